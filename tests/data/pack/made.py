@@ -17,6 +17,7 @@ import xxhash
 
 from rankup.data import opened
 from rankup.data.containers import arrow_layout
+from rankup.data.index import UInt64s
 from rankup.data.pack import copy, layout
 from rankup.data.pack.command import pack
 from rankup.data.pack.request import Request
@@ -86,21 +87,21 @@ def make_units_small(size: int = 10_000) -> None:
     """Units of few samples, and a buffer smaller than most of these; see `small_units`."""
     for module in _with_unit():
         module.UNIT = size
-    copy._LEAST = copy._MOST = 4096
+    copy.BUFFER = 4096, 4096
     arrow_layout._BYTES = size // 2
 
 
 @contextlib.contextmanager
 def small_units(size: int = 10_000) -> Iterator[None]:
     """Units of few samples while the body runs."""
-    before = copy._LEAST, copy._MOST, arrow_layout._BYTES
+    before = copy.BUFFER, arrow_layout._BYTES
     make_units_small(size)
     try:
         yield
     finally:
         for module in _with_unit():
             module.UNIT = _UNIT
-        copy._LEAST, copy._MOST, arrow_layout._BYTES = before
+        copy.BUFFER, arrow_layout._BYTES = before
 
 
 def _with_unit() -> list[Any]:
@@ -210,21 +211,21 @@ def run(asked: Request) -> int:
 
 
 def slow(seconds: float) -> Callable[[], None]:
-    """For `Running`: small units, and a rest before each write; in a stream for each sample."""
+    """For `Running`: small units, and a rest before each of them; in a stream for each sample."""
 
     def before() -> None:
         make_units_small()
-        _before_each_write(lambda: time.sleep(seconds))
+        _before_each_unit(lambda: time.sleep(seconds))
 
     return before
 
 
 def held(gate: Path, after: int = 0) -> Callable[[], None]:
-    """For `Running`: small units; each process does some writes, and the next once `gate` is there.
+    """For `Running`: small units; each process does some, and the next once `gate` is there.
 
     Args:
         gate: a file.
-        after: so many writes are done at once.
+        after: so many units are done at once.
     """
 
     def before() -> None:
@@ -237,23 +238,23 @@ def held(gate: Path, after: int = 0) -> Callable[[], None]:
             while done > after and not gate.exists():
                 time.sleep(0.005)
 
-        _before_each_write(wait)
+        _before_each_unit(wait)
 
     return before
 
 
-def _before_each_write(first: Callable[[], None]) -> None:
-    write, chunks = copy.Copier._write, Reader.chunks
+def _before_each_unit(first: Callable[[], None]) -> None:
+    unit, chunks = copy.Copier.unit, Reader.chunks
 
-    def later(self: copy.Copier, file: int, offset: int, data: memoryview) -> None:
+    def later(self: copy.Copier, number: int, sync: bool) -> UInt64s:
         first()
-        write(self, file, offset, data)
+        return unit(self, number, sync)
 
     def later_in_a_stream(self: Reader, span: Span) -> Iterator[memoryview | bytes]:
         first()
         yield from chunks(self, span)
 
-    copy.Copier._write = later  # type: ignore[method-assign]
+    copy.Copier.unit = later  # type: ignore[method-assign]
     Reader.chunks = later_in_a_stream  # type: ignore[method-assign]
 
 

@@ -190,7 +190,7 @@ def test_without_fsync_a_crash_of_the_machine_begins_anew(
         pack = Running(
             request(source, folder, "hdf5", fsync=fsync),
             folder / "log",
-            held(folder / "gate", after=8),
+            held(folder / "gate", after=2),
         )
         part = folder / "out.h5.part"
         while not (part / "done").exists() or not any((part / "done").read_bytes()):

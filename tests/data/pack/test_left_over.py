@@ -16,7 +16,7 @@ from .made import Running, held, made, request, run, tree
 
 def _half_done(asked: Request, log: Path) -> None:
     """Leave a pack that was killed when some units were done."""
-    pack = Running(asked, log, held(log.with_name("gate"), after=8))
+    pack = Running(asked, log, held(log.with_name("gate"), after=2))
     done = Path(f"{asked.out}.part") / "done"
     while not (done.exists() and any(done.read_bytes())):
         assert not pack.ended(), pack.wait()

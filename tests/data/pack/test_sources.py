@@ -219,7 +219,7 @@ def test_a_pack_of_many_files_is_looked_at_in_full(
     monkeypatch.setattr("rankup.data.stamp.LOOKED_AT", 2)
     source = tree(tmp_path / "source", 40, largest=200_000)
     first = request(source, tmp_path, "tar")
-    monkeypatch.setattr("rankup.data.pack.write.shape", lambda request: Shape(shard=300_000))
+    monkeypatch.setattr("rankup.data.pack.command.shape", lambda request: Shape(shard=300_000))
     assert run(first) == 0
     victim = Path(first.out) / "train-000002.tar"
     secret = tmp_path / "secret"

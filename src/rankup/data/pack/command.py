@@ -23,11 +23,11 @@ from ..errors import BadContainer
 from ..index import Index
 from ..verified import SourceDamaged, SourceProblem
 from . import checks, finish, journal, report, write
+from .context import Pack, Step, shape
 from .layout import LAYOUTS, Layout, plan
 from .progress import duration
 from .request import Request, Target, asked, checked, differences, target
 from .source import files_before, root, scanned
-from .write import Pack, Step
 
 Quota = Callable[[Path], list[str]]
 
@@ -135,7 +135,7 @@ def _made(of: Pack, begun: bool, started: float) -> int:
             source, read = _resized(of, source)
             base = work.part
         if goal.container in LAYOUTS:
-            layout = layout or plan(goal.container, source, write.shape(request))
+            layout = layout or plan(goal.container, source, shape(request))
             layout, hashes, copied = write.fill(of, source, base, layout)
             index = finish.hashed(layout, hashes, work.data)
         else:
@@ -175,7 +175,7 @@ def _planned(of: Pack, source: Index) -> tuple[dict[str, Any], Layout | None]:
     """
     request, goal = of.request, of.goal
     known = goal.container in LAYOUTS and request.resize is None
-    layout = plan(goal.container, source, write.shape(request)) if known else None
+    layout = plan(goal.container, source, shape(request)) if known else None
     told = report.before(request, goal, source, layout)
     report.within_limit(goal.out, int(layout.sizes.max()) if layout is not None else told["bytes"])
     return told, layout
@@ -183,7 +183,9 @@ def _planned(of: Pack, source: Index) -> tuple[dict[str, Any], Layout | None]:
 
 def _resized(of: Pack, source: Index) -> tuple[Index, int]:
     try:
-        return write.resized(of, source)
+        from . import spool  # with Pillow
+
+        return spool.spooled(of, source)
     except UserError:
         # Of what was done nothing can be used: the source is to be mended, or asked for otherwise.
         if of.request.bad == "fail":

@@ -7,7 +7,6 @@ of the pack. A part whose lengths are written down is done, so that this too goe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ...base.amounts import size
 from ...base.holder import boot
 from .. import images, indexes, resize
 from ..errors import BadContainer
@@ -24,72 +24,84 @@ from ..strings import Strings
 from ..verified import Reader, SourceDamaged
 from . import journal
 from .checks import UNDECODABLE, Looker, refuse, without
+from .context import Pack
 from .journal import Work
-from .progress import Progress
+from .report import index_bytes, missing_space, sample_bytes
+from .source import root
 
 ROWS = 256  # samples of a part
 NAME = "spooled.npz"
 
 
-def spooled(
-    work: Work,
-    reader: Reader,
-    side: int,
-    bad: str,
-    workers: int,
-    *,
-    fsync: bool,
-    watch: Callable[[], None],
-    progress: Progress,
-) -> Index:
-    """Return the source with its images encoded anew; its files are relative to the work folder.
+def spooled(pack: Pack, source: Index) -> tuple[Index, int]:
+    """Encode the images of the source anew (`--resize`), below the work folder.
 
-    Args:
-        side: pixels that the shorter side of an image has at most.
-        bad: what is done where one cannot be decoded: `fail`, `skip` it, or `keep` it unchanged.
+    Returns:
+        the new source, with files relative to the work folder; the bytes of the old one that were
+        read now.
 
     Raises:
-        UserError: an image cannot be decoded, and `bad` is `fail`.
+        UserError: an image cannot be decoded, and that is to end the pack.
         SourceProblem: a sample is not as it was scanned.
         WorkerFailed, OSError: see `pool.spread`.
     """
-    source = reader.index
+    work, bad = pack.work, pack.request.bad
+    before = _bytes_there(work, source)
+    if before:
+        pack.say(f"going on: {size(before)} of {size(sample_bytes(source))} are encoded already")
+
+    def needed() -> int:
+        """Return the room for images that are smaller now, and again in the container."""
+        there, now = journal.allocated(work.spool), _bytes_there(work, source)
+        return int(2 * there * sample_bytes(source) / now) + index_bytes(source) if now else 0
+
+    with missing_space(work, needed):
+        parts = _encoded(pack, source, before)
+        index = _joined(source, [np.array(one["lengths"], np.int64) for one in parts])
+        notes = [one for part in parts for one in part["found"]]
+        undecoded = [one for one in notes if UNDECODABLE in one["problems"]]
+        rows = sorted({one["row"] for one in undecoded})
+        if bad == "fail":
+            refuse(source, rows, undecoded)
+        if bad == "skip" and rows:
+            notes += [{"left_out": source.path(row)} for row in rows]
+            index = without(index, rows)
+        (work.part / "notes-resized.jsonl").unlink(missing_ok=True)
+        journal.append(work.part / "notes-resized.jsonl", notes)
+        indexes.save(index, work.part / NAME)
+    return index, sample_bytes(source) - before
+
+
+def _encoded(pack: Pack, source: Index, before: int) -> list[dict[str, Any]]:
+    """Write the parts that are not there yet; return what is known of each."""
+    work, side, fsync = pack.work, pack.request.resize, pack.request.fsync
+    assert side is not None
     work.spool.mkdir(exist_ok=True)
+    reader, looker = Reader(source, root(pack.request)), Looker(source)
+    count = -(-len(source) // ROWS)
     parts = _parts(work)
-    todo = [part for part in range(-(-len(source) // ROWS)) if part not in parts]
-    looker = Looker(source)
+    look = pack.request.bad == "keep"
 
     def encode(part: int) -> dict[str, Any]:
         rows = range(part * ROWS, min((part + 1) * ROWS, len(source)))
-        lengths = _encode(work, part, rows, reader, looker, side, bad == "keep", fsync)
+        lengths = _encode(work, part, rows, reader, looker, side, look, fsync)
         reader.close()
         made_on = "" if fsync else boot()
         return {"part": part, "lengths": lengths, "found": looker.take(), "boot": made_on}
 
-    size = samples = 0
-    for one in spread(encode, todo, workers, watch):
-        journal.append(_journal(work), [one])
-        parts[one["part"]] = one
-        size += _bytes(source, one["part"])
-        samples += len(one["lengths"][0])
-        progress(size, samples)
-    made = [parts[part] for part in range(len(parts))]
-    index = _joined(source, [np.array(one["lengths"], np.int64) for one in made])
-    notes = [one for part in made for one in part["found"]]
-    undecoded = [one for one in notes if UNDECODABLE in one["problems"]]
-    rows = sorted({one["row"] for one in undecoded})
-    if bad == "fail":
-        refuse(source, rows, undecoded)
-    if bad == "skip" and rows:
-        notes += [{"left_out": source.path(row)} for row in rows]
-        index = without(index, rows)
-    (work.part / "notes-resized.jsonl").unlink(missing_ok=True)
-    journal.append(work.part / "notes-resized.jsonl", notes)
-    indexes.save(index, work.part / NAME)
-    return index
+    todo = [part for part in range(count) if part not in parts]
+    done = samples = 0
+    with pack.progress("resizing", source, before) as progress:
+        for one in spread(encode, todo, pack.workers, pack.watch):
+            journal.append(_journal(work), [one])
+            parts[one["part"]] = one
+            done += _bytes(source, one["part"])
+            samples += len(one["lengths"][0])
+            progress(done, samples)
+    return [parts[part] for part in range(count)]
 
 
-def bytes_there(work: Work, source: Index) -> int:
+def _bytes_there(work: Work, source: Index) -> int:
     """Return the bytes of the source's samples in the parts that are done."""
     return sum(_bytes(source, part) for part in _parts(work))
 

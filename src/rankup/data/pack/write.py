@@ -3,114 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from ...base.amounts import size
-from ...base.text import clean
 from .. import images, indexes
 from ..index import Index, Int64s, UInt64s
-from ..pool import cores, spread
+from ..pool import spread
 from ..verified import Reader, SourceDamaged, SourceProblem
 from . import journal
 from .checks import Looker, damaged, listed, looked_at, refuse, without
+from .context import Pack, shape
 from .copy import Copier
-from .journal import Units, Work
-from .layout import LAYOUTS, Layout, Shape, plan
-from .progress import Progress
-from .report import index_bytes, missing_space, sample_bytes
-from .request import Request, Target, bytes_of
+from .journal import Units
+from .layout import Layout, plan
+from .report import missing_space, sample_bytes
 from .source import root
 
 _POLL = 0.2  # seconds between two looks at what other tasks have done
 _PROBLEMS = 100  # units with changed samples after which a copy ends early
 _BATCH = 1024  # samples of a stream whose places are looked up in one go
-
-
-@dataclass(frozen=True)
-class Step:
-    """The tasks that `srun -n N rankup pack` has started together, which share the units.
-
-    They meet by `begun.json`: the first one scans and writes it, the others wait for one that
-    names their step. That one which has failed ends all is for srun (`--kill-on-bad-exit`).
-
-    Attributes:
-        task, tasks: this one's number, and how many there are.
-        name: of the step; another one where a job starts again.
-    """
-
-    task: int = 0
-    tasks: int = 1
-    name: str = ""
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Step:
-        """Return the step of this process; one of a single task where there is none.
-
-        Only srun sets these variables, for each of its steps; in a batch script they are those of
-        no step.
-        """
-        try:
-            task, tasks = int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"])
-            name = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
-        except (KeyError, ValueError):
-            return cls()
-        if tasks < 2 or not 0 <= task < tasks:
-            return cls()
-        # A job that starts again has the same numbers, and not everywhere counts its starts.
-        again = [environ.get(f"SLURM_{one}", "") for one in ("RESTART_COUNT", "JOB_START_TIME")]
-        return cls(task, tasks, ".".join([name, *again]))
-
-
-@dataclass(frozen=True)
-class Pack:
-    """What all parts of a pack need to know.
-
-    Attributes:
-        watch: called often; raises once there is a reason to stop.
-        quota: gives lines about the user's quota at a path.
-    """
-
-    request: Request
-    goal: Target
-    step: Step
-    watch: Callable[[], None]
-    quota: Callable[[Path], list[str]]
-
-    @property
-    def work(self) -> Work:
-        return Work(self.goal)
-
-    @property
-    def workers(self) -> int:
-        return self.request.workers or cores()
-
-    @property
-    def looks(self) -> bool:
-        """True where images are looked at on their way; else it was done before."""
-        return self.request.bad == "keep" and self.request.resize is None
-
-    def say(self, line: str) -> None:
-        """Print a line of the command's output."""
-        if not self.request.as_json:
-            print(clean(line), flush=True)
-
-    def progress(self, what: str, index: Index, before: int = 0) -> closing[Progress]:
-        """Return what shows how far a part of the pack is, until it is closed."""
-        quiet = self.request.as_json or self.step.task > 0
-        total = sample_bytes(index)
-        return closing(Progress(what, total, len(index), before=before, quiet=quiet))
-
-
-def shape(request: Request) -> Shape:
-    """Return what a request says of the form of its container."""
-    return Shape(shard=bytes_of(request.shard_size, "--shard-size"))
 
 
 def without_damaged(pack: Pack, source: Index) -> tuple[Index, list[dict[str, Any]]]:
@@ -128,41 +44,6 @@ def without_damaged(pack: Pack, source: Index) -> tuple[Index, list[dict[str, An
         refuse(source, rows, found)
     notes = listed(source, found) + [{"left_out": source.path(row)} for row in rows]
     return (without(source, rows) if rows else source), notes
-
-
-def resized(pack: Pack, source: Index) -> tuple[Index, int]:
-    """Encode the images of the source anew (`--resize`), below the work folder.
-
-    Returns:
-        the new source, and the bytes of the old one that were read now.
-    """
-    from . import spool
-
-    assert pack.request.resize is not None
-    before = spool.bytes_there(pack.work, source)
-    if before:
-        pack.say(f"going on: {size(before)} of {size(sample_bytes(source))} are encoded already")
-
-    def needed() -> int:
-        """Return the room for images that are smaller now, and again in the container."""
-        there, now = journal.allocated(pack.work.spool), spool.bytes_there(pack.work, source)
-        return int(2 * there * sample_bytes(source) / now) + index_bytes(source) if now else 0
-
-    with (
-        missing_space(pack.work, needed),
-        pack.progress("resizing", source, before) as progress,
-    ):
-        index = spool.spooled(
-            pack.work,
-            Reader(source, root(pack.request)),
-            pack.request.resize,
-            pack.request.bad,
-            pack.workers,
-            fsync=pack.request.fsync,
-            watch=pack.watch,
-            progress=progress,
-        )
-    return index, sample_bytes(source) - before
 
 
 def fill(pack: Pack, source: Index, base: Path, layout: Layout) -> tuple[Layout, UInt64s, int]:
@@ -280,12 +161,15 @@ def stream(pack: Pack, source: Index, base: Path) -> tuple[Index, int]:
     hashes = np.zeros((len(source.fields), len(source)), np.uint64)
     looker = Looker(source) if pack.looks else None
     done, looked = 0, 0.0
-    spans = _spans_of(reader)
+    batch, columns = range(0), reader.spans(range(0))
     with pack.progress("packing", source) as progress:
 
         def chunks(field: int, row: int) -> Iterator[memoryview | bytes]:
-            nonlocal done, looked
-            span = spans(field, row)
+            nonlocal done, looked, batch, columns
+            if row not in batch:
+                batch = range(row, min(row + _BATCH, len(source)))
+                columns = reader.spans(batch)
+            span = columns[field][row - batch.start]
             if time.monotonic() - looked > _POLL:
                 looked = time.monotonic()
                 pack.watch()
@@ -318,26 +202,6 @@ def stream(pack: Pack, source: Index, base: Path) -> tuple[Index, int]:
         replace(field, hash=column) for field, column in zip(index.fields, hashes, strict=True)
     )
     return replace(index, fields=fields), sample_bytes(source)
-
-
-def streamed(goal: Target) -> bool:
-    """Return True for a container that one program writes from its beginning to its end."""
-    return goal.container not in LAYOUTS
-
-
-def _spans_of(reader: Reader) -> Callable[[int, int], Any]:
-    """Return a function that gives the span of a field and row; rows are asked for in order."""
-    kept: dict[int, tuple[int, list[Any]]] = {}
-
-    def span(field: int, row: int) -> Any:
-        first, columns = kept.get(field, (-_BATCH, []))
-        if not first <= row < first + _BATCH:
-            first = row
-            columns = reader.spans(range(row, min(row + _BATCH, len(reader.index))))[field]
-            kept[field] = first, columns
-        return columns[row - first]
-
-    return span
 
 
 def _of_units(layout: Layout) -> tuple[Int64s, Int64s]:
