@@ -162,3 +162,23 @@ def test_a_download_that_is_asked_of_a_class_of_the_script_is_rank_0s_first(tmp_
     assert "pairs = rankup.rank0_first(Pairs, 'data', download=True)\n" in ported.text
     line = text[: text.index("pairs =")].count("\n") + 1
     assert [one.place for one in check([path]) if one.code == "RK177"] == [f"{path}:{line}:9"]
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_rank_0_alone_goes_over_no_loader_where_all_ranks_draw_next(
+    drawn: bool, tmp_path: Path
+) -> None:
+    """Each pass over a loader draws: the next fold would be another one on rank 0."""
+    (tmp_path / "pictures.py").write_text(
+        "from torchvision.utils import save_image\n\n\ndef keep(loader, net):\n"
+        "    for i, x in enumerate(loader):\n        save_image(x, f'{i}.png')\n"
+    )
+    fold = "order = torch.randperm(9)" if drawn else "order = range(9)"
+    loop = f"for fold in range(3):\n    {fold}\n    loader = DataLoader(data[order], 4)\n"
+    loop += textwrap.indent(LOOP, "    ") + "    keep(valid_loader, net)\n"
+    text = (
+        HEAD + "from pictures import keep\n" + TRAIN.replace("loader = Data", "valid_loader = Data")
+    )
+    ported = _ported(tmp_path, text + loop)
+    assert ("if rankup.is_root_process(): keep(" in ported.text) is not drawn
+    assert ("pictures.py:6" in " ".join(note.text for note in ported.left)) is drawn

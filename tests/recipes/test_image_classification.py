@@ -257,8 +257,9 @@ def test_without_a_validation_split_a_tenth_is_held_out(tmp_path: Path) -> None:
     assert not rows[0] & rows[1]
 
 
-def test_test_photos_are_found(tmp_path: Path) -> None:
-    data = _folders(tmp_path / "data", train=2, val=1, test=3)
+@pytest.mark.parametrize("names", [("train", "val", "test"), ("training", "dev", "testing")])
+def test_test_photos_are_found(tmp_path: Path, names: tuple[str, ...]) -> None:
+    data = _folders(tmp_path / "data", **dict(zip(names, (2, 1, 3), strict=True)))
     options = replace(OPTIONS, data=str(data))
     options.prepare(tmp_path)
     task = ImageClassification(options, tmp_path, CPU)

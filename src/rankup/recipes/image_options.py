@@ -14,6 +14,7 @@ import numpy as np
 from ..base.errors import UserError
 from ..base.files import user_path, write_json
 from ..base.flags import flag
+from ..data.roles import kind_of
 from ..parallel.layout import WITHOUT_WAITING, Layout
 from ..train.options import TrainOptions
 from .drawings import draw
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 CLASSES = "classes.json"
 DRAWINGS = "drawings.tar"
-_NAMES = {"train": ("train",), "valid": ("val", "valid", "validation"), "test": ("test",)}
+_KINDS = {"train": "train", "valid": "val", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ def split_names(samples: Samples) -> dict[str, str | None]:
         UserError: there is nothing to train on, or what is has no labels.
     """
     found: dict[str, str | None] = {}
-    for part, names in _NAMES.items():
-        found[part] = next((name for name in names if name in samples.splits), None)
+    for part, kind in _KINDS.items():
+        found[part] = next((name for name in samples.splits if kind_of(name) == kind), None)
     if found["train"] is None:
         if len(samples.splits) != 1:
             raise UserError(

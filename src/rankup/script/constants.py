@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .flow import Flow, call_name, explicit_self, receiver
-from .names import Binding, Function, default
+from .names import Binding, Function, default, written
 from .source import File
 from .values import (
     COMPUTED,
@@ -224,7 +224,7 @@ class Constants:
 
     def _attribute(self, file: File, node: ast.Attribute, depth: int) -> Value:
         if node.attr in self._stored:
-            return Unknown(f"{_words(node)} is set in line {self._stored[node.attr]}")
+            return Unknown(f"{written(node) or node.attr} is set in line {self._stored[node.attr]}")
         owner = self.flow.owner(file, node.value)
         if owner is not None:
             where, class_, made = owner
@@ -244,7 +244,7 @@ class Constants:
         # A library's object is no parsed command line, unless a parser has made it.
         if node.attr in self.options and (not dotted or _PARSERS.search(dotted)):
             return self.options[node.attr]
-        return Unknown(f"{_words(node)} is not known")
+        return Unknown(f"{written(node) or node.attr} is not known")
 
     @cached_property
     def _stored(self) -> dict[str, int]:
@@ -469,13 +469,3 @@ def _of_super(file: File, call: ast.Call, owner: ast.ClassDef) -> bool:
         case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
             return file.names.enclosing(call, ast.ClassDef) is owner
     return False
-
-
-def _words(node: ast.expr) -> str:
-    """A dotted name as it stands there."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    parts.append(node.id if isinstance(node, ast.Name) else "...")
-    return ".".join(reversed(parts))

@@ -414,11 +414,20 @@ def default(args: ast.arguments, parameter: ast.arg) -> ast.expr | None:
     return None
 
 
-def root_name(expression: ast.AST) -> str | None:
-    """`a` of `a.b[0].c`."""
-    while isinstance(expression, ast.Attribute | ast.Subscript):
-        expression = expression.value
-    return expression.id if isinstance(expression, ast.Name) else None
+def root_name(expression: ast.AST) -> str:
+    """`a` of `a.b[0].c(d)`; empty of what begins with no name."""
+    while isinstance(expression, ast.Attribute | ast.Subscript | ast.Call):
+        expression = expression.func if isinstance(expression, ast.Call) else expression.value
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
+def written(node: ast.AST | None) -> str:
+    """`a.b.c` as it is written; empty where it is not of that form."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def targets_of(target: ast.AST) -> list[ast.AST]:

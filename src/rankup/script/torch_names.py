@@ -90,6 +90,7 @@ DRAWS = words(
     "torch.multinomial torch.rand_like torch.randn_like torch.randint_like"
 )
 DRAWING_METHODS = words("normal_ uniform_ random_ bernoulli_ rsample shuffle")
+SPLITS = ("random_split", "train_test_split", "random_splitter")
 # Calls that seed a random state, and those that make or hand over one: they draw nothing.
 SEEDS = words("manual_seed seed manual_seed_all seed_everything set_seed fix_seed")
 SEEDING = words(

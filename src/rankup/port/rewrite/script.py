@@ -15,7 +15,7 @@ from typing import TypeVar
 from ...script import roles
 from ...script.effects import callee
 from ...script.flow import argument
-from ...script.names import Function, children, walk
+from ...script.names import Function, children, walk, written
 from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.understand import understand
@@ -62,6 +62,8 @@ class Script:
     Attributes:
         understood: the script as the rules see it.
     """
+
+    dotted = staticmethod(written)
 
     def __init__(self, file: File, understood: roles.Script | None = None) -> None:
         self.file, self.text, self.tree = file, file.text, file.tree
@@ -189,16 +191,6 @@ class Script:
         `torch.nn.functional.relu`; empty where it is something else."""
         known = self.file.names.dotted(node).removeprefix("builtins.")
         return known or self.dotted(node)
-
-    def dotted(self, node: ast.AST | None) -> str:
-        """`a.b.c` as it is written; empty where it is not of that form."""
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if not isinstance(node, ast.Name):
-            return ""
-        return ".".join([node.id, *reversed(parts)])
 
     @cached_property
     def modules(self) -> set[str]:

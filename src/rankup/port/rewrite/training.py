@@ -566,7 +566,7 @@ def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
     if isinstance(expression, ast.Call) or depth > _DEEPEST:
         return []
     scope = script.scope(expression)
-    written = script.dotted(expression) or (root_name(expression) or "")
+    written = script.dotted(expression) or root_name(expression)
     if written == "self" and isinstance(scope, Function):
         # `model.configure_optimizers(…)`, a method of the model's own
         receivers = [

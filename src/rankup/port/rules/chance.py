@@ -12,7 +12,7 @@ from ...script.flow import given as arguments_of
 from ...script.names import Function, walk
 from ...script.roles import LoopNode, Script
 from ...script.source import File
-from ...script.torch_names import SEEDING, SEEDS, is_draw, root, words
+from ...script.torch_names import SEEDING, SEEDS, SPLITS, is_draw, root, words
 from ..rewrite.context import Context
 from ..rewrite.training import Training, training_in
 from .facts import anywhere, calls, names_rank, ported, with_origins
@@ -21,7 +21,6 @@ from .rule import Hit, rule
 
 # What two processes have different whatever their random states are.
 _OWN = ("time.", "datetime.", "os.getpid", "os.urandom", "uuid.", "secrets.")
-_SPLITS = ("random_split", "train_test_split", "random_splitter")
 _PERMUTATIONS = ("torch.randperm", "numpy.random.permutation")
 _NUMBERS = words("torch.randint numpy.random.randint")
 _CHOICES = words(
@@ -144,7 +143,7 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
     seeded = _seeded(script)
     for call in file.names.all(ast.Call):
         dotted, name = file.names.called(call), call_name(call)
-        if name in _SPLITS:
+        if name in SPLITS:
             what = "a split"
             given = argument(call, "generator", 2) or argument(call, "random_state")
             ordered = name == "train_test_split" and literal(argument(call, "shuffle")) is False
@@ -160,7 +159,7 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
             yield Hit(
                 call,
                 f"each rank would draw {what} of its own"
-                + (": validation data leak" if name in _SPLITS else " to split by"),
+                + (": validation data leak" if name in SPLITS else " to split by"),
                 "give it a seed: generator=torch.Generator().manual_seed(0), or random_state=0",
             )
 

@@ -8,15 +8,17 @@ from functools import lru_cache, partial
 
 from ...script.effects import Helper, Reached, trains
 from ...script.flow import argument, call_name
-from ...script.loops import gradients_off
-from ...script.names import bound_in, parameters, walk
-from ...script.roles import Script
+from ...script.loops import gradients_off, taken_from
+from ...script.models import is_loader
+from ...script.names import bound_in, parameters, root_name, walk
+from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import (
     COLLECTIVES,
     DRAWING_METHODS,
     OUR_COLLECTIVES,
     RETURNS_SELF,
+    SPLITS,
     is_draw,
     words,
 )
@@ -91,7 +93,8 @@ def _call_alone(context: Context, helper: Helper) -> str | None:
             "the same file: make all of it before the job",
         )
         return ""
-    mode = _mode_after(context, helper) if harmless(helper.reached) else None
+    alone = harmless(helper.reached) and not _parts_states(context, helper)
+    mode = _mode_after(context, helper) if alone else None
     if mode is not None and context.only_root(call):
         if mode:  # as it leaves the model on rank 0
             context.after(context.script.statement(call), mode)
@@ -100,6 +103,29 @@ def _call_alone(context: Context, helper: Helper) -> str | None:
         context.around(path, "rankup.path0(")
         return f"rank 0 alone writes this file (rankup.path0, {_at(helper)})"
     return None
+
+
+def _parts_states(context: Context, helper: Helper) -> bool:
+    """True where rank 0 alone would go over a loader, which draws, and what is drawn next differs.
+
+    The next pass over a sharded loader makes the ranks' random states alike again.
+    """
+    script, training = context.script, context.training
+    loops = [up for up in script.above(helper.call) if isinstance(up, LoopNode)]
+    passes = any(
+        is_loader(script.flow, origin) > 0
+        for file, function in helper.reached
+        for loop in walk(*function.body)
+        for source in taken_from(file, loop)
+        for origin in script.flow.origins(file, source)
+    )
+    steps = [loop.node for loop in training.loops if loop.trains]
+    return passes and any(
+        (is_draw(script.name(call.func)) or call_name(call) in SPLITS)
+        and not set(steps) & set(script.above(call))
+        for loop in loops[-1:]
+        for call in script.inside(loop, ast.Call)
+    )
 
 
 def _handed_to_open(helper: Helper) -> ast.expr | None:
@@ -203,7 +229,7 @@ def keeps_state(file: File, body: Sequence[ast.AST], own: set[str]) -> bool:
             case ast.Global() | ast.Nonlocal() | ast.Yield() | ast.YieldFrom():
                 return False
             case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
-                if _root(node) not in own:
+                if root_name(node) not in own:
                     return False
             case ast.Call():
                 name, dotted = call_name(node), file.names.called(node)
@@ -212,7 +238,7 @@ def keeps_state(file: File, body: Sequence[ast.AST], own: set[str]) -> bool:
                 if is_draw(dotted):
                     return False
                 grows = name in _GROWING and _method(node) and not dotted
-                if grows and _root(node.func) not in own:
+                if grows and root_name(node.func) not in own:
                     return False
     return True
 
@@ -220,10 +246,3 @@ def keeps_state(file: File, body: Sequence[ast.AST], own: set[str]) -> bool:
 def _method(call: ast.Call) -> str:
     """`save` of `picture.save(path)`; empty for a plain function."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""
-
-
-def _root(node: ast.expr) -> str:
-    """`x` of `x.y[0]`."""
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
