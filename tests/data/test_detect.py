@@ -91,7 +91,7 @@ def test_a_folder_for_each_split_holds_samples_not_files(
     for split, rows in (("train", [b"a", b"b", b"c", b"d"]), ("val", [b"e", b"f"])):
         (root / split).mkdir(parents=True)
         for number in range(2):
-            path = root / split / f"{number:06}.{kind}"
+            path = root / split / f"data-{number:05}-of-00002.{kind}"  # as save_to_disk names them
             part = rows[number::2]
             if kind == "tar":
                 with tarfile.open(path, "w") as tar:

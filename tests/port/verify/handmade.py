@@ -67,9 +67,10 @@ class Runs:
 
     def seen(self) -> tuple[Seen, Seen]:
         """Both, as read back."""
-        report = {"event": "loaded", "run": "2", "files": [self.loaded]}
-        original = Seen(0, ended("original", 1), (Journal((*self.original, report)),))
-        ranks = tuple(Journal(tuple(events)) for events in self.ranks)
+        report = {"event": "loaded", "files": [self.loaded]}
+        original = Seen(0, ended("original", 1), (Journal(tuple(self.original)),))
+        first, *others = self.ranks
+        ranks = tuple(Journal(tuple(events)) for events in ([*first, report], *others))
         return original, Seen(len(ranks), ended(str(len(ranks)), len(ranks)), ranks)
 
     def first(self, kind: str, number: int = 0, nth: int = 0) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def files_below(path: Path, suffix: str, split: str) -> list[File]:
     files = []
     for name in names:
         folder, _, base = name.rpartition("/")
-        told = split_of(base.removesuffix(suffix)) or (folder if kind_of(folder) else "")
+        told = folder if kind_of(folder) else split_of(base.removesuffix(suffix))
         files.append(File(name, told or split, told))
     return in_order(files)
 

@@ -29,7 +29,6 @@ from ..index import Field, Index, Int64s, Split, UInt64s
 from ..pack.layout import Piece, Shape, units
 from ..strings import Strings
 from .arrow_columns import ABOUT
-from .arrow_values import as_array
 
 _ROWS, _BYTES = 256, 16 << 20  # of a batch, at most
 _BEGIN = b"ARROW1\0\0"
@@ -266,7 +265,8 @@ class Columns:
                     pa.Array.from_buffers(type_, rows, [None, pa.py_buffer(ends), data], 0)
                 )
         if source.labels is not None:
-            arrays.append(pa.array(source.labels[first:stop], pa.int64()))
+            labels = pa.py_buffer(source.labels[first:stop].astype("<i8"))  # pa.array loads pandas
+            arrays.append(_array(pa.int64(), rows, labels))
         ends = source.keys.ends[first : stop + 1]
         keys = np.ascontiguousarray(source.keys.data[int(ends[0]) : int(ends[-1])])
         ends = pa.py_buffer((ends - ends[0]).astype("<i4"))
@@ -310,8 +310,10 @@ def _type(one: Field) -> pa.DataType:
 
 
 def _key_type(keys: Strings) -> pa.DataType:
+    # Without pyarrow.compute, whose import takes longer than a small pack.
+    held = [None, *(pa.py_buffer(np.ascontiguousarray(one)) for one in (keys.ends, keys.data))]
     try:
-        as_array(keys).cast(pa.large_string())
+        pa.Array.from_buffers(pa.large_string(), len(keys), held).validate(full=True)
     except pa.ArrowInvalid:  # names of files that are no UTF-8
         return pa.binary()
     return pa.string()

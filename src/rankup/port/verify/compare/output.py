@@ -155,16 +155,15 @@ def output(original: Seen, port: Seen, known: Alike | None) -> Found:
 
 
 def saved(original: Seen, port: Seen) -> Found:
-    """The port's files, as the original found them when it loaded them."""
+    """The port's files, as its rank 0 has compared them with the original's."""
     journal = original.ranks[0]
     names = [name for event in journal.of("end") for name in event.get("saved", ())]
     others = sorted(
         name for name in journal.written() - set(names) if name.lower().endswith(_MODEL_FILES)
     )
-    loaded = [one for one in journal.of("loaded") if one["run"] == port.outcome.name]
+    loaded = port.ranks[0].of("loaded")
     if names and not loaded:
-        text = f"{names[0]} could not be loaded into the original: it had ended"
-        return differs("not loaded", text)
+        return differs("not loaded", f"{names[0]} was not compared: the port had ended")
     files = loaded[0]["files"] if names else []
     wrong = [f"{one['path']}: {one['why']}" for one in files if one["why"]]
     if wrong:

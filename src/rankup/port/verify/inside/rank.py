@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -23,12 +22,12 @@ from ....sandbox.inside.hooks import AfterImport, Hook
 from ....sandbox.inside.journal import HERE, Journal
 from ....sandbox.inside.main import run_as_main
 from ....sandbox.inside.network import Network
-from ..protocol import FILE, Plan, Run, Try, journal_path
+from ..protocol import FILE, Plan, Run, Try, journal_path, read_journal
 from .comparable import Clock, Comparable
 from .data import Data, DataSets
 from .draws import SEED, Draws, Progress, seed
 from .files import Lines, Writing
-from .saves import Saves
+from .saves import Saves, compare
 from .training import Compiler, Loops, Steps
 
 _PR_SET_PDEATHSIG = 1
@@ -45,12 +44,10 @@ class Files:
     Attributes:
         stem: of the names of its files.
         stderr: for what goes there.
-        order: the fork server's questions to the original, a folder per line; -1: none will come.
     """
 
     stem: str
     stderr: int
-    order: int
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,6 @@ def run_rank(
         if watched.finished:
             open(files.stem + FINISHED, "wb").close()
         _end_threads(code)
-        if files.order >= 0 and watched.finished:
-            watched.answer(files.order)
     except BaseException:
         os.write(2, traceback.format_exc().encode(errors="replace"))
     finally:
@@ -132,7 +127,7 @@ class _Watched:
         Data(run, place.tried, place.known, progress).install(data)
         self._steps = Steps(run, rank, plan.state, progress)
         self._steps.install(torch)
-        self._saves = Saves(run.folder, self._journal)
+        self._saves = Saves(run.folder)
         if not run.world:
             self._saves.install(torch)
         self._lines = Lines(progress)
@@ -161,6 +156,17 @@ class _Watched:
             error = error if code else None
         return self._ended(code, error)
 
+    def _compare_saved(self) -> None:
+        """Compare what this port has saved with the original's files, where both train alike."""
+        place, run = self._place, self._place.run
+        if not run.world or place.rank or run.free:
+            return
+        original = next(one for one in place.plan.runs if one.name == run.against)
+        ends = read_journal(journal_path(place.plan.state, run.against, 0)).of("end")
+        names = [name for end in ends for name in end.get("saved", ())]
+        with self._hook.unwatched():
+            self._journal.tell("loaded", files=compare(names, original.folder, run.folder))
+
     def _ended(self, code: int, error: BaseException | None) -> int:
         if os.getpid() != self._main:  # a fork of the script's own has come to its end
             os._exit(code)
@@ -168,6 +174,7 @@ class _Watched:
         self.finished = code == 0
         if error is None:
             self._steps.finished()
+            self._compare_saved()
             names = [] if self._place.run.world else self._saves.names()
             unreached = sorted(self._loops.unreached)
             self._journal.tell("end", code=code, saved=names, unreached=unreached)
@@ -186,13 +193,6 @@ class _Watched:
         if not isinstance(error, SystemExit):
             sys.excepthook(*told)  # may end this process
         return code
-
-    def answer(self, order: int) -> None:
-        """Load what ports have saved into the models that are still here, folder by folder."""
-        with self._hook.unwatched(), os.fdopen(order) as folders:
-            for line in folders:
-                name, folder = json.loads(line)
-                self._journal.tell("loaded", run=name, files=self._saves.compare(folder))
 
 
 def _refuse(what: str, error: BaseException) -> NoReturn:

@@ -1,54 +1,51 @@
-"""The files that the original saves, and its models, into which later the port's are loaded."""
+"""The files that the original saves, and whether a port's load where they do."""
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import wraps
 from typing import Any
-
-from ....sandbox.inside.journal import Journal
 
 _DEPTH = 4
 _CLOSE = 1e-2
 _MODULE = "module."
+_FEW = 3  # names that are shown
 
-
-# Where in a saved value a state dict stands, and the model it belongs to.
-Models = dict[tuple[Any, ...], Any]
+Place = tuple[str, ...]
 
 
 class Saves:
-    """Watches `torch.save` in the original."""
+    """Watches `torch.save` in the original.
 
-    def __init__(self, folder: str, journal: Journal) -> None:
+    Args:
+        folder: below which files count.
+    """
+
+    def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._journal = journal
-        self._saved: dict[str, Models] = {}
-        self._load: Callable[..., Any] = lambda path: None
+        self._saved: set[str] = set()
 
     def install(self, torch: Any) -> None:
         """torch, and its `serialization`."""
         original = torch.serialization.save
-        self._load = torch.serialization.load
 
         @wraps(original)
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(obj, f, *args, **kwargs)
             path = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)
             if isinstance(path, str | os.PathLike):
-                self._note(os.path.realpath(path), obj)
+                self._saved.add(os.path.realpath(path))
             return result
 
         torch.save = torch.serialization.save = save
 
     def renamed(self, old: object, new: object, *rest: object) -> None:
         """The audit event `os.rename`: a file saved under another name first."""
-        if isinstance(old, str | os.PathLike) and isinstance(new, str | os.PathLike):
-            found = self._saved.pop(os.path.realpath(old), None)
-            if found is not None:
-                self._saved[os.path.realpath(new)] = found
+        named = isinstance(old, str | os.PathLike) and isinstance(new, str | os.PathLike)
+        if named and os.path.realpath(str(old)) in self._saved:
+            self._saved.discard(os.path.realpath(str(old)))
+            self._saved.add(os.path.realpath(str(new)))
 
     def names(self) -> list[str]:
         """The files that are there now, below the folder."""
@@ -58,119 +55,85 @@ class Saves:
             if os.path.exists(path) and path.startswith(self._folder + os.sep)
         )
 
-    def compare(self, folder: str) -> list[dict[str, Any]]:
-        """Load what a port has saved under the same names, in another copy of the project."""
-        return [self._compare(name, folder) for name in self.names()]
 
-    def _compare(self, name: str, folder: str) -> dict[str, Any]:
-        models = self._saved[os.path.join(self._folder, name)]
-        found: dict[str, Any] = {"path": name, "models": len(models), "why": ""}
-        path = os.path.join(folder, name)
-        if not os.path.exists(path):
-            return {**found, "why": "the port has not saved it"}
-        try:
-            ours = self._load(os.path.join(self._folder, name), weights_only=False)
-            theirs = self._load(path, weights_only=False)
-        except Exception as error:
-            return {**found, "why": f"it cannot be loaded: {_short(error)}"}
-        for place, model in models.items():
-            state = _state(_at(theirs, place))
-            if state is None:
-                return {**found, "why": f"has no state dict {_shown(place)}"}
-            before = _state(_at(ours, place)) or {}
-            if _only_parallel(model) and not any(key.startswith(_MODULE) for key in state):
-                # A port takes DataParallel out, and with it what it puts in front of names.
-                model = model.module
-                before = {key.removeprefix(_MODULE): value for key, value in before.items()}
-            try:
-                model.load_state_dict(state, strict=True)
-            except Exception as error:
-                return {**found, "why": f"load_state_dict(strict=True) fails: {_short(error)}"}
-            apart = _apart(before, state)
-            if apart > _CLOSE:
-                return {**found, "why": f"it loads, but its values differ by {apart:.1e}"}
-        if not models and _keys(ours) != _keys(theirs):
-            return {**found, "why": f"has {_keys(theirs)} and not {_keys(ours)}"}
-        return found
+def compare(names: Iterable[str], ours: str, theirs: str) -> list[dict[str, Any]]:
+    """Compare what a port has saved with the original's files of these names.
 
-    def _note(self, path: str, obj: Any) -> None:
-        import torch
+    A model that has saved a state dict loads another one, `strict=True`, where that has the same
+    names and shapes.
 
-        found = self._saved[path] = {}
-        modules: list[Any] | None = None
-        for place, value in _parts(obj):
-            if isinstance(value, torch.nn.Module):
-                found[place] = value
-                continue
-            if modules is None:
-                modules = [one for one in gc.get_objects() if isinstance(one, torch.nn.Module)]
-            model = next((one for one in modules if _fits(one, value)), None)
-            if model is not None:
-                found[place] = model
+    Args:
+        ours, theirs: the folders of both.
+    """
+    return [_compare(name, ours, theirs) for name in names]
 
 
-def _parts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Models and dicts of tensors in what is saved."""
+def _compare(name: str, ours: str, theirs: str) -> dict[str, Any]:
+    import torch
+
+    found = {"path": name, "models": 0, "why": ""}
+    if not os.path.exists(os.path.join(theirs, name)):
+        return {**found, "why": "the port has not saved it"}
+    try:
+        mine = torch.load(os.path.join(ours, name), weights_only=False)
+        other = torch.load(os.path.join(theirs, name), weights_only=False)
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        why = f"it cannot be loaded: {type(error).__name__}: {' '.join(lines[:3])}"
+        return {**found, "why": why[:400]}
+    states = dict(_states(mine))
+    for place, state in states.items():
+        value = other
+        for key in place:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        value = value.state_dict() if isinstance(value, torch.nn.Module) else value
+        if not isinstance(value, Mapping):
+            shown = "at " + "".join(f"[{key!r}]" for key in place) if place else "in it"
+            return {**found, "why": f"has no state dict {shown}"}
+        if why := _unlike(state, value):
+            return {**found, "why": why}
+    if not states and _keys(mine) != _keys(other):
+        return {**found, "why": f"has {_keys(other)} and not {_keys(mine)}"}
+    return {**found, "models": len(states)}
+
+
+def _states(value: Any, place: Place = ()) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """State dicts of models in what is saved; those of optimizers have numbers for names."""
     import torch
 
     if isinstance(value, torch.nn.Module):
-        yield place, value
+        yield place, value.state_dict()
     elif isinstance(value, Mapping) and len(place) < _DEPTH:
         if value and all(isinstance(one, torch.Tensor) for one in value.values()):
-            yield place, value
+            if any(one.dim() for one in value.values()):  # else they are numbers of the training
+                yield place, value
         else:
             for key, one in value.items():
-                yield from _parts(one, (*place, key))
+                if isinstance(key, str):
+                    yield from _states(one, (*place, key))
 
 
-def _fits(module: Any, state: Mapping[str, Any]) -> bool:
-    own = dict(module.named_parameters())
-    if not own or not own.keys() <= state.keys():
-        return False
-    found = module.state_dict()
-    return found.keys() == state.keys() and all(
-        found[key].shape == state[key].shape for key in state
-    )
-
-
-def _only_parallel(model: Any) -> bool:
-    import torch
-
-    return isinstance(model, torch.nn.DataParallel)
-
-
-def _state(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.nn.Module):
-        return value.state_dict()
-    return value if isinstance(value, Mapping) else None
-
-
-def _at(value: Any, place: tuple[Any, ...]) -> Any:
-    for key in place:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
-    """Relative distance of all floating point values."""
-    far, size = 0.0, 0.0
+def _unlike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Return why a state dict does not load in the other's place, or holds other values."""
+    if all(one.startswith(_MODULE) for one in ours) and not any(
+        one.startswith(_MODULE) for one in theirs
+    ):
+        # A port takes DataParallel out, and with it what it puts in front of names.
+        ours = {key.removeprefix(_MODULE): value for key, value in ours.items()}
+    fails = "load_state_dict(strict=True) fails"
+    for what, names in (("missing", ours.keys() - theirs), ("unexpected", theirs.keys() - ours)):
+        if names:
+            return f"{fails}: {what} {', '.join(sorted(names)[:_FEW])}"
+    far = size = 0.0
     for key, value in ours.items():
-        if value.is_floating_point() and key in theirs:
+        if value.shape != theirs[key].shape:
+            return f"{fails}: {key} is {tuple(theirs[key].shape)}, and not {tuple(value.shape)}"
+        if value.is_floating_point():
             far += float((value.double() - theirs[key].double()).pow(2).sum())
             size += float(value.double().pow(2).sum())
-    return float((far / size) ** 0.5) if size else 0.0
+    apart = (far / size) ** 0.5 if size else 0.0
+    return f"it loads, but its values differ by {apart:.1e}" if apart > _CLOSE else ""
 
 
 def _keys(value: Any) -> list[str]:
     return sorted(map(str, value)) if isinstance(value, Mapping) else [type(value).__name__]
-
-
-def _shown(place: tuple[Any, ...]) -> str:
-    return "at " + "".join(f"[{key!r}]" for key in place) if place else "in it"
-
-
-def _short(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:3])}"[:400]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import socket
@@ -36,7 +35,6 @@ _KEPT = 16 << 10  # bytes of a rank's last words on stderr
 _MOST_STDERR = 8 << 20
 _PATIENCE = 20.0  # seconds for the others to end by themselves once a rank has failed
 _GRACE = 5.0  # and then after SIGTERM
-_ANSWER = 60.0
 _LOOK = 0.05
 
 
@@ -59,48 +57,34 @@ class _Runs:
         self._known = DataSets({}, frozenset())
 
     def make(self) -> None:
-        """Each original until it trains, then its ports, then the original loads their files."""
+        """Each original until it trains, then its ports, which compare what they save with its."""
         base, *others = [run for run in self._plan.runs if not run.world]
         ports = [run for run in self._plan.runs if run.world]
-        processes, tried = self._first(base)
-        if processes is None:
-            return
-        path = journal_path(self._plan.state, base.name, 0)
-        try:
-            journal = read_journal(path)
-            if not journal.of("step"):
-                return  # nothing that a port could be compared with
-            self._known = _data_sets(journal)
-            self._ports(processes, tried, [one for one in ports if one.against == base.name])
-        finally:
-            processes.end()
-        for run in others:
+        tried = self._first(base)
+        journal = read_journal(journal_path(self._plan.state, base.name, 0))
+        if tried is None or not journal.of("step"):
+            return  # nothing that a port could be compared with
+        self._known = _data_sets(journal)
+        for run in (base, *others):
             mine = [one for one in ports if one.against == run.name]
-            processes = Processes(self._plan, run, tried, self._known, {})
-            try:
-                outcome = processes.watch(host=True)
-                self._record(outcome)
-                if not all(one.finished for one in outcome.ranks):
-                    # The script does not bear this size itself: its ports meet the first one.
-                    mine = [_like_base(one, base) for one in mine if not one.alike]
-                self._ports(processes, tried, mine)
-            finally:
-                processes.end()
+            if run is not base and not self._run(run, tried):
+                # The script does not bear this size itself: its ports meet the first one.
+                mine = [_like_base(one, base) for one in mine if not one.alike]
+            for port in mine:
+                self._run(port, tried)
 
-    def _first(self, run: Run) -> tuple[Processes | None, Try]:
-        """The original's process, still there, unless it does not train in any way."""
+    def _first(self, run: Run) -> Try | None:
+        """Run the original in the first way in which it comes to its end; None: in no way."""
         best: Outcome | None = None
         kept = b""
         path = journal_path(self._plan.state, run.name, 0)
         for tried in TRIES:
             with suppress(FileNotFoundError):
                 os.remove(path)
-            processes = Processes(self._plan, run, tried, self._known, {})
-            outcome = processes.watch(host=True)
+            outcome = self._outcome(run, tried)
             if all(one.finished for one in outcome.ranks):
                 self._record(outcome)
-                return processes, tried
-            processes.end()
+                return tried
             if best is None:  # what the first try fails of is what the user knows
                 best = outcome
                 with suppress(FileNotFoundError), open(path, "rb") as file:
@@ -113,19 +97,20 @@ class _Runs:
         with open(path, "wb") as file:
             file.write(kept)
         self._record(best)
-        return None, TRIES[0]
-
-    def _ports(self, original: Processes, tried: Try, runs: list[Run]) -> None:
-        done = [run for run in runs if self._run(run, tried)]
-        comparable = [run for run in done if not run.kill_at and not run.free]
-        original.ask([(run.name, run.folder) for run in comparable])
+        return None
 
     def _run(self, run: Run, tried: Try) -> bool:
-        processes = Processes(self._plan, run, tried, self._known, _environment(run))
-        outcome = processes.watch()
-        processes.end()
+        outcome = self._outcome(run, tried)
         self._record(outcome)
         return all(one.finished for one in outcome.ranks)
+
+    def _outcome(self, run: Run, tried: Try) -> Outcome:
+        environment = _environment(run) if run.world else {}
+        processes = Processes(self._plan, run, tried, self._known, environment)
+        try:
+            return processes.watch()
+        finally:
+            processes.end()
 
     def _record(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
@@ -138,11 +123,10 @@ def _like_base(run: Run, base: Run) -> Run:
 
 @dataclass
 class _Process:
-    """A rank; `stem` is what its files are called by, `order` -1 where it is asked nothing."""
+    """A rank; `stem` is what its files are called by."""
 
     pid: int
     stem: str
-    order: int
     code: int | None = None
     gone: bool = False
 
@@ -189,30 +173,19 @@ class Processes:
         stem = journal_path(self._plan.state, self._run.name, rank).removesuffix(".jsonl")
         with suppress(FileNotFoundError):
             os.remove(stem + FINISHED)
-        # The log is there before the rank is; the pipe ends with this process.
+        # It is there before the rank is.
         stderr = os.open(stem + STDERR, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o600)
-        asked, order = os.pipe() if not self._run.world else (-1, -1)
         pid = os.fork()
         if pid == 0:
-            for end in (order, *(one.order for one in self._ranks)):
-                if end >= 0:
-                    os.close(end)
             os.environ.update(environment)
-            files = Files(stem, stderr, asked)
-            run_rank(self._plan, self._run, self._tried, rank, known, files)
-        for end in (stderr, asked):
-            if end >= 0:
-                os.close(end)
+            run_rank(self._plan, self._run, self._tried, rank, known, Files(stem, stderr))
+        os.close(stderr)
         with suppress(OSError):
             os.setpgid(pid, pid)
-        return _Process(pid, stem, order)
+        return _Process(pid, stem)
 
-    def watch(self, *, host: bool = False) -> Outcome:
-        """Wait for all; end those that outlive their time or a failed one.
-
-        Args:
-            host: ranks stay there once their scripts have ended.
-        """
+    def watch(self) -> Outcome:
+        """Wait for all; end those that outlive their time or a failed one."""
         began = time.monotonic()
         failed: float | None = None
         asked = False
@@ -220,7 +193,7 @@ class Processes:
         while True:
             self._look()
             now = time.monotonic()
-            running = [m for m in self._ranks if not m.gone and not (host and m.finished)]
+            running = [m for m in self._ranks if not m.gone]
             if not running:
                 break
             if failed is None and any(m.gone and m.code != 0 for m in self._ranks):
@@ -241,17 +214,6 @@ class Processes:
         ends = tuple(one.ended() for one in self._ranks)
         return Outcome(self._run.name, why, took, ends, self._tried, waited, self._run)
 
-    def ask(self, folders: list[tuple[str, str]]) -> None:
-        """Let the original load what lies in these folders, and wait until it has."""
-        process = self._ranks[0]
-        with suppress(OSError):
-            os.write(process.order, b"".join(json.dumps(one).encode() + b"\n" for one in folders))
-        os.close(process.order)
-        process.order = -1
-        end = time.monotonic() + _ANSWER
-        while not process.gone and time.monotonic() < end:
-            self._look()
-
     def end(self) -> None:
         """End what is left, and what the ranks have started."""
         for process in self._ranks:
@@ -262,8 +224,6 @@ class Processes:
                 with suppress(ChildProcessError):
                     os.waitpid(process.pid, 0)
                 process.gone = True
-            if process.order >= 0:
-                os.close(process.order)
 
     def _look(self) -> None:
         time.sleep(_LOOK)
