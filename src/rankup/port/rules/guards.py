@@ -108,10 +108,9 @@ def _going_first(script: Script) -> frozenset[Function]:
     flow, first = script.flow, list[Reached | None]()
     for where in script.files:
         for call in where.names.all(ast.Call):
-            named = (
-                flow.definition(where, call.args[0]) if _goes_first(call) and call.args else None
-            )
-            first += [flow.body(*named)] if named is not None else []
+            if _goes_first(call) and call.args:
+                named = flow.definition(where, call.args[0])
+                first += [flow.body(*named)] if named is not None else []
         for block in filter(_goes_first, where.names.all(ast.With)):
             first += [callee(flow, where, call) for call in calls_in(*block.body)]
     reached = (leads_to(flow, *one) for one in first if one is not None)
