@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rankup.data import blocks, indexes
@@ -131,6 +132,15 @@ def test_a_damaged_index_is_damage(root: Path, capsys: pytest.CaptureFixture[str
     assert one["what"] == str(path)
     assert show(str(root), verify=True) == 1
     assert "is damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 62])
+def test_sizes_that_cannot_be_are_named(
+    root: Path, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = indexes.load(indexes.place(root))
+    indexes.save(replace(index, sizes=np.full(2, size)), indexes.place(root))
+    assert str(indexes.place(root)) in [one["what"] for one in _damage(root, capsys)]
 
 
 def test_a_shard_of_somebody_else_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_a_case_becomes_what_lies_beside_it(path: Path) -> None:
     ported = _ported(path)
     assert ported.text.encode() == _out(path).read_bytes()
     for module in ported.modules:
-        assert module.text.encode() == module.path.with_suffix(".out.py").read_bytes()
+        assert module.text.encode() == module.target.read_bytes()
     for one in ported.files:
         compile(one.text, one.path.name, "exec")
 

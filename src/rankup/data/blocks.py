@@ -95,6 +95,11 @@ class Blocks:
         return gaps.clip(start, stop) - self._base[self._file[block]]
 
 
+def blocks_of(index: Index) -> int:
+    """Return how many blocks the files of an index have, whatever sizes it says."""
+    return sum(max(0, -(-size // SIZE)) for size in index.sizes.tolist())
+
+
 def _samples(index: Index, base: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Return start, end and row of each field of each sample, by their places."""
     none = np.empty(0, np.int64)

@@ -49,10 +49,5 @@ def lying(root: Path) -> int:
 
 
 def words(count: int, one: str, many: str) -> str:
-    """Return `1 file`, `1 000 files`."""
-    return f"{spaced(count)} {one if count == 1 else many}"
-
-
-def spaced(count: int) -> str:
-    """Return `1 000`."""
-    return f"{count:,}".replace(",", " ")
+    """Return `1 file`, `1,000 files`."""
+    return f"{count:,} {one if count == 1 else many}"

@@ -112,7 +112,6 @@ class Samples:
         how: How,
         choice: Choice | None = None,
         *,
-        any_size: bool = False,
         entry: Path | None = None,
         data: Path | None = None,
         staged: bool = True,
@@ -124,12 +123,10 @@ class Samples:
         self._asked: _Asked = how
         self._may_be_staged = staged
         self._choice = choice  # with which the index is found again; None: it has to travel
-        # Of what is damaged as much is read as there is.
-        sizes = index.sizes[:0] if any_size else index.sizes
         # A file that is one sample is not read twice in a row.
         keep = index.container != "files"
         here = root if data is None else data
-        self._spans = Spans(here, index.files, sizes, how, keep=keep, entry=entry)
+        self._spans = Spans(here, index.files, index.sizes, how, keep=keep, entry=entry)
         self._here = here
         self._read = self._spans.read
         # Without a name it is the first one.

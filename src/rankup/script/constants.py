@@ -164,11 +164,9 @@ class Constants:
             return Unknown(f"{name} is set in {len(bindings)} places")
         possible, certain = list(bindings), True
         if len(bindings) > 1:
-            happening = [self.happens(file, one.target, depth + 1) for one in bindings]
-            possible = [
-                one for one, does in zip(bindings, happening, strict=True) if does is not False
-            ]
-            certain = None not in happening
+            happening = {one: self.happens(file, one.target, depth + 1) for one in bindings}
+            possible = [one for one in bindings if happening[one] is not False]
+            certain = None not in happening.values()
         if not possible:
             return Unknown(f"{name} is not set with these arguments")
         functions = {file.names.function(one.target) for one in possible}
@@ -261,15 +259,11 @@ class Constants:
         where, bindings = self.flow.members(file, owner, name)
         if not bindings:
             return Unknown(f"{name} is not known")
-        functions = [where.names.function(one.target) for one in bindings]
-        if "__init__" in (getattr(one, "name", "") for one in functions):
+        functions = {one: where.names.function(one.target) for one in bindings}
+        if "__init__" in (getattr(one, "name", "") for one in functions.values()):
             # What the class itself says holds until then.
             around = where.names.function(owner)
-            bindings = [
-                one
-                for one, function in zip(bindings, functions, strict=True)
-                if function is not around
-            ]
+            bindings = [one for one in bindings if functions[one] is not around]
         return self._bound(where, name, bindings, depth + 1)
 
     # Parameters: the values that all calls of the function pass.

@@ -171,13 +171,13 @@ def written(flow: Flow, file: File, call: ast.Call) -> Site | None:
     if dotted in _OPENERS:
         path = _given(call, _OPENERS[dotted])
         return _opened(flow, file, call, path, argument(call, "mode", 1))
-    if dotted in _FORMATS:
-        form = _form(flow, file, _given(call, _FORMATS[dotted]))
-        return (
-            Site(file, call, dotted, "file", first_argument(call), "object", True) if form else None
-        )
-    if dotted in _MADE_TO_WRITE and literal(argument(call, "readonly")) is not True:
-        return Site(file, call, dotted, "file", first_argument(call), "object", True)
+    if dotted in _FORMATS or dotted in _MADE_TO_WRITE:
+        if dotted in _FORMATS:
+            writes = bool(_form(flow, file, _given(call, _FORMATS[dotted])))
+        else:
+            writes = literal(argument(call, "readonly")) is not True
+        path = first_argument(call)
+        return Site(file, call, dotted, "file", path, "object", True) if writes else None
     owner = receiver(call) if not dotted else None
     if owner is not None and name == "save" and _saves_itself(flow, file, owner):
         return Site(file, call, ".save", "file", first_argument(call), "call", False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterable
 
 from .flow import Flow, call_name, first_argument, literal
 from .models import is_loader, role, unique
-from .names import Function, walk
+from .names import Function, calls_in, walk
 from .roles import Count, Loop, LoopNode, Role, RoleKind
 from .source import File
 from .torch_names import LOADER_WRAPPERS, METRIC_METHODS
@@ -110,15 +111,13 @@ def _iterated(
 ) -> tuple[ast.expr | None, tuple[Role, ...]]:
     """The expression that a loop takes its batches from, and the loaders that it may be."""
     expressions = taken_from(file, node)
-    first: ast.expr | None = None
+    found = [(one, origin) for one in expressions for origin in flow.origins(file, one)]
+    sure = [(one, origin) for one, origin in found if is_loader(flow, origin)]
     roles: dict[ast.AST, Role] = {}
-    for expression in expressions:
-        for origin in flow.origins(file, expression):
-            sure = is_loader(flow, origin)
-            if sure:
-                first = first or expression
-                roles.setdefault(origin.node, role(kind, origin, sure))
-    return first or (expressions[0] if expressions else None), tuple(roles.values())
+    for _, origin in sure:
+        roles.setdefault(origin.node, role(kind, origin, is_loader(flow, origin)))
+    first = [one for one, _ in sure] or expressions
+    return next(iter(first), None), tuple(roles.values())
 
 
 def taken_from(file: File, node: ast.AST) -> list[ast.expr]:
@@ -131,8 +130,7 @@ def taken_from(file: File, node: ast.AST) -> list[ast.expr]:
 
 def _next_calls(node: LoopNode) -> list[ast.expr]:
     """`it` of each `next(it)` and `it.next()` in a loop's own body."""
-    calls = [one for one in walk(*node.body) if isinstance(one, ast.Call)]
-    return [drawn for call in calls if (drawn := drawn_from(call)) is not None]
+    return [drawn for call in calls_in(*node.body) if (drawn := drawn_from(call)) is not None]
 
 
 def drawn_from(call: ast.Call) -> ast.expr | None:
@@ -165,28 +163,23 @@ def _evaluates(flow: Flow, file: File, node: LoopNode, models: set[ast.AST]) -> 
             words = up.name.lower()
             if any(word in words for word in ("eval", "valid", "test", "infer", "accuracy")):
                 return True
-    for inner in walk(*node.body):
-        if gradients_off(file, inner):
+    if any(gradients_off(file, inner) for inner in walk(*node.body)):
+        return True
+    for call in calls_in(*node.body):
+        named = isinstance(call.func, ast.Name | ast.Attribute)
+        made = flow.origins(file, call.func) if named else ()
+        if "eval" in call_name(call).lower() or any(one.node in models for one in made):
             return True
-        if isinstance(inner, ast.Call):
-            if "eval" in call_name(inner).lower():
-                return True
-            if isinstance(inner.func, (ast.Name, ast.Attribute)) and models & {
-                origin.node for origin in flow.origins(file, inner.func)
-            }:
-                return True
     return False
 
 
 def _behind_eval(file: File, node: ast.AST) -> bool:
     """True where `model.eval()` stands above a loop in its block, and no `model.train()` since."""
     found = False
-    for one in file.names.block(node):
-        if one is node:
-            return found
+    for one in itertools.takewhile(lambda one: one is not node, file.names.block(node)):
         if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
             found = (found or call_name(one.value) == "eval") and call_name(one.value) != "train"
-    return False
+    return found
 
 
 def gradients_off(file: File, node: ast.AST) -> bool:
@@ -217,10 +210,9 @@ def counts(file: File, node: LoopNode) -> tuple[Count, ...]:
         match one:
             case ast.AugAssign(op=ast.Add()):
                 found.append(Count(file, one, _grows(file, one.target), one.value))
-            case ast.Call(func=ast.Attribute(attr=word)) if word in METRIC_METHODS:
-                if one.args and isinstance(one.func, ast.Attribute):
-                    name = _grows(file, one.func.value)
-                    found.append(Count(file, one, name, one.args[0]))
+            case ast.Call(func=ast.Attribute(value=grown, attr=word), args=[value, *_]):
+                if word in METRIC_METHODS:
+                    found.append(Count(file, one, _grows(file, grown), value))
     return tuple(found)
 
 

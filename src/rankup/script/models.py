@@ -218,9 +218,8 @@ def _may_be_model(flow: Flow, origin: Origin) -> bool:
     if not isinstance(origin.node, ast.Call):
         return isinstance(origin.node, ast.arg)
     owner = flow.class_of(origin.file, origin.node)
-    if owner is not None:
-        return any(base.endswith("Module") or "nn." in base for base in flow.bases(*owner))
-    return True
+    bases = flow.bases(*owner) if owner is not None else ["nn.Module"]
+    return any(base.endswith("Module") or "nn." in base for base in bases)
 
 
 def is_loader(flow: Flow, origin: Origin) -> float:
@@ -228,7 +227,8 @@ def is_loader(flow: Flow, origin: Origin) -> float:
     if isinstance(origin.node, ast.arg):
         return _by_name(origin.node.arg)
     if not isinstance(origin.node, ast.Call):
-        return _by_name(origin.file.code(origin.node)) if _short(origin.node) else 0.0
+        short = isinstance(origin.node, ast.Name | ast.Attribute | ast.Subscript)
+        return _by_name(origin.file.code(origin.node)) if short else 0.0
     call = origin.node
     dotted = origin.file.names.called(call)
     if call_name(call) in LOADERS:
@@ -244,10 +244,6 @@ def is_loader(flow: Flow, origin: Origin) -> float:
     sure = 0.6 if owner is None else 0.5  # of a class of its own, which is no DataLoader
     # `self.loader(path)` gives a sample, as in torchvision's data sets.
     return sure if ("loader" in name and name != "loader") or name in _GIVE_LOADERS else 0.0
-
-
-def _short(node: ast.AST) -> bool:
-    return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
 
 
 def _by_name(name: str) -> float:

@@ -170,7 +170,7 @@ class Modules:
             owner = file.names.enclosing(func, ast.ClassDef)
             found = self.member(file, owner, func.attr) if owner else None
             # `_train_epoch` of a base class is that of the one class that has it.
-            whole = [one for one in self._methods.get(func.attr, ()) if not _abstract(one[1])]
+            whole = [one for one in self.methods.get(func.attr, ()) if not _abstract(one[1])]
             return whole[0] if found and _abstract(found[1]) and len(whole) == 1 else found
         if isinstance(func.value, ast.Call) and getattr(func.value.func, "id", "") == "super":
             owner = file.names.enclosing(func, ast.ClassDef)
@@ -178,7 +178,7 @@ class Modules:
         dotted = file.names.dotted(func)
         if dotted:
             return self._imported(file, dotted)
-        methods = self._methods.get(func.attr, [])
+        methods = self.methods.get(func.attr, [])
         return methods[0] if len(methods) == 1 and func.attr not in _COMMON_METHODS else None
 
     def callee(self, file: File, call: ast.Call) -> tuple[File, Function] | None:
@@ -224,7 +224,8 @@ class Modules:
                     waiting.append((found[0], found[1]))
 
     @cached_property
-    def _methods(self) -> dict[str, list[tuple[File, Function]]]:
+    def methods(self) -> dict[str, list[tuple[File, Function]]]:
+        """The methods of the classes of these files, by their names."""
         found: dict[str, list[tuple[File, Function]]] = {}
         for file in self.files:
             for owner in file.names.all(ast.ClassDef):

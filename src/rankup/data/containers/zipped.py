@@ -182,7 +182,9 @@ def _files(
         safe_keys.check(name, str(path))
         if kind not in (0, stat.S_IFREG):
             what = "a link" if kind == stat.S_IFLNK else "no file"
-            raise BadContainer(f"{path}: {_shown(name)} is {what}: zip the files themselves")
+            raise BadContainer(
+                f"{path}: {safe_keys.shown(name)} is {what}: zip the files themselves"
+            )
         _check_readable(path, name, info)
         if roles.hidden(name):
             members.passed["hidden"] += 1
@@ -210,7 +212,7 @@ def _raw(info: zipfile.ZipInfo) -> bytes:
 
 
 def _check_readable(path: Path, name: bytes, info: zipfile.ZipInfo) -> None:
-    where = f"{path}: {_shown(name)}"
+    where = f"{path}: {safe_keys.shown(name)}"
     if info.flag_bits & _ENCRYPTED:
         raise BadContainer(f"{where} is encrypted: unzip it with its password first")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -234,7 +236,7 @@ def _offsets(
     place: dict[int, int] = {}
     before = 0
     for info in sorted(infos, key=lambda one: one.header_offset):
-        at, name, raw = info.header_offset, _shown(_name(info)), _raw(info)
+        at, name, raw = info.header_offset, safe_keys.shown(_name(info)), _raw(info)
         if at < before:
             raise BadContainer(f"{path}: {name} lies over the file before it: a zip bomb")
         head = os.pread(descriptor, _LOCAL.size + len(raw), at)
@@ -252,7 +254,3 @@ def _offsets(
             raise BadContainer(f"{path}: {name} ends at byte {before}, in or behind the directory")
         place[id(info)] = about.start if info.compress_type == zipfile.ZIP_STORED else ~at
     return place
-
-
-def _shown(name: bytes) -> str:
-    return safe_keys.shown(name)

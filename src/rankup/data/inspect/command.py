@@ -18,7 +18,7 @@ from ...base.files import user_path
 from .. import finding, opened
 from ..errors import BadContainer
 from ..index import Index, Split
-from ..inodes import spaced, words
+from ..inodes import words
 from ..pack.progress import Progress
 from . import extract as extracting
 from . import verify as verifying
@@ -96,7 +96,7 @@ def _verify(root: Path, split: str | None, quiet: bool) -> tuple[dict[str, Any],
     _name(done.damaged, quiet)
     what = f"{words(done.samples, 'sample', 'samples')}, {size(done.size)}"
     if done.damaged:
-        _say(f"{root} is damaged: {spaced(len(done.damaged))} of its parts, out of {what}", quiet)
+        _say(f"{root} is damaged: {len(done.damaged):,} of its parts, out of {what}", quiet)
     elif done.hashed:
         around = ", and all bytes around them" if done.around else ""
         _say(f"{root} is sound: {what}: each has the bytes that were packed{around}", quiet)
@@ -126,7 +126,7 @@ def _extract(
     what = f"{words(done.samples, 'sample', 'samples')}, {size(done.size)}"
     if done.damaged:
         _say(
-            f"{spaced(len(done.damaged))} of {what} are damaged or could not be written; what "
+            f"{len(done.damaged):,} of {what} are damaged or could not be written; what "
             f"there is lies in {done.folder}",
             quiet,
         )

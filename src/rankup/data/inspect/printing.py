@@ -7,7 +7,7 @@ from typing import Any
 
 from ...base.amounts import size
 from ...base.text import clean
-from ..inodes import spaced, words
+from ..inodes import words
 
 _FORMATS = {
     "hdf5": "HDF5",
@@ -113,7 +113,7 @@ def _container(about: Mapping[str, Any]) -> Iterator[str]:
     if about["container"] == "files":
         yield f"  {_count(here, 'file')}; `rankup pack` makes a few of them"
     else:
-        saved = f" instead of {spaced(single)}" if single > here else ""
+        saved = f" instead of {single:,}" if single > here else ""
         yield f"  {_count(here, 'file')}{saved}"
     hashes = "with a hash of each sample" if about["hashes"] else "without hashes"
     yield f"  {hashes}; read by {about['read']} here"

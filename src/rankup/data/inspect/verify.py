@@ -12,7 +12,7 @@ import xxhash
 
 from ...base.errors import UserError
 from .. import indexes, keys, stamp
-from ..blocks import Blocks
+from ..blocks import Blocks, blocks_of
 from ..containers.grouping import LONE
 from ..errors import BadContainer
 from ..index import Index, Int64s
@@ -78,11 +78,12 @@ def verify(index: Index, root: Path, start: int, stop: int, watch: Watch) -> Ver
     blocks = None
     if (start, stop) == (0, len(index)):
         damaged = [*index_damage(root), *_beside(index, root), *_strangers(index, root)]
-        blocks = Blocks(index, root) if index.blocks is not None else None
-    if blocks is not None and index.blocks is not None and len(blocks) != len(index.blocks):
-        why = f"it has hashes of {len(index.blocks)} blocks, and its files have {len(blocks)}"
-        damaged.append(Damage(str(indexes.place(root)), why))
-        blocks = None
+    if index.blocks is not None and (start, stop) == (0, len(index)):
+        if len(index.blocks) == blocks_of(index):
+            blocks = Blocks(index, root)
+        else:
+            why = f"it has hashes of {len(index.blocks)} blocks, its files have {blocks_of(index)}"
+            damaged.append(Damage(str(indexes.place(root)), why))
     check = _Check(index, root, blocks)
     tasks: list[Int64s | int] = [*parts(index, start, stop)]
     tasks += range(0, len(blocks), _BLOCKS) if blocks is not None else ()

@@ -23,7 +23,7 @@ from ...base.errors import RunFailed, UserError
 from ...base.files import no_space
 from .. import images, inodes
 from ..index import Index
-from ..inodes import spaced, words
+from ..inodes import words
 from .checks import UNDECODABLE
 from .journal import Work, allocated
 from .layout import Layout
@@ -120,13 +120,13 @@ def read(path: Path) -> dict[str, Any] | None:
 
 def lines_before(source: str, told: Mapping[str, Any], quota: Sequence[str]) -> list[str]:
     """Return what is printed before a pack."""
-    counts = [f"{one['name']} {spaced(one['samples'])}" for one in told["splits"]]
+    counts = [f"{one['name']} {one['samples']:,}" for one in told["splits"]]
     counted = ", ".join(counts) or "none"
     if told["classes"]:
         counted += f", {words(told['classes'], 'class', 'classes')}"
     if told["unlabelled"]:
         some_of = told["unlabelled"] < told["samples"]
-        without = f"{spaced(told['unlabelled'])} without a label" if some_of else "without labels"
+        without = f"{told['unlabelled']:,} without a label" if some_of else "without labels"
         counted += f", {without}"
     files = words(told["files_before"], "file", "files")
     if told["files_after"] is not None:
@@ -137,7 +137,7 @@ def lines_before(source: str, told: Mapping[str, Any], quota: Sequence[str]) -> 
         f"files: {files}",
     ]
     if told["no_images"]:
-        kinds = [f"{spaced(count)} {kind}" for kind, count in told["no_images"].items()]
+        kinds = [f"{count:,} {kind}" for kind, count in told["no_images"].items()]
         found.append(f"not images by their names: {some(kinds)}")
     if told["hint"]:
         found.append(f"labels: {told['hint']}")

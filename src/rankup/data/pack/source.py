@@ -66,6 +66,8 @@ def unsound(index: Index) -> str:
     for strings in (index.keys, index.files):
         if len(strings) and int(np.diff(strings.ends).min()) < 0:
             return "a name ends before it begins"
+    if (index.sizes < 0).any():
+        return f"a file has {index.sizes.min()} bytes"
     for one in index.fields:
         file = np.zeros(len(index), np.int64) if one.file is None else one.file
         if len(file) and int(file.max()) >= len(index.files):

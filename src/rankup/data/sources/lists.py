@@ -32,6 +32,7 @@ from .tables import Table
 
 _THREADS = 16  # a `stat` costs milliseconds on a parallel file system
 _AT_ONCE = 1024
+_PLAIN = (str, int, float, bool, type(None))  # what a label may be, or be refused by name
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,11 @@ def labelled(values: Sequence[Any], place: Callable[[int], str]) -> tuple[Int64s
     Raises:
         UserError: something else, or both; the place is named.
     """
-    given = {value for value in values if _hashable(value)}
-    given -= {None, ""}
+    given = {value for value in values if type(value) in _PLAIN} - {None, ""}
     if all(type(value) is str for value in given) and not all(map(_is_number, given)):
         classes = sorted(given)
         for name in classes:
-            if not _is_text(name):
+            if re.search("[\ud800-\udfff]", name):
                 where = place(list(values).index(name))
                 raise UserError(
                     f"{where}: the class {name!a} is not UTF-8, which names of classes have to be: "
@@ -117,7 +117,7 @@ def labelled(values: Sequence[Any], place: Callable[[int], str]) -> tuple[Int64s
         number_of = {value: int(value) for value in given if _is_number(value)}
     number_of |= {None: -1, "": -1}
     for row, value in enumerate(values):
-        number = number_of.get(value) if _hashable(value) else None
+        number = number_of.get(value) if type(value) in _PLAIN else None
         if number is None or not -1 <= number < 1 << 31:
             raise UserError(
                 f"{place(row)}: {value!r} is no label: whole numbers from 0 (-1: none) expected, "
@@ -125,18 +125,6 @@ def labelled(values: Sequence[Any], place: Callable[[int], str]) -> tuple[Int64s
             )
     labels = np.fromiter(map(number_of.__getitem__, values), np.int64, len(values))
     return labels, tuple(classes)
-
-
-def _hashable(value: Any) -> bool:
-    return value is None or type(value) in (str, int, float, bool)
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_number(value: Any) -> bool:
@@ -172,7 +160,9 @@ def _roles(path: Path, table: Table, choice: Choice) -> _Roles:
         if name in (label, key, split) or name == "" or name.startswith("Unnamed:"):
             continue  # the last two: the row numbers that pandas writes
         first = next((value for value in values if value), None)
-        is_path = name.lower() in PATHS or (type(first) is str and _is_file(path, first))
+        is_path = name.lower() in PATHS or (
+            type(first) is str and (os.path.isfile(path.parent / first) or os.path.isfile(first))
+        )
         (paths if is_path else others).append(name)
     if not paths:
         raise UserError(
@@ -188,25 +178,14 @@ def _roles(path: Path, table: Table, choice: Choice) -> _Roles:
     return _Roles(paths, label, split, key)
 
 
-def _is_file(path: Path, value: str) -> bool:
-    try:
-        return os.path.isfile(path.parent / value) or os.path.isfile(value)
-    except ValueError:  # a NUL
-        return False
-
-
 def _base(path: Path, values: Sequence[Any]) -> bytes:
     """Return the folder that relative paths begin at; the first one decides for all."""
     folder = os.fsencode(path.parent.absolute())
     first = next((value for value in values if type(value) is str and value), "")
-    if os.path.isabs(first) or _exists(os.path.join(folder, os.fsencode(first))):
+    if os.path.isabs(first) or os.path.exists(os.path.join(folder, os.fsencode(first))):
         return folder
     here = os.fsencode(Path.cwd())
-    return here if _exists(os.path.join(here, os.fsencode(first))) else folder
-
-
-def _exists(path: bytes) -> bool:
-    return b"\0" not in path and os.path.exists(path)
+    return here if os.path.exists(os.path.join(here, os.fsencode(first))) else folder
 
 
 def _files(

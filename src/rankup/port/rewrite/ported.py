@@ -69,14 +69,9 @@ _FIXES: tuple[str | Callable[[Context], None], ...] = (
     "RK120",
     "RK188",
 )
-_LAUNCHED = {
-    "transformers.Trainer": "a Hugging Face Trainer",
-    "transformers.Seq2SeqTrainer": "a Hugging Face Trainer",
-    "trl.SFTTrainer": "a Hugging Face Trainer (trl)",
-    "accelerate.Accelerator": "accelerate",
-}
-_LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+_LAUNCHED = {"hf-trainer": "a Hugging Face Trainer", "accelerate": "accelerate"}
 _EXAMPLE = 4
+_PLACES = 3  # that are named in one line of the report
 _TRAINING = {"fit", "fit_one_cycle", "fine_tune", "fit_flat_cos", "fit_sgdr"}
 _CONTEXT = "with {learner}.distrib_ctx():"
 
@@ -163,7 +158,7 @@ def _port(file: File, options: Options) -> Ported:
             f"{path} is no PyTorch training script: it does not import torch. Name the script that "
             "trains"
         )
-    why = _framework(script)
+    why = _framework(understood)
     if _ported(script):
         why = f"{path.name} is ported already: it calls rankup.setup()"
     if why is not None:
@@ -206,7 +201,8 @@ def _in_other_modules(context: Context) -> None:
         if script.comes_to(file, hit.at) and not context.options.sync_bn
     ]
     if found:
-        places, hit = ", ".join(place for place, _ in found), found[0][1]
+        places, hit = ", ".join(place for place, _ in found[:_PLACES]), found[0][1]
+        places += f" and {len(found) - _PLACES} more" if len(found) > _PLACES else ""
         context.leave(None, f"{hit.message} ({places}); {hit.todo}", comment=False)
 
 
@@ -291,21 +287,20 @@ def _ported(script: Script) -> bool:
     )
 
 
-def _framework(script: Script) -> str | None:
+def _framework(script: roles.Script) -> str | None:
     """The reason why a script needs no rewrite: a framework joins its ranks."""
-    for call in script.all(ast.Call):
-        name = script.name(call.func)
-        if name in _LAUNCHED:
+    for name, what in _LAUNCHED.items():
+        if name in script.frameworks:
             return (
-                f"the script uses {_LAUNCHED[name]}, which joins the ranks that torchrun starts by "
-                "itself: start it as it is with `rankup run`; its batch sizes count per GPU"
+                f"the script uses {what}, which joins the ranks that torchrun starts by itself: "
+                "start it as it is with `rankup run`; its batch sizes count per GPU"
             )
-        if name.split(".")[0] in _LIGHTNING and name.split(".")[-1] in ("Trainer", "Fabric"):
-            return (
-                "the script uses Lightning, which needs launch settings alone: "
-                f'`{name.split(".")[-1]}(devices="auto", num_nodes=int(os.environ.get('
-                '"SLURM_JOB_NUM_NODES", 1)), strategy="ddp")`, started with `rankup run`'
-            )
+    if "lightning" in script.frameworks:
+        return (
+            "the script uses Lightning, which needs launch settings alone: "
+            '`Trainer(devices="auto", num_nodes=int(os.environ.get("SLURM_JOB_NUM_NODES", 1)), '
+            'strategy="ddp")`, or the same of a `Fabric`, started with `rankup run`'
+        )
     return None
 
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name, first_argument, literal
+from ...script.flow import argument, call_name, first_argument, literal, receiver
 from ...script.flow import given as arguments_of
-from ...script.names import Function, walk
+from ...script.names import Binding, Function, calls_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import SEEDING, SEEDS, SPLITS, is_draw, root, words
@@ -50,15 +50,13 @@ def draws(file: File, node: ast.AST) -> list[ast.expr]:
 
 def own_generator(file: File, node: ast.AST | None) -> bool:
     """True of a generator that a script makes with one seed for all ranks: `default_rng(0)`."""
-    names = file.names
-    made: list[ast.AST] = []
+    names, found = file.names, list[Binding]()
     if isinstance(node, ast.Name):
-        made = [one.node for one in names.bindings(node.id, names.scope(node))[1]]
-    elif isinstance(node, ast.Attribute) and names.dotted(node) == "":
+        found = names.bindings(node.id, names.scope(node))[1]
+    elif isinstance(node, ast.Attribute) and not names.dotted(node):
         owner = names.enclosing(node, ast.ClassDef)
         found = names.attributes(owner).get(node.attr, []) if owner is not None else []
-        made = [one.node for one in found]
-    for one in made:
+    for one in (binding.node for binding in found):
         if not isinstance(one, ast.Call):
             continue
         seeds = arguments_of(one)
@@ -71,28 +69,22 @@ def own_generator(file: File, node: ast.AST | None) -> bool:
 
 def draws_by_own(file: File, node: ast.AST) -> Iterator[ast.Call]:
     """The draws in a piece of code from a generator that the script makes."""
-    for call in walk(node):
-        if not isinstance(call, ast.Call) or call_name(call) in SEEDING:
-            continue
-        method = isinstance(call.func, ast.Attribute) and own_generator(file, call.func.value)
-        if method or own_generator(file, argument(call, "generator")):
+    for call in calls_in(node):
+        of = (receiver(call), argument(call, "generator"))
+        if call_name(call) not in SEEDING and any(own_generator(file, one) for one in of):
             yield call
 
 
 def _drawing(file: File, node: ast.AST) -> Iterator[ast.Call]:
     """The calls in a piece of code that draw from the random states of the process."""
-    for call in walk(node):
-        if isinstance(call, ast.Call):
-            drawn = is_draw(file.names.called(call))
-            if drawn and call_name(call) not in SEEDING | {"shuffle"}:
-                yield call
+    for call in calls_in(node):
+        if is_draw(file.names.called(call)) and call_name(call) not in SEEDING | {"shuffle"}:
+            yield call
 
 
 def of_process(file: File, node: ast.AST) -> bool:
     """True of what is made of a clock or of the process."""
-    return any(
-        isinstance(one, ast.Call) and file.names.called(one).startswith(_OWN) for one in walk(node)
-    )
+    return any(file.names.called(one).startswith(_OWN) for one in calls_in(node))
 
 
 def _seeded(script: Script) -> frozenset[str]:
@@ -244,16 +236,10 @@ def _drawn_for(
 def _redrawn(file: File, script: Script) -> Iterator[tuple[ast.Call, str]]:
     """`loader.dataset.sample()` that draws anew what the data set holds; and what draws."""
     for call in file.names.all(ast.Call):
-        func = call.func
-        held = func.value if isinstance(func, ast.Attribute) else None
-        if not isinstance(held, ast.Attribute) or held.attr != "dataset":
+        if getattr(receiver(call), "attr", "") != "dataset":
             continue
-        for where in script.files:
-            for made in where.names.all(ast.FunctionDef):
-                method = where.names.enclosing(made, ast.ClassDef) is not None
-                if made.name == call_name(call) and method:
-                    for drawn in _drawing(where, made):
-                        yield call, where.names.called(drawn)
+        for where, method in script.flow.methods.get(call_name(call), ()):
+            yield from ((call, where.names.called(drawn)) for drawn in _drawing(where, method))
 
 
 def _seeded_before(file: File, script: Script, call: ast.Call) -> bool:

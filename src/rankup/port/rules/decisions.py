@@ -84,9 +84,12 @@ def _used(script: Script, node: ast.AST) -> set[str]:
 def _evaluations(context: Context) -> Iterator[ast.Call]:
     """Calls whose value is what an evaluation has found."""
     script, evaluators = context.script, _evaluators(context.port)
+    changed = {one.script.file for one in context.port}
+    loops = {one.function for one in script.understood.eval_loops if one.file not in changed}
     for call in script.all(ast.Call):
         called = context.called(call)
-        if called is None and (_evaluates(context, call) or _is_given_loader(context, call)):
+        other = called is None and bool(loops) and _leads_to(context, call, loops)
+        if called is None and (other or _is_given_loader(context, call)):
             yield call
         handed_on = isinstance(script.parents[call], ast.Return)
         if called is not None and called[1] in evaluators and not handed_on:
@@ -154,15 +157,12 @@ def _without_gradients(script: Script, function: Function) -> bool:
     return any(gradients_off(script.file, one) for one in script.inside(function, ast.AST))
 
 
-def _evaluates(context: Context, call: ast.Call) -> bool:
-    """True of a call that leads to the loop of an evaluation in a file that is not changed."""
-    script = context.script
-    changed = {one.script.file for one in context.port}
-    loops = {one.function for one in script.understood.eval_loops if one.file not in changed}
-    found = callee(script.flow, script.file, call) if loops else None
+def _leads_to(context: Context, call: ast.Call, functions: set[Function | None]) -> bool:
+    """True of a call that leads to one of some functions, and trains nothing."""
+    found = callee(context.script.flow, context.script.file, call)
     if found is None or found[1].name == "__init__" or call in context.training.elsewhere:
         return False
-    return any(function in loops for _, function in leads_to(script.flow, *found))
+    return any(one in functions for _, one in leads_to(context.script.flow, *found))
 
 
 def _is_given_loader(context: Context, call: ast.Call) -> bool:

@@ -171,8 +171,8 @@ def _known_device(script: Script, file: File, device: ast.expr) -> bool:
     """A device that is looked at where it is made."""
     made = [one.node for one in script.flow.origins(file, device)]
     return any(
-        isinstance(one, ast.IfExp)
-        or string(one) is not None
+        string(one) is not None
+        or isinstance(one, ast.IfExp)
         or (isinstance(one, ast.Call) and call_name(one) != "int")
         for one in made
     )

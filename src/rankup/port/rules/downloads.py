@@ -281,10 +281,8 @@ def _prepared(script: Script) -> Iterator[Hit]:
     for one in file.names.all(ast.If):
         if not asks_files(script.flow, file, one.test):
             continue
-        negated = any(
-            isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-            for node in walk(one.test)
-        )
+        signs = [node for node in walk(one.test) if isinstance(node, ast.UnaryOp)]
+        negated = any(isinstance(node.op, ast.Not) for node in signs)
         repeated = any(isinstance(up, LoopNode) for up in file.names.up(one))
         maker = next((call for call in calls_in(one) if _makes(script, call)), None)
         if not negated or repeated or maker is None or _ahead(file, script, maker):
@@ -313,10 +311,7 @@ def _makes(script: Script, call: ast.Call) -> bool:
     inner = [(file, one) for file, function in reached for one in calls_in(*function.body)]
     for file, one in [(script.file, call), *inner]:
         site = written(script.flow, file, one)
-        if site.dotted != "torch.save" if site is not None else _made_of_raw(file, one):
+        unpacks = file.names.called(one) in _MAKERS or call_name(one) == "extractall"
+        if site.dotted != "torch.save" if site is not None else unpacks:
             return True
     return False
-
-
-def _made_of_raw(file: File, call: ast.Call) -> bool:
-    return file.names.called(call) in _MAKERS or call_name(call) == "extractall"

@@ -113,33 +113,22 @@ def distributed_sampler(node: ast.AST) -> bool:
 
 def sharded_loader(script: Script, loader: Role | Origin) -> bool:
     """True where a loader is made so that each rank gets its own part."""
+    flow, made = script.flow, list[tuple[File, ast.AST]]()
     for file, node in samplers(script, loader):
-        if distributed_sampler(node):
+        inner = given(node) if isinstance(node, ast.Call) else []
+        inside = [one.node for arg in inner for one in flow.origins(file, arg)]
+        if any(map(distributed_sampler, [node, *inside])):
             return True
-        if isinstance(node, ast.Call) and any(
-            distributed_sampler(one.node)
-            for arg in given(node)
-            for one in script.flow.origins(file, arg)
-        ):
-            return True
-        owner = script.flow.class_of(file, node)
-        if owner is not None and names_rank(owner[1]):
-            return True
+        made.append((file, node))
     if isinstance(loader.node, ast.Call):
-        if call_name(loader.node) == "prepare":
+        spread = [one.value for one in loader.node.keywords if one.arg is None]
+        first = given(loader.node)[:1]
+        if any(ranked(script, loader.file, one) for one in (*first, *spread)):
             return True
-        for arg in given(loader.node)[:1]:
-            if ranked(script, loader.file, arg):
-                return True
-            for origin in script.flow.origins(loader.file, arg):
-                owner = script.flow.class_of(origin.file, origin.node)
-                if owner and names_rank(owner[1]):
-                    return True
-        return any(
-            keyword.arg is None and ranked(script, loader.file, keyword.value)
-            for keyword in loader.node.keywords
-        )
-    return False
+        made += [(one.file, one.node) for arg in first for one in flow.origins(loader.file, arg)]
+    owners = [flow.class_of(*one) for one in made]
+    ours = any(owner is not None and names_rank(owner[1]) for owner in owners)
+    return ours or (isinstance(loader.node, ast.Call) and call_name(loader.node) == "prepare")
 
 
 def in_parts(script: Script, file: File, source: ast.expr) -> bool:

@@ -212,24 +212,19 @@ def _used_after(file: File, loop: Loop, name: str) -> bool:
     """True where a count is divided, logged, returned or compared: added up for somebody to see."""
     around = _around(file, loop, name)
     inside = set(walk(loop.node))
-    for node in walk(around):
-        if node in inside or node is around:
-            continue
-        if isinstance(node, (ast.Return, ast.BinOp, ast.Compare, ast.Call)):
-            if isinstance(node, ast.Return) and node.value is None:
-                continue
-            if name in mentioned(node):
-                return True
-        if isinstance(node, ast.AugAssign) and file.code(node.target) == name:
-            return True
-    return False
+    uses = ast.Return | ast.BinOp | ast.Compare | ast.Call
+    return any(
+        name in mentioned(node)
+        if isinstance(node, uses)
+        else isinstance(node, ast.AugAssign) and file.code(node.target) == name
+        for node in walk(around)
+        if node not in inside and node is not around
+    )
 
 
 def _logged_inside(loop: Loop, count: Count) -> bool:
-    return any(
-        isinstance(one, ast.Call) and call_name(one) in SHOWING and count.name in mentioned(one)
-        for one in walk(*loop.body)
-    )
+    shown = [one for one in calls_in(*loop.body) if call_name(one) in SHOWING]
+    return count.name in mentioned(*shown)
 
 
 @rule("RK127", "error", "means added up as if they were sums")
@@ -267,13 +262,8 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
         if not loop_sharded(script, loop):
             continue
         around: ast.AST = file.names.function(loop.node) or file.tree
-        added = {
-            name
-            for one in walk(around)
-            if isinstance(one, ast.Call) and file.names.called(one) == "rankup.total"
-            for arg in given(one)
-            for name in mentioned(arg)
-        }
+        totals = [one for one in calls_in(around) if file.names.called(one) == "rankup.total"]
+        added = mentioned(*(arg for one in totals for arg in given(one)))
         for count in loop.counts:
             single = isinstance(count.node, ast.AugAssign) or _method(count) == "append"
             if count.name in added and single and _is_mean(training, count.value):
@@ -324,10 +314,9 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
         if loop_sharded(script, loop) or guard(file, script, loop.node):
             continue
         names = {count.name for count in loop.counts}
-        for one in walk(file.names.function(loop.node) or file.tree):
-            adds = isinstance(one, ast.Call) and file.names.called(one) in _ADD
-            both = names & mentioned(*given(one)) if adds else set()  # type: ignore[arg-type]
-            if both:
+        for one in calls_in(file.names.function(loop.node) or file.tree):
+            both = names & mentioned(*given(one))
+            if both and file.names.called(one) in _ADD:
                 yield Hit(
                     one,
                     f"{min(both)}: every rank has counted all of the data, and this adds up what "

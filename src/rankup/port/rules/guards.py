@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-from ...script.effects import callee, leads_to
+from ...script.effects import Reached, callee, leads_to
 from ...script.flow import call_name
 from ...script.names import Function, calls_in
 from ...script.roles import Script, Site
@@ -27,6 +27,7 @@ _NOT_ZERO = re.compile(
     re.IGNORECASE,
 )
 _DECORATOR = re.compile(r"rank_?(?:zero|0)|main_(?:process|rank)|master", re.IGNORECASE)
+_NO_RANK = re.compile(r"(?:==|<|is)\s*None|is_initialized|is_available|world_?size")
 _FIRST = ("rank0_first", "main_process_first", "rank_zero_first")
 _DEPTH = 3
 
@@ -46,11 +47,10 @@ def guard(file: File, script: Script, node: ast.AST, depth: int = _DEPTH) -> Gua
                 return _turned(kind) if child in otherwise else kind
         elif isinstance(up, ast.BoolOp) and isinstance(up.op, ast.And):
             for value in up.values:
-                kind = "" if value is child else _of_test(file, script, value)
-                if kind:
-                    return kind
                 if value is child:
                     break
+                if kind := _of_test(file, script, value):
+                    return kind
         elif isinstance(up, Function):
             function = up
             if any(
@@ -105,26 +105,16 @@ def rank0_first(file: File, script: Script, node: ast.AST) -> bool:
 @lru_cache(maxsize=1)
 def _going_first(script: Script) -> frozenset[Function]:
     """The functions that rank 0 runs before the others."""
-    functions = {
-        function
-        for where in script.files
-        for call in where.names.all(ast.Call)
-        if call_name(call) in _FIRST and call.args
-        if (named := script.flow.definition(where, call.args[0])) is not None
-        for first in [script.flow.body(*named)]
-        if first is not None
-        for _, function in leads_to(script.flow, *first)
-    }
-    functions |= {
-        function
-        for where in script.files
-        for block in where.names.all(ast.With)
-        if _goes_first(block)
-        for call in calls_in(*block.body)
-        if (first := callee(script.flow, where, call)) is not None
-        for _, function in leads_to(script.flow, *first)
-    }
-    return frozenset(functions)
+    flow, first = script.flow, list[Reached | None]()
+    for where in script.files:
+        for call in where.names.all(ast.Call):
+            if _goes_first(call) and call.args:
+                named = flow.definition(where, call.args[0])
+                first += [flow.body(*named)] if named is not None else []
+        for block in filter(_goes_first, where.names.all(ast.With)):
+            first += [callee(flow, where, call) for call in calls_in(*block.body)]
+    reached = (leads_to(flow, *one) for one in first if one is not None)
+    return frozenset(function for several in reached for _, function in several)
 
 
 def _goes_first(node: ast.With | ast.Call) -> bool:
@@ -161,17 +151,13 @@ def _of_test(file: File, script: Script, test: ast.expr) -> Guard:
             or (isinstance(origin.node, ast.Call) and call_name(origin.node).startswith("is_"))
         ]
     for text in texts:
-        if re.search(
-            r"(?:==|<|is)\s*None|is_initialized|is_available|world_?size", text
-        ) and not re.search(r"==\s*0|is_(?:main|root|master)", text):
-            continue
-        match = _RANK.search(text)
-        if match is None and not _LOCAL.search(text):
+        if _NO_RANK.search(text) and not re.search(r"==\s*0|is_(?:main|root|master)", text):
             continue
         local = _LOCAL.search(text) is not None
+        if not local and not _RANK.search(text):
+            continue
         everything = re.sub(r"\w*local_?rank\w*", "", text, flags=re.IGNORECASE)
-        if local and _RANK.search(everything):
-            local = False
+        local = local and not _RANK.search(everything)
         plain = isinstance(test, ast.Name) and test.id.lower().endswith("rank")
         if _NOT_ZERO.search(text) or plain:
             return "others"

@@ -60,16 +60,12 @@ def schedule_length(file: File, script: Script) -> Iterator[Hit]:
     for call in file.names.all(ast.Call):
         if call_name(call) not in STEP_SCHEDULES and "schedule" not in call_name(call):
             continue
-        for name in ("num_training_steps", "total_steps", "t_total"):
-            given = argument(call, name)
-            if given is None:
-                continue
-            texts = [where.code(one) for where, one in with_origins(script, file, given)]
-            if any(re.search(r"len\(.*\)\s*//?.*batch", one) for one in texts) and not any(
-                "world" in one for one in texts
-            ):
+        lengths = (argument(call, one) for one in ("num_training_steps", "total_steps", "t_total"))
+        for length in (one for one in lengths if one is not None):
+            text = "\n".join(where.code(one) for where, one in with_origins(script, file, length))
+            if re.search(r"len\(.*\)\s*//?.*batch", text) and "world" not in text:
                 yield Hit(
-                    given,
+                    length,
                     "steps counted from the data set and the batch size: with a batch per GPU "
                     "there are fewer",
                     "count len(loader) after the data are sharded",
@@ -245,8 +241,8 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
     """
     for node in file.names.all(ast.Try):
         for handler in node.handlers if trains(file, script, *node.body) else ():
-            if _goes_on(file, handler):
-                what = file.code(handler.type) if handler.type is not None else "anything"
+            what = file.code(handler.type) if handler.type is not None else "anything"
+            if what not in _EXPECTED and not ends(*handler.body):
                 yield Hit(
                     handler,
                     f"`except {what}` around a training step: a rank that goes on alone leaves "
@@ -256,11 +252,10 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
     if script.distributed and any("all_reduce" in one.text for one in script.files):
         return
     for loop in loops_in(file, script.train_loops):
-        for test in walk(loop.node):
-            if not (isinstance(test, ast.If) and _is_nan(file, test.test)):
-                continue
+        for test in (one for one in walk(loop.node) if isinstance(one, ast.If)):
+            nan = re.search(r"isnan\(|isfinite\(|isinf\(", file.code(test.test))
             together = any(is_reduction(file, one) for one in calls_in(test.test))
-            if _leaves(test.body) and not together:
+            if nan and _leaves(test.body) and not together:
                 yield Hit(
                     test,
                     "leaves the step by this rank's own loss: the others wait for its part",
@@ -272,16 +267,6 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
 def _decided(context: Context, test: ast.expr) -> str | None:
     """Nothing where RK122 has let all ranks decide together."""
     return "" if context.needs_all(test) else None
-
-
-def _goes_on(file: File, handler: ast.ExceptHandler) -> bool:
-    if handler.type is not None and file.code(handler.type) in _EXPECTED:
-        return False
-    return not ends(*handler.body)
-
-
-def _is_nan(file: File, test: ast.expr) -> bool:
-    return re.search(r"isnan\(|isfinite\(|isinf\(", file.code(test)) is not None
 
 
 def _leaves(body: list[ast.stmt]) -> bool:

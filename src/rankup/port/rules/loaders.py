@@ -8,7 +8,6 @@ from functools import partial
 
 from ...script.flow import argument, call_name, literal, method_calls
 from ...script.flow import given as arguments_of
-from ...script.names import Function
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ..rewrite.context import Context
@@ -199,16 +198,12 @@ def _trained_on(training: Training, name: str, scope: ast.AST, depth: int) -> bo
         if names.bindings(name, names.scope(one))[0] is not scope:
             continue
         parent = script.parents[one]
-        if one in sources:
-            used = True
-        elif isinstance(parent, ast.Attribute) or (
-            isinstance(parent, ast.Call) and script.name(parent.func) == "len"
-        ):
+        length = isinstance(parent, ast.Call) and script.name(parent.func) == "len"
+        if one not in sources and (length or isinstance(parent, ast.Attribute)):
             continue
-        elif not _handed_to_training(training, one, parent, depth):
+        if one not in sources and not _handed_to_training(training, one, parent, depth):
             return False
-        else:
-            used = True
+        used = True
     return used
 
 
@@ -219,9 +214,7 @@ def _handed_to_training(training: Training, name: ast.Name, parent: ast.AST, dep
     if not isinstance(call, ast.Call) or call.func is name:
         return False
     function = script.called(call)
-    if not isinstance(function, Function):
-        return False
-    return any(
+    return function is not None and any(
         script.given(function, parameter, call) is name
         and _trained_on(training, parameter, function, depth + 1)
         for parameter in script.parameters(function)

@@ -452,10 +452,10 @@ class Numbers(Region):
                 continue
             self._divided(call, local, whole)
             for one in (one for arg in given(call) for one in self.script.inside(arg, ast.Name)):
-                whole_step = any(map(self._whole_step, self.script.above(one)))
-                if one.id not in local or whole_step or self._covered(one):
+                if one.id not in local or self._covered(one) or self._read_before(one):
                     continue
-                if not self._read_before(one) and not self._of_evaluation(one):
+                whole_step = any(map(self._whole_step, self.script.above(one)))
+                if not whole_step and not self._of_evaluation(one):
                     found.setdefault(one.id, call)
                     keeps = (
                         isinstance(self.script.parents[call], ast.Expr)

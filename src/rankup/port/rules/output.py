@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ...script.flow import argument, call_name, given
 from ...script.roles import Script
 from ...script.source import File
+from ...script.torch_names import root
 from .facts import anywhere, calls, caught, ported, ranked
 from .guards import guard
 from .rule import Hit, rule
@@ -61,16 +62,14 @@ def printed_by_all(file: File, script: Script) -> Iterator[Hit]:
         return
     found: list[ast.Call] = []
     for call in file.names.all(ast.Call):
-        name, dotted = call_name(call), file.names.called(call)
-        if dotted == "builtins.print":
-            pass
-        elif name in _BARS and dotted.split(".")[0] in ("tqdm", "rich", "progress"):
-            disable = argument(call, "disable")
-            if disable is not None and script.distributed:
+        dotted = file.names.called(call)
+        bar = call_name(call) in _BARS and root(dotted) in ("tqdm", "rich", "progress")
+        if script.distributed:  # `print(f"[rank {rank}] …")` is meant for every rank
+            if argument(call, "disable") is not None:
                 continue
-        else:
-            continue
-        if not guard(file, script, call) and not _names_the_rank(file, script, call):
+            if any(ranked(script, file, arg) for arg in given(call)):
+                continue
+        if (bar or dotted == "builtins.print") and not guard(file, script, call):
             found.append(call)
     if not found:
         return
@@ -88,11 +87,6 @@ def _own_print(script: Script) -> bool:
     return any(
         "builtins.print =" in one.text or "__builtin__.print =" in one.text for one in script.files
     ) or any("print" in one.names.members(one.tree) for one in script.files)
-
-
-def _names_the_rank(file: File, script: Script, call: ast.Call) -> bool:
-    """`print(f"[rank {rank}] …")` is meant to be there for every rank."""
-    return script.distributed and any(ranked(script, file, arg) for arg in given(call))
 
 
 @rule("RK175", "error", "logged by every rank")
@@ -119,18 +113,14 @@ def logged_by_all(file: File, script: Script) -> Iterator[Hit]:
         return
     for call in file.names.all(ast.Call):
         dotted, name = file.names.called(call), call_name(call)
-        what = _LOGGERS.get(name, "")
-        if dotted == "wandb.init":
-            what = "wandb"
-        if not what or (name != "SummaryWriter" and not dotted):
-            continue
-        if guard(file, script, call):
-            continue
-        yield Hit(
-            call,
-            f"{what} would get a run from every rank",
-            "rankup.quiet() before it, or only on rank 0",
-        )
+        known = _LOGGERS.get(name, "") if dotted or name == "SummaryWriter" else ""
+        what = "wandb" if dotted == "wandb.init" else known
+        if what and not guard(file, script, call):
+            yield Hit(
+                call,
+                f"{what} would get a run from every rank",
+                "rankup.quiet() before it, or only on rank 0",
+            )
 
 
 @rule("RK176", "error", "a terminal in a job", frameworks=True)

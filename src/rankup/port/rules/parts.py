@@ -153,13 +153,14 @@ def _carried(training: Training) -> Iterator[Hit]:
 
 def _feeding(training: Training, loop: Loop) -> set[str]:
     """The names that the losses of a loop are made of."""
-    found, size = set(loop.losses), -1
-    assigns = list(training.script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False))
-    while len(found) > size:
-        size = len(found)
-        for one in assigns:
-            assert isinstance(one, ast.Assign | ast.AugAssign)
-            found |= mentioned(one.value) if mentioned(*assigned(one)) & found else set()
+    found, assigns = set(loop.losses), training.script.inside(loop.node.body, ast.stmt, deep=False)
+    made = [
+        (mentioned(*assigned(one)), mentioned(one.value))
+        for one in assigns
+        if isinstance(one, ast.Assign | ast.AugAssign)
+    ]
+    while more := {name for given, of in made if given & found for name in of} - found:
+        found |= more
     return found
 
 

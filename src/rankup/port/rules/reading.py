@@ -110,9 +110,8 @@ def _read_behind_write(
             continue
         line, function = file.line(call)[0], file.names.function(call)
         for other, writer in written:
-            if other != file.code(path) or file.names.function(writer) is not function:
-                continue
-            if writer is call or _either_or(file, writer, call):
+            same = other == file.code(path) and file.names.function(writer) is function
+            if not same or writer is call or _either_or(file, writer, call):
                 continue
             last = _last_write(file, writer, line)
             if last < line and not any(last < one <= line for one in meetings):
@@ -122,12 +121,10 @@ def _read_behind_write(
 
 def _either_or(file: File, one: ast.AST, other: ast.AST) -> bool:
     """True where two places stand in different branches of one `if`."""
-    around = set(file.names.up(other))
-    chain = [one, *file.names.up(one)]
-    for below, up in pairwise(chain):
-        if up in around:
-            return isinstance(up, ast.If) and below not in around and below is not other
-    return False
+    around = {other, *file.names.up(other)}
+    chain = pairwise([one, *file.names.up(one)])
+    below, up = next((pair for pair in chain if pair[1] in around), (one, None))
+    return isinstance(up, ast.If) and below not in around
 
 
 def _written_by_one(file: File, script: Script) -> Iterator[tuple[str, ast.Call]]:
@@ -167,13 +164,11 @@ def _reading(mode: ast.expr | None) -> bool:
 
 def _last_write(file: File, call: ast.Call, before: int) -> int:
     """The last line, before another, in which what a call has opened is written to."""
-    for up in file.names.up(call):
-        if isinstance(up, ast.With):
-            return file.last_line(up)
-        if isinstance(up, ast.Assign) and isinstance(up.targets[0], ast.Name):
-            name = up.targets[0].id
-            lines = [file.line(one)[0] for one in file.names.all(ast.Name) if one.id == name]
-            return max(line for line in lines if line < before or line == file.line(up)[0])
-        if isinstance(up, ast.stmt):
-            break
+    around, statement = file.names.enclosing(call, ast.withitem), file.names.statement(call)
+    if around is not None:
+        return file.last_line(file.names.parents[around])
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+        name = statement.targets[0].id
+        lines = [file.line(one)[0] for one in file.names.all(ast.Name) if one.id == name]
+        return max(line for line in lines if line < before or line == file.line(statement)[0])
     return file.last_line(call)

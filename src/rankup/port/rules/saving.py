@@ -76,27 +76,21 @@ def _saved_by_root(context: Context, site: Site) -> str:
 def _loads_safely(context: Context, value: ast.expr, depth: int = 0) -> bool:
     """True where what is saved loads with `weights_only=True`, as far as can be seen."""
     script = context.script
-    if isinstance(value, ast.Dict):
-        whole = all(value.keys)  # without `**others`
-        return whole and all(_loads_safely(context, one, depth) for one in value.values)
-    if isinstance(value, ast.Call):
-        return isinstance(value.func, ast.Attribute) and value.func.attr == "state_dict"
-    if isinstance(value, ast.Constant):
-        return True
-    if isinstance(value, ast.BinOp):
-        return all(_loads_safely(context, one, depth) for one in (value.left, value.right))
-    if isinstance(value, ast.Name):
-        if value.id in ("epoch", "step", "global_step", "iteration"):
+    match value:
+        case ast.Constant() | ast.Name(id="epoch" | "step" | "global_step" | "iteration"):
             return True
-        made = context.script.assigned(value.id, script.scope(value))
-        return (
-            bool(made)
-            and depth < 3
-            and all(
-                isinstance(one, ast.Dict | ast.Call) and _loads_safely(context, one, depth + 1)
-                for _, one in made
-            )
-        )
+        case ast.Call(func=ast.Attribute(attr="state_dict")):
+            return True
+        case ast.Dict(keys=keys, values=parts):
+            whole = all(keys)  # without `**others`
+            return whole and all(_loads_safely(context, one, depth) for one in parts)
+        case ast.BinOp(left=left, right=right):
+            return all(_loads_safely(context, one, depth) for one in (left, right))
+        case ast.Name(id=name):
+            made = [one for _, one in script.assigned(name, script.scope(value))]
+            plain = bool(made) and all(isinstance(one, ast.Dict | ast.Call) for one in made)
+            deeper = depth < 3 and plain
+            return deeper and all(_loads_safely(context, one, depth + 1) for one in made)
     return False
 
 

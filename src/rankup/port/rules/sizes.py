@@ -8,7 +8,7 @@ from functools import partial
 
 from ...script.flow import argument, call_name, first_argument, is_none
 from ...script.flow import given as arguments_of
-from ...script.names import bound_in, elements, walk
+from ...script.names import bound_in, calls_in, elements, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
@@ -177,14 +177,9 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
     for loader in (*script.train_loaders, *script.eval_loaders):
         if loader.file is file and isinstance(loader.node, ast.Call):
             given = argument(loader.node, "num_workers", 5)
-            if (
-                given is not None
-                and not ranked(script, file, given)
-                and any(
-                    isinstance(one, ast.Call) and call_name(one) == "cpu_count"
-                    for one in walk(given)
-                )
-            ):
+            if given is None or ranked(script, file, given):
+                continue
+            if any(call_name(one) == "cpu_count" for one in calls_in(given)):
                 yield Hit(
                     given,
                     "every rank of a node would start a worker for each of its cores",

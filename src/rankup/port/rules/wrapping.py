@@ -13,8 +13,8 @@ from ...script.names import Function
 from ...script.roles import LoopNode
 from ...script.torch_names import RETURNS_SELF, words
 from ..rewrite.context import Context
+from ..rewrite.models import Model
 from ..rewrite.script import Script
-from ..rewrite.training import Model
 
 # They follow a forward, which the wrapper's own work would be a part of.
 _TRACES = words("torch.jit.trace torch.export.export torch.onnx.export torch.onnx.dynamo_export")

@@ -8,7 +8,7 @@ from functools import partial
 
 from ...script.effects import callee, leads_to
 from ...script.flow import argument, call_name, given, literal
-from ...script.names import walk
+from ...script.names import bound_in, calls_in, walk
 from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
@@ -163,11 +163,7 @@ def _self_contained(context: Context, block: ast.With) -> bool:
 def _used_behind(context: Context, block: ast.With) -> bool:
     """True where a name that a block gives a value is read elsewhere, with that value."""
     script = context.script
-    stored = {
-        one.id
-        for one in walk(block)
-        if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)
-    }
+    stored = bound_in(walk(block))
     for name in script.inside(script.scope(block), ast.Name):
         if name.id not in stored or not isinstance(name.ctx, ast.Load):
             continue
@@ -179,12 +175,10 @@ def _used_behind(context: Context, block: ast.With) -> bool:
 
 def _binds(node: ast.AST, name: str) -> bool:
     """True where a `with` or `for` gives a name its value for the statements in it."""
-    targets: list[ast.AST] = []
-    if isinstance(node, ast.With):
-        targets = [one.optional_vars for one in node.items if one.optional_vars is not None]
-    elif isinstance(node, ast.For):
-        targets = [node.target]
-    return any(isinstance(one, ast.Name) and one.id == name for one in walk(*targets))
+    targets = [node.target] if isinstance(node, ast.For) else []
+    for item in node.items if isinstance(node, ast.With) else ():
+        targets += [item.optional_vars] if item.optional_vars is not None else []
+    return name in bound_in(walk(*targets))
 
 
 def _opened(context: Context, site: Site) -> str | None:
@@ -237,11 +231,10 @@ def file_race(file: File, script: Script) -> Iterator[Hit]:
         makes = _makes_folder(file, call)
         if not makes and not changes_files(file, call):
             continue
-        if guard(file, script, call) or rank0_first(file, script, call):
+        own = any(ranked(script, file, arg) for arg in given(call)[:1])
+        if own or guard(file, script, call) or rank0_first(file, script, call):
             continue
         if not runs(file, script, call):
-            continue
-        if any(ranked(script, file, arg) for arg in given(call)[:1]):
             continue
         yield Hit(
             call,
@@ -258,16 +251,12 @@ def _makes_folder(file: File, call: ast.Call) -> bool:
     if dotted not in ("os.mkdir", "os.makedirs") and not of_path:
         return False
     given = argument(call, "exist_ok", 2)
-    fails = not caught(file, call) or _ends_the_script(file, call)
+    asks = file.names.enclosing(call, ast.If)
+    tries = file.names.enclosing(call, ast.Try)
+    # If it is made where it is not there, the script may end where that fails.
+    asked = asks is not None and "exists" in file.code(asks.test)
+    fails = not caught(file, call) or (asked and tries is not None and ends(*tries.handlers))
     return (given is None or literal(given) is False) and fails
-
-
-def _ends_the_script(file: File, call: ast.Call) -> bool:
-    """True where a folder is made if it is not there, and the script ends if that fails."""
-    above = list(file.names.up(call))
-    asks = [one for one in above if isinstance(one, ast.If) and "exists" in file.code(one.test)]
-    tries = [one for one in above if isinstance(one, ast.Try)]
-    return bool(asks) and ends(*tries[0].handlers)
 
 
 def changes_files(file: File, call: ast.Call) -> bool:
@@ -356,10 +345,8 @@ def _clock_names(file: File) -> Iterator[ast.Assign]:
             continue
         if any(isinstance(up, (ast.For, ast.While, ast.Lambda)) for up in file.names.up(node)):
             continue
-        made = [one for one in walk(node.value) if isinstance(one, ast.Call)]
-        if any(call_name(one) in ("broadcast", "rank0_first") for one in made):
-            continue
-        if any(_tells_time(file, one) for one in made):
+        shared = any(call_name(one) in ("broadcast", "rank0_first") for one in calls_in(node.value))
+        if not shared and any(_tells_time(file, one) for one in calls_in(node.value)):
             yield node
 
 
