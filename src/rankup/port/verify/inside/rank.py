@@ -33,21 +33,6 @@ from .training import Compiler, Loops, Steps
 _PR_SET_PDEATHSIG = 1
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LARGEST_FILE = 8 << 30
-# Files of a rank beside its journal: it is there once the script has come to its end; its stderr.
-FINISHED, STDERR = ".finished", ".stderr"
-
-
-@dataclass(frozen=True)
-class Files:
-    """What a rank is given by the fork server.
-
-    Attributes:
-        stem: of the names of its files.
-        stderr: for what goes there.
-    """
-
-    stem: str
-    stderr: int
 
 
 @dataclass(frozen=True)
@@ -59,18 +44,14 @@ class _Place:
     known: DataSets
 
 
-def run_rank(
-    plan: Plan, run: Run, tried: Try, rank: int, known: DataSets, files: Files
-) -> NoReturn:
+def run_rank(plan: Plan, run: Run, tried: Try, rank: int, known: DataSets, stderr: int) -> NoReturn:
     """Be that rank, and end with it."""
     code = 70
     try:
-        _set_up_process(files.stderr)
+        _set_up_process(stderr)
         os.chdir(run.cwd)
         watched = _Watched(_Place(plan, run, tried, rank, known))
         code = watched.run_script()
-        if watched.finished:
-            open(files.stem + FINISHED, "wb").close()
         _end_threads(code)
     except BaseException:
         os.write(2, traceback.format_exc().encode(errors="replace"))
@@ -105,7 +86,6 @@ class _Watched:
         plan, run, rank = place.plan, place.run, place.rank
         self._place = place
         self._main = os.getpid()
-        self.finished = False
         self._journal = Journal(journal_path(plan.state, run.name, rank), run.script)
         progress = Progress(self._journal)
         files = Writing(run.folder, plan.temporary, plan.state, self._journal)
@@ -171,7 +151,6 @@ class _Watched:
         if os.getpid() != self._main:  # a fork of the script's own has come to its end
             os._exit(code)
         self._lines.finish()
-        self.finished = code == 0
         if error is None:
             self._steps.finished()
             self._compare_saved()

@@ -26,7 +26,7 @@ from ..protocol import (
     read_journal,
     write_outcomes,
 )
-from .rank import FINISHED, STDERR, DataSets, Files, run_rank
+from .rank import DataSets, run_rank
 
 _PRELOADED = ("numpy", "torch", "torch.utils.data", "torch.distributed", "torch.optim")
 # What DistributedDataParallel imports when it is made, for seconds, and what ports call.
@@ -36,6 +36,7 @@ _MOST_STDERR = 8 << 20
 _PATIENCE = 20.0  # seconds for the others to end by themselves once a rank has failed
 _GRACE = 5.0  # and then after SIGTERM
 _LOOK = 0.05
+_LOG = ".stderr"  # behind the name of a journal
 
 
 def main() -> int:
@@ -105,12 +106,31 @@ class _Runs:
         return all(one.finished for one in outcome.ranks)
 
     def _outcome(self, run: Run, tried: Try) -> Outcome:
-        environment = _environment(run) if run.world else {}
-        processes = Processes(self._plan, run, tried, self._known, environment)
+        """Start all ranks of a run at once, and wait for their ends."""
+        launched = _environment(run) if run.world else {}
+        ranks: list[_Rank] = []
         try:
-            return processes.watch()
+            for rank in range(run.ranks):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if launched else {}
+                ranks.append(self._fork(run, tried, rank, {**launched, **own}))
+            return _watched(ranks, run, tried, self._plan.seconds)
         finally:
-            processes.end()
+            _end(ranks)
+
+    def _fork(self, run: Run, tried: Try, rank: int, environment: dict[str, str]) -> _Rank:
+        journal = journal_path(self._plan.state, run.name, rank)
+        # The log is there before the rank is.
+        log = os.open(
+            f"{journal}{_LOG}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o600
+        )
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(environment)
+            run_rank(self._plan, run, tried, rank, self._known, log)
+        os.close(log)
+        with suppress(OSError):
+            os.setpgid(pid, pid)
+        return _Rank(pid, journal)
 
     def _record(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
@@ -122,24 +142,19 @@ def _like_base(run: Run, base: Run) -> Run:
 
 
 @dataclass
-class _Process:
-    """A rank; `stem` is what its files are called by."""
+class _Rank:
+    """A rank's process; its stderr lies beside its journal."""
 
     pid: int
-    stem: str
+    journal: str
     code: int | None = None
     gone: bool = False
-
-    @property
-    def finished(self) -> bool:
-        """True once its script has come to its end."""
-        return os.path.exists(self.stem + FINISHED)
 
     def look(self) -> None:
         """See whether it has ended, and keep its stderr short."""
         with suppress(OSError):
-            if os.path.getsize(self.stem + STDERR) > _MOST_STDERR:
-                os.truncate(self.stem + STDERR, 0)
+            if os.path.getsize(self.journal + _LOG) > _MOST_STDERR:
+                os.truncate(self.journal + _LOG, 0)
         if not self.gone:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -147,88 +162,55 @@ class _Process:
 
     def ended(self) -> RankEnd:
         """Return how it has ended, so far."""
-        with open(self.stem + STDERR, "rb") as file:
+        with open(self.journal + _LOG, "rb") as file:
             file.seek(max(0, os.path.getsize(file.name) - _KEPT))
             tail = file.read().decode("utf-8", "replace")
-        return RankEnd(self.code, self.finished, tail)
+        finished = any(end["code"] == 0 for end in read_journal(self.journal).of("end"))
+        return RankEnd(self.code, finished, tail)
 
 
-class Processes:
-    """The ranks of one run; all start at once.
-
-    Args:
-        environment: further variables of all ranks; empty: there is no launcher.
-    """
-
-    def __init__(
-        self, plan: Plan, run: Run, tried: Try, known: DataSets, environment: dict[str, str]
-    ) -> None:
-        self._plan, self._run, self._tried = plan, run, tried
-        self._ranks: list[_Process] = []
-        for rank in range(run.ranks):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if environment else {}
-            self._ranks.append(self._fork(rank, known, {**environment, **own}))
-
-    def _fork(self, rank: int, known: DataSets, environment: dict[str, str]) -> _Process:
-        stem = journal_path(self._plan.state, self._run.name, rank).removesuffix(".jsonl")
-        with suppress(FileNotFoundError):
-            os.remove(stem + FINISHED)
-        # It is there before the rank is.
-        stderr = os.open(stem + STDERR, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o600)
-        pid = os.fork()
-        if pid == 0:
-            os.environ.update(environment)
-            run_rank(self._plan, self._run, self._tried, rank, known, Files(stem, stderr))
-        os.close(stderr)
-        with suppress(OSError):
-            os.setpgid(pid, pid)
-        return _Process(pid, stem)
-
-    def watch(self) -> Outcome:
-        """Wait for all; end those that outlive their time or a failed one."""
-        began = time.monotonic()
-        failed: float | None = None
-        asked = False
-        why = "exit"
-        while True:
-            self._look()
-            now = time.monotonic()
-            running = [m for m in self._ranks if not m.gone]
-            if not running:
-                break
-            if failed is None and any(m.gone and m.code != 0 for m in self._ranks):
-                failed = now
-            if now - began > self._plan.seconds:
-                why = "time"
-                break
-            if failed is not None and now - failed > _PATIENCE and not asked:
-                asked = True
-                for process in running:
-                    with suppress(OSError):
-                        os.kill(process.pid, signal.SIGTERM)
-            if failed is not None and now - failed > _PATIENCE + _GRACE:
-                why = "stuck"
-                break
-        took = time.monotonic() - began
-        waited = time.monotonic() - failed if failed is not None else 0.0
-        ends = tuple(one.ended() for one in self._ranks)
-        return Outcome(self._run.name, why, took, ends, self._tried, waited, self._run)
-
-    def end(self) -> None:
-        """End what is left, and what the ranks have started."""
-        for process in self._ranks:
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for process in self._ranks:
-            if not process.gone:
-                with suppress(ChildProcessError):
-                    os.waitpid(process.pid, 0)
-                process.gone = True
-
-    def _look(self) -> None:
+def _watched(ranks: list[_Rank], run: Run, tried: Try, seconds: float) -> Outcome:
+    """Wait for all; stop at those that outlive their time or a failed one."""
+    began = time.monotonic()
+    failed: float | None = None
+    asked = False
+    why = "exit"
+    while True:
         time.sleep(_LOOK)
-        for process in self._ranks:
-            process.look()
+        for one in ranks:
+            one.look()
+        now = time.monotonic()
+        running = [one for one in ranks if not one.gone]
+        if not running:
+            break
+        if failed is None and any(one.gone and one.code != 0 for one in ranks):
+            failed = now
+        if now - began > seconds:
+            why = "time"
+            break
+        if failed is not None and now - failed > _PATIENCE and not asked:
+            asked = True
+            for one in running:
+                with suppress(OSError):
+                    os.kill(one.pid, signal.SIGTERM)
+        if failed is not None and now - failed > _PATIENCE + _GRACE:
+            why = "stuck"
+            break
+    waited = time.monotonic() - failed if failed is not None else 0.0
+    ends = tuple(one.ended() for one in ranks)
+    return Outcome(run.name, why, time.monotonic() - began, ends, tried, waited, run)
+
+
+def _end(ranks: list[_Rank]) -> None:
+    """End what is left, and what the ranks have started."""
+    for one in ranks:
+        with suppress(OSError):
+            os.killpg(one.pid, signal.SIGKILL)
+    for one in ranks:
+        if not one.gone:
+            with suppress(ChildProcessError):
+                os.waitpid(one.pid, 0)
+            one.gone = True
 
 
 def _environment(run: Run) -> dict[str, str]:
