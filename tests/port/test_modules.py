@@ -338,3 +338,107 @@ def test_a_number_of_a_configuration_is_none_of_the_batch(tmp_path: Path) -> Non
     text = text.replace("\ndata =", "\nparser = argparse.ArgumentParser()\ndata =")
     path = _write(tmp_path, {"engine.py": engine, "train.py": text})
     assert not [note for one in port(path).files for note in one.left]
+
+
+SHARED = (
+    FIT
+    + """
+
+def test(model, loader):
+    for x, y in loader:
+        print(model(x))
+    torch.save(model.state_dict(), "tested.pt")
+"""
+)
+TWICE = PLAIN.replace("import fit", "import fit, test") + "test(model, loader)\n"
+
+
+def test_a_module_of_two_scripts_is_not_overwritten_unsaid(tmp_path: Path) -> None:
+    """Also through a module between them, and where one script imports the other."""
+    path = _write(tmp_path, {"engine.py": SHARED, "train.py": PLAIN})
+    other = tmp_path / "other.py"
+    other.write_text(TWICE)
+    _port_file(path)
+    before = (tmp_path / "engine_dist.py").read_text()
+    with pytest.raises(UserError, match=r"it is the port for train\.py, it was edited, or engine"):
+        _port_file(other)
+    assert (tmp_path / "engine_dist.py").read_text() == before
+    assert not (tmp_path / "other_dist.py").exists()
+    (tmp_path / "train_dist.py").write_text("import between\nrankup.setup()\n")
+    (tmp_path / "between.py").write_text("import engine_dist\n")
+    with pytest.raises(UserError, match=r"the port for train\.py"):
+        _port_file(other)
+    (tmp_path / "train_dist.py").unlink()
+    with pytest.raises(UserError, match="the port for another script"):
+        _port_file(other)
+    _port_file(other, force=True)
+
+
+def test_a_script_that_is_a_module_of_another(tmp_path: Path) -> None:
+    text = HEAD + "\n\ndef main(rate):\n" + textwrap.indent(MADE, "    ")
+    text += textwrap.indent(textwrap.dedent(FIT.partition("loader):\n")[2]), "    ")
+    text += "\n\nif __name__ == '__main__':\n    main(0.1)\n"
+    path = _write(tmp_path, {"train.py": text})
+    sweep = tmp_path / "sweep.py"
+    sweep.write_text("from train import main\n\nfor rate in (0.1, 0.01):\n    main(rate)\n")
+    _port_file(path)
+    with pytest.raises(UserError, match=r"train_dist\.py is there .* the port for train\.py"):
+        _port_file(sweep)
+    (tmp_path / "train_dist.py").unlink()
+    _port_file(sweep)
+    with pytest.raises(UserError, match=r"train_dist\.py is there .* the port for sweep\.py"):
+        _port_file(path)
+
+
+def test_a_module_is_not_ported_twice(tmp_path: Path) -> None:
+    path = _write(tmp_path, {"engine.py": SHARED, "train.py": PLAIN})
+    other = tmp_path / "other.py"
+    other.write_text(TWICE)
+    _port_file(path, in_place=True)
+    before = (tmp_path / "engine.py").read_text()
+    for in_place in (True, False):
+        with pytest.raises(UserError, match=r"engine\.py:\d+: this module calls rankup\.shard"):
+            _port_file(other, in_place=in_place)
+    assert (tmp_path / "engine.py").read_text() == before
+
+
+def test_what_a_module_imports_from_the_script_is_the_port_s(tmp_path: Path) -> None:
+    engine = FIT + "    from train import evaluate\n\n    evaluate(model)\n"
+    text = HEAD + "import engine\n\n\ndef evaluate(model):\n"
+    text += "    torch.save(model.state_dict(), 'a.pt')\n\n\n"
+    work = MADE + "engine.fit(model, loader)\n"
+    guarded = text + "if __name__ == '__main__':\n" + textwrap.indent(work, "    ")
+    texts = _ported(tmp_path, {"engine.py": engine, "train.py": guarded})
+    assert "    from train_dist import evaluate\n" in texts["engine_dist.py"]
+    # A module that does not train is ported for it, and one that names a type alone is not.
+    hook = "def hook(model):\n    import train\n\n    train.evaluate(model)\n"
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from train import Net\n"
+    files = {"engine.py": FIT, "hook.py": hook, "typed.py": typed}
+    guarded = guarded.replace("import engine\n", "import engine\nimport typed\nimport hook\n")
+    texts = _ported(tmp_path, files | {"train.py": guarded + "    hook.hook(model)\n"})
+    assert "    import train_dist as train\n" in texts["hook_dist.py"]
+    assert set(texts) == {"train_dist.py", "engine_dist.py", "hook_dist.py"}
+    with pytest.raises(UserError, match=r"engine\.py:10: not ported: this imports from train\.py"):
+        _ported(tmp_path, {"engine.py": engine, "train.py": text + work})
+
+
+def test_a_module_that_makes_a_folder_by_the_clock_is_ported(tmp_path: Path) -> None:
+    made = (
+        "import os\nimport time\n\n\ndef named():\n    name = time.strftime('%H%M%S')\n"
+        "    return name\n"
+    )
+    folder = "import os\n\n\ndef make(name):\n    os.makedirs(name)\n"
+    text = PLAIN.replace("from engine", "import folder\nimport named\nfrom engine")
+    text += "folder.make(named.named())\n"
+    files = {"engine.py": FIT, "named.py": made, "folder.py": folder, "train.py": text}
+    texts = _ported(tmp_path, files)
+    assert "name = rankup.broadcast(time.strftime('%H%M%S'))" in texts["named_dist.py"]
+    assert "os.makedirs(name, exist_ok=True)" in texts["folder_dist.py"]
+
+
+def test_a_learner_s_script_imports_the_modules_as_they_are(tmp_path: Path) -> None:
+    text = PLAIN.replace("from engine", "from fastai.vision.all import *\nfrom engine")
+    text += "learn = Learner(loader, model)\nlearn.fit(1)\n"
+    texts = _ported(tmp_path, {"engine.py": FIT, "train.py": text})
+    assert set(texts) == {"train_dist.py"}
+    assert "from engine import fit\n" in texts["train_dist.py"]

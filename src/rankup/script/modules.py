@@ -288,8 +288,12 @@ class Modules:
     def modules_named(self, file: File) -> Iterator[File]:
         """The files that the imports of one name, without those of packages around them."""
         for node in imports_in(file):
-            found = (self.module(file, name) for name in chain.from_iterable(_modules_of(node)))
-            yield from (one for one in found if one is not None)
+            yield from self.modules_named_by(file, node)
+
+    def modules_named_by(self, file: File, node: ast.Import | ast.ImportFrom) -> Iterator[File]:
+        """The files that one import names, without those of packages around them."""
+        found = (self.module(file, name) for name in chain.from_iterable(_modules_of(node)))
+        yield from (one for one in found if one is not None)
 
     def imported(self, file: File, node: ast.Import | ast.ImportFrom) -> Iterator[File]:
         """The files that an import runs: `a`, `a.b` and `a.b.c` of `import a.b.c`."""

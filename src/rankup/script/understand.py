@@ -11,7 +11,7 @@ from .loops import find_loops, is_backward
 from .models import find_models, find_optimizers, find_schedulers
 from .names import Function, children
 from .roles import Script
-from .source import File, local_modules
+from .source import File, imports_in, local_modules
 from .torch_names import FRAMEWORKS, HF_TRAINERS, last, root
 
 
@@ -128,6 +128,8 @@ def files_to_port(script: Script) -> tuple[File, ...]:
         backwards = [call for call in file.names.all(ast.Call) if is_backward(call)]
         if any(script.comes_to(file, call) for call in backwards):
             found.add(file)
+        if file.path.stem != "__init__" and imports_of(script, file, script.file):
+            found.add(file)  # what it takes from the script has to come from the port
     if not found:
         return (script.file,)
     imports = {file: set(script.flow.modules_named(file)) for file in script.files}
@@ -137,6 +139,20 @@ def files_to_port(script: Script) -> tuple[File, ...]:
     while more := {other for one in named for other in imports[one]} - named:
         named |= more
     return (script.file, *(one for one in others if one in found & named))
+
+
+def imports_of(script: Script, file: File, module: File) -> list[ast.stmt]:
+    """The imports of a file that name a module, where the script comes to them and they run."""
+    return [
+        node
+        for node in imports_in(file)
+        if module in script.flow.modules_named_by(file, node)
+        and script.comes_to(file, node)
+        and not any(
+            isinstance(up, ast.If) and "TYPE_CHECKING" in file.code(up.test)
+            for up in file.names.up(node)
+        )
+    ]
 
 
 def find_reached(flow: Flow) -> set[ast.AST]:

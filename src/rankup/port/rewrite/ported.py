@@ -32,7 +32,8 @@ from .training import training_in
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
 _REFUSED = ("RK124", "RK191")  # what no change of loaders makes data-parallel
-_OTHERS = ("RK103", "RK104", "RK105", "RK141", "RK146")  # of which one in any module is an edit
+# Of these one in any module is an edit.
+_OTHERS = ("RK103", "RK104", "RK105", "RK141", "RK145", "RK146", "RK147")
 _RULES = {rule.code: rule for rule in RULES}
 # What changes a script or leaves a remark, in this order.
 _FIXES: tuple[str | Callable[[Context], None], ...] = (
@@ -159,7 +160,7 @@ def _port(file: File, options: Options) -> Ported:
             "trains"
         )
     why = _framework(understood)
-    if _ported(script):
+    if _ported(script) is not None:
         why = f"{path.name} is ported already: it calls rankup.setup()"
     if why is not None:
         return Ported(path, path, text, text, why=why)
@@ -169,7 +170,10 @@ def _port(file: File, options: Options) -> Ported:
         Context(there.script, there, options, Edits(one), port=port)
     for context in port:
         _refuse_names(context)
+    for context in port[1:]:
+        _refuse_ported(context.script, path)
     if script.modules & {"fastai", "fastbook"}:
+        del port[1:]  # no port of theirs is made that could be imported
         return _finish([port_learner(port[0], path)])
     for context in port:
         taken = _distributed(context.script)
@@ -209,7 +213,8 @@ def _in_other_modules(context: Context) -> None:
 def _with_others(script: roles.Script) -> roles.Script:
     """A script, of which the modules are ported, too, that have no place where ranks may run.
 
-    They choose a GPU, or write what is not written by a call in the files that train.
+    They choose a GPU, make folders or names by the clock, or write what is not written by a call
+    in the files that train.
     """
     others = [one for one in script.files if one not in script.to_port]
     also = {
@@ -278,13 +283,25 @@ def _file(path: Path) -> File:
     return file
 
 
-def _ported(script: Script) -> bool:
-    """True of a script that joins the ranks, not of one that only reads a pack (`rankup.data`)."""
-    return any(
-        script.name(call.func).partition(".")[0] in ("rankup", RUNTIME)
-        and script.name(call.func).partition(".")[2] in _JOINING
-        for call in script.all(ast.Call)
-    )
+def _ported(script: Script) -> ast.Call | None:
+    """A call that joins the ranks, or shares work among them; reading a pack does neither."""
+    for call in script.all(ast.Call):
+        library, _, function = script.name(call.func).partition(".")
+        if library in ("rankup", RUNTIME) and function in _JOINING:
+            return call
+    return None
+
+
+def _refuse_ported(module: Script, path: Path) -> None:
+    """Raise UserError where a module of a script that is not ported is ported already."""
+    call = _ported(module)
+    if call is not None:
+        raise UserError(
+            f"{module.file.path}:{module.line(call)}: this module calls {module.code(call.func)} "
+            f"already, by hand or by a port --in-place of another script, and would be edited "
+            f"twice. Port {path.name} in a copy of the repository that has the module as it was, "
+            f"or do by hand what {path.name} still lacks of this: {BY_HAND}"
+        )
 
 
 def _framework(script: roles.Script) -> str | None:

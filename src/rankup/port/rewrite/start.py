@@ -14,6 +14,7 @@ from ...script.names import RUNTIME, Function, children, walk
 from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.torch_names import DRAWING_METHODS, SEEDING, is_draw, words
+from ...script.understand import imports_of
 from ..rules.facts import string
 from .context import Context
 from .script import Script
@@ -87,8 +88,22 @@ def beside(path: Path) -> Path:
 
 
 def import_ports(context: Context) -> None:
-    """Let a file import the ports of the modules that train, in place of their originals."""
-    changed = {one.script.file for one in context.port[1:]}
+    """Let a file import the ports of the script and its modules, in place of their originals.
+
+    Raises:
+        UserError: a module imports from the script, which would begin anew with that.
+    """
+    script = context.port[0].script
+    others = [one for one in context.port if one is not context]
+    if context is not context.port[0] and _starts(context.port[0]) and main_guard(script) is None:
+        for node in imports_of(script.understood, context.script.file, script.file):
+            raise UserError(
+                f"{context.script.file.path}:{context.script.line(node)}: not ported: this imports "
+                f"from {script.file.path.name}, which runs anew with that: it has no "
+                '`if __name__ == "__main__":` around what it does. Move what is imported here into '
+                "a module of its own, or put the guard there"
+            )
+    changed = {one.script.file for one in others}
     for plain in context.script.all(ast.Import) if changed else ():
         for alias in plain.names:
             _import_module(context, alias, changed)
