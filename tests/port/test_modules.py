@@ -434,6 +434,19 @@ def test_a_module_that_makes_a_folder_by_the_clock_is_ported(tmp_path: Path) -> 
     texts = _ported(tmp_path, files)
     assert "name = rankup.broadcast(time.strftime('%H%M%S'))" in texts["named_dist.py"]
     assert "os.makedirs(name, exist_ok=True)" in texts["folder_dist.py"]
+    # One that is made as its module is imported is shared where the ranks have joined before.
+    text = HEAD + "from engine import fit\nfrom named import name\n\n\ndef main():\n"
+    text += textwrap.indent(MADE + "fit(model, loader)\nprint(name)\n", "    ")
+    text += "\n\nif __name__ == '__main__':\n    main()\n"
+    for named in (
+        "name = time.strftime('%H%M%S')\n",
+        made.partition("\n\n")[2] + "name = named()\n",
+    ):
+        files |= {"named.py": "import time\n" + named, "train.py": text}
+        texts = _ported(tmp_path, files)
+        assert "= rankup.broadcast(time.strftime('%H%M%S'))" in texts["named_dist.py"]
+        before = texts["train_dist.py"].partition("from named_dist import name")[0]
+        assert "    rankup.setup()\n" in before
 
 
 def test_a_learner_s_script_imports_the_modules_as_they_are(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ...script.source import File
 from ...script.torch_names import DRAWING_METHODS, SEEDING, is_draw, words
 from ...script.understand import imports_of
 from ..rules.facts import string
+from ..rules.writing import clock_names
 from .context import Context
 from .script import Script
 
@@ -236,7 +237,8 @@ def _documents(statement: ast.AST) -> bool:
 def _drawing_before(context: Context) -> ast.stmt | None:
     """The first statement that draws or prints before the usual place of `rankup.setup()`.
 
-    It may be an import of a file of the repository, which splits its data as it is imported.
+    It may be an import of a file of the repository, which splits its data as it is imported, or
+    makes a name by the clock, which rank 0 can share only with ranks that have joined.
     """
     script = context.script
     guard, last = main_guard(script), last_import(script)
@@ -260,8 +262,13 @@ def _prints(script: Script, statement: ast.stmt) -> bool:
 
 
 def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> bool:
-    """True where running a statement at the top of a file draws, there or in what it imports."""
+    """True where running a statement at the top of a file draws, there or in what it imports.
+
+    So does one that makes a name by the clock.
+    """
     for node in _run_at_import(statement):
+        if isinstance(node, ast.Assign) and node in set(clock_names(file)):
+            return True
         if isinstance(node, ast.Import | ast.ImportFrom):
             for other in script.flow.imported(file, node):
                 if other not in seen:
@@ -273,10 +280,11 @@ def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> 
                 return True
             found = callee(script.flow, file, node)
             if found is not None and any(
-                _draws_itself(where, call)
+                one in set(clock_names(where))
+                if isinstance(one, ast.Assign)
+                else isinstance(one, ast.Call) and _draws_itself(where, one)
                 for where, function in leads_to(script.flow, *found)
-                for call in walk(*function.body)
-                if isinstance(call, ast.Call)
+                for one in walk(*function.body)
             ):
                 return True
     return False

@@ -317,7 +317,7 @@ def name_of_its_own(file: File, script: Script) -> Iterator[Hit]:
 
     Makes the name on rank 0 for all where it sees it; else it leaves a remark.
     """
-    for node in _clock_names(file):
+    for node in clock_names(file):
         if guard(file, script, node) or rank0_first(file, script, node):
             continue
         if any(True for one in script.files for _ in calls(one, "broadcast_object_list")):
@@ -338,7 +338,7 @@ def _same_on_all(context: Context, assign: ast.Assign) -> str:
     return "a name made of the time is rank 0's on all ranks (rankup.broadcast)"
 
 
-def _clock_names(file: File) -> Iterator[ast.Assign]:
+def clock_names(file: File) -> Iterator[ast.Assign]:
     """Assignments of a text that is made of the time or of a random number, once in a run."""
     for node in file.names.all(ast.Assign):
         if isinstance(node.value, (ast.Tuple, ast.GeneratorExp, ast.Lambda)):
