@@ -514,6 +514,12 @@ def test_what_a_module_imports_from_the_script_is_the_port_s(tmp_path: Path) -> 
     guarded = text + "if __name__ == '__main__':\n" + textwrap.indent(work, "    ")
     texts = _ported(tmp_path, {"engine.py": engine, "train.py": guarded})
     assert "    from train_dist import evaluate\n" in texts["engine_dist.py"]
+    # It is no original that would register a class again.
+    kept = "MODELS = []\n\n\ndef register(one):\n    MODELS.append(one)\n    return one\n"
+    registered = engine + "\n\n@register\nclass Net(torch.nn.Module):\n    pass\n"
+    registered = registered.replace("import torch\n", "import torch\nfrom kept import register\n")
+    texts = _ported(tmp_path, {"kept.py": kept, "engine.py": registered, "train.py": guarded})
+    assert "    from train_dist import evaluate\n" in texts["engine_dist.py"]
     # A module that does not train is ported for it, and one that names a type alone is not.
     hook = "def hook(model):\n    import train\n\n    train.evaluate(model)\n"
     typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from train import Net\n"

@@ -203,7 +203,7 @@ def refuse_registered_twice(port: list[Context]) -> None:
 
     The original of a package runs before its port, and so does all that it imports.
     """
-    flow, changed = port[0].script.flow, {one.script.file for one in port[1:]}
+    flow, changed = port[0].script.flow, {one.script.file for one in port}
     originals = {
         file
         for one in port
