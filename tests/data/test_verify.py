@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,13 @@ def _damage(root: Path, capsys: pytest.CaptureFixture[str], **options: str) -> l
     told = json.loads(capsys.readouterr().out)["verify"]["damaged"]
     assert code == bool(told)
     return list(told)
+
+
+def test_a_deflated_zip_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("train/a/0.txt", "hello" * 30)
+    assert show(str(tmp_path / "x.zip"), verify=True) == 0
+    assert "can be read" in capsys.readouterr().out
 
 
 def test_a_sound_pack_is_sound(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

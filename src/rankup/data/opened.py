@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import UserError
-from . import finding
+from . import finding, indexes
 from .containers import Choice, Fallback, files, module, squashfs
 from .errors import BadContainer
 from .index import Field, Index
@@ -59,6 +59,13 @@ def open(
         OSError: it cannot be read.
     """
     root = Path(path)
+    part = root.with_name(f"{root.name}.part")
+    place = indexes.place(root)
+    if (part / "published").exists() and not (place.exists() and place.stat().st_size):
+        raise UserError(
+            f"{root} has no index yet: `rankup pack` was interrupted while it gave the container "
+            f"its name, or does so now. {part} is there still: run the same command with --resume"
+        )
     choice = choice or Choice()
     copy = find.copy_of(root, os.environ) if staged else None
     near = None  # all bytes of the one file that the source is

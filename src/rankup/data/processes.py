@@ -108,7 +108,11 @@ class Processes:
                 f"worker processes cannot be started from this process: {error}. Take "
                 f"kind='threads' or workers=0"
             ) from None
-        except (EOFError, ConnectionError) as error:  # one has ended before it had its task
+        except (EOFError, ConnectionError, RuntimeError) as error:
+            # One has ended before it had its task, which torch may notice by its signal.
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+                raise
+            traceback.clear_frames(error.__traceback__)  # which ends the others
             raise UserError(
                 f"a data worker ended as it was started ({error or type(error).__name__}); what it "
                 f"said stands above{self._guard()}"

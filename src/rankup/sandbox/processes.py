@@ -84,8 +84,9 @@ class Tree:
     def kill(self, within: float = _END) -> list[int]:
         """End all of them; return the ids of those that are there still after some seconds."""
         self._known.update(_marked(self._mark))
-        start = time.monotonic()
-        while (left := self.look()) and (took := time.monotonic() - start) < within:
+        left = self.look()
+        start = time.monotonic()  # a look may take long: each that was found is killed once
+        while left and (took := time.monotonic() - start) < within:
             for one in left:
                 with suppress(psutil.Error):
                     if took >= _TIDY or not _is_caretaker(one):
@@ -93,6 +94,7 @@ class Tree:
                     else:
                         one.resume()
             time.sleep(_PAUSE)
+            left = self.look()
         return [one.pid for one in left]
 
 

@@ -182,16 +182,6 @@ def test_an_unfinished_file_is_refused(tmp_path: Path) -> None:
         hdf5.scan(root, Choice())
 
 
-def test_a_file_that_another_version_has_begun_is_not_gone_on_with(tmp_path: Path) -> None:
-    root = tmp_path / "x.h5"
-    layout = plan(index_of({"data": [b"abc"]}, {"train": 1}), Shape())
-    layout.begin(root)
-    with h5py.File(root, "r+") as file:
-        del file["train/key_offsets"]
-    with pytest.raises(BadContainer, match=r"another version of rankup.*pack anew"):
-        layout.attach(root)
-
-
 def test_a_sample_over_4_gib(tmp_path: Path) -> None:
     """Sparse: only its ends are written."""
     huge = (4 << 30) + 12345

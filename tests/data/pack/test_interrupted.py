@@ -9,12 +9,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rankup
+from rankup.base.errors import UserError
 from rankup.data.pack import copy
 from rankup.data.pack.request import target
 
@@ -178,6 +181,33 @@ def test_other_words_are_named(
     assert "--split was 'train' and is 'all'; --shard-size was '1GB' and is '2GB'" in said
     assert run(request(other, tmp_path, "tar", resume=True)) == 2
     assert "SOURCE was" in capsys.readouterr().err
+    about = json.loads((tmp_path / "out.part" / "about.json").read_text())
+    (tmp_path / "out.part" / "about.json").write_text(json.dumps({**about, "rankup_pack": 1}))
+    assert run(request(source, tmp_path, "tar", resume=True)) == 2
+    assert "a rankup that works differently (version 1)" in capsys.readouterr().err
+
+
+def test_a_container_without_its_index_yet_is_not_opened(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between its two names, an image would be read as the folder that is in it."""
+    out = tmp_path / "out.sqsh"
+    rename = os.rename
+
+    def last(path: Path, name: Path) -> None:
+        if name.name.endswith(".index.npz"):
+            raise KeyboardInterrupt
+        rename(path, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", last)
+        with suppress(KeyboardInterrupt):
+            run(request(source, tmp_path, "squashfs"))
+    assert out.exists()
+    with pytest.raises(UserError, match=r"has no index yet.*--resume"):
+        rankup.data.open(out)
+    assert run(request(source, tmp_path, "squashfs", resume=True)) == 0
+    same_samples(out, source)
 
 
 def test_without_fsync_a_crash_of_the_machine_begins_anew(

@@ -175,6 +175,23 @@ def test_a_source_that_changes_while_it_is_copied_is_refused(tmp_path: Path, hom
     assert left(home) == []
 
 
+def test_a_copy_that_is_being_made_elsewhere_is_left_alone(tmp_path: Path, home: Path) -> None:
+    root = packed(tmp_path / "p")
+    second = tmp_path / "second"
+    second.mkdir()
+    other = []
+
+    def fill(plan: Plan, at: Path, watch: copying.Watch) -> None:
+        copying.fill(plan, at, watch)
+        other.append(stage(root, reserve=0, to=second))
+
+    done = stage(root, reserve=0, fill=fill)
+    equal(root, done.path)
+    assert contents(rankup.data.open(other[0].path)) == contents(
+        rankup.data.open(root, staged=False)
+    )
+
+
 def test_a_replaced_source_is_read_itself_and_that_is_said_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

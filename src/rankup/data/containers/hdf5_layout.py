@@ -33,7 +33,6 @@ from h5py import h5d, h5p, h5s, h5t
 
 from ...base.errors import UserError
 from ...base.files import pwrite_all
-from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, UInt64s
 from ..pack.layout import Piece, Shape, units
 from ..strings import Strings
@@ -81,20 +80,10 @@ class Hdf5Layout:
         return layout
 
     def attach(self, root: Path) -> Hdf5Layout:
-        """The layout with the places that the file has.
-
-        Raises:
-            BadContainer: another version of rankup has begun it.
-        """
+        """The layout with the places that the file has."""
         with opened(root) as file:
-            try:
-                # What is empty has no place; the samples in it, of no bytes, are at the beginning.
-                places = {path: file[path].id.get_offset() or 0 for path in _columns(self.index)}
-            except KeyError as error:
-                raise BadContainer(
-                    f"{root} was begun by another version of rankup ({error}): remove "
-                    f"{root.parent} and pack anew"
-                ) from None
+            # What is empty has no place; the samples in it, of no bytes, are at the beginning.
+            places = {path: file[path].id.get_offset() or 0 for path in _columns(self.index)}
         return _placed(self.index, self.units, places, root.stat().st_size)
 
     def before(self, start: int, stop: int) -> Iterator[Piece]:

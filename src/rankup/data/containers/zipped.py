@@ -102,7 +102,8 @@ class Inflated:
     def __init__(self, index: Index, root: Path) -> None:
         self._path = root
         self._spans = Spans(root, index.files, index.sizes, "pread")
-        self._end = int(index.sizes[0])
+        # An index that is to be compared with the file has no sizes.
+        self._end = int(index.sizes[0]) if len(index.sizes) else root.stat().st_size
         self._fields = {one.name: (one.offset, one.length) for one in index.fields}
         self._sizes: dict[str, tuple[Int64s, Int64s]] = {}
 

@@ -33,7 +33,7 @@ from ..index import Index, UInt64s
 from .layout import Layout
 from .request import Target
 
-VERSION = 1
+VERSION = 2
 
 
 class Work:

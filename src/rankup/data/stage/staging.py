@@ -201,6 +201,8 @@ def _there(root: Path, job: str, source: Path, say: Say) -> Copy | None:
         why = find.changed(copy) if copy is not None else ""
         if copy is not None and copy.source == source and not why:
             return copy
+        if one != root:  # whose lock is not held: another process may be making a copy there
+            continue
         if why:
             say(f"{why} since {source} was staged: it is copied anew")
         place.remove(entry, one)

@@ -7,9 +7,10 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ...base import findings
 from ...base.errors import UserError
@@ -30,6 +31,8 @@ Asked: TypeAlias = Sequence[Question[Facts]]
 LIMIT = 1.5
 _FOR_THE_ANSWERS = 0.1
 _FOR_THE_END = 0.2
+_PAUSE = 0.05
+_AT_MOST = 2.0  # where a signal ends it early
 
 QUESTIONS: Asked = (
     machine.machine,
@@ -131,17 +134,19 @@ def examine(
     asked = [(one, one.place) for one in questions]
     if path is not None:
         asked += [(one, path.name or str(path)) for one in OF_A_SCRIPT]
-    futures = []
+    futures: list[Future[list[Finding]]] = []
+    answers: list[list[Finding] | None] = []
     done = False
     try:
         for one, place in asked:
             futures.append(start(partial(_findings, one, facts, place)))
-        answers = [deadline.wait(future, None) for future in futures]
+        answers.extend(deadline.wait(future, None) for future in futures)
         done = all(future.done() for future in (*futures, *facts.futures.values()))
     finally:
         if not done:
             environment["PATH"] = os.devnull  # a thread that goes on finds no next command
-            Tree(mark).kill(_FOR_THE_END)
+            in_time = len(answers) == len(asked)
+            _end(mark, (*futures, *facts.futures.values()), _FOR_THE_END if in_time else _AT_MOST)
     found = [finding for answer in answers for finding in answer or ()]
     places = [place for (_, place), answer in zip(asked, answers, strict=True) if answer is None]
     found += late.findings((list(dict.fromkeys(places)), limit))
@@ -149,6 +154,17 @@ def examine(
         replace(one, place=_shown(one.place), message=_shown(one.message), todo=_shown(one.todo))
         for one in found
     ]
+
+
+def _end(mark: str, futures: Sequence[Future[Any]], seconds: float) -> None:
+    """Kill the commands; those as well that a thread is just about to start."""
+    deadline = Deadline(seconds)
+    while True:
+        Tree(mark).kill(deadline.left())
+        running = [one for one in futures if not one.done()]
+        if not running or not deadline.left():
+            return
+        wait(running, min(deadline.left(), _PAUSE))
 
 
 def _findings(one: Question[Facts], facts: Facts, place: str) -> list[Finding]:
