@@ -131,6 +131,92 @@ def test_a_package_that_only_runs_on_the_way_stays(tmp_path: Path) -> None:
                            .replace("fit(", "net.fit("), "net/x.py": ""})  # fmt: skip
 
 
+REGISTRY = """ALL = {}
+
+
+def register(one):
+    if one.__name__ in ALL:
+        raise KeyError(one.__name__)
+    ALL[one.__name__] = one
+    return one
+
+
+def timed(one):
+    return one
+
+
+class Registry:
+    def __init__(self):
+        self.all = []
+
+    def add(self, name):
+        return lambda one: self.all.append((name, one)) or one
+
+
+REGISTRY = Registry()
+"""
+
+
+@pytest.mark.parametrize(
+    ("imported", "decorator"),
+    [
+        ("from registry import register", "@register"),
+        ("import registry", "@registry.register"),
+        ("from registry import REGISTRY", "@REGISTRY.add('fit')"),
+    ],
+)
+def test_what_a_package_registers_would_be_there_twice(
+    imported: str, decorator: str, tmp_path: Path
+) -> None:
+    """The original of a package runs before its port."""
+    engine = f"{imported}\n{FIT}".replace("def fit", f"{decorator}\ndef fit")
+    files = {"registry.py": REGISTRY, "net/engine.py": engine}
+    text = PLAIN.replace("from engine", "from net")
+    for package, script in (
+        ("from .engine import fit\n", text),
+        ("from . import engine\n", PLAIN.replace("from engine", "from net.engine")),
+    ):
+        path = _write(tmp_path, files | {"net/__init__.py": package, "train.py": script})
+        with pytest.raises(UserError, match=r"engine\.py:5: `@.*would register `fit` twice"):
+            port(path)
+        assert "rankup.shard" in port(path, in_place=True).modules[0].text
+    # Where the original stays out, or the decorator keeps nothing, there is no second one.
+    _ported(tmp_path, {"net/__init__.py": "", "train.py": script})
+    timed = f"from registry import timed\n{FIT}".replace("def fit", "@timed\ndef fit")
+    files = {"net/engine.py": timed, "net/__init__.py": "from .engine import fit\n"}
+    _ported(tmp_path, files | {"train.py": text})
+
+
+def test_a_name_of_its_own_is_not_that_of_the_package(tmp_path: Path) -> None:
+    """`net` of a function is not the `net` of `import net.engine`."""
+    own = "def shape(net):\n    return net.engine.weight.shape\n"
+    text = HEAD + "import net.engine\n\n\n" + own + MADE + "net.engine.fit(model, loader)\n"
+    files = {"net/engine.py": FIT, "net/__init__.py": "", "train.py": text}
+    script = _ported(tmp_path, files)["train_dist.py"]
+    assert own in script
+    assert "\nnet.engine_dist.fit(model, loader)" in script
+    path = _write(tmp_path, {"train.py": text + "net = model\n"})
+    with pytest.raises(UserError, match=r"`net` is the package of `import net\.engine`"):
+        port(path)
+
+
+def test_a_model_that_is_saved_whole_names_the_port_of_its_class(tmp_path: Path) -> None:
+    engine = FIT + "\n\nclass Net(torch.nn.Linear):\n    pass\n"
+    text = PLAIN.replace("import fit", "import Net, fit").replace(
+        "torch.nn.Linear(2, 1)", "Net(2, 1)"
+    )
+    for saved, told in (
+        ("model", True),
+        ("{'net': model}", True),
+        ("model.state_dict()", False),
+    ):
+        script = f"{text}torch.save({saved}, 'model.pt')\n"
+        path = _write(tmp_path, {"engine.py": engine, "train.py": script})
+        left = "\n".join(note.text for note in port(path).left)
+        assert ("the file names engine_dist.Net" in left) is told
+        assert not port(path, in_place=True).left
+
+
 def test_in_place_all_files_stay_where_they_are(tmp_path: Path) -> None:
     path = _write(tmp_path, {"engine.py": FIT, "train.py": PLAIN})
     _port_file(path, in_place=True)
@@ -213,6 +299,24 @@ def test_a_model_is_wrapped_where_it_is_seen_to_be_made(tmp_path: Path) -> None:
     files = {"trainer.py": base, "mine.py": own, "made.py": made, "train.py": text}
     with pytest.raises(UserError, match="which model is trained cannot be seen"):
         _ported(tmp_path, files)
+
+
+def test_a_model_that_is_kept_among_others_is_wrapped(tmp_path: Path) -> None:
+    trainer = TRAINER.replace("self.model.parameters()", "model.parameters()")
+    text = HEAD + "from trainer import Trainer\n" + MADE.replace("model = ", "layers = ")
+    text += "Trainer(torch.nn.Sequential(layers), loader).train()\n"
+    texts = _ported(tmp_path, {"trainer.py": trainer, "train.py": text})
+    assert "model = rankup.wrap(model)\n        self.model, self" in texts["trainer_dist.py"]
+
+
+def test_a_backward_that_cannot_be_followed_is_named(tmp_path: Path) -> None:
+    text = HEAD + "import engine\n" + MADE + "getattr(engine, 'f' + 'it')(model, loader)\n"
+    path = _write(tmp_path, {"engine.py": FIT, "train.py": text})
+    with pytest.raises(UserError, match=r"engine\.py:8 has a \.backward\(\), but how the script"):
+        port(path)
+    _write(tmp_path, {"engine.py": ""})
+    with pytest.raises(UserError, match="Name the script that trains"):
+        port(path)
 
 
 def test_what_another_file_evaluates_is_rank_0s_where_it_decides(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from ...script import roles
 from ...script.flow import given
 from ...script.models import makes_optimizer, part_of, with_parameters
-from ...script.names import Function, root_name
+from ...script.names import Function, elements, root_name
 from ...script.source import File
 from .script import Scope, Script
 
@@ -108,8 +108,9 @@ def _taken(script: Script, expression: ast.expr, optimizer: ast.Call) -> list[Mo
     if name in script.parameters(scope) and isinstance(scope, Function):
         called = any(script.dotted(one.func) == name for one in script.inside(scope, ast.Call))
         kept = any(
-            isinstance(one.value, ast.Name) and one.value.id == name
+            isinstance(part, ast.Name) and part.id == name
             for one in script.inside(scope, ast.Assign)
+            for part in elements(one.value)
         )
         uses = script.uses(scope, name)
         if not (called or kept) or not uses:

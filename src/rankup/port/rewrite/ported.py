@@ -13,6 +13,7 @@ from ...base.errors import UserError
 from ...base.text import clean
 from ...script import roles
 from ...script.flow import argument, literal
+from ...script.loops import is_backward
 from ...script.names import RUNTIME
 from ...script.source import File, read
 from ...script.understand import understand
@@ -27,7 +28,14 @@ from ..rules.wrapping import wrap_models
 from .context import Context, Note, Options
 from .edits import Edits
 from .script import Script
-from .start import beside, import_ports, import_rankup, join
+from .start import (
+    beside,
+    import_ports,
+    import_rankup,
+    join,
+    pickled_classes,
+    refuse_registered_twice,
+)
 from .training import training_in
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
@@ -184,6 +192,9 @@ def _port(file: File, options: Options) -> Ported:
             else:
                 context.fix = fix.__name__
                 fix(context)
+    if not options.in_place:
+        refuse_registered_twice(port)
+        pickled_classes(port)
     for context in port:
         effective(context)
     _in_other_modules(port[0])
@@ -343,6 +354,7 @@ def _refuse(port: list[Context]) -> None:
     trainings = [one.training for one in port]
     path = port[0].script.file.path
     if not any(one.backwards for one in trainings):
+        _refuse_unfollowed(port[0].script)
         raise UserError(
             f"{path} is no training script: it comes to no .backward(). Name the script that trains"
         )
@@ -371,6 +383,19 @@ def _refuse(port: list[Context]) -> None:
             f"made of `model.parameters()` of a model that {path.name}, or a module that trains "
             f"for it, makes and names. Name it there. By hand: {BY_HAND}"
         )
+
+
+def _refuse_unfollowed(script: Script) -> None:
+    """Raise UserError where a module has a backward that the script is not seen to come to."""
+    for file in script.flow.files:
+        for call in file.names.all(ast.Call):
+            if is_backward(call) and not file.only_started(call):
+                raise UserError(
+                    f"{script.file.path} is not seen to train: {file.path}:{file.line(call)[0]} "
+                    "has a .backward(), but how the script comes to it cannot be followed. Let "
+                    "the script import and name the function or class that trains, or name "
+                    f"another script. By hand: {BY_HAND}"
+                )
 
 
 def _compile(path: Path, text: str, original: str) -> None:

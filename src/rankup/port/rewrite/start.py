@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...script.effects import callee, leads_to
-from ...script.flow import argument, call_name
+from ...script.flow import argument, call_name, is_none
 from ...script.names import RUNTIME, Function, children, walk
 from ...script.roles import LoopNode
-from ...script.source import File
+from ...script.source import File, imports_in
 from ...script.torch_names import DRAWING_METHODS, SEEDING, is_draw, words
 from ..rules.facts import string
 from .context import Context
@@ -25,6 +25,7 @@ _DRAWING_CALLS = DRAWING_METHODS | words(
     "Linear Embedding LSTM GRU RNN Bilinear MultiheadAttention Conv1d Conv2d Conv3d "
     "ConvTranspose1d ConvTranspose2d ConvTranspose3d"
 )
+_KEEPING = words("append add insert update setdefault setattr __setitem__ register")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -124,8 +125,25 @@ def _import_module(context: Context, alias: ast.alias, changed: set[File]) -> No
     if alias.asname is not None or "." not in name:
         context.replace(alias, f"{new} as {alias.asname or name}")
         return
-    for node in (alias, *(one for one in script.all(ast.Attribute) if script.dotted(one) == name)):
-        context.replace(node, new)
+    context.replace(alias, new)
+    for node in script.all(ast.Attribute):
+        if script.dotted(node) == name and _of_import(script, node, name):
+            context.replace(node, new)
+
+
+def _of_import(script: Script, node: ast.Attribute, name: str) -> bool:
+    """True where `net.engine` is that of `import net.engine`, and of no other `net`."""
+    names, first = script.file.names, name.split(".")[0]
+    _, bindings = names.bindings(first, names.scope(node))
+    imported = [
+        one.kind == "import" and one.dotted == first for one in bindings if not is_none(one.node)
+    ]
+    if any(imported) and not all(imported):
+        raise UserError(
+            f"{script.file.path}:{script.line(node)}: `{first}` is the package of `import {name}` "
+            "and something else as well: give one of them another name"
+        )
+    return all(imported) and bool(imported)
 
 
 def _import_from(context: Context, node: ast.ImportFrom, changed: set[File]) -> None:
@@ -162,6 +180,92 @@ def _import_from(context: Context, node: ast.ImportFrom, changed: set[File]) -> 
         alone = script.row(node) == [node]
         indent = script.text[:start].rpartition("\n")[2]
         context.replace(node, ("\n" + indent if alone else "; ").join(lines))
+
+
+def refuse_registered_twice(port: list[Context]) -> None:
+    """Raise UserError where a decorator registers what a port and its original both define.
+
+    The original of a package runs before its port, and so does all that it imports.
+    """
+    flow, changed = port[0].script.flow, {one.script.file for one in port[1:]}
+    originals = {
+        file
+        for one in port
+        for node in imports_in(one.script.file)
+        for file in flow.imported(one.script.file, node)
+        if file not in changed or file.path.stem == "__init__"
+    }
+    waiting = list(originals)
+    while waiting:
+        file = waiting.pop()
+        for node in (one for statement in file.tree.body for one in _run_at_import(statement)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                more = set(flow.imported(file, node)) - originals
+                originals |= more
+                waiting += more
+    for context in port[1:]:
+        script = context.script
+        if script.file not in originals:
+            continue
+        for definition in script.tree.body:
+            if not isinstance(definition, _DEFINITIONS):
+                continue
+            for decorator in definition.decorator_list:
+                if _registers(script, decorator, changed):
+                    raise UserError(
+                        f"{script.file.path}:{script.line(decorator)}: "
+                        f"`@{script.code(decorator)}` would register `{definition.name}` twice, "
+                        "since the original of this module is imported beside its port: port with "
+                        "--in-place"
+                    )
+
+
+def _registers(script: Script, decorator: ast.expr, changed: set[File]) -> bool:
+    """True of a decorator of the repository that may keep what it is given.
+
+    One in a module that has a port is there twice itself.
+    """
+    file, flow = script.file, script.flow
+    func = decorator.func if isinstance(decorator, ast.Call) else decorator
+    found = flow.definition(file, func)
+    if found is not None:
+        return found[0] not in changed and any(_keeps(one) for one in walk(found[1]))
+    place = flow.find(flow.absolute(file, file.names.dotted(func)))  # REGISTRY.register
+    if place is None or not place[1] or place[0] in changed:
+        return False
+    bound = place[0].names.members(place[0].tree).get(place[1][0], ())
+    return any(one.kind == "value" for one in bound)
+
+
+def _keeps(node: ast.AST) -> bool:
+    """True of `REGISTRY[name] = one`, of `registered.append(one)` and the like."""
+    if isinstance(node, ast.Call):
+        return call_name(node) in _KEEPING
+    return isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+
+
+def pickled_classes(port: list[Context]) -> None:
+    """Say where a whole module is saved whose class has a port: the file names that one."""
+    understood = port[0].script.understood
+    changed = {one.script.file for one in port[1:]}
+    for site in understood.saves if changed else ():
+        saved = argument(site.node, "obj", 0)
+        if site.dotted != "torch.save" or saved is None:
+            continue
+        for one in saved.values if isinstance(saved, ast.Dict) else (saved,):
+            made = understood.flow.class_of(site.file, one)
+            if made is None or made[0] not in changed:
+                continue
+            module = beside(made[0].path).stem
+            text = (
+                f"{site.file.code(one)} is saved whole: the file names {module}.{made[1].name}, "
+                "and loads only beside the ports: port with --in-place, or save the state_dict()"
+            )
+            there = [context for context in port if context.script.file is site.file]
+            if there:
+                there[0].leave(site.node, text)
+            else:
+                port[0].leave(None, f"{site.file.short_place(site.node)}: {text}")
 
 
 def last_import(script: Script) -> ast.AST | None:

@@ -142,7 +142,8 @@ def module_pickled(file: File, script: Script) -> Iterator[Hit]:
 
     ## What `rankup port` does
 
-    Saves the module without its wrapper, so that what loads it still does.
+    Saves the module without its wrapper, so that what loads it still does. Where the class is
+    of a module that gets a port beside it, it says that the file names that port.
     """
     models = {one.node for one in script.models}
     for call, dotted in calls(file, "save"):
