@@ -565,3 +565,75 @@ def test_a_learner_s_script_imports_the_modules_as_they_are(tmp_path: Path) -> N
     texts = _ported(tmp_path, {"engine.py": FIT, "train.py": text})
     assert set(texts) == {"train_dist.py"}
     assert "from engine import fit\n" in texts["train_dist.py"]
+
+
+ACCURACIES = """
+class Trainer(Base):
+    def _epoch(self):
+        found = []
+        for x, y in self.loader:
+            loss = (self.model(x) - y).abs().mean()
+            loss.backward()
+            self.optimizer.step()
+            found.append((self.model(x) > y).float().amax().item())
+        log = {"accuracy": sum(found) / len(found)}
+        return log
+"""
+BASE = """import torch
+
+
+class Base:
+    def __init__(self, model, loader):
+        self.model, self.loader, self.best = model, loader, 0
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def _epoch(self):
+        raise NotImplementedError
+
+    def train(self):
+        while True:
+            log = self._epoch()
+            if log["accuracy"] <= self.best:
+                break
+            self.best = log["accuracy"]
+            torch.save(self.model.state_dict(), "best.pt")
+"""
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_part_s_number_is_rank_0s_also_by_a_name_of_its_own(tmp_path: Path, apart: bool) -> None:
+    """And where a base class decides by what a class derived from it returns."""
+    together = BASE + ACCURACIES
+    engine = f"from base import Base\n{ACCURACIES}" if apart else together
+    text = PLAIN.replace("import fit", "import Trainer")
+    text = text.replace("fit(model, loader)", "Trainer(model, loader).train()")
+    texts = _ported(tmp_path, {"base.py": BASE, "engine.py": engine, "train.py": text})
+    decided = texts["base_dist.py" if apart else "engine_dist.py"]
+    assert "log = rankup.broadcast(self._epoch())" in decided
+
+
+@pytest.mark.parametrize("called", ["on_epoch", "on_other"])
+def test_a_part_s_number_that_a_hook_is_given_is_rank_0s(tmp_path: Path, called: str) -> None:
+    engine = FIT.replace("(model, loader)", "(model, loader, hooks)")
+    engine = engine.replace("    for x", "    worst = 0\n    for x")
+    engine += "        worst = max(worst, (model(x) - y).abs().max().item())\n"
+    engine += f"    for hook in hooks:\n        hook.{called}(worst)\n        hook.draw(x)\n"
+    hooks = (
+        "class Hook:\n    def on_epoch(self, worst):\n        if worst > 3:\n            exit()\n"
+    )
+    text = PLAIN.replace("from engine", "from hooks import Hook\nfrom engine")
+    text = text.replace("fit(model, loader)", "fit(model, loader, [Hook()])")
+    ported = port(_write(tmp_path, {"engine.py": engine, "hooks.py": hooks, "train.py": text}))
+    [engine_] = [one for one in ported.files if one.target.name == "engine_dist.py"]
+    assert "    worst = rankup.broadcast(worst)\n    for hook" in engine_.text
+    assert "broadcast(x)" not in engine_.text
+    assert "worst is of rank 0's part of the batches alone" in engine_.text
+
+
+def test_a_number_that_a_loss_is_divided_by_is_none_of_the_batch(tmp_path: Path) -> None:
+    engine = FIT.replace("for x, y in loader", "for i, (x, y) in enumerate(loader)")
+    engine = engine.replace("loss.backward()", "(loss / steps).backward()")
+    engine = engine.replace("(model, loader)", "(model, loader, steps=2)")
+    engine = engine.replace("        opt", "        if (i + 1) % steps == 0:\n            opt")
+    texts = _ported(tmp_path, {"engine.py": engine, "train.py": PLAIN})
+    assert "if (i + 1) % steps == 0:" in texts["engine_dist.py"]

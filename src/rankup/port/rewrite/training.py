@@ -437,7 +437,7 @@ class Training:
                 loop.batch.update(names)
         for call in self.backwards:
             if any(parent is node for parent in script.above(call)):
-                loop.losses |= _loss_names(script, call)
+                loop.losses |= _loss_names(script, call, node)
         # What is made of a batch has its first dimension, as far as a script's own words go.
         for assign in script.inside(node.body, ast.Assign, deep=False):
             used = words_in(assign.value)
@@ -468,15 +468,26 @@ def _sized(script: Script, expression: ast.AST) -> bool:
     return code.endswith(ends) or code.startswith(("len(", "float(", "int("))
 
 
-def _loss_names(script: Script, call: ast.Call) -> set[str]:
-    """`loss` of `loss.backward()`, `scaler.scale(loss / n).backward()` and the like."""
+def _loss_names(script: Script, call: ast.Call, loop: LoopNode) -> set[str]:
+    """`loss` of `loss.backward()`, `scaler.scale(loss / n).backward()` and the like.
+
+    Not `n`, unless the loop gives it a value: it holds nothing of a batch.
+    """
     start = call.func.value if isinstance(call.func, ast.Attribute) else call
     if given(call) and isinstance(start, ast.Name) and start.id in ("torch", "manager"):
         start = call
     names = set()
+    divisors = {
+        name
+        for one in script.inside(start, ast.BinOp)
+        if isinstance(one.op, ast.Div)
+        for name in script.inside(one.right, ast.Name)
+    }
+    changed = bound_in(walk(loop))
     for name in script.inside(start, ast.Name):
         parent = script.parents.get(name)
-        if not (isinstance(parent, ast.Call) and parent.func is name):
+        called = isinstance(parent, ast.Call) and parent.func is name
+        if not called and (name not in divisors or name.id in changed):
             names.add(name.id)
     return names - {"scaler", "self", "torch", "amp"}
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ...script.effects import callee, leads_to
 from ...script.flow import argument, call_name, given, returned
 from ...script.loops import gradients_off
-from ...script.names import Function, assigned, elements, mentioned, targets_of
+from ...script.names import Function, assigned, elements, made_of, mentioned, targets_of, walk
 from ...script.roles import LoopNode
 from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
@@ -25,6 +25,7 @@ _HARMLESS = SHOWING | words(
     "median std item tolist cpu numpy detach double to sorted zip enumerate list tuple dict "
     "items values join savefig plot save dump dumps isoformat log_value"
 )
+_RECKONING = words("sum max min mean float int round len item")
 _RANK_0S = "rank 0's on every rank, since something is decided by it (rankup.broadcast)"
 
 
@@ -137,8 +138,31 @@ def _trainings(context: Context) -> Iterator[ast.Call]:
             function, local = one.script.scope(loop.node), one.local.get(loop.node, set())
             if not isinstance(function, Function) or not _numbers(one.script, function):
                 continue
+            local = made_of(_behind(one, loop.node), local, gives=_given_by)
             if any(mentioned(value) & local for value in returned(function)):
-                yield from context.calls_of(function)
+                yield from _calls_of(context, function, one)
+
+
+def _behind(context: Context, node: ast.AST) -> list[ast.stmt]:
+    """The statements of a function behind one of its loops, but those in other loops of batches."""
+    script = context.script
+    others = {one.node for one in context.training.loops} - {node}
+    return [
+        one
+        for one in script.inside(script.scope(node).body, ast.stmt, deep=False)
+        if script.span(one)[0] > script.span(node)[1] and not others & {one, *script.above(one)}
+    ]
+
+
+def _calls_of(context: Context, function: Function, there: Context) -> Iterator[ast.Call]:
+    """The calls of a function, also those of a base class for the method of one derived from it."""
+    yield from context.calls_of(function)
+    script, owner = context.script, there.script.owner(function)
+    bases = script.flow.family(there.script.file, owner) if owner is not None else []
+    for file, base in bases:
+        found = script.flow.member(file, base, function.name)
+        if found is not None and found[1] is not function:
+            yield from context.calls_of(found[1])
 
 
 def _numbers(script: Script, function: Function) -> bool:
@@ -248,7 +272,10 @@ def _left_by_loop(
                     context.done(test, "rank 0 decides here for all ranks (rankup.broadcast)")
                 kept |= made
                 continue
-            if decides(context, made, scope, one, returns=False, seen=local is not None):
+            handed = _is_number(value)
+            if decides(
+                context, made, scope, one, returns=False, seen=local is not None, handed=handed
+            ):
                 done.add(value)
                 whole |= made
                 for piece in elements(value):
@@ -259,7 +286,10 @@ def _left_by_loop(
     if local is None and isinstance(scope, Function) and context.training.trains(scope.body):
         _returned(context, node, scope, kept, whole)
     for name in sorted(kept):
-        if not _used_in_decision(context, {name}, scope, node, seen=local is not None):
+        handed = name in _numbers_of(script, node)
+        if not _used_in_decision(
+            context, {name}, scope, node, seen=local is not None, handed=handed
+        ):
             continue
         if _decides_alike(context, name, scope):
             continue
@@ -323,6 +353,22 @@ def _grown(script: Script, node: ast.AST) -> set[str]:
     }
 
 
+def _numbers_of(script: Script, node: ast.AST) -> set[str]:
+    """The names that a loop adds to, or gives what is seen to be a number."""
+    found: set[str] = set()
+    for one in script.inside(node, ast.Assign):
+        found |= set(map(script.dotted, one.targets)) if _is_number(one.value) else set()
+    return found | {script.dotted(one.target) for one in script.inside(node, ast.AugAssign)}
+
+
+def _is_number(value: ast.expr) -> bool:
+    """True of what is reckoned, or a dictionary of such: neither a figure nor a batch."""
+    if isinstance(value, ast.Dict):
+        return all(map(_is_number, value.values))
+    reckons = isinstance(value, ast.Call) and call_name(value) in _RECKONING
+    return reckons or isinstance(value, ast.BinOp | ast.Constant)
+
+
 def written_in(script: Script, node: ast.AST) -> set[str]:
     """The names that a loop gives values, adds to, or calls methods of for their effect."""
     found: set[str] = set()
@@ -377,6 +423,7 @@ def decides(
     *,
     returns: bool = True,
     seen: bool = False,
+    handed: bool = False,
 ) -> bool:
     """True where something may be decided by these names, or by what is made of them.
 
@@ -385,6 +432,7 @@ def decides(
         returns: whether to hand them to a caller counts as a decision.
         seen: tests and a scheduler's step alone are decisions, not what may become of them in
             another method or in a call.
+        handed: tests in a function that is called as well, and methods that cannot be followed.
     """
     script, tainted = context.script, set(names)
     while True:
@@ -404,12 +452,12 @@ def decides(
             break
     if any(name.startswith("self.") for name in tainted) and not seen:
         return True  # another method may decide by it
-    if _used_in_decision(context, tainted, scope, after, returns=returns, seen=seen):
+    if _used_in_decision(context, tainted, scope, after, returns=returns, seen=seen, handed=handed):
         return True
     return not seen and bool(shared_names(script, scope) & tainted)
 
 
-def _given_by(target: ast.expr) -> set[str]:
+def _given_by(target: ast.AST) -> set[str]:
     """The names that an assignment changes: of `x[i]` not the index."""
     indices = [one.slice for one in ast.walk(target) if isinstance(one, ast.Subscript)]
     return mentioned(target) - mentioned(*indices)
@@ -433,6 +481,7 @@ def _used_in_decision(
     *,
     returns: bool = False,
     seen: bool = False,
+    handed: bool = False,
 ) -> bool:
     """True where one of these names stands where a script decides, or where that cannot be seen."""
     script = context.script
@@ -454,7 +503,8 @@ def _used_in_decision(
                 found = [value] if call_name(value) == "range" else []
             case ast.Call():
                 if seen:
-                    found = given(one) if call_name(one) == "step" else []
+                    found = _tested(script, one) if handed else []
+                    found = given(one) if call_name(one) == "step" else found
                 elif call_name(one) in _HARMLESS or _known_library(script, one):
                     found = []
                 else:  # by what a function returns something may be decided, not in it
@@ -462,6 +512,22 @@ def _used_in_decision(
         if mentioned(*found) & names:
             return True
     return False
+
+
+def _tested(script: Script, call: ast.Call) -> list[ast.expr]:
+    """What a call such as `hook.on_epoch(self, error)` is given and may decide by.
+
+    All of it, where the method cannot be followed.
+    """
+    if call_name(call) in _HARMLESS or not isinstance(script.parents[call], ast.Expr):
+        return []
+    found = callee(script.flow, script.file, call)
+    if found is None:
+        hidden = isinstance(call.func, ast.Attribute) and not script.file.names.called(call)
+        return given(call) if hidden else []
+    tests = [one.test for one in walk(found[1]) if isinstance(one, ast.If | ast.While | ast.IfExp)]
+    values = (script.given(found[1], name, call) for name in mentioned(*tests))
+    return [value for value in values if value is not None]
 
 
 def _gives_a_name(script: Script, call: ast.Call) -> bool:

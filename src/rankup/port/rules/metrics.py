@@ -462,6 +462,8 @@ class Numbers(Region):
                         and call_name(call) in _KEEPS
                     )
                     meters |= mentioned(call.func) if keeps else set()
+        for assign in self.script.inside(self.body, ast.Assign, deep=False):
+            self._extreme(assign, local)
         if found:
             self.context.leave(
                 next(iter(found.values())),
@@ -470,6 +472,22 @@ class Numbers(Region):
                 comment=False,
             )
         return meters
+
+    def _extreme(self, assign: ast.Assign, local: set[str]) -> None:
+        """Say of `worst = max(worst, error)` that it is of rank 0's part."""
+        script, value = self.script, assign.value
+        name = script.dotted(assign.targets[0])
+        if not isinstance(value, ast.Call) or call_name(value) not in ("max", "min"):
+            return
+        parts = [one for arg in given(value) for one in script.inside(arg, ast.Name)]
+        others = [one for one in parts if one.id in local - {name} and not self._covered(one)]
+        grows = name in mentioned(*given(value)) and not self._reassigned(name)
+        if grows and self._mine(assign) and not all(map(self._of_evaluation, others)):
+            self.context.leave(
+                assign,
+                f"{name} is of rank 0's part of the batches alone: behind the loop, "
+                f"{call_name(value)}(rankup.gather([{name}])) is of all ranks'",
+            )
 
     def _of_evaluation(self, name: ast.Name) -> bool:
         """True where a name was last given what is made of a batch drawn for an evaluation."""
