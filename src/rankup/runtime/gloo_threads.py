@@ -1,11 +1,13 @@
-"""gloo's threads at the end of a process: they must be at rest before Python goes down.
+"""gloo's threads at the end of a group, and of a process: they must be at rest before either goes.
 
 A gloo thread drops the tensors of a collective after it has told the waiting rank that all is done.
 A tensor that Python once held takes the interpreter's lock to go; a thread that asks for it while
 Python shuts down is ended from outside, in the middle of C++ that allows no such thing, and the
 process dies of SIGABRT ("terminate called without an active exception") with all its work done.
 `destroy_process_group` ends the threads only where nothing refers to a group any more, and models
-cut by FSDP or a device mesh do. Seen with torch 2.13 on a loaded node.
+cut by FSDP or a device mesh do. And where such a thread has the last reference to a group, since
+all others went meanwhile, it ends the group, and so would wait for itself: SIGABRT again
+("Resource deadlock avoided"). Both seen with torch 2.13 on a loaded node.
 """
 
 from __future__ import annotations

@@ -117,6 +117,7 @@ def destroy_process_group() -> None:
     """Leave the process group; harmless when there is none."""
     stop_watching()
     if dist.is_initialized():
+        let_gloo_finish()
         dist.destroy_process_group()
         let_gloo_finish()
 
