@@ -65,17 +65,28 @@ class Exchange:
         self._backwards = 0
         self._passed: torch.cuda.Event | None = None
         self._nodes = []
+        self._hooks = []
         for name, parameter in self._trained.items():
             # The nodes that DDP has hooked, too: they run once in a backward, with and without a
             # gradient.
             node = torch.autograd.graph.get_gradient_edge(parameter).node
-            node.register_prehook(functools.partial(_reach, weakref.ref(self), name))
+            hook = node.register_prehook(functools.partial(_reach, weakref.ref(self), name))
+            self._hooks.append(hook)
             self._nodes.append(node)
         names = list(self._trained)
         for name in {names[0], names[-1]}:
-            self._trained[name].register_post_accumulate_grad_hook(
+            hook = self._trained[name].register_post_accumulate_grad_hook(
                 functools.partial(_require_reached, weakref.ref(self), name)
             )
+            self._hooks.append(hook)
+
+    def remove(self) -> None:
+        """Let go of the parameters, which another exchange takes over.
+
+        A thread of gloo may keep this one for a moment, with the group's last collective.
+        """
+        for hook in self._hooks:
+            hook.remove()
 
     def reach(self, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Before a parameter gets its gradient in a backward; what it gets instead, if anything."""

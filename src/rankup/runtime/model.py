@@ -96,6 +96,8 @@ class Wrapped(DistributedDataParallel):
     def _build(self, model: nn.Module, compression: Compression) -> None:
         """Register the parameters that require a gradient."""
         training = model.training
+        if (before := self.__dict__.get("_exchange")) is not None:
+            before.remove()
         super().__init__(model, gradient_as_bucket_view=True, **no_buffer_sync())
         self.training = training
         self._compression = compression
