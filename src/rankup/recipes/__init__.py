@@ -49,7 +49,7 @@ class Recipe:
     def generate(
         self, args: Sequence[str], directory: Path, tensors: Mapping[str, Any], asked: Asked
     ) -> Iterator[str]:
-        """What the model makes of what was asked, in lines, on this process alone.
+        """Yield the model's answer in lines, on this process alone.
 
         Args:
             args, directory: the run's.

@@ -1,4 +1,4 @@
-"""What `rankup generate` was asked for, whatever the recipe. No torch."""
+"""The request of `rankup generate`, whatever the recipe. No torch."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _has_dali() -> bool:
 
 
 def read_classes(directory: Path) -> list[str]:
-    """What `prepare` has noted."""
+    """Return what `prepare` has noted."""
     found: list[str] = json.loads((directory / CLASSES).read_text(encoding="utf-8"))
     return found
 

@@ -40,7 +40,7 @@ _BUSY = 0.3  # of the cores
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What is to be measured, as the command was given it."""
+    """The request of `rankup bench-data`."""
 
     file: str
     split: str | None = None

@@ -1,4 +1,4 @@
-"""What was measured, as plain values; which part limits, and the one thing to change."""
+"""Measurements as plain values, the part that limits, and the one thing to change."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Data:
-    """What is measured, and on what.
+    """The data that is measured, and the machine.
 
     Attributes:
         path: as it was named.
@@ -133,7 +133,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of it.
+    """The part that limits, and the one thing to change.
 
     Attributes:
         limit: the part that there is most to gain from: `read`, `transform`, `collate`, `copy`, or

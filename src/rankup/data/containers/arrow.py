@@ -75,7 +75,7 @@ class RecordBatches:
         return messages
 
     def _lies(self, batch: pa.RecordBatch) -> bool:
-        """Whether the buffers of a batch are those of the file, and not what they decode to."""
+        """Return True where the buffers of a batch are those of the file, not decoded ones."""
         buffers = (one for column in batch.columns for one in column.buffers())
         return all(one is None or not one.size or one.address in self.mapped for one in buffers)
 

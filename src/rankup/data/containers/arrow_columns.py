@@ -1,4 +1,4 @@
-"""Which columns of a table are the samples, and which their labels and keys.
+"""The roles of a table's columns: samples, labels and keys.
 
 Shared by Arrow and Parquet, which have the same types.
 """
@@ -44,7 +44,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Roles:
-    """What is taken from a table.
+    """The columns that are taken from a table.
 
     Attributes:
         fields: in the order of the columns.
@@ -67,7 +67,7 @@ def roles(
     where: str,
     unfit: Collection[Path] = (),
 ) -> Roles:
-    """What is taken from a table of this schema.
+    """Return the columns that are taken from a table of this schema.
 
     Args:
         features: Hugging Face's description of the columns; may be empty.
@@ -123,7 +123,7 @@ def features_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
 
 
 def plain(type_: Any) -> Any:
-    """What an extension type stores; other types as they are."""
+    """Return the storage type of an extension type; other types as they are."""
     while hasattr(type_, "storage_type"):
         type_ = type_.storage_type
     return type_
@@ -156,19 +156,19 @@ def _is_label(type_: Any) -> bool:
 
 
 def is_text(type_: Any) -> bool:
-    """Whether a type is of strings, of any of Arrow's kinds."""
+    """Return True for a type of strings, of any of Arrow's kinds."""
     return t.is_string(type_) or t.is_large_string(type_) or t.is_string_view(type_)
 
 
 def is_bytes(type_: Any) -> bool:
-    """Whether a type is of bytes or strings of various lengths."""
+    """Return True for a type of bytes or strings of various lengths."""
     return is_text(type_) or (
         t.is_binary(type_) or t.is_large_binary(type_) or t.is_binary_view(type_)
     )
 
 
 def _is_hash(schema: pa.Schema, name: str) -> bool:
-    """Whether a column is of the hashes that rankup has put into its own file."""
+    """Return True for a column of the hashes that rankup has put into its own file."""
     ours = ABOUT in (schema.metadata or {})
     return ours and name.rstrip("_").endswith("hash") and str(schema.field(name).type) == "uint64"
 

@@ -64,7 +64,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """What an index is made from.
+    """The files and the reader that an index is made from.
 
     Attributes:
         container: the name of the format.

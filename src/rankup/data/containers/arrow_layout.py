@@ -202,7 +202,7 @@ def _cut(total: Int64s, start: int, stop: int) -> Int64s:
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of our files are made of.
+    """The parts that the columns of our files are made of.
 
     Attributes:
         source: the samples.
@@ -246,7 +246,7 @@ class Columns:
         return cls(source, tuple(schemas), largest)
 
     def head(self, file: int) -> bytes:
-        """What stands before the batches of a file."""
+        """Return the bytes before the batches of a file."""
         return _BEGIN + bytes(self.schemas[file].serialize())
 
     def batch(self, file: int, first: int, stop: int, blank: pa.Buffer) -> pa.RecordBatch:
@@ -320,7 +320,7 @@ def _key_type(keys: Strings) -> pa.DataType:
 
 
 def _features(source: Index, named: list[tuple[str, pa.DataType]]) -> dict[bytes, bytes]:
-    """What Hugging Face's datasets needs to know the classes' names; arrays it does not need to."""
+    """Return what Hugging Face's datasets reads the names of classes from."""
     if not source.classes or any(one.dtype for one in source.fields):
         return {}
     found: dict[str, Any] = {name: {"dtype": str(type_), "_type": "Value"} for name, type_ in named}

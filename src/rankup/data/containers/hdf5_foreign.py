@@ -222,7 +222,7 @@ def _field(name: str, data: h5py.Dataset, first: int, size: int) -> Field:
 
 
 def _as_in_memory(raw: h5py.h5t.TypeID, dtype: np.dtype[np.generic]) -> bool:
-    """Whether the bytes in the file are what numpy has in memory."""
+    """Return True where the bytes in the file are those that numpy has in memory."""
     if dtype.kind in "Sb":
         return True
     return dtype.kind in "iuf" and raw == h5py.h5t.py_create(dtype)
@@ -256,12 +256,12 @@ def _each(data: h5py.Dataset) -> Iterator[bytes]:
 
 
 def _is_text(data: h5py.Dataset) -> bool:
-    """Whether each element is a string, of fixed or variable length."""
+    """Return True where each element is a string, of fixed or variable length."""
     return data.dtype.kind == "S" or h5py.check_string_dtype(data.dtype) is not None
 
 
 def _is_classes(name: str, data: h5py.Dataset) -> bool:
-    """Whether a data set has names of classes, and no samples."""
+    """Return True where a data set has names of classes, and no samples."""
     return name.lower() in CLASSES and data.ndim == 1 and _is_text(data)
 
 

@@ -28,14 +28,14 @@ _PIECE = 16 << 20
 
 
 def is_heap(data: h5py.Dataset) -> bool:
-    """Whether the rows of a contiguous data set of variable length have this form."""
+    """Return True where the rows of a contiguous data set of variable length have this form."""
     sizes = data.file.id.get_create_plist().get_sizes()
     stored = data.id.get_storage_size()
     return sizes == (8, 8) and stored == len(data) * WIDTH
 
 
 def base(file: h5py.File) -> int:
-    """What addresses in a file count from: the size of the block of the user in front."""
+    """Return the origin of addresses in a file: the size of the user block in front."""
     return int(file.userblock_size)
 
 

@@ -36,7 +36,7 @@ _SAID = 2000  # characters of stderr that go into an error
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a scan may use.
+    """The memory and time that a scan may use.
 
     Attributes:
         seconds: of wall time; None: `$RANKUP_SCAN_SECONDS`, else 300 and what the size asks for.

@@ -34,7 +34,7 @@ _OF_THE_NAME = {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, e
 
 @dataclass(frozen=True)
 class Extracted:
-    """What was written.
+    """The files and samples that were written.
 
     Attributes:
         folder: where it is: with `.part` at its end where not all came out sound.

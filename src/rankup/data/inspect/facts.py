@@ -1,4 +1,4 @@
-"""What there is to say about a container, as plain values: also what `--json` prints."""
+"""Facts about a container, as plain values: `--json` prints them, too."""
 
 from __future__ import annotations
 

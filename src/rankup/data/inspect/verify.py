@@ -45,7 +45,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found.
+    """The result of a comparison with the hashes.
 
     Attributes:
         samples: that were read.

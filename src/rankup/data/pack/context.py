@@ -1,4 +1,4 @@
-"""What all parts of a pack know: what was asked, which task this is, when to stop."""
+"""The context that all parts of a pack share: the request, the Slurm task, when to stop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Pack:
-    """What all parts of a pack need to know.
+    """The context of a pack.
 
     Attributes:
         watch: called often; raises once there is a reason to stop.

@@ -126,7 +126,7 @@ class Work:
 
 
 class Units:
-    """Which units of a container are written, and the hashes of their samples.
+    """The units of a container that are written, and the hashes of their samples.
 
     Several Slurm tasks have one open, each for units of its own.
     """

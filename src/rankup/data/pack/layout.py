@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """What a user may say about the form of a container.
+    """The options of a container's form.
 
     Attributes:
         shard: bytes after which the next tar begins.
@@ -80,10 +80,10 @@ class Layout(Protocol):
         """The layout that `begin` gave, in another process, from the files."""
 
     def before(self, start: int, stop: int) -> Iterator[Piece]:
-        """What stands between and around the samples [start, stop) of a unit; in no order."""
+        """Yield the bytes around the samples [start, stop) of a unit; in no order."""
 
     def after(self, start: int, stop: int, hashes: UInt64s) -> Iterator[Piece]:
-        """What depends on the hashes of a unit's samples.
+        """Yield the bytes that depend on the hashes of a unit's samples.
 
         Args:
             hashes: uint64 (fields, stop - start).

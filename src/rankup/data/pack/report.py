@@ -1,4 +1,4 @@
-"""What a pack is about to do, what it has done, and whether there is room for it."""
+"""The summary before a pack, its report afterwards, and the check of the room for it."""
 
 from __future__ import annotations
 

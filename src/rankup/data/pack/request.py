@@ -1,4 +1,4 @@
-"""What a pack is asked to do, and what container OUT's name stands for."""
+"""The request of a pack, and the container that OUT's name stands for."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Target:
 
     @property
     def one_file(self) -> bool:
-        """Whether the container is a single file, with its index beside it."""
+        """True where the container is a single file, with its index beside it."""
         return self.container in ("hdf5", "squashfs")
 
     @property
@@ -118,7 +118,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def target(out: str, to: str | None) -> Target:
-    """What OUT and --to mean together.
+    """Return the target that OUT and --to mean together.
 
     Raises:
         UserError: the container is not known, not said, or the two do not fit.

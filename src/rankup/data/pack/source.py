@@ -1,4 +1,4 @@
-"""What is to be packed, as an index: sorted, with safe and unique names, and with known sizes."""
+"""The index of what is to be packed: sorted, with safe, unique names and known sizes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def files_before(source: Index) -> int:
 
 
 def unsound(index: Index) -> str:
-    """What of an index cannot be, with a look at all its samples; empty: nothing."""
+    """Return what is wrong in an index, of all its samples; empty: nothing."""
     for strings in (index.keys, index.files):
         if len(strings) and int(np.diff(strings.ends).min()) < 0:
             return "a name ends before it begins"
@@ -84,7 +84,7 @@ def unsound(index: Index) -> str:
 
 
 def root(request: Request) -> Path:
-    """What the files of the source's index are relative to.
+    """Return the folder that the files of the source's index are relative to.
 
     Raises:
         BadContainer, UserError: it is a SquashFS image of others that cannot be mounted.
@@ -173,7 +173,7 @@ def check_names(index: Index, path: Path) -> None:
 
 
 def _all_safe(names: list[bytes]) -> bool:
-    """Whether nothing in many names needs a closer look, which takes ten times as long."""
+    """Return True where no name needs a closer look, which takes ten times as long."""
     joined = b"\0".join(names)
     return not (
         b"\\" in joined

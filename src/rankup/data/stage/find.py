@@ -28,7 +28,7 @@ _VERSION = 2
 
 @dataclass(frozen=True)
 class Copy:
-    """What the marker of a copy says.
+    """A copy, as its marker describes it.
 
     Attributes:
         folder: that all of it lies in.

@@ -1,4 +1,4 @@
-"""What fits into a place: its free space and, where that is memory, what the job may still use."""
+"""The room of a place: its free space and, where that is memory, the job's limit."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def cgroups(root: Path = _ROOT) -> list[Limit]:
 
 @dataclass(frozen=True)
 class Room:
-    """What there is at a place.
+    """The room that there is at a place.
 
     Attributes:
         base: the place.

@@ -1,4 +1,4 @@
-"""What is copied of a source: its files, its index, and what lies beside them."""
+"""The plan of a copy: files of the source, its index, and what lies beside them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MORE = 1 << 20  # bytes for the marker and folders
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be copied.
+    """The files and the index to be copied.
 
     Attributes:
         source: real path of a file or folder.

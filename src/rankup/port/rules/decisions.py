@@ -515,7 +515,7 @@ def _used_in_decision(
 
 
 def _tested(script: Script, call: ast.Call) -> list[ast.expr]:
-    """What a call such as `hook.on_epoch(self, error)` is given and may decide by.
+    """Return the arguments by which a call such as `hook.on_epoch(self, error)` may decide.
 
     All of it, where the method cannot be followed.
     """

@@ -100,7 +100,7 @@ def _whole_names(file: File, scope: ast.AST) -> set[str]:
 
 
 def _lacking(file: File, script: Script, fix: str) -> dict[ast.AST, str]:
-    """What a port would put together in a file: expressions, or loops, and the call."""
+    """Return what a port would put together in a file: expressions, or loops, and the call."""
     files = script.to_port if file in script.to_port else (file,)
     return _rehearsed(script, files)[file].get(fix, {})
 
