@@ -34,8 +34,18 @@ _MAGIC = b"\x93NUMPY"
 _RATIO = 1032  # bytes that deflate can make of one, at most
 _MOST = (1 << 63) - 1  # an index counts in int64
 _DAMAGED = (
-    *(ValueError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, NotImplementedError),
-    *(struct.error, zlib.error, zipfile.BadZipFile, RecursionError, MemoryError),
+    ValueError,
+    EOFError,
+    KeyError,
+    TypeError,
+    SyntaxError,
+    OverflowError,
+    NotImplementedError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    RecursionError,
+    MemoryError,
     tokenize.TokenError,  # numpy reads headers of Python 2 with Python's tokenizer
 )
 _MANY = 10_000_000  # rows

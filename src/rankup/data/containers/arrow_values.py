@@ -28,8 +28,16 @@ class Unfit(Exception):  # noqa: N818 - no error where other names can be given
 def broken() -> tuple[type[BaseException], ...]:
     """Return what pyarrow and numpy raise on a damaged file."""
     return (
-        *(pa.ArrowException, ValueError, TypeError, KeyError, IndexError, NotImplementedError),
-        *(OverflowError, MemoryError, RecursionError, OSError),
+        pa.ArrowException,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        NotImplementedError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+        OSError,
     )
 
 

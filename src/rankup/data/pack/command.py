@@ -68,10 +68,7 @@ def pack(request: Request, quota: Quota | None = None) -> int:
                 write.help_to_fill(of)
             else:
                 _lead(of)
-    except (
-        *(UserError, OSError, RunFailed),
-        *(SourceProblem, Interrupted, KeyboardInterrupt),
-    ) as error:
+    except (UserError, OSError, RunFailed, SourceProblem, Interrupted, KeyboardInterrupt) as error:
         message, code = _failure(error, goal)
         say(message)
         return code
