@@ -36,7 +36,7 @@ from ...base.files import pwrite_all
 from ..index import Field, Index, Int64s, Split, UInt64s
 from ..pack.layout import Piece, Shape, units
 from ..strings import Strings
-from .hdf5_parts import CLASSES, MARK, VERSION, opened
+from .hdf5_data import CLASSES, MARK, VERSION, opened
 
 _RESERVED = {"labels", "keys", "key_offsets", "hashes", "offsets", CLASSES}
 # Samples that a unit has at most: what a process holds of them is bounded.
