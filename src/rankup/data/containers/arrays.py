@@ -130,7 +130,10 @@ def _column(path: Path, one: Array) -> Column:
     if one.shape[1:] in ((), (1,)):
         kind = {"i": "number", "u": "number", "S": "text", "U": "text"}.get(one.dtype.kind, "")
     return Column(
-        one.shape[0], kind, partial(_field, one), partial(_values, path, one, kind == "text")
+        kind,
+        lambda: one.shape[0],
+        partial(_field, one),
+        partial(_values, path, one, kind == "text"),
     )
 
 

@@ -28,10 +28,10 @@ from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, UInt64s
 from ..pack.layout import Piece, Shape, units
 from ..strings import Strings
-from .arrow_columns import ABOUT
 
 _ROWS, _BYTES = 256, 16 << 20  # of a batch, at most
 _BEGIN = b"ARROW1\0\0"
+ABOUT = b"rankup"  # key of the schema's metadata
 
 
 @dataclass(frozen=True)

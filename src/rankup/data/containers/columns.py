@@ -1,4 +1,4 @@
-"""Tables whose rows are samples: the same rules for the data sets of HDF5 and the arrays of numpy.
+"""Tables whose rows are samples: the same rules for HDF5, numpy's arrays, Arrow and Parquet.
 
 Labels and keys are in the columns named so (`roles`), all others are fields. Splits are tables of
 the same columns.
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import UserError, nearest
-from .. import images, keys
+from .. import keys
+from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split
 from ..roles import KEYS, LABELS
 from ..strings import Strings
@@ -25,18 +26,24 @@ class Column:
     """A column of one split.
 
     Attributes:
-        rows: how many.
-        kind: of each row: `number` (one whole number), `text` (one), or empty.
+        kind: of each row: `number` (one whole number), `text` (one), `bytes`, or empty; the first
+            two may be labels, the others but `number` keys.
+        rows: how many; asked for when its field has been made.
         field: gives the field that it becomes, by the number of its first row.
-        values: reads all rows where it has a kind, numbers as an array, texts as a list of bytes.
-        head: gives the first bytes of the first row; None where rows are arrays.
+        values: reads all rows where it has a kind: numbers as an array, the others as a list of
+            bytes, None where there is none.
+        suffix: gives what files of the rows would end with; asked for when its field has been made.
+        names: reads the names that stand beside its rows, where they do.
+        classes: names of its numbers, where it is labels.
     """
 
-    rows: int
     kind: str
+    rows: Callable[[], int]
     field: Callable[[int], Field]
     values: Callable[[], Any]
-    head: Callable[[], bytes] | None = None
+    suffix: Callable[[], str] = str
+    names: Callable[[], list[bytes | None]] | None = None
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,23 +87,21 @@ def indexed(
         UserError: what is chosen, or what there is, cannot be samples.
     """
     label = _label(tables, choice)
+    names, key = _keys(tables, label, choice)
     found, fields, splits = [], [], []
     first = 0
-    for table in tables:
-        names, key = _keys(table, label, choice)
+    for number, table in enumerate(tables):
         taken = {
-            name: one
-            for name, one in table.columns.items()
-            if name not in (label, key) and (name in choice.fields or not choice.fields)
+            name: table.columns[name]
+            for name in choice.fields or table.columns
+            if name in table.columns and name not in (label, key)
         }
-        used = {name: one for name, one in table.columns.items() if name in (*taken, label, key)}
-        rows = _rows(table, used)
         fields.append([replace(one.field(first), name=name) for name, one in taken.items()])
-        if names is None:
-            heads = [one.head for one in taken.values()]
-            suffix = images.suffix_of(heads[0]()) if len(heads) == 1 and heads[0] else ""
-            names = Strings.numbered([rows], width, suffix)
-        found.append(names)
+        rows = _rows(
+            table, [*taken, *(one for one in (label, key) if one and one in table.columns)]
+        )
+        suffix = next(iter(taken.values())).suffix() if len(taken) == 1 else ""
+        found.append(names[number] if names else Strings.numbered([rows], width, suffix))
         splits.append(Split(table.split, first, first + rows, table.folder))
         first += rows
     if not any(fields):
@@ -104,11 +109,14 @@ def indexed(
     together = _together(splits, fields)
     labels = None
     if label is not None:
-        labels, named = _numbered(label, [one.columns.get(label) for one in tables], splits)
-        classes = named or classes
-    columns = {one.name: one.name for one in together}
+        columns = [one.columns.get(label) for one in tables]
+        labels, named = _numbered(label, columns, splits)
+        classes = named or next((one.classes for one in columns if one and one.classes), classes)
+        if len(labels) and classes and (largest := int(labels.max())) >= len(classes):
+            raise BadContainer(f"it has label {largest}, and {len(classes)} classes")
+    facts = {one.name: one.name for one in together}
     if len(together) == 1 and (container == "numpy" or not together[0].dtype):
-        columns = {"data": together[0].name}
+        facts = {"data": together[0].name}
         together = (replace(together[0], name="data"),)
     return Index(
         container,
@@ -119,7 +127,7 @@ def indexed(
         labels,
         classes,
         np.array([size], np.int64),
-        facts={"columns": columns},
+        facts={"columns": facts},
     )
 
 
@@ -128,7 +136,7 @@ def _label(tables: Sequence[Table], choice: Choice) -> str | None:
     kinds: dict[str, bool] = {}
     for table in tables:
         for name, one in table.columns.items():
-            kinds[name] = kinds.get(name, True) and bool(one.kind)
+            kinds[name] = kinds.get(name, True) and one.kind in ("number", "text")
     if choice.label is not None and not kinds[choice.label]:
         raise UserError(
             f"{choice.label!r} has no labels: they are one whole number or one text per sample; "
@@ -136,36 +144,60 @@ def _label(tables: Sequence[Table], choice: Choice) -> str | None:
         )
     if choice.label is not None or len(kinds) == 1:  # a lone column is data, whatever its name
         return choice.label
-    free = [name for name in kinds if name.lower() in LABELS and name not in choice.fields]
-    free.sort(key=lambda name: (LABELS.index(name.lower()), name))
-    return next((name for name in free if kinds[name]), None)
+    free = [name for name in kinds if name not in choice.fields and kinds[name]]
+    known = [name for name in free if name.lower() in LABELS]
+    if known:
+        return min(known, key=lambda name: (LABELS.index(name.lower()), name))
+    named = {name for one in tables for name in free if name in one.columns}
+    named = {name for name in named if tables[0].columns[name].classes}
+    if len(named) > 1:
+        raise UserError(f"it has several labels ({', '.join(sorted(named))}): choose by --label")
+    return next(iter(named), None)
 
 
-def _keys(table: Table, label: str | None, choice: Choice) -> tuple[Strings | None, str | None]:
-    """The keys of a split, and the name of the column that they are from."""
-    free = [n for n in table.columns if n.lower() in KEYS and n not in (label, *choice.fields)]
+def _keys(
+    tables: Sequence[Table], label: str | None, choice: Choice
+) -> tuple[list[Strings] | None, str | None]:
+    """The keys of each split, and the name of the column that they are."""
+    every = [name for name in tables[0].columns if name not in (label, *choice.fields)]
+    free = sorted(
+        (name for name in every if name.lower() in KEYS), key=lambda name: KEYS.index(name.lower())
+    )
+    found: list[Any]
     for name in [choice.key] if choice.key else free:
-        one = table.columns.get(name)
-        values = one.values() if one is not None and one.kind == "text" else None
-        if values and len(set(values)) == len(values) and all(map(keys.safe, values)):
-            return Strings.of(values), name
+        columns = [one.columns.get(name) for one in tables]
+        found = [
+            one.values() if one and one.kind in ("text", "bytes") else [None] for one in columns
+        ]
+        if all(map(_are_keys, found)):
+            return list(map(Strings.of, found)), name
         if choice.key:
             raise UserError(
-                f"{name!r} of {table.split} has no keys: they are text, different from each other, "
-                "and relative paths without '..'"
+                f"{name!r} cannot be keys: keys are texts, each once in its split, and relative "
+                "paths without '..'"
             )
+    for name in choice.fields or every:
+        beside = [one.columns[name].names for one in tables if name in one.columns]
+        found = [one() if one else [None] for one in beside]
+        if all(map(_are_keys, found)):
+            return list(map(Strings.of, found)), None
     return None, None
 
 
-def _rows(table: Table, used: Mapping[str, Column]) -> int:
-    counts = {one.rows for one in used.values()}
-    if len(counts) > 1:
-        listed = ", ".join(f"{name} {one.rows}" for name, one in used.items())
+def _are_keys(values: list[Any]) -> bool:
+    different = set(values)
+    return len(different) == len(values) and all(one and keys.safe(one) for one in different)
+
+
+def _rows(table: Table, names: Sequence[str]) -> int:
+    counts = {name: table.columns[name].rows() for name in names}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise UserError(
             f"the columns of {table.split} have different numbers of rows, so that a row is no "
             f"sample: {listed}; name those that belong together with --fields"
         )
-    return next(iter(counts), 0)
+    return next(iter(counts.values()), 0)
 
 
 def _numbered(
@@ -178,8 +210,8 @@ def _numbered(
     values = [[] if one is None else one.values() for one in columns]
     classes: list[bytes] = []
     if kinds == {"text"}:
-        classes = sorted({text for part in values for text in part} - {b""})
-        number = {b"": -1} | {text: row for row, text in enumerate(classes)}
+        classes = sorted({text for part in values for text in part if text})
+        number = {b"": -1, None: -1} | {text: row for row, text in enumerate(classes)}
         values = [[number[text] for text in part] for part in values]
     parts = []
     for one, part, split in zip(columns, values, splits, strict=True):
@@ -210,6 +242,7 @@ def _together(splits: Sequence[Split], fields: Sequence[Sequence[Field]]) -> tup
             same[0],
             offset=np.concatenate([one.offset for one in same]),
             length=np.concatenate([one.length for one in same]),
+            file=None if same[0].file is None else np.concatenate([one.file for one in same]),
         )
         for same in zip(*fields, strict=True)
     )

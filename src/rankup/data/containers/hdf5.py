@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import UserError
+from .. import images
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s
 from ..roles import CLASSES, KEYS, LABELS, kind_of, split_order
@@ -87,7 +88,7 @@ def _scan(file: h5py.File, size: int, choice: Choice) -> Index:
     lies = [
         [
             groups[row][0],
-            next(iter(tables[row].columns.values())).rows,
+            next(iter(tables[row].columns.values())).rows(),
             _heaps(groups[row][1], size),
         ]
         for row in order
@@ -158,11 +159,11 @@ def _column(data: h5py.Dataset, size: int) -> Column:
     if math.prod(data.shape[1:]) == 1:
         kind = "text" if _is_text(data) else "number" if _dtype(data).kind in "iub" else ""
     return Column(
-        int(data.shape[0]),
         kind,
+        lambda: int(data.shape[0]),
         partial(_field, data, size),
         partial(_texts if kind == "text" else column, data, size),
-        partial(_head, data, size) if _dtype(data).kind == "O" else None,
+        partial(_suffix, data, size) if _dtype(data).kind == "O" else str,
     )
 
 
@@ -182,15 +183,16 @@ def _texts(data: h5py.Dataset, size: int) -> list[bytes]:
     return found
 
 
-def _head(data: h5py.Dataset, size: int) -> bytes:
+def _suffix(data: h5py.Dataset, size: int) -> str:
     at = place(data, size)
     if not len(data) or at is None or not hdf5_data.is_heap(data):
-        return b""
+        return ""
     try:
         with open(data.file.filename, "rb") as file:
-            return next(hdf5_data.row(file.fileno(), at, hdf5_data.base(data.file)), b"")
+            head = next(hdf5_data.row(file.fileno(), at, hdf5_data.base(data.file)), b"")
     except BadContainer:  # a damaged sample is named by who reads it
-        return b""
+        return ""
+    return images.suffix_of(head)
 
 
 def _field(data: h5py.Dataset, size: int, first: int) -> Field:
