@@ -131,10 +131,14 @@ def _open(source: Source, file: File) -> Iterator[tuple[Reader, Path]]:
     except UserError:
         raise
     except broken() as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        first = str(error).partition("\n")[0] or type(error).__name__
-        raise BadContainer(f"{path} is damaged, or not what its name says: {first}") from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: BaseException) -> BaseException:
+    if isinstance(error, OSError) and error.errno:
+        return error
+    first = str(error).partition("\n")[0] or type(error).__name__
+    return BadContainer(f"{path} is damaged, or not what its name says: {first}")
 
 
 def scan(source: Source, choice: Choice) -> Index:
@@ -150,6 +154,8 @@ def scan(source: Source, choice: Choice) -> Index:
         raise error if inside else BadContainer(f"{source.root}: {error}") from None
     except UserError as error:
         raise UserError(f"{source.root}: {error}") from None
+    except broken() as error:  # by what a schema says
+        raise _damaged(source.root, error) from None
 
 
 def _scan(source: Source, choice: Choice) -> Index:
