@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -182,7 +183,7 @@ def lengths(array: pa.Array, column: ColumnType) -> Int64s:
     if column.shape is None:
         found = pc.list_value_length(array).to_numpy(zero_copy_only=False)
         return found.astype(np.int64) * width
-    return np.full(len(array), width * int(np.prod(column.shape, dtype=np.int64)), np.int64)
+    return np.full(len(array), width * math.prod(column.shape), np.int64)
 
 
 def check_full(array: pa.Array, column: ColumnType) -> None:
