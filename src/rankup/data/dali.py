@@ -112,7 +112,8 @@ class _Photos(Dataset[Any]):
             raise UserError(
                 f"NVIDIA DALI is not here ({error}): pip install 'rankup[dali]', or use a Loader"
             ) from None
-        self._dali, self._pipeline = dali, None
+        self._dali: Any = dali
+        self._pipeline: Any = None
         given = _fitting(dataset)
         self._transform: Photo = given.transform  # type: ignore[assignment]
         self._reading = copy.copy(given)

@@ -16,7 +16,7 @@ import xxhash
 
 from ...base.amounts import size
 from ...base.holder import boot
-from .. import images, indexes, resize
+from .. import images, indexes
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s
 from ..pool import spread
@@ -148,7 +148,7 @@ def _encode(
                     looker.add(span, seen.problems)
                 if name:
                     try:
-                        data = resize.resized(data, side)
+                        data = images.resized(data, side)
                     except BadContainer:
                         looker.add(span, [UNDECODABLE])
                 lengths[number, place] = out.write(data)
