@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from ....sandbox.inside import accelerator
-from ....sandbox.inside.devices import Devices
+from ....sandbox.inside import devices
 from ....sandbox.inside.ending import without_ours
 from ....sandbox.inside.files import writers
 from ....sandbox.inside.hooks import AfterImport, Hook
@@ -91,9 +90,7 @@ class _Watched:
         files = Writing(run.folder, plan.temporary, plan.state, self._journal)
         hook = Hook()
         pretend = place.tried.gpu
-        redirected = accelerator.redirections(
-            Devices(self._journal), 1, pretend=pretend, alone=False
-        )
+        redirected = devices.redirections(self._journal, 1, pretend=pretend, alone=False)
         needed = [change for changes in redirected.values() for change in changes]
         changes = {**redirected, **writers(files, hook)}
         AfterImport(changes, self._journal, needed, _refuse).install()
