@@ -41,15 +41,12 @@ def results(
             place = state / "runs" / run.name
             start.copy_project(project, place)
             file = place / ("port.py" if run.world else "train.py")
-            yield replace(run, script=str(file), folder=str(place), cwd=str(place))
+            yield replace(run, script=str(file), folder=str(place))
 
     with start.state_folder() as state:
         job = start.Job(project, (), (), seconds)
         outcomes = start.run(job, state, lambda _: None, [*placed(state)])
-        seen = {
-            one.name: protocol.read(start.journals(state), one, one.run.world if one.run else 0)
-            for one in outcomes
-        }
+        seen = {one.run.name: protocol.read(start.journals(state), one) for one in outcomes}
         assert not seen[ORIGINAL].failed, compare.failure(seen[ORIGINAL])
         originals = {name: run for name, run in seen.items() if not run.world}
         found = {}

@@ -69,20 +69,17 @@ class Job:
 
 def runs() -> Iterator[Run]:
     """All runs, without their files: the last batches of the originals have other lengths."""
-    yield _run(ORIGINAL, 0)
-    yield _run("1", 1)
-    yield _run("2", 2)
-    yield _run("free", 2, free=True)
-    yield _run("kill", 2, kill_at=KILL_AT)
-    yield _run("original-one", 0, samples=ONE, against="original-one")
-    yield _run("3", 3, samples=ONE, against="original-one")
-    alike = {"samples": FULL, "alike": True, "against": "original-alike"}
-    yield _run("original-alike", 0, **alike)
-    yield _run("alike", 2, **alike)
-
-
-def _run(name: str, world: int, **fields: Any) -> Run:
-    return Run(name, "", "", "", world, **fields)
+    yield Run(ORIGINAL, "the original")
+    yield Run("1", "the port on 1 rank", 1)
+    yield Run("2", "the port on 2 ranks", 2)
+    yield Run("free", "the port on 2 ranks with random numbers of their own", 2, free=True)
+    yield Run("kill", "the port on 2 ranks, one of them killed", 2, kill_at=KILL_AT)
+    one: dict[str, Any] = {"samples": ONE, "against": "original-one"}
+    yield Run("original-one", "the original with a last batch of one sample", **one)
+    yield Run("3", "the port on 3 ranks", 3, **one)
+    alike: dict[str, Any] = {"samples": FULL, "alike": True, "against": "original-alike"}
+    yield Run("original-alike", "the original on batches of equal halves", **alike)
+    yield Run("alike", "the port on 2 ranks with equal parts of each batch", 2, **alike)
 
 
 @contextmanager
@@ -103,7 +100,7 @@ def journals(state: Path) -> Path:
 
 
 def run(
-    job: Job, state: Path, report: Callable[[str], None], placed: Sequence[Run] | None = None
+    job: Job, state: Path, report: Callable[[Run], None], placed: Sequence[Run] | None = None
 ) -> tuple[Outcome, ...]:
     """Make all runs; return how they ended. Their journals are in `journals`.
 
@@ -147,7 +144,7 @@ def _placed(project: Project, state: Path) -> Iterator[Run]:
         folder = state / "runs" / run.name
         copy_project(project, folder)
         script = folder / (project.port if run.world else project.script)
-        yield replace(run, script=str(script), folder=str(folder), cwd=str(folder))
+        yield replace(run, script=str(script), folder=str(folder))
 
 
 def _watch(
@@ -155,7 +152,7 @@ def _watch(
     plan: Plan,
     interrupt: Interrupt,
     out: int,
-    report: Callable[[str], None],
+    report: Callable[[Run], None],
 ) -> Ended:
     state = Path(plan.state)
     settings = config.load(job.project.root)
@@ -183,7 +180,7 @@ def _watch(
         for run in plan.runs:
             if run.name not in shown and (state / f"{run.name}-0.jsonl").exists():
                 shown.add(run.name)
-                report(run.name)
+                report(run)
         return False
 
     # The original may be tried in several ways.
