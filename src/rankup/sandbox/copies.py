@@ -12,6 +12,7 @@ whole, each under a name that is not taken.
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -137,18 +138,21 @@ class Sandbox:
 
 
 @contextmanager
-def sandbox(area: Path, roots: Iterable[Path], caches: Iterable[Path] = ()) -> Iterator[Sandbox]:
+def sandbox(
+    area: Path, roots: Iterable[Path] = (), caches: Iterable[Path] = (), kind: str = "fetch"
+) -> Iterator[Sandbox]:
     """Copy folders of a user; the copy is gone afterwards.
 
     Args:
-        area: where the sandbox's folder is made; its lock is held by the caller.
+        area: where the sandbox's folder is made.
         roots: absolute, without links.
         caches: folders that are links as a whole.
+        kind: the beginning of the folder's name.
 
     Raises:
         OSError: no folder could be made, or there is no room.
     """
-    folder = area / f"fetch-{os.getpid()}-{secrets.token_hex(4)}"
+    folder = area.resolve() / f"{kind}-{os.getpid()}-{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
     temporary = Path(tempfile.mkdtemp(prefix="rankup-")).resolve()
     box = Sandbox(folder, temporary, folder / "copy")
@@ -162,12 +166,19 @@ def sandbox(area: Path, roots: Iterable[Path], caches: Iterable[Path] = ()) -> I
             remove(one)
 
 
-def sweep(area: Path) -> None:
-    """End and remove what fetches that were killed have left; the caller holds the area's lock."""
+def sweep(area: Path, kind: str = "fetch", *, ended: bool = False) -> None:
+    """End and remove what processes that were killed have left.
+
+    Args:
+        ended: only of those that are gone from this machine; else the caller holds a lock.
+    """
     found: list[Path] = []
-    for folder in area.glob("fetch-*-*"):
+    for folder in area.glob(f"{glob.escape(kind)}-*-*"):
+        name, pid, _ = folder.name.rsplit("-", 2)
         with suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            if name != kind or (ended and Path("/proc", pid).exists()):
                 continue
             found.append(folder)
             Tree(str(folder)).kill()

@@ -270,9 +270,7 @@ def test_rank_0_may_evaluate_alone() -> None:
 def test_what_was_not_there_is_not_proved() -> None:
     runs = Runs(
         original=[one for one in rank(0, 0) if one["event"] not in ("line", "open")],
-        ranks=[
-            [one for one in rank(2, k) if one["event"] not in ("line", "open")] for k in (0, 1)
-        ],
+        ranks=[[one for one in rank(2, k) if one["event"] not in ("line", "open")] for k in (0, 1)],
         loaded=[],
     )
     for events in (runs.original, *runs.ranks):

@@ -44,14 +44,14 @@ def verify(request: Request) -> int:
     original = _script(request.original)
     _must_be_original(original)
     stand_ins = tuple(_folder(one) for one in request.stand_ins)
-    with start.state_folder() as state:
-        ported = _script(request.ported) if request.ported else _port(original, state)
+    with start.sandbox() as box:
+        ported = _script(request.ported) if request.ported else _port(original, box.folder)
         if ported.resolve() == original.resolve():
             raise UserError(f"{original} is both the original and the port: give two scripts")
         project = start.project_of(original, ported, Path.cwd())
         job = start.Job(project, request.args, stand_ins, request.seconds)
-        outcomes = start.run(job, state, lambda run: say(f"running {run.title}"))
-        seen = {one.run.name: read(start.journals(state), one) for one in outcomes}
+        outcomes = start.run(job, box, lambda run: say(f"running {run.title}"))
+        seen = {one.run.name: read(start.journals(box), one) for one in outcomes}
     if ORIGINAL not in seen:
         raise UserError(f"{original} did not come to an end in its time; see --time")
     _must_train(seen[ORIGINAL], original)
