@@ -70,16 +70,6 @@ def test_a_script_is_found_by_its_arguments_else_the_newest(tmp_path: Path) -> N
     assert (found and found.at, exact) == ("3", False)
 
 
-def test_what_the_script_made_itself_is_listed_and_not_missed(tmp_path: Path) -> None:
-    gone = Item("config.json", "", str(tmp_path / "runs/1/config.json"), 3, needed=False)
-    data = Item("a.bin", "http://h/a.bin", str(tmp_path / "a.bin"), 3)
-    key = record.script_key(tmp_path / "train.py", ())
-    both = Record(key, "1", (gone, data), proof="namespace")
-    record.write(tmp_path, both)
-    assert record.read(tmp_path) == [both]
-    assert both.faults() == [f"{data.path}, which fetching train.py brought, is gone"]
-
-
 def test_a_start_that_failed_says_nothing_of_other_arguments(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     failed = replace(_record(script, record.script_key(script, ("--typo",)), "9"), proof="none")

@@ -48,7 +48,6 @@ class Item:
         files: 1, or those in the folder.
         sha256: of a file, where computed.
         revision: commit of a hub's repository.
-        needed: a job needs it; else the script made it itself, and would make it again.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Item:
     files: int = 1
     sha256: str = ""
     revision: str = ""
-    needed: bool = True
 
     def missing(self) -> str:
         """Return what a job would find instead of it ("is gone"), empty if it would find it.
@@ -107,17 +105,12 @@ class Record:
         """It started, or loaded, without a network."""
         return self.proof in ("namespace", "blocked")
 
-    @property
-    def needed(self) -> tuple[Item, ...]:
-        """The items that a job needs."""
-        return tuple(item for item in self.items if item.needed)
-
     def missing(self) -> list[str]:
         """Return what of it a job would not find, one line each."""
         # Of a script its name says what brought the file: nobody knows it by the file's.
         script = self._script()
         brought = f", which fetching {script.name} brought," if script else ""
-        return [f"{item.path}{brought} {why}" for item in self.needed if (why := item.missing())]
+        return [f"{item.path}{brought} {why}" for item in self.items if (why := item.missing())]
 
     def faults(self) -> list[str]:
         """Why a job without a network could not do with it, one line each; none: it could."""

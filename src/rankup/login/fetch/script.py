@@ -27,10 +27,9 @@ from .. import offline, record
 from ..record import Item, Record
 from . import came, explain
 from .came import same_name
-from .request import Request
+from .request import Request, table
 from .start import Attempt, Network, Start, attempt, clear_line, show
 
-_NAMED = 5  # files that the script has made, by name
 _LAZY = "its samples are downloaded one by one while batches are drawn"
 
 
@@ -92,7 +91,6 @@ class _Fetch:
         self._items: tuple[Item, ...] = self.earlier.items if self.earlier else ()
         self._offline: Mapping[str, str] = self.earlier.offline if self.earlier else {}
         self._code = record.code_of(self.start.script)  # as it is started, whatever is edited then
-        self._came: dict[str, str] = {}  # URLs, and the paths of their files
         self._proof: record.Proof = "none"
         self._problems: list[str] = []
 
@@ -104,13 +102,6 @@ class _Fetch:
             return self._judge(self._prove(), ())
         say(f"running {shown} here, in a copy and without a GPU, until it trains ({most})")
         done = self._attempt(self.start)
-        if done.needs_pretending:
-            clear_line()
-            for line in done.outcome.lines:
-                say(line)
-            say("once more, telling it that there is a GPU, and that it is the one rank of a world")
-            self.start = replace(self.start, pretend=True)
-            done = self._attempt(self.start)
         show(done, self.start)
         for line in done.outcome.lines:
             say(line)
@@ -138,7 +129,15 @@ class _Fetch:
         return self._judge(proved, done.events)
 
     def _attempt(self, start: Start, extra: tuple[Sandbox, Sequence[str]] | None = None) -> Attempt:
-        return self.stack.enter_context(attempt(start, self.interrupt, extra))
+        done = self.stack.enter_context(attempt(start, self.interrupt, extra))
+        if start.pretend or not done.needs_pretending:
+            return done
+        clear_line()
+        for line in done.outcome.lines:
+            say(line)
+        say("once more, telling it that there is a GPU, and that it is the one rank of a world")
+        self.start = replace(self.start, pretend=True)
+        return self._attempt(replace(start, pretend=True), extra)
 
     def _prove(self, extra: tuple[Sandbox, Sequence[str]] | None = None) -> Attempt:
         """Start it where there is no network, in a namespace of its own if that is allowed.
@@ -150,17 +149,12 @@ class _Fetch:
         if why:
             say(f"{why}; so Python refuses connections, and other programs are not held back")
         network: Network = "blocked" if why else "none"
-        start = replace(self.start, network=network, offline=self._offline)
-        done = self._attempt(start, extra)
-        if done.needs_pretending and not start.pretend:
-            done = self._attempt(replace(start, pretend=True), extra)
         self._proof = "blocked" if why else "namespace"
-        return done
+        return self._attempt(replace(self.start, network=network, offline=self._offline), extra)
 
     def _move_in_others(self, others: Sequence[str], again: Attempt) -> None:
         """Move in those of the script's own new files that a second start takes as they are."""
-        written = {event.text("path") for event in of(again.events, "open")}
-        written |= {event.text("to") for event in of(again.events, "rename")}
+        written = came.written(again.events)
         kept = [path for path in others if path not in written]
         self._problems += again.box.move_in(kept)
         own = [item for path in kept if (item := came.file_item(path))]
@@ -183,7 +177,8 @@ class _Fetch:
                 say(line)
             return self._record("none", "; ".join(done.outcome.lines)), self._failed()
         if not reached:
-            brought = None if self.request.only_proof else self._came
+            first = not self.request.only_proof
+            brought = {one.source: one.path for one in self._items} if first else None
             lines = explain.missing(done.events, done.ended, self.start.limits, brought)
             say("it does not start without a network:")
             for line in lines:
@@ -213,15 +208,11 @@ class _Fetch:
         files = [one for one in files if one.path not in {*self._code, *done.unfinished}]
         # What was there before, removed or written anew, stays as it was.
         files = [one for one in files if one.path in new or not done.box.holds(one.path)]
-        needs = came.needed(files, done.events, folders)
+        needs = came.needed(files, folders)
         tops = {os.path.dirname(path) for path in needs} & came.new_folders(done.events)
         links = {path for path in new if done.box.inside(path).is_symlink()}
-        moving = [
-            path
-            for path in new
-            if path in needs or (path in links and os.path.dirname(path) in tops)
-        ]
-        self._problems += done.box.move_in(moving)
+        moving = needs | {path for path in links if os.path.dirname(path) in tops}
+        self._problems += done.box.move_in([path for path in new if path in moving])
         for line in self._problems:
             say(line)
         for path in sorted(came.written_by_name(done.events) - {*new, *done.unfinished}):
@@ -230,30 +221,21 @@ class _Fetch:
                     f"{path} was downloaded anew, since the script does not take what is there; "
                     "remove it, and fetch again"
                 )
-        self._came = {one.url: one.path for one in files if same_name(one.path, one.url)}
         for path in sorted(done.unfinished & known):
             outside = os.path.exists(path) and not done.box.holds(path)
             if outside and came.whole(path) and not inside(path, folders):
                 say(f"{path} was not finished, and stays where it is: look at it")
-        here = came.items(files, done.events, folders, needs)
+        here = came.items([one for one in files if one.path in needs], done.events, folders)
         self._items = came.with_earlier(here, self._items)
-        left = {one.path for one in files} - needs - links
-        return [path for path in new if path in left and path not in moving]
+        return [one.path for one in files if one.path in new and one.path not in moving | links]
 
     def _show_items(self) -> None:
         self._items = tuple(one for one in self._items if os.path.exists(one.path))
-        here = [one for one in self._items if one.needed]
-        if here:
-            self._print("here now:")
-            for line in came.table(here):
-                self._print(line)
-        own = [_shown(one.path) for one in self._items if not one.needed]
-        if own:
-            more = f" and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
-            self._print(f"made by the script, kept: {', '.join(own[:_NAMED])}{more}")
-        mounted = {one.path: places.mounted(self.profile, Path(one.path)) for one in self._items}
-        for path in (path for path, seen in mounted.items() if seen is False):
-            say(f"warning: compute nodes do not see {path}; put it into the project or scratch")
+        for line in table("here now", self._items) if self._items else ():
+            self._print(line)
+        for path in (one.path for one in self._items):
+            if places.mounted(self.profile, Path(path)) is False:
+                say(f"warning: compute nodes do not see {path}; put it into the project or scratch")
 
     def _print(self, line: str) -> None:
         print(clean(line), file=sys.stderr if self.request.as_json else sys.stdout, flush=True)
@@ -284,12 +266,6 @@ class _Fetch:
 def _offline(events: Sequence[Event]) -> dict[str, str]:
     names = [name for event in of(events, "modules") for name in event.texts("names")]
     return offline.variables(names)
-
-
-def _shown(path: str) -> str:
-    """A path, relative to the current folder where it lies in it."""
-    here = Path.cwd()
-    return os.path.relpath(path, here) if Path(path).is_relative_to(here) else path
 
 
 def _unreached(
