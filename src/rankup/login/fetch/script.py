@@ -103,14 +103,14 @@ class _Fetch:
         say(f"running {shown} here, in a copy and without a GPU, until it trains ({most})")
         done = self._attempt(self.start)
         show(done, self.start)
-        for line in done.outcome.lines:
-            say(line)
+        if done.outcome.why:
+            say(done.outcome.why)
         others = self._move_in(done)
         for event in {event.text("what"): event for event in of(done.events, "refused")}.values():
             say(f"note: {explain.refused(event)}")
         if not done.outcome.reached or self._problems:
             self._show_items()
-            why = [*done.outcome.lines, *self._problems]
+            why = [*filter(None, [done.outcome.why]), *self._problems]
             return self._record("none", "; ".join(why)), self._failed()
         self._offline = _offline(done.events)
         if lazy := of(done.events, "lazy"):
@@ -133,8 +133,7 @@ class _Fetch:
         if start.pretend or not done.needs_pretending:
             return done
         clear_line()
-        for line in done.outcome.lines:
-            say(line)
+        say(done.outcome.why)
         say("once more, telling it that there is a GPU, and that it is the one rank of a world")
         self.start = replace(self.start, pretend=True)
         return self._attempt(replace(start, pretend=True), extra)
@@ -173,9 +172,8 @@ class _Fetch:
         else:
             self._show_items()
         if done.ended.why == "interrupt":
-            for line in done.outcome.lines:
-                say(line)
-            return self._record("none", "; ".join(done.outcome.lines)), self._failed()
+            say(done.outcome.why)
+            return self._record("none", done.outcome.why), self._failed()
         if not reached:
             first = not self.request.only_proof
             brought = {one.source: one.path for one in self._items} if first else None
@@ -187,7 +185,8 @@ class _Fetch:
             limited = self.request.only_proof and done.ended.why in ("time", "memory")
             return self._record("none" if limited else "failed", "; ".join(lines)), EXIT_FAILED
         start, seen = self.start, [*before, *done.events]
-        notes = [f"it does without {one}" for one in explain.wanted(done.events)[-5:]]
+        wanted = [*explain.wanted(done.events).items()]
+        notes = [f"it does without {explain.at(*one)}" for one in wanted[-5:]]
         missed = _unreached(start.script, start.args, seen, self._items, start.cache_folders)
         notes += [f"not reached by this start, and not here: {line}" for line in missed]
         for line in notes:
