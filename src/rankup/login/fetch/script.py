@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -20,13 +20,12 @@ from ...sandbox.events import Event, inside, of
 from ...sandbox.watch import Interrupt, Limits, default_memory
 from ...script.downloads import Download, read
 from ...site import places
-from ...site.caches import Caches, caches
+from ...site.caches import caches
 from ...site.config import Config
 from ...site.profile import Profile
 from .. import offline, record
 from ..record import Item, Record
 from . import came, explain
-from .came import same_name
 from .request import Request, table
 from .start import Attempt, Network, Start, attempt, clear_line, show
 
@@ -44,7 +43,6 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
     """
     if request.script is None or not Path(request.script).is_file():
         raise UserError(f"no script {request.script!r} in {Path.cwd()}")
-    own = caches(config, profile, os.environ)
     project = config.project(Path.cwd()).resolve()
     script = Path(request.script).resolve()
     start = Start(
@@ -52,9 +50,7 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
         args=request.args,
         roots=_roots(project, script),
         area=copies.area(project),
-        home=Path.home(),
-        caches=own,
-        variables=dict(os.environ),
+        caches=caches(config, profile, os.environ),
         threads=request.threads,
         limits=Limits(request.seconds, request.memory_bytes or default_memory()),
         stdout=2 if request.as_json else None,
@@ -65,7 +61,7 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
         copies.sweep(start.area)
         earlier = record.find(project, record.script_key(script, request.args))
         with Interrupt() as interrupt, ExitStack() as stack:
-            return _Fetch(request, start, own, profile, earlier, interrupt, stack).run()
+            return _Fetch(request, start, profile, earlier, interrupt, stack).run()
 
 
 def _roots(project: Path, script: Path) -> tuple[Path, ...]:
@@ -81,7 +77,6 @@ class _Fetch:
 
     request: Request
     start: Start
-    caches: Caches
     profile: Profile
     earlier: Record | None
     interrupt: Interrupt
@@ -103,14 +98,14 @@ class _Fetch:
         say(f"running {shown} here, in a copy and without a GPU, until it trains ({most})")
         done = self._attempt(self.start)
         show(done, self.start)
-        for line in done.outcome.lines:
-            say(line)
+        if done.outcome.why:
+            say(done.outcome.why)
         others = self._move_in(done)
         for event in {event.text("what"): event for event in of(done.events, "refused")}.values():
             say(f"note: {explain.refused(event)}")
         if not done.outcome.reached or self._problems:
             self._show_items()
-            why = [*done.outcome.lines, *self._problems]
+            why = [*filter(None, [done.outcome.why]), *self._problems]
             return self._record("none", "; ".join(why)), self._failed()
         self._offline = _offline(done.events)
         if lazy := of(done.events, "lazy"):
@@ -130,11 +125,10 @@ class _Fetch:
 
     def _attempt(self, start: Start, extra: tuple[Sandbox, Sequence[str]] | None = None) -> Attempt:
         done = self.stack.enter_context(attempt(start, self.interrupt, extra))
-        if start.pretend or not done.needs_pretending:
+        if start.pretend or not done.outcome.pretend:
             return done
         clear_line()
-        for line in done.outcome.lines:
-            say(line)
+        say(done.outcome.why)
         say("once more, telling it that there is a GPU, and that it is the one rank of a world")
         self.start = replace(self.start, pretend=True)
         return self._attempt(replace(start, pretend=True), extra)
@@ -173,9 +167,8 @@ class _Fetch:
         else:
             self._show_items()
         if done.ended.why == "interrupt":
-            for line in done.outcome.lines:
-                say(line)
-            return self._record("none", "; ".join(done.outcome.lines)), self._failed()
+            say(done.outcome.why)
+            return self._record("none", done.outcome.why), self._failed()
         if not reached:
             first = not self.request.only_proof
             brought = {one.source: one.path for one in self._items} if first else None
@@ -187,8 +180,9 @@ class _Fetch:
             limited = self.request.only_proof and done.ended.why in ("time", "memory")
             return self._record("none" if limited else "failed", "; ".join(lines)), EXIT_FAILED
         start, seen = self.start, [*before, *done.events]
-        notes = [f"it does without {one}" for one in explain.wanted(done.events)[-5:]]
-        missed = _unreached(start.script, start.args, seen, self._items, start.cache_folders)
+        wanted = [*explain.wanted(done.events).items()]
+        notes = [f"it does without {explain.at(*one)}" for one in wanted[-5:]]
+        missed = _unreached(start, seen, self._items)
         notes += [f"not reached by this start, and not here: {line}" for line in missed]
         for line in notes:
             say(f"note: {line}")
@@ -251,7 +245,7 @@ class _Fetch:
             key=record.script_key(self.start.script, self.start.args),
             at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             items=self._items,
-            variables=self.caches.variables(),
+            variables=self.start.caches.variables(),
             offline=dict(self._offline),
             proof=proof,
             note=note,
@@ -268,13 +262,7 @@ def _offline(events: Sequence[Event]) -> dict[str, str]:
     return offline.variables(names)
 
 
-def _unreached(
-    script: Path,
-    args: tuple[str, ...],
-    events: Sequence[Event],
-    items: Iterable[Item],
-    caches: Iterable[Path],
-) -> list[str]:
+def _unreached(start: Start, events: Sequence[Event], items: Sequence[Item]) -> list[str]:
     """Return what the script would fetch, no start has asked for, and is not here, in lines.
 
     A start that ends at the first forward does not come by a validation or the end of an epoch;
@@ -283,41 +271,31 @@ def _unreached(
 
     Args:
         events: of all starts.
-        caches: where the hub's library may keep its repositories.
     """
     try:
-        found = read(script, args).downloads
+        found = read(start.script, start.args).downloads
     except UserError:
         return []  # it did start: what reading makes of it is no news
-    urls = {event.text("url") for event in of(events, "url")}
-    urls |= {word for event in of(events, "spawn") for word in event.texts("words")}
-    items = tuple(items)
-    hubs = [path for cache in caches for path in (cache, cache / "hub")]
+    had = {item.source for item in items} | {event.text("url") for event in of(events, "url")}
+    had |= {word for event in of(events, "spawn") for word in event.texts("words")}
+    hubs = [path for cache in start.cache_folders for path in (cache, cache / "hub")]
+
+    def is_here(one: Download, name: str) -> bool:
+        if os.path.exists(one.to or name):
+            return True
+        if one.what == "url":
+            return public(name) in had or any(came.same_name(item.path, name) for item in items)
+        return any([*hub.glob(f"*--{name.replace('/', '--')}")] for hub in hubs)
+
     missed = [
-        one for one in found if one.known and one.name and not _is_here(one, urls, items, hubs)
+        one
+        for one in found
+        if one.known and one.name and one.what in ("url", "dataset", "model")
+        if not is_here(one, one.name)
     ]
-    lines = (f"{_line_of(one, script)}: {one.how} of {_name_of(one)}" for one in missed)
+    lines = [
+        f"{os.path.relpath(one.file.resolve(), start.script.parent)}:{one.line}: {one.how} of "
+        + (public(one.wanted) if one.what == "url" else one.wanted)
+        for one in missed
+    ]
     return list(dict.fromkeys(lines))
-
-
-def _is_here(
-    one: Download, urls: Iterable[str], items: Sequence[Item], hubs: Sequence[Path]
-) -> bool:
-    name = one.name or ""
-    if one.what == "url":
-        url = public(name)
-        had = any(item.source == url or same_name(item.path, url) for item in items)
-        return had or url in urls or bool(one.to and os.path.exists(one.to))
-    if one.what not in ("dataset", "model") or os.path.exists(name):
-        return True
-    end = f"--{name.replace('/', '--')}"
-    asked = any(f"/{name}/" in f"{url}/" for url in urls)
-    return asked or any(path.name.endswith(end) for hub in hubs for path in hub.glob("*--*"))
-
-
-def _name_of(one: Download) -> str:
-    return public(one.name or "") if one.what == "url" else one.wanted
-
-
-def _line_of(one: Download, script: Path) -> str:
-    return f"{os.path.relpath(one.file.resolve(), script.parent)}:{one.line}"
