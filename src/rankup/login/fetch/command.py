@@ -13,11 +13,10 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from ...base.errors import EXIT_FAILED, UserError
-from ...base.files import write_json
+from ...base.files import no_space, write_json
 from ...base.lock import LockFailed
 from ...base.text import clean, say
 from ...site import config as configs
@@ -91,23 +90,23 @@ class _Run:
         """Fetch a thing and record it; where that fails, remember why."""
         earlier = record.find(self._project, thing.key)
         try:
-            came = thing.get(earlier)
+            done, lines = thing.get(earlier)
         except (FetchFailed, LockFailed) as failure:
-            self.fail(thing.key, _with_hint(str(failure), os.environ))
+            # In a job the network is the first guess.
+            job = "; this is inside a job: on a login node there is a network"
+            self.fail(thing.key, str(failure) + (job if "SLURM_JOB_ID" in os.environ else ""))
             return
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            self.fail(thing.key, f"{thing.key}: {where}{error.strerror or error}")
+            room = f"; make room in {thing.place} and run it again: what came is kept"
+            why = f"{where}{error.strerror or error}{room if no_space(error) else ''}"
+            self.fail(thing.key, f"{thing.key}: {why}")
             return
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        done = Record(
-            thing.key, now, came.items, came.variables, came.offline, came.proof, came.note
-        )
         if not self._as_json:
-            _show(done, came.lines)
+            _show(done, lines)
         self._keep(done)
         if done.proof == "failed":
-            self.fail(thing.key, f"{thing.key} came, and does not load offline: {came.note}")
+            self.fail(thing.key, f"{thing.key} came, and does not load offline: {done.note}")
 
     def script(self, request: Request) -> None:
         """Read a script, or run it; it prints by itself what a user needs to know."""
@@ -151,7 +150,7 @@ class _Run:
             )
 
 
-def _show(done: Record, lines: tuple[str, ...]) -> None:
+def _show(done: Record, lines: list[str]) -> None:
     proofs = {
         "namespace": ", loads without a network (network namespace)",
         "blocked": ", loads without a network (Python's connections blocked)",
@@ -212,13 +211,6 @@ def _check_network(profile: Profile, environment: Mapping[str, str]) -> None:
             f"this is job {environment['SLURM_JOB_ID']} on a compute node of {profile.title}, "
             "which has no internet; run rankup fetch on a login node"
         )
-
-
-def _with_hint(why: str, environment: Mapping[str, str]) -> str:
-    """A reason for a failure, and where to try again: in a job the network is the first guess."""
-    if environment.get("SLURM_JOB_ID"):
-        return f"{why}; this is inside a job: on a login node there is a network"
-    return why
 
 
 def _check_place(folder: Path, profile: Profile, home: Path) -> None:

@@ -31,8 +31,8 @@ from ...sandbox import environment
 from ...sandbox.namespace import command, refusal
 from ...site.caches import Caches
 from .. import offline
-from ..record import Item, Proof
-from .request import FetchFailed, FetchResult
+from ..record import Item, Proof, Record
+from .request import FetchFailed
 
 Kind = Literal["model", "dataset"]
 _WORD = r"\w[\w.-]*"
@@ -111,7 +111,9 @@ def hub_cache(caches: Caches) -> Path:
     return home / "hub"
 
 
-def fetch(name: Name, caches: Caches, texts: Path | None = None) -> FetchResult:
+def fetch(
+    key: str, name: Name, caches: Caches, texts: Path | None = None
+) -> tuple[Record, list[str]]:
     """Bring a repository into the hub's own cache, and load it once more without a network.
 
     Args:
@@ -138,14 +140,15 @@ def fetch(name: Name, caches: Caches, texts: Path | None = None) -> FetchResult:
             held.check()  # else it is no word on what is here
             proved, note = "failed", str(failure)
     moved = caches.variables()
-    return FetchResult(
-        _items(name, folder, done),
-        {key: value for key, value in moved.items() if key.startswith(_CACHE_VARIABLES)},
-        _OFFLINE,
-        proved,
-        note,
-        _advice(name, done),
+    record = Record(
+        key,
+        items=_items(name, folder, done),
+        variables={one: moved[one] for one in moved if one.startswith(_CACHE_VARIABLES)},
+        offline=_OFFLINE,
+        proof=proved,
+        note=note,
     )
+    return record, _advice(name, done)
 
 
 def _items(name: Name, folder: Path, done: Mapping[str, Any]) -> tuple[Item, ...]:
@@ -165,7 +168,7 @@ def _items(name: Name, folder: Path, done: Mapping[str, Any]) -> tuple[Item, ...
     return tuple(found)
 
 
-def _advice(name: Name, done: Mapping[str, Any]) -> tuple[str, ...]:
+def _advice(name: Name, done: Mapping[str, Any]) -> list[str]:
     lines = []
     if skipped := done.get("skipped"):
         lines.append(f"passed over, other formats of the same weights: {some(skipped)}")
@@ -179,7 +182,7 @@ def _advice(name: Name, done: Mapping[str, Any]) -> tuple[str, ...]:
     if texts := done.get("texts"):
         words = " ".join(f"--{Path(text).stem} {text}" for text in texts)
         lines.append(f"as plain text: rankup run language-model {words}")
-    return tuple(lines)
+    return lines
 
 
 def _run_child(
