@@ -413,3 +413,19 @@ def test_what_another_file_fetches_and_what_the_script_never_comes_to(tmp_path: 
     assert "RK177" in codes
     assert "RK141" not in codes, "the script runs neither prepare() nor what is for another start"
     assert "RK177" not in _codes(ported)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "each = F.cross_entropy(out, y, reduction='none')\n    return (each * mask).sum() / mask.sum()",
+        "return F.cross_entropy(out, y, ignore_index=0)",
+    ],
+)
+def test_a_mean_over_some_targets_in_another_file_is_said(lines: str, tmp_path: Path) -> None:
+    helper = f"import torch.nn.functional as F\n\n\ndef of(out, y, mask):\n    {lines}\n"
+    loop = "for x, y in DataLoader(data, batch_size=4, shuffle=True):\n" + STEP.replace(
+        "net(x).mean()", "of(net(x), y, (y != 0).float())"
+    )
+    ported = _ported(tmp_path, HEAD + "from helper import of\n" + MADE + loop, helper=helper)
+    assert "call rankup.count" in ported.text
