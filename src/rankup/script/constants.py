@@ -42,6 +42,7 @@ from .values import (
 
 _MOST_STEPS = 300_000  # of one script: seconds
 _MOST_DEPTH = 60
+_MOST_HOPS = 20  # from one name to the next
 _MOST_BINDINGS = 30  # of one name
 _MOST_CONDITIONS = 100  # without the others code only seems to run more often
 
@@ -161,6 +162,35 @@ class Constants(Flow):
         except ValueError:  # a null byte
             return False
 
+    def full_name(self, file: File, node: ast.AST, hops: int = 0) -> str:
+        """The full name of something that no file of the script defines itself, else empty.
+
+        It is followed through variables and through what local modules import. What a call returns
+        has the name of what is called with `()` behind it: `requests.Session().get`.
+        """
+        if hops > _MOST_HOPS:
+            return ""
+        if isinstance(node, ast.Name | ast.Attribute):
+            made = (one for one in self.origins(file, node) if one.node is not node)
+            found = (self.full_name(one.file, one.node, hops + 1) for one in made)
+            if followed := next(filter(None, found), ""):
+                return followed
+        match node:
+            case ast.alias():
+                return self.absolute(file, file.names.dotted(node))
+            case ast.Call(func=func):
+                inner = self.full_name(file, func, hops + 1)
+                return f"{inner}()" if inner else ""
+            case ast.Attribute(value=value, attr=attr):
+                inner = self.full_name(file, value, hops + 1)
+                return f"{inner}.{attr}" if inner else ""
+            case ast.Name(id=name) if not file.names.bindings(name, file.names.scope(node))[1]:
+                foreign = [one for one in file.names.stars if self.module(file, one) is None]
+                known = file.names.dotted(node)
+                starred = foreign and not known.startswith("builtins.")
+                return f"{self.absolute(file, foreign[-1])}.{name}" if starred else known
+        return ""
+
     # Names: the only binding gives the value, or the last where all of them happen.
 
     def origins(self, file: File, node: ast.AST) -> tuple[Origin, ...]:
@@ -181,6 +211,9 @@ class Constants(Flow):
         """The binding that gives a name its value."""
         if len(bindings) < 2:
             return bindings
+        for one in bindings:  # what is set where an import fails is not what will be used
+            if one.kind == "import":
+                return [one]
         name = written(bindings[0].target) or getattr(bindings[0].target, "arg", "it")
         if len(bindings) > _MOST_BINDINGS:
             raise _Unsure(f"{name} is set in {len(bindings)} places")
