@@ -41,9 +41,9 @@ class Finding:
     todo: str = ""
 
 
-def page(code: str, title: str, finds: Callable[..., Any], before: str = "") -> str:
+def page(code: str, title: str, finds: Callable[..., Any]) -> str:
     """Return a code's page of the documentation: the docstring of the function that finds it."""
-    return f"# {code}: {title}\n\n{before}{inspect.getdoc(finds)}\n"
+    return f"# {code}: {title}\n\n{inspect.getdoc(finds)}\n"
 
 
 def silenced(code: str, line: str) -> bool:

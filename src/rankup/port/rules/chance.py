@@ -116,19 +116,13 @@ def _handed_out(file: File, script: Script, call: ast.Call) -> bool:
 def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
     """`random_split`, `train_test_split`, or a permutation to split by, with no seed set.
 
-    ## Why it matters
-
     Each rank draws a split of its own, so one rank's validation samples are trained on by another.
     The validation loss looks better than it is.
-
-    ## Example
 
     ```diff
     -train, valid = random_split(dataset, [0.9, 0.1])
     +train, valid = random_split(dataset, [0.9, 0.1], torch.Generator().manual_seed(0))
     ```
-
-    ## What `rankup port` does
 
     Nothing is needed behind `rankup.setup()`: all ranks go on with rank 0's random states.
     """
@@ -175,13 +169,9 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
     `loader.dataset.sample()` where that method draws with NumPy or torch what the data set holds
     from then on.
 
-    ## Why it matters
-
     `rankup.shard` deals the samples by their numbers, and takes it that sample 7 is the same on all
     ranks. Where each has drawn its own, they train on parts of different data sets, and no run is
     like another.
-
-    ## Example
 
     ```diff
     +torch.manual_seed(0)
@@ -189,8 +179,6 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
      for (x,) in rankup.shard(DataLoader(data, batch_size=10)):
          model(x).mean().backward()
     ```
-
-    ## What `rankup port` does
 
     Nothing is needed behind `rankup.setup()`: it gives all ranks rank 0's random states.
     """
@@ -258,18 +246,12 @@ def _seeded_before(file: File, script: Script, call: ast.Call) -> bool:
 def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
     """`torch.manual_seed(random.randint(1, 10000))`, or a seed made of the time.
 
-    ## Why it matters
-
     The ranks seed differently: splits, the order of data and initial values differ between them.
-
-    ## Example
 
     ```diff
     -torch.manual_seed(random.randint(1, 10000))
     +torch.manual_seed(0)
     ```
-
-    ## What `rankup port` does
 
     `rankup.setup()` gives all ranks rank 0's random states; a seed made of the clock is rank 0's,
     `rankup.broadcast(…)`.
@@ -325,11 +307,7 @@ def _rank_0_seeds(context: Context, value: ast.expr, clock: bool) -> str:
 def same_batches(file: File, script: Script) -> Iterator[Hit]:
     """A training loop without a loader that draws its batches by index, with no rank in the seed.
 
-    ## Why it matters
-
     With one seed for all, every rank draws the same batch. N ranks compute the same gradient.
-
-    ## Example
 
     ```diff
      torch.manual_seed(0)
@@ -338,8 +316,6 @@ def same_batches(file: File, script: Script) -> Iterator[Hit]:
     +    ix = rankup.deal(torch.randint(len(data), (64,)))
          F.cross_entropy(model(data[ix]), labels[ix]).backward()
     ```
-
-    ## What `rankup port` does
 
     Puts `rankup.deal(get_batch, "train")` in place of `get_batch("train")`: each rank takes its
     part of the batch.

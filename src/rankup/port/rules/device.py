@@ -35,20 +35,14 @@ _DEVICE_NAMES = words("device gpu gpu_id dev cuda_device device_id")
 def device_fixed(file: File, script: Script) -> Iterator[Hit]:
     """`"cuda:0"`, `.cuda(0)`, `set_device(0)`, or a number from the command line.
 
-    ## Why it matters
-
     All ranks of a node would use this one GPU. Its memory fills up, and the other GPUs are paid for
     and idle.
-
-    ## Example
 
     ```diff
     -device = torch.device("cuda:0")
     +device = rankup.setup().device
      model = Net().to(device)
     ```
-
-    ## What `rankup port` does
 
     Writes `cuda`, which after `rankup.setup()` is this rank's own GPU, also for a number from the
     command line; takes `set_device` out.
@@ -182,19 +176,13 @@ def _known_device(script: Script, file: File, device: ast.expr) -> bool:
 def data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """`nn.DataParallel` around a model.
 
-    ## Why it matters
-
     It drives all GPUs of one node from one process. With a rank per GPU every rank would reach for
     all of them.
-
-    ## Example
 
     ```diff
     -model = nn.DataParallel(Net().cuda())
     +model = rankup.wrap(Net().to(rankup.setup().device))
     ```
-
-    ## What `rankup port` does
 
     Removes it, and wraps the model with `rankup.wrap`.
     """
@@ -232,19 +220,13 @@ def _bare(context: Context, call: ast.Call) -> str:
 def visible_devices(file: File, script: Script) -> Iterator[Hit]:
     """An assignment to `os.environ["CUDA_VISIBLE_DEVICES"]` that does not depend on the rank.
 
-    ## Why it matters
-
     The launcher has made the GPUs visible already. What hides them again makes all ranks share the
     rest, or find none.
-
-    ## Example
 
     ```diff
     -os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     +device = rankup.setup().device
     ```
-
-    ## What `rankup port` does
 
     Removes the line.
     """
@@ -283,12 +265,8 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
     """A script that joins a process group and trains a model without DistributedDataParallel, FSDP
     or `rankup.wrap`; also one that wraps it behind the loop that trains it.
 
-    ## Why it matters
-
     Nothing exchanges the gradients. The ranks' models part from the first step on, without an
     error, and one of them is saved.
-
-    ## Example
 
     ```diff
      device = rankup.setup().device
@@ -296,8 +274,6 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
     +model = rankup.wrap(Net().to(device))
      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ```
-
-    ## What `rankup port` does
 
     Wraps each model that an optimizer has parameters of.
 

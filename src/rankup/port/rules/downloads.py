@@ -44,19 +44,13 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
     in functions of other files; data sets that write files as they are constructed; files that
     are made where they are missing.
 
-    ## Why it matters
-
     Compute nodes have no network; where they have, all ranks fetch the same file at once.
-
-    ## Example
 
     ```diff
     -dataset = torchvision.datasets.MNIST("data", download=True)
     +with rankup.rank0_first():
     +    dataset = torchvision.datasets.MNIST("data", download=True)
     ```
-
-    ## What `rankup port` does
 
     Puts `rankup.rank0_first` around it. `rankup fetch SCRIPT` fetches it beforehand, on the login
     node.

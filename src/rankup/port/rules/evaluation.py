@@ -55,11 +55,7 @@ class Leaving:
 def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
     """An evaluation loop over a loader that is not sharded.
 
-    ## Why it matters
-
     Exact, but no faster than on one GPU. A script that is ported already may leave it so.
-
-    ## Example
 
     ```diff
      with torch.no_grad():
@@ -67,8 +63,6 @@ def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
     +    for x, y in rankup.shard(DataLoader(valid, batch_size=64)):
              metric.update(model(x), y)
     ```
-
-    ## What `rankup port` does
 
     Shards it where all that leaves the loop are sums over samples, or lists of their results in
     order (`rankup.shard(loader, train=False)`, `rankup.total`); else every rank goes on to evaluate

@@ -32,12 +32,8 @@ def no_group(file: File, script: Script) -> Iterator[Hit]:
     """A script with a training loop that never joins the other ranks; for fastai a `Learner` that
     trains outside of `distrib_ctx`, and one that uses rankup without `rankup.setup()`.
 
-    ## Why it matters
-
     Every rank would train a model of its own on all of the data: N GPUs do the same work N times,
     and the log looks right.
-
-    ## Example
 
     ```diff
     -model = Net().cuda()
@@ -48,8 +44,6 @@ def no_group(file: File, script: Script) -> Iterator[Hit]:
     +for x, y in rankup.shard(loader):
     +    F.cross_entropy(model(x.to(device)), y.to(device)).backward()
     ```
-
-    ## What `rankup port` does
 
     Adds `rankup.setup()` after the imports; for fastai puts the training into `with
     learn.distrib_ctx():`.
@@ -87,12 +81,8 @@ def no_group(file: File, script: Script) -> Iterator[Hit]:
 def not_destroyed(file: File, script: Script) -> Iterator[Hit]:
     """`init_process_group` without a `destroy_process_group` anywhere.
 
-    ## Why it matters
-
     NCCL warns of leaked resources, and a rank that ends first may leave the others hanging in their
     last collective.
-
-    ## Example
 
     ```diff
      torch.distributed.init_process_group("nccl")
@@ -101,8 +91,6 @@ def not_destroyed(file: File, script: Script) -> Iterator[Hit]:
     +finally:
     +    torch.distributed.destroy_process_group()
     ```
-
-    ## What `rankup port` does
 
     Nothing to do: `rankup.setup()` leaves the group by itself when the process ends.
     """
@@ -123,12 +111,8 @@ def ranks_mixed_up(file: File, script: Script) -> Iterator[Hit]:
     """The rank among all as the number of a GPU; the rank on the node as `rank=` of a sampler or a
     group.
 
-    ## Why it matters
-
     Both are equal on one node. On the second node rank 4 looks for a fifth GPU, or rank 0's data
     are read once per node.
-
-    ## Example
 
     ```diff
      torch.distributed.init_process_group("nccl")
@@ -137,8 +121,6 @@ def ranks_mixed_up(file: File, script: Script) -> Iterator[Hit]:
     +local_rank = int(os.environ["LOCAL_RANK"])
     +torch.cuda.set_device(local_rank)
     ```
-
-    ## What `rankup port` does
 
     Nothing: a ported script has no such numbers. This is about ports made by hand.
     """
@@ -201,19 +183,13 @@ def _of_setup(file: File, name: ast.Name) -> str:
 def setup_unpacked(file: File, script: Script) -> Iterator[Hit]:
     """`local_rank, rank, device = rankup.setup()`.
 
-    ## Why it matters
-
     It gives four values: `local_rank, rank, device, world_size`. Python stops with "too many values
     to unpack", in the job. The course's own `setup()` gave three.
-
-    ## Example
 
     ```diff
     -local_rank, rank, device = rankup.setup()
     +local_rank, rank, device = rankup.setup()[:3]
     ```
-
-    ## What `rankup port` does
 
     Nothing: it writes `rankup.setup()` alone.
     """
@@ -234,18 +210,12 @@ def setup_unpacked(file: File, script: Script) -> Iterator[Hit]:
 def ours_on_torch(file: File, script: Script) -> Iterator[Hit]:
     """`torch.save0(…)`, `torch.print0(…)` and others that are rankup's.
 
-    ## Why it matters
-
     A left-over of replacing `torch.save`: an AttributeError after the first epoch.
-
-    ## Example
 
     ```diff
     -torch.save0(model.state_dict(), "model.pt")
     +rankup.save0(model.state_dict(), "model.pt")
     ```
-
-    ## What `rankup port` does
 
     Writes `rankup.save0` in the place of `torch.save`.
     """
@@ -260,11 +230,7 @@ def ours_on_torch(file: File, script: Script) -> Iterator[Hit]:
 def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
     """`all_reduce`, `barrier`, `rankup.mean` under a condition on the rank.
 
-    ## Why it matters
-
     It waits for all ranks, and only some come: the job hangs.
-
-    ## Example
 
     ```diff
      rank = rankup.setup().rank
@@ -273,8 +239,6 @@ def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
     -    print(rankup.mean(total, seen))
     +    print(mean)
     ```
-
-    ## What `rankup port` does
 
     Nothing: it never puts a collective under a condition.
     """

@@ -31,12 +31,8 @@ def unreduced(file: File, script: Script) -> Iterator[Hit]:
     without a reduction. Where `rankup.shard` deals the batches, also lists of outputs, and how
     many batches there were.
 
-    ## Why it matters
-
     Each rank has seen a part of the data. What rank 0 prints is the mean over its part, noisier and
     another for each number of GPUs.
-
-    ## Example
 
     ```diff
      rankup.setup()
@@ -47,8 +43,6 @@ def unreduced(file: File, script: Script) -> Iterator[Hit]:
     -print0(correct / len(valid_set))
     +print0(rankup.total(correct) / len(valid_set))
     ```
-
-    ## What `rankup port` does
 
     `rankup.total` after an evaluation loop; in training `rankup.batch_mean` and `rankup.batch_sum`
     where the value is counted.
@@ -232,12 +226,8 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
     """In a script that uses rankup: an evaluation that adds up means over batches, and gives the
     result to `rankup.total`.
 
-    ## Why it matters
-
     A rank has its part of each batch, so that with N ranks N means are added where one process adds
     one: the total is N times too large, or badly weighted where the parts differ in size.
-
-    ## Example
 
     ```diff
      rankup.setup()
@@ -249,8 +239,6 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
     +        total += F.cross_entropy(model(x), y).item() * len(x)
     +print0(rankup.total(total) / len(valid))
     ```
-
-    ## What `rankup port` does
 
     Shards an evaluation only where what it adds up are sums over samples; one that adds up means
     every rank goes over in full.
@@ -288,11 +276,7 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
     """In a script that uses rankup: an evaluation of which every rank goes over all of the data,
     and `rankup.total` or `rankup.gather` of what it has counted.
 
-    ## Why it matters
-
     Every rank has the whole number already; with N ranks the sum is N times too large.
-
-    ## Example
 
     ```diff
      rankup.setup()
@@ -303,8 +287,6 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
              correct += (model(x).argmax(1) == y).sum().item()
      print0(rankup.total(correct))
     ```
-
-    ## What `rankup port` does
 
     Shards an evaluation and adds up behind it, or does neither.
     """

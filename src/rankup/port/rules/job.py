@@ -39,12 +39,8 @@ _EXPECTED = words(
 def schedule_length(file: File, script: Script) -> Iterator[Hit]:
     """A number of training steps made of the size of the data set and the batch size.
 
-    ## Why it matters
-
     With a batch per GPU there are N times fewer steps: the warm-up takes most of the run, and the
     rate never comes down.
-
-    ## Example
 
     ```diff
      scheduler = get_linear_schedule_with_warmup(
@@ -52,8 +48,6 @@ def schedule_length(file: File, script: Script) -> Iterator[Hit]:
     +    optimizer, num_warmup_steps=100, num_training_steps=len(loader) * epochs
      )
     ```
-
-    ## What `rankup port` does
 
     Nothing at `--batch global`, where the number of steps stays the same.
     """
@@ -80,14 +74,10 @@ def times_ranks(file: File, script: Script) -> Iterator[Hit]:
     for a number of steps counted on one GPU, where each rank has batches of its own; a learning
     rate times the number of ranks where the batch keeps its size.
 
-    ## Why it matters
-
     All ranks make one step together. `len(loader)` behind a `DistributedSampler` or `rankup.shard`
     is the number of these steps, so that the schedule ends too early or never gets to its end. The
     linear rule for the learning rate is for batches that grow with the ranks; those of
     `rankup.shard` stay what they are.
-
-    ## Example
 
     ```diff
      world = rankup.setup()
@@ -98,8 +88,6 @@ def times_ranks(file: File, script: Script) -> Iterator[Hit]:
          model(x).mean().backward()
          schedule.step()
     ```
-
-    ## What `rankup port` does
 
     Nothing is needed: batches stay those of one GPU, and so do their number, the schedule and the
     learning rate. `--batch per-gpu` says what becomes of the learning rate.
@@ -217,12 +205,8 @@ def _times_ranks(node: ast.AST) -> bool:
 def stops_alone(file: File, script: Script) -> Iterator[Hit]:
     """A broad `except` around a training step; `break` or `continue` where this rank's loss is NaN.
 
-    ## Why it matters
-
     The others wait for its part of the gradients until the time-out, ten minutes with NCCL. The log
     then blames them.
-
-    ## Example
 
     ```diff
      rankup.setup()
@@ -233,8 +217,6 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
              break
          loss.backward()
     ```
-
-    ## What `rankup port` does
 
     Leaves a remark at the place. A rank that raises ends the job, and `rankup logs --cause` names
     it.

@@ -29,11 +29,7 @@ _DEEPEST = 4
 def not_sharded(file: File, script: Script) -> Iterator[Hit]:
     """A training loop over a DataLoader that has neither a distributed sampler nor `rankup.shard`.
 
-    ## Why it matters
-
     Every rank trains on the same batches. It costs N times as much and learns the same.
-
-    ## Example
 
     ```diff
      loader = DataLoader(dataset, batch_size=64, shuffle=True)
@@ -41,8 +37,6 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
     +for x, y in rankup.shard(loader):
          F.cross_entropy(model(x), y).backward()
     ```
-
-    ## What `rankup port` does
 
     Puts `rankup.shard(…)` around the loader, where it is made or where the loop starts.
     """
@@ -225,12 +219,8 @@ def _handed_to_training(training: Training, name: ast.Name, parent: ast.AST, dep
 def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
     """A `DistributedSampler` that shuffles for training, and no `set_epoch` anywhere.
 
-    ## Why it matters
-
     Without it the sampler shuffles with the same seed in every epoch: the order, and so each batch,
     is always the same.
-
-    ## Example
 
     ```diff
      sampler = DistributedSampler(dataset)
@@ -240,8 +230,6 @@ def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
          for x, y in loader:
              F.cross_entropy(model(x), y).backward()
     ```
-
-    ## What `rankup port` does
 
     Nothing to do: `rankup.shard` takes the order from the loader's own sampler.
     """
@@ -262,12 +250,8 @@ def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
 def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
     """A `DistributedSampler` or `drop_last=True` on a loader that is only evaluated on.
 
-    ## Why it matters
-
     The sampler repeats samples until every rank has as many, or drops some. The accuracy is then
     that of another data set, and changes with the number of GPUs.
-
-    ## Example
 
     ```diff
     -valid = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=False))
@@ -277,8 +261,6 @@ def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
     +    for x, y in rankup.shard(valid):
              metric.update(model(x), y)
     ```
-
-    ## What `rankup port` does
 
     Uses `rankup.shard`, which neither pads nor drops.
     """
@@ -314,11 +296,7 @@ def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
 def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
     """A loader over an `IterableDataset`, or a streaming data set, that nothing splits.
 
-    ## Why it matters
-
     A stream has no positions that a sampler could deal. All ranks read the same samples.
-
-    ## Example
 
     ```diff
      class Lines(torch.utils.data.IterableDataset):
@@ -331,8 +309,6 @@ def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
      for x in loader:
          model(x).mean().backward()
     ```
-
-    ## What `rankup port` does
 
     Nothing: it refuses, since `rankup.shard` has no positions to cut by.
     """

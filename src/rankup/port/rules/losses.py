@@ -33,12 +33,8 @@ def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
     `size_average=False`, `.sum()`, in a helper or another file, too. A sum that is divided by
     the number of samples is none.
 
-    ## Why it matters
-
     Ranks average their gradients. A mean over ranks of sums over their parts is 1/N of the sum over
     the whole batch: the learning rate is off by N.
-
-    ## Example
 
     ```diff
      rankup.setup()
@@ -47,8 +43,6 @@ def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
     -    loss.backward()
     +    rankup.summed(loss).backward()
     ```
-
-    ## What `rankup port` does
 
     Writes `rankup.summed(loss)`, whose gradient is that of the whole sum. A loss that is a sum in
     one part and a mean in another is refused: no weight of a rank is right for both.
@@ -93,12 +87,8 @@ def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
     mask, or that a language model of transformers computes of its `labels`, and no
     `rankup.count`.
 
-    ## Why it matters
-
     Ranks have different numbers of valid targets. Without them each rank weighs alike, and the
     gradient is not that of the whole batch.
-
-    ## Example
 
     ```diff
      for x, y in rankup.shard(loader):
@@ -106,8 +96,6 @@ def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
     +    rankup.count(int((y != -100).sum()))
          loss.backward()
     ```
-
-    ## What `rankup port` does
 
     Writes `rankup.count((targets != ignored).sum())` behind the loss, where it is cross-entropy
     with `ignore_index`, or of `labels` in transformers, and

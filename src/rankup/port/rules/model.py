@@ -42,12 +42,8 @@ _FROZEN = re.compile(r"requires_grad\s*=\s*False|requires_grad_\(False\)")
 def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
     """`model.module(x)` or `model.module.encode(x)` in a training step.
 
-    ## Why it matters
-
     The wrapper exchanges gradients that its own forward has announced. What goes past it stays each
     rank's own, without an error: after four steps parameters differ by 0.004.
-
-    ## Example
 
     ```diff
     -model = nn.parallel.DistributedDataParallel(Net().to(rankup.setup().device))
@@ -56,8 +52,6 @@ def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
     -    F.cross_entropy(model.module.encode(x), y).backward()
     +    F.cross_entropy(model.encode(x), y).backward()
     ```
-
-    ## What `rankup port` does
 
     Nothing to do: it uses `rankup.wrap`, which lets custom methods through and exchanges their
     gradients.
@@ -113,12 +107,8 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
     """`model.encode(x)`, `model.hidden_size`: attributes and methods of the model outside of its
     class.
 
-    ## Why it matters
-
     DistributedDataParallel hides them (AttributeError), and the obvious way round, `.module`, ends
     the exchange of gradients ([RK131](RK131.md)).
-
-    ## Example
 
     ```diff
      rankup.setup()
@@ -129,8 +119,6 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
      for x, y in rankup.shard(loader):
          F.cross_entropy(model.encode(x), y).backward()
     ```
-
-    ## What `rankup port` does
 
     Nothing to do: `rankup.wrap` keeps them.
     """
@@ -184,12 +172,8 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
     the model may have buffers: one whose class is in the script, and registers none, is passed
     over.
 
-    ## Why it matters
-
     The wrapper's forward may send buffers (batch norm, masks) to all ranks. Alone, rank 0 waits for
     the others; where a training step follows it works by accident, and hangs at the last one.
-
-    ## Example
 
     ```diff
      rank = rankup.setup().rank
@@ -198,8 +182,6 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
     -    picture = model(noise)
     +    picture = model.module(noise)
     ```
-
-    ## What `rankup port` does
 
     Nothing to do: without gradients `rankup.wrap` runs the bare model.
 
@@ -239,12 +221,8 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
     """`model.cpu()` or `model.to("cpu")` of the model that is trained, in a loop that trains or in
     a function that is called there.
 
-    ## Why it matters
-
     The wrapper holds on to the parameters on the GPU. After the round trip gradients are no longer
     exchanged, without an error.
-
-    ## Example
 
     ```diff
      model = Net().cuda()
@@ -256,8 +234,6 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
          rankup.save0(model.state_dict(), "model.pt")
     -    model.cuda()
     ```
-
-    ## What `rankup port` does
 
     Leaves a remark at the place.
     """
@@ -288,19 +264,13 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
 def batch_norm(file: File, script: roles.Script) -> Iterator[Hit]:
     """A batch norm layer in a single-GPU script.
 
-    ## Why it matters
-
     Its statistics come from a rank's part of each batch. With few samples per GPU they are noisy.
-
-    ## Example
 
     ```diff
     +rankup.setup()
      model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
     +model = rankup.wrap(nn.SyncBatchNorm.convert_sync_batchnorm(model))
     ```
-
-    ## What `rankup port` does
 
     Reports it; `--sync-bn` converts the layers, so that the statistics are those of the whole
     batch.
@@ -339,12 +309,8 @@ def _batch_norm_left(context: Context, node: ast.AST) -> str:
 def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
     """An optimizer made before the model is sharded; parameters frozen after the model is wrapped.
 
-    ## Why it matters
-
     Sharding replaces the parameters: the optimizer would update the old ones. DDP waits for the
     gradients of all parameters that it was given.
-
-    ## Example
 
     ```diff
      rankup.setup()
@@ -353,8 +319,6 @@ def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     -torch.distributed.fsdp.fully_shard(model)
     ```
-
-    ## What `rankup port` does
 
     Wraps before the optimizer is made.
     """

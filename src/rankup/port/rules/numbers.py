@@ -133,12 +133,8 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
     by rounding, by the buffers of batch norm and by what is drawn at random; ranks with a part
     each have different values altogether.
 
-    ## Why it matters
-
     Ranks disagree: one saves another model than the rest, learning rates part, or one rank stops
     and the others wait for it until the time-out.
-
-    ## Example
 
     ```diff
      rankup.setup()
@@ -152,8 +148,6 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
      if val_loss < best:
          best = val_loss
     ```
-
-    ## What `rankup port` does
 
     Puts `rankup.broadcast` around the value, at the place that is named here: it is rank 0's on
     every rank. An evaluation that is sharded has the value of all ranks already
@@ -175,13 +169,10 @@ def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
     """In a script that uses rankup: a loss, or the length of a batch, that a training loop prints,
     logs or stops by without `rankup.batch_mean` or `rankup.batch_sum`.
 
-    ## Why it matters
-
     With `rankup.shard` a rank has its part of each batch. What rank 0 tells is the loss of that
     part: noisier than the batch's, and another for each number of GPUs, so that two runs cannot be
-    compared by their logs.
-
-    ## Example
+    compared by their logs. `batch_mean` is for all ranks: it has no place under
+    `if rankup.is_root_process():`.
 
     ```diff
      rankup.setup()
@@ -191,10 +182,6 @@ def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
     -    print0(step, loss.item())
     +    print0(step, rankup.batch_mean(loss.item()))
     ```
-
-    `batch_mean` is for all ranks: it has no place under `if rankup.is_root_process():`.
-
-    ## What `rankup port` does
 
     Puts `rankup.batch_mean` or `rankup.batch_sum` around what a training loop reads of a loss.
     """

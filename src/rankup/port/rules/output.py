@@ -40,11 +40,7 @@ def _quiet(script: Script) -> bool:
 def printed_by_all(file: File, script: Script) -> Iterator[Hit]:
     """`print` and progress bars without a condition on the rank; one finding per file.
 
-    ## Why it matters
-
     Every line appears once per rank, and bars draw over each other.
-
-    ## Example
 
     ```diff
     +rankup.setup()
@@ -52,8 +48,6 @@ def printed_by_all(file: File, script: Script) -> Iterator[Hit]:
      for epoch in range(10):
          print("epoch", epoch)
     ```
-
-    ## What `rankup port` does
 
     Adds `rankup.quiet()`: only rank 0 prints, draws and logs, also from modules that it does not
     see.
@@ -93,19 +87,13 @@ def _own_print(script: Script) -> bool:
 def logged_by_all(file: File, script: Script) -> Iterator[Hit]:
     """`SummaryWriter`, `wandb.init`, MLflow and alike on every rank.
 
-    ## Why it matters
-
     The run shows up N times, and files of one run are written by all.
-
-    ## Example
 
     ```diff
     +rankup.setup()
     +rankup.quiet()
      writer = SummaryWriter()
     ```
-
-    ## What `rankup port` does
 
     Adds `rankup.quiet()`, after which these do nothing on the other ranks.
     """
@@ -128,18 +116,12 @@ def no_terminal(file: File, script: Script) -> Iterator[Hit]:
     """`input()`, `breakpoint()`, `plt.show()`, the size of the terminal where no `try` has an
     answer without one.
 
-    ## Why it matters
-
     A job has no terminal and no screen: the call fails, or waits until the time is up.
-
-    ## Example
 
     ```diff
     -lr = float(input("learning rate: "))
     +lr = float(sys.argv[1])
     ```
-
-    ## What `rankup port` does
 
     Leaves a remark at the place.
     """

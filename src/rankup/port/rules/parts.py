@@ -29,12 +29,8 @@ _AVERAGED = "each rank's value is of its part of a batch, and ranks average them
 def mixed(file: File, script: roles.Script) -> Iterator[Hit]:
     """`torch.randperm` in a training step: mixup, permuted views.
 
-    ## Why it matters
-
     Each rank mixes the samples of its own part of a batch. That is as random as on one GPU, but
     gives other pairs.
-
-    ## Example
 
     ```diff
      for x, y in loader:
@@ -42,8 +38,6 @@ def mixed(file: File, script: roles.Script) -> Iterator[Hit]:
     +    mixed = 0.7 * x + 0.3 * x.flip(0)
          F.cross_entropy(model(mixed), y).backward()
     ```
-
-    ## What `rankup port` does
 
     Says so in its report; nothing is to be done where any pairs do.
     """
@@ -75,13 +69,9 @@ def no_mean(file: File, script: roles.Script) -> Iterator[Hit]:
     the repository; and a state that goes from batch to batch, is made of the batch, and is part
     of the next loss.
 
-    ## Why it matters
-
     A rank's loss is of its part of a batch, and ranks average its gradients by samples. That gives
     those of the whole batch where the loss is a mean or a sum over samples; it does not for a ratio
     of two sums, a maximum, or the logarithm of a mean.
-
-    ## Example
 
     ```diff
      for x, y in loader:
@@ -89,8 +79,6 @@ def no_mean(file: File, script: roles.Script) -> Iterator[Hit]:
     +    loss = F.mse_loss(model(x), y)
          loss.backward()
     ```
-
-    ## What `rankup port` does
 
     Leaves a remark at the loss.
     """
@@ -191,12 +179,8 @@ def _line_of(training: Training, loss: ast.expr | None, call: ast.Call) -> ast.A
 def unfrozen(file: File, script: roles.Script) -> Iterator[Hit]:
     """`requires_grad_(True)` and `requires_grad = True` of a model, in the loop that trains it.
 
-    ## Why it matters
-
     The wrapper decides once which gradients are exchanged. Layers that begin to train later part
     from rank to rank, without a message.
-
-    ## Example
 
     ```diff
     +optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -207,8 +191,6 @@ def unfrozen(file: File, script: roles.Script) -> Iterator[Hit]:
          for x, y in loader:
              F.cross_entropy(model(x), y).backward()
     ```
-
-    ## What `rankup port` does
 
     Leaves a remark at the place.
     """
@@ -244,20 +226,14 @@ def unequal_batches(file: File, script: roles.Script) -> Iterator[Hit]:
     """A training loader whose batches have one sample, by `batch_size=1` or by default;
     `batch_size=None`; `zip` of loaders with batches of different sizes.
 
-    ## Why it matters
-
     Each rank takes its part of every batch. Of one sample rank 0 has all, and the other ranks are
     idle.
-
-    ## Example
 
     ```diff
     -loader = DataLoader(data)
      for x, y in loader:
          F.cross_entropy(model(x), y).backward()
     ```
-
-    ## What `rankup port` does
 
     Says so in its report.
     """

@@ -28,12 +28,8 @@ def read_before_written(file: File, script: Script) -> Iterator[Hit]:
     """A file that rank 0 alone writes, or will write once the script is ported, and that all ranks
     read further down, without a barrier or another collective in between.
 
-    ## Why it matters
-
     The other ranks do not wait for rank 0's disk: they find no file, an old one, or half of one. It
     works on one node for weeks, and fails with the first slow file system.
-
-    ## Example
 
     ```diff
      rankup.setup()
@@ -41,8 +37,6 @@ def read_before_written(file: File, script: Script) -> Iterator[Hit]:
     +rankup.barrier()
      model.load_state_dict(torch.load("best.pt", map_location=rankup.here))
     ```
-
-    ## What `rankup port` does
 
     `rankup.barrier()` before a `torch.load` that comes after the training, and before a file is
     read that the same function has written.

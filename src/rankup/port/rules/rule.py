@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...base.errors import UserError
-from ...base.findings import Finding, Level, page
+from ...base.findings import Finding, Level
 from ...base.text import clean_lines
 from ...script.roles import Script
 from ...script.source import File
@@ -18,6 +19,11 @@ from ...script.source import File
 if TYPE_CHECKING:
     from ..rewrite.context import Context
 
+# A docstring: what it looks at; why it matters; the example, a line in front of it; what port does.
+_HEADINGS = ("What it looks at", "Why it matters", "Example", "What `rankup port` does")
+_PAGE = re.compile(
+    r"(.*?)\n\n(.*?)\n\n((?:(?:(?!\n\n).)*:\n\n)?```diff\n.*?```)(?:\n\n(.*))?", re.DOTALL
+)
 Look = Callable[..., Iterable["Hit"]]
 Fix = Callable[[Any], str | None]
 
@@ -70,8 +76,11 @@ class Rule:
 
     def page(self) -> str:
         """Return the rule's page of the documentation."""
-        headed = "\n## " in (inspect.getdoc(self.look) or "")
-        return page(self.code, self.title, self.look, "## What it looks at\n\n" if headed else "")
+        match = _PAGE.fullmatch(inspect.getdoc(self.look) or "")
+        assert match is not None, self.code
+        parts = zip(_HEADINGS, match.groups(), strict=True)
+        sections = [f"## {heading}\n\n{text}\n" for heading, text in parts if text]
+        return "\n".join([f"# {self.code}: {self.title}\n", *sections])
 
     def finding(self, place: str, hit: Hit) -> Finding:
         """Return a hit as `check` prints it, its texts safe to show."""

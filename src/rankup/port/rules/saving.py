@@ -28,19 +28,13 @@ _ANYWHERE = 'map_location="cpu", or the rank\'s device'
 def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
     """`torch.save`, `save_pretrained` and alike outside of a condition on the rank.
 
-    ## Why it matters
-
     All ranks write the same file at the same time. It may end up in pieces, and a crash in the
     middle destroys the old one.
-
-    ## Example
 
     ```diff
     -torch.save(model.state_dict(), "model.pt")
     +rankup.save0(model.state_dict(), "model.pt")
     ```
-
-    ## What `rankup port` does
 
     Writes `rankup.save0`; what is saved by other means goes under `if rankup.is_root_process():`,
     also the call of a function in another file that saves.
@@ -98,11 +92,7 @@ def _loads_safely(context: Context, value: ast.expr, depth: int = 0) -> bool:
 def saved_by_local(file: File, script: Script) -> Iterator[Hit]:
     """A file that is written under `if local_rank == 0:`.
 
-    ## Why it matters
-
     Every node has a local rank 0. On a shared file system they all write the same file.
-
-    ## Example
 
     ```diff
      local_rank, rank, device, world_size = rankup.setup()
@@ -110,8 +100,6 @@ def saved_by_local(file: File, script: Script) -> Iterator[Hit]:
     +if rank == 0:
          torch.save(model.state_dict(), "model.pt")
     ```
-
-    ## What `rankup port` does
 
     Nothing: it writes `rankup.save0`. This is about ports made by hand.
     """
@@ -128,19 +116,13 @@ def saved_by_local(file: File, script: Script) -> Iterator[Hit]:
 def module_pickled(file: File, script: Script) -> Iterator[Hit]:
     """`torch.save(model, …)`.
 
-    ## Why it matters
-
     The file holds the class by name, and the wrapper with it. `torch.load` refuses it by default
     since PyTorch 2.6, and it breaks when the code moves.
-
-    ## Example
 
     ```diff
     -torch.save(model, "model.pt")
     +rankup.save0(model.state_dict(), "model.pt")
     ```
-
-    ## What `rankup port` does
 
     Saves the module without its wrapper, so that what loads it still does. Where the class is
     of a module that gets a port beside it, it says that the file names that port.
@@ -164,18 +146,12 @@ def module_pickled(file: File, script: Script) -> Iterator[Hit]:
 def load_place(file: File, script: Script) -> Iterator[Hit]:
     """`torch.load` without `map_location`, or onto a numbered GPU.
 
-    ## Why it matters
-
     Tensors go back to the GPU they were saved from: on every rank GPU 0, which runs out of memory.
-
-    ## Example
 
     ```diff
     -state = torch.load("model.pt")
     +state = torch.load("model.pt", map_location=rankup.here)
     ```
-
-    ## What `rankup port` does
 
     Adds `map_location=rankup.here`: this rank's own GPU.
     """
@@ -207,11 +183,7 @@ def _loaded_here(context: Context, call: ast.Call) -> str:
 def prefixed(file: File, script: Script) -> Iterator[Hit]:
     """The `state_dict()` of a model in DistributedDataParallel is saved.
 
-    ## Why it matters
-
     Every name in the file begins with `module.`, and the plain model does not load it.
-
-    ## Example
 
     ```diff
      rank = rankup.setup().rank
@@ -219,8 +191,6 @@ def prefixed(file: File, script: Script) -> Iterator[Hit]:
     -rankup.save0(model.state_dict(), "model.pt")
     +rankup.save0(model.module.state_dict(), "model.pt")
     ```
-
-    ## What `rankup port` does
 
     Nothing to do: `rankup.wrap` keeps the names.
     """

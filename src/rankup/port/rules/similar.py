@@ -37,12 +37,8 @@ def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
     @ out.t()`, or `einsum("nc,mc->nm", …)`; also in a loss or in a model's `forward` of any file
     of the repository.
 
-    ## Why it matters
-
     Each sample is compared with the others of its batch. On N ranks it would see 1/N of them, which
     is another objective.
-
-    ## Example
 
     ```diff
      for a, b in rankup.shard(loader):
@@ -50,8 +46,6 @@ def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
     +    every = torch.distributed.nn.functional.all_gather(model(a))
     +    info_nce(torch.cat(every), model(b)).backward()
     ```
-
-    ## What `rankup port` does
 
     Refuses, with this reason. Gather the features with gradients, and decide what rows a rank
     computes.

@@ -29,11 +29,7 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
     """A tensor whose shape is the loader's batch size: made in the training loop, or before it and
     put together there with a batch.
 
-    ## Why it matters
-
     The last batch of an epoch is shorter, and so is a rank's part of any batch: shapes do not fit.
-
-    ## Example
 
     ```diff
      loader = DataLoader(dataset, batch_size=batch_size)
@@ -42,8 +38,6 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
     +    label = torch.full((x.size(0),), 1.0)
          criterion(model(x), label).backward()
     ```
-
-    ## What `rankup port` does
 
     Takes the size from the batch where it is sure which; elsewhere it leaves a remark.
     """
@@ -142,12 +136,8 @@ def first_of_batch(training: Training, loop: Loop) -> str | None:
 def workers(file: File, script: Script) -> Iterator[Hit]:
     """`int(os.environ["SLURM_CPUS_PER_TASK"])`; `num_workers=os.cpu_count()`.
 
-    ## Why it matters
-
     The variable may be unset, and counts the cores of a task, which all ranks of a node share. As
     many workers as cores on each of four ranks are four times too many.
-
-    ## Example
 
     ```diff
     -loader = DataLoader(dataset, num_workers=os.cpu_count())
@@ -155,8 +145,6 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
      for x, y in rankup.shard(loader):
          F.cross_entropy(model(x), y).backward()
     ```
-
-    ## What `rankup port` does
 
     Leaves it.
     """
@@ -192,12 +180,8 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
 def effective_batch(file: File, script: Script) -> Iterator[Hit]:
     """The batch size of a single-GPU script's training loader.
 
-    ## Why it matters
-
     With this batch on each GPU the run trains on batches N times as large, and needs another
     learning rate. With it as the whole batch the run stays the same run.
-
-    ## Example
 
     ```diff
     +rankup.setup()
@@ -206,8 +190,6 @@ def effective_batch(file: File, script: Script) -> Iterator[Hit]:
     +for x, y in rankup.shard(loader):
          F.cross_entropy(model(x), y).backward()
     ```
-
-    ## What `rankup port` does
 
     Keeps the size of the whole batch (`--batch global`). `--batch per-gpu` prints the effective
     batch, and what the linear and the square-root rule would make of the learning rate; it never

@@ -107,12 +107,8 @@ def steering_draw(file: File, script: Script) -> Iterator[Hit]:
     """A random draw in a training loop that decides whether a batch is passed over, how many steps
     there are, or when the loop ends.
 
-    ## Why it matters
-
     In a training loop each rank draws random numbers of its own, for its part of the batch. Ranks
     that step unequally often wait for each other for ever.
-
-    ## Example
 
     ```diff
      rankup.setup()
@@ -122,8 +118,6 @@ def steering_draw(file: File, script: Script) -> Iterator[Hit]:
              continue
          F.cross_entropy(model(x), y).backward()
     ```
-
-    ## What `rankup port` does
 
     Puts `rankup.broadcast` around the draw: it is rank 0's on every rank.
     """
@@ -182,12 +176,8 @@ def steering_clock(file: File, script: Script) -> Iterator[Hit]:
     """A test by the time, or by a name that is made of it, in a training loop or at its head, that
     ends the loop or decides about a step.
 
-    ## Why it matters
-
     The ranks' clocks are read at different moments. One stops a step before the others, which wait
     for it for ever.
-
-    ## Example
 
     ```diff
      start = time.time()
@@ -197,8 +187,6 @@ def steering_clock(file: File, script: Script) -> Iterator[Hit]:
     +    if rankup.broadcast(time.time() - start > 3600):
              break
     ```
-
-    ## What `rankup port` does
 
     Puts `rankup.broadcast` around the test: rank 0's clock decides for all.
     """
@@ -240,13 +228,9 @@ def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
     a training; and there, draws from a generator that the script makes with one seed for all
     ranks (`np.random.default_rng(0)`).
 
-    ## Why it matters
-
     In a training loop each rank draws noise of its own, for its own samples. From that seed on all
     ranks draw the same noise for different samples. So they do from a generator of the script's
     own: `rankup.shard` parts the random states of Python, NumPy and torch alone.
-
-    ## Example
 
     ```diff
     +torch.manual_seed(0)
@@ -254,8 +238,6 @@ def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
     -    torch.manual_seed(0)
          F.cross_entropy(model(x + torch.randn_like(x)), y).backward()
     ```
-
-    ## What `rankup port` does
 
     Leaves a comment at the place.
     """

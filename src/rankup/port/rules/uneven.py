@@ -25,13 +25,13 @@ def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
     loader that `rankup.shard` has sharded; also in a loop that trains *and* evaluates, one
     function with `train=` or one loop over phases.
 
-    ## Why it matters
-
     Nothing is padded in an evaluation: of a last batch of one sample one rank has it and the others
     have no batch at all. A collective inside the loop then waits for ranks that have left it: the
     job hangs, and only with data of such a size.
 
-    ## Example
+    Where one loop serves both, `rankup.shard(loader, train=True)` lets all ranks go round equally
+    often: one that has nothing of a batch computes on a sample of weight zero, which `batch_mean`
+    and `batch_sum` leave out.
 
     ```diff
      valid = rankup.shard(DataLoader(valid_set, batch_size=64))
@@ -45,12 +45,6 @@ def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
     +        right += (model(x).argmax(1) == y).sum().item()
     +    return rankup.total(right)
     ```
-
-    Where one loop serves both, `rankup.shard(loader, train=True)` lets all ranks go round equally
-    often: one that has nothing of a batch computes on a sample of weight zero, which `batch_mean`
-    and `batch_sum` leave out.
-
-    ## What `rankup port` does
 
     It puts evaluations together behind the loop, and deals with `train=True` what a loop for both
     goes over.
@@ -72,13 +66,9 @@ def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
     """An evaluation over a loader that `rankup.shard(loader, train=True)` has sharded, without
     `batch_mean` or `batch_sum` in it.
 
-    ## Why it matters
-
     With `train=True` all ranks go round equally often: one for which nothing is left of a short
     batch gets a sample of another rank. It has weight zero in `batch_mean` and `batch_sum`; added
     up by hand it counts twice.
-
-    ## Example
 
     ```diff
      valid = rankup.shard(DataLoader(valid_set, batch_size=64), train=True)
@@ -89,8 +79,6 @@ def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
              right += (model(x).argmax(1) == y).sum().item()
      print0(rankup.total(right))
     ```
-
-    ## What `rankup port` does
 
     It deals for each loop that evaluates alone with `train=False`, where another loop trains from
     the same loader.

@@ -43,18 +43,12 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
     that chooses what is together in a batch; a state that is made for the size of the whole
     batch.
 
-    ## Why it matters
-
     There are no batches of independent samples that ranks could share.
-
-    ## Example
 
     ```diff
     -optimizer = torch.optim.LBFGS(model.parameters())
     +optimizer = torch.optim.AdamW(model.parameters())
     ```
-
-    ## What `rankup port` does
 
     Refuses, with this reason.
     """

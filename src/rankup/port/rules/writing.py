@@ -46,18 +46,12 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
     `yaml.dump`; `h5py.File(…, "w")`, `ZipFile`, `memmap`; logs. Followed through the script's
     own files, star imports and packages of its repository.
 
-    ## Why it matters
-
     Lines get mixed up, and pictures are overwritten while others read them.
-
-    ## Example
 
     ```diff
     -log = open("log.txt", "w")
     +log = open(rankup.path0("log.txt"), "w")
     ```
-
-    ## What `rankup port` does
 
     Writes `rankup.path0(path)`, or lets rank 0 alone make the call: also that of a function in
     another file which does nothing but write. A block of `with h5py.File(…, "w")` goes under `if
@@ -210,18 +204,12 @@ def _by_function(context: Context, call: ast.Call) -> bool:
 def file_race(file: File, script: Script) -> Iterator[Hit]:
     """`os.mkdir`, `makedirs` without `exist_ok`, and what removes or renames, on every rank.
 
-    ## Why it matters
-
     The first rank succeeds and the second one fails, or takes away what the first has just written.
-
-    ## Example
 
     ```diff
     -os.makedirs("out")
     +os.makedirs("out", exist_ok=True)
     ```
-
-    ## What `rankup port` does
 
     Adds `exist_ok=True`; what removes runs on rank 0, with a barrier behind it, where all ranks
     come by whatever files they find. Around `if not os.path.exists(path):` and what makes the file
@@ -301,19 +289,13 @@ def _changed_by_root(context: Context, call: ast.Call) -> str | None:
 def name_of_its_own(file: File, script: Script) -> Iterator[Hit]:
     """A folder or run name from `strftime`, `datetime.now()` or a UUID.
 
-    ## Why it matters
-
     Each rank makes its own. Half of the run's files are in one folder, half in the one of a second
     later.
-
-    ## Example
 
     ```diff
     -run_name = "run-" + time.strftime("%H%M%S")
     +run_name = rankup.broadcast("run-" + time.strftime("%H%M%S"))
     ```
-
-    ## What `rankup port` does
 
     Makes the name on rank 0 for all where it sees it; else it leaves a remark.
     """
