@@ -276,7 +276,7 @@ def loads(
             with closing(loader), closing(iter(loader)) as batches:  # type: ignore[type-var]
                 rate = _rate(batches, workers, batch, seconds)
                 found.append(Load(kind, workers, batch, rate, _unshared(before)))
-        except UserError as error:  # noqa: PERF203 - as of a transform that is not for threads
+        except UserError as error:  # as of a transform that is not for threads
             refused[kind] = str(error)
     if not found:
         raise UserError("; ".join(refused.values()))
