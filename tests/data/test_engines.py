@@ -17,10 +17,9 @@ import torch
 
 from rankup.base.errors import UserError
 from rankup.data import Loader, PackedDataset, engines
-from rankup.data.engines import Inline, cores_of_rank
+from rankup.data.engines import Inline, Threads, cores_of_rank
 from rankup.data.fetch import Fetch
 from rankup.data.processes import Processes
-from rankup.data.threads import Threads
 
 from . import feeding
 from .feeding import Digest, Large, digest, epochs, flat, loader, options, small, workers
@@ -241,7 +240,7 @@ def test_the_engine_that_suits(
     for rank in (1, 0, 0):
         Loader(data, 4, rank=rank, world_size=2)
     said = capfd.readouterr().err
-    assert len(re.findall(r"\d+ worker threads? per rank", said)) == 1, said
+    assert len(re.findall(r"threads that make batches: \d+ per rank", said)) == 1, said
     Loader(data, 5, rank=0, world_size=1, quiet=True, kind="processes")
     monkeypatch.setenv("RANKUP_QUIET", "1")
     Loader(data, 5, rank=0, world_size=1, kind="processes")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from ...base.amounts import size
 from ...base.errors import UserError
 from ...base.files import user_path
+from ...base.text import clean
 from ...slurm.times import parse_seconds
-from ..record import Item, Proof
+from ..record import Item
 from . import address
 
 
@@ -110,21 +112,23 @@ class Request:
             raise UserError(f"no script {self.script!r} in {Path.cwd()}")
 
 
-@dataclass(frozen=True)
-class FetchResult:
-    """One thing that is here now.
+def table(title: str, items: Sequence[Item], more: str = "") -> list[str]:
+    """Return a title with the size of all items, and a line for each, fit for a terminal."""
+    rows = [
+        (clean(one.name), size(one.bytes), _files(one.files), clean(one.path), clean(one.source))
+        for one in items
+    ]
+    wide = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    total, count = size(sum(one.bytes for one in items)), _files(sum(one.files for one in items))
+    lines = [f"{clean(title)}: {total} in {count}{more}"]
+    for name, amount, files, path, source in rows:
+        line = f"  {name:{wide[0]}}  {amount:>{wide[1]}}  {files:>{wide[2]}}  {path}"
+        lines.append(f"{line}  from {source}" if source else line)
+    return lines
 
-    Attributes:
-        variables, offline, proof, note: as in `Record`.
-        lines: what a user should know of it: what was left out, how it is loaded.
-    """
 
-    items: tuple[Item, ...]
-    variables: Mapping[str, str] = field(default_factory=dict)
-    offline: Mapping[str, str] = field(default_factory=dict)
-    proof: Proof = "none"
-    note: str = ""
-    lines: tuple[str, ...] = ()
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
 
 
 class FetchFailed(Exception):  # noqa: N818 - the fetch failed, the program did what it should
