@@ -91,12 +91,15 @@ def looks(paths: Sequence[Path]) -> tuple[Look, ...]:
 def changed(before: Iterable[Look], root: Path) -> str:
     """Return which of the files below `root` is not what it was; empty where all are.
 
+    Args:
+        before: their paths are absolute, or names below `root`.
+
     Raises:
         OSError: `root` cannot be seen at all.
     """
     for one in before:
         try:
-            now = look(one.path)
+            now = look(str(root / one.path))
         except FileNotFoundError:
             os.stat(root)
             return f"{one.path} is gone"
@@ -203,20 +206,6 @@ def tree(path: Path, container: str) -> list[Look]:
     if len(files) <= most:
         return [*folders.values(), *files]
     return list(folders.values()) if single else []
-
-
-def unchanged(path: Path, before: Iterable[Sequence[object]]) -> bool:
-    """Return True where all that `tree` has looked at is as it was."""
-    seen = False
-    try:
-        for one in before:
-            seen = True
-            then = Look(*one)  # type: ignore[arg-type]
-            if then.change(look(str(path / then.path))):
-                return False
-    except (OSError, ValueError, TypeError):
-        return False
-    return seen
 
 
 def newest(before: Iterable[Look]) -> float:

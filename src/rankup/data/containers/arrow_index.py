@@ -28,8 +28,9 @@ from ..roles import kind_of, split_in, split_order
 from ..strings import Strings
 from . import Choice
 from .arrow_layout import ABOUT
-from .arrow_tables import Opener, Reader, pack
 from .arrow_values import (
+    Opener,
+    Reader,
     broken,
     check_full,
     column_type,
@@ -38,6 +39,7 @@ from .arrow_values import (
     is_text,
     lengths,
     member,
+    pack,
     places,
     plain,
     value,

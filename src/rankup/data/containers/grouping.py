@@ -401,9 +401,7 @@ def _check_whole(keys: Sequence[bytes], cells: Int64s, kinds: Sequence[str]) -> 
     for kind, having in zip(kinds, there.T, strict=True):
         without = np.flatnonzero(~having)
         if len(without):
-            whole = [
-                one for one, all_ in zip(kinds, there.all(axis=0).tolist(), strict=True) if all_
-            ]
+            whole = [one for one, of in zip(kinds, there.T, strict=True) if of.all()]
             advice = f"; --fields {','.join(whole)} takes what all of them have" if whole else ""
             raise UserError(
                 f"{len(without)} of {len(keys)} samples have no .{kind}, the first is "
