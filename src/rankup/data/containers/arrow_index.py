@@ -29,9 +29,9 @@ from ..strings import Strings
 from . import Choice
 from .arrow_layout import ABOUT
 from .arrow_values import (
+    BROKEN,
     Opener,
     Reader,
-    broken,
     check_full,
     column_type,
     gathered,
@@ -132,7 +132,7 @@ def _open(source: Source, file: File) -> Iterator[tuple[Reader, Path]]:
             reader.close()
     except UserError:
         raise
-    except broken() as error:
+    except BROKEN as error:
         raise _damaged(path, error) from None
 
 
@@ -156,7 +156,7 @@ def scan(source: Source, choice: Choice) -> Index:
         raise error if inside else BadContainer(f"{source.root}: {error}") from None
     except UserError as error:
         raise UserError(f"{source.root}: {error}") from None
-    except broken() as error:  # by what a schema says
+    except BROKEN as error:  # by what a schema says
         raise _damaged(source.root, error) from None
 
 

@@ -22,13 +22,15 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from ...base.errors import UserError
-from ..errors import BadContainer
+from ..errors import DAMAGE, BadContainer
 from ..index import Index, Int64s, data_path
 from ..strings import Strings
 
 _ROW_BITS, _GROUP_BITS, _FILE_BITS = 26, 21, 16
 _HELD = 256 << 20  # bytes of decoded values that a process keeps
 _READERS = 16  # files that it keeps open
+# What pyarrow and numpy raise on a damaged file.
+BROKEN = (*DAMAGE, pa.ArrowException, OSError)
 _TOGETHER = 1 << 12  # batches whose labels or keys are looked at in one go
 
 
@@ -102,22 +104,6 @@ def number(type_: Any) -> str | None:
     if not (t.is_integer(type_) or t.is_floating(type_) or t.is_boolean(type_)):
         return None
     return np.dtype(type_.to_pandas_dtype()).newbyteorder("<").str
-
-
-def broken() -> tuple[type[BaseException], ...]:
-    """Return what pyarrow and numpy raise on a damaged file."""
-    return (
-        pa.ArrowException,
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        NotImplementedError,
-        OverflowError,
-        MemoryError,
-        RecursionError,
-        OSError,
-    )
 
 
 def member(array: pa.Array, path: Sequence[str]) -> pa.Array:
@@ -344,7 +330,7 @@ class Tables:
         try:
             array, first = self._at(path, group, row, field)
             found = value(array, row - first, column)
-        except broken() as error:
+        except BROKEN as error:
             raise BadContainer(
                 f"{path}: row {row} of group {group} cannot be read: {error}"
             ) from None
