@@ -8,6 +8,7 @@ import secrets
 import shutil
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -67,21 +68,15 @@ def _bring(folder: Path, known: Archive, caches: Caches) -> tuple[int, int]:
 
 def _unpacked(folder: Path, known: Archive) -> tuple[int, int] | None:
     """Return the numbers of files and bytes that lie there, where it is whole."""
-    try:
+    if not folder.exists():
+        return None
+    with suppress(OSError, ValueError, TypeError, KeyError):
         note = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-        found = note["files"], note["bytes"]
-        whole = note["sha256"] == known.sha256
-    except FileNotFoundError:
-        if not folder.exists():
-            return None
-        raise FetchFailed(
-            f"{folder} is there and was not made by rankup; remove it, or move it away"
-        ) from None
-    except (OSError, ValueError, TypeError, KeyError):
-        raise FetchFailed(f"{folder}: {MARKER} is damaged; remove the folder") from None
-    if not whole or not all((folder / part).is_dir() for part in known.parts):
-        raise FetchFailed(f"{folder} is no longer what was unpacked there; remove it")
-    return found
+        if note["sha256"] == known.sha256 and all((folder / one).is_dir() for one in known.parts):
+            return note["files"], note["bytes"]
+    raise FetchFailed(
+        f"{folder} is there, and is not what rankup has unpacked; remove it, or move it away"
+    )
 
 
 def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tuple[int, int]:
