@@ -85,31 +85,22 @@ class Request:
         for value in self.sha256:
             if not re.fullmatch(r"[0-9a-fA-F]{64}", value):
                 raise UserError(f"--sha256 {value[:80]!r}: expected 64 hexadecimal digits")
-        self._check_places()
-        self._check_script()
-
-    def _check_places(self) -> None:
-        for text, url in zip(self.to, self.urls, strict=False):
-            path = user_path(text, "--to")
-            if path.is_dir() or text.endswith("/"):
-                name = address.place(url, Path()).name
-                raise UserError(f"--to {text} is a folder; name the file: --to {path / name}")
-
-    def _check_script(self) -> None:
+        for text in self.to:
+            if user_path(text, "--to").is_dir() or text.endswith("/"):
+                raise UserError(f"--to {text} is a folder; name the file in it")
         for option, given in (("--no-run", self.no_run), ("--only-proof", self.only_proof)):
             if given and self.script is None:
                 raise UserError(f"{option} needs a script: rankup fetch {option} train.py")
         if self.no_run and self.only_proof:
             raise UserError("--no-run reads the script, --only-proof starts it; give one of them")
-        if self.script is None:
-            return
-        path = user_path(self.script, "SCRIPT")
-        if path.suffix != ".py":
-            what = "is a folder" if path.is_dir() else "is no Python script (.py)"
-            advice = "by name it is --dataset, --model or --url"
-            raise UserError(f"{self.script!r} {what}; give a script to run, or {advice}")
-        if not path.is_file():
-            raise UserError(f"no script {self.script!r} in {Path.cwd()}")
+        if self.script is not None:
+            path = user_path(self.script, "SCRIPT")
+            if path.suffix != ".py":
+                what = "is a folder" if path.is_dir() else "is no Python script (.py)"
+                advice = "by name it is --dataset, --model or --url"
+                raise UserError(f"{self.script!r} {what}; give a script to run, or {advice}")
+            if not path.is_file():
+                raise UserError(f"no script {self.script!r} in {Path.cwd()}")
 
 
 def table(title: str, items: Sequence[Item], more: str = "") -> list[str]:

@@ -161,8 +161,6 @@ class _Fetch:
             self._items = came.without_outputs(self._items, done.events)
         if self.request.only_proof:
             self._offline = {**self._offline, **_offline(done.events)}
-            for event in of(done.events, "problem"):
-                say(f"not watched: {event.text('what')}: {event.text('error')}")
         else:
             self._show_items()
         if done.ended.why == "interrupt":
@@ -196,19 +194,23 @@ class _Fetch:
         folders += [path / "hub" for path in folders]
         files = came.made(done.events)
         known = {one.path for one in files}
-        new = [path for path in done.box.new_files() if came.whole(path)]
-        files += came.of_programs(done.events, [path for path in new if path not in known])
-        files = [one for one in files if one.path not in {*self._code, *done.unfinished}]
+        new = {path for path in done.box.new_files() if came.whole(path)}
+        files += came.of_programs(done.events, sorted(new - known))
+        never = {*self._code, *done.unfinished}
         # What was there before, removed or written anew, stays as it was.
-        files = [one for one in files if one.path in new or not done.box.holds(one.path)]
+        files = [
+            one
+            for one in files
+            if one.path not in never and (one.path in new or not done.box.holds(one.path))
+        ]
         needs = came.needed(files, folders)
         tops = {os.path.dirname(path) for path in needs} & came.new_folders(done.events)
         links = {path for path in new if done.box.inside(path).is_symlink()}
         moving = needs | {path for path in links if os.path.dirname(path) in tops}
-        self._problems += done.box.move_in([path for path in new if path in moving])
+        self._problems += done.box.move_in(sorted(new & moving))
         for line in self._problems:
             say(line)
-        for path in sorted(came.written_by_name(done.events) - {*new, *done.unfinished}):
+        for path in sorted(came.written_by_name(done.events) - new - done.unfinished):
             if done.box.holds(path):
                 say(
                     f"{path} was downloaded anew, since the script does not take what is there; "

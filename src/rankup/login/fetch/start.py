@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ...base.amounts import size
 from ...base.text import say
 from ...sandbox import environment, namespace
 from ...sandbox.copies import Sandbox, sandbox
-from ...sandbox.events import Event, Journal
+from ...sandbox.events import Event, of
 from ...sandbox.inside import spec
 from ...sandbox.watch import Ended, Interrupt, Limits, watch
 from ...site.caches import Caches
@@ -28,7 +27,6 @@ _CHILD = (
     "from rankup.sandbox.inside.main import main; sys.exit(main())"
 )
 _STACKS_SECONDS = 0.5  # before the end
-_LINE_EVERY = 10.0  # seconds
 Network = Literal["open", "none", "blocked"]
 # Options of `rankup fetch` that nobody's script is likely to have: most are known to both.
 _OURS = ("--only-proof", "--no-run", "--dataset", "--model", "--url", "--sha256", "--json")
@@ -131,6 +129,8 @@ def show(done: Attempt, start: Start) -> None:
     options = [word for word in start.args if word.partition("=")[0] in _OURS]
     if done.ended.code == _USAGE and options:
         say(f"options of rankup stand before the script: rankup fetch {options[0]} ...")
+    for event in of(done.events, "problem"):
+        say(f"not watched: {event.text('what')}: {event.text('error')}")
     if done.ended.left:
         say(f"these processes could not be ended: {', '.join(map(str, done.ended.left))}")
 
@@ -159,11 +159,10 @@ def _watch(
     own = environment.child(os.environ, start.caches, *places, start.threads, Path.home(), quiet)
     journal = box.journal
     folder = box.inside(Path.cwd())
-    follow = Follow(journal, box.inside, quiet=start.network != "open")
 
     def look() -> bool:
         start.check()
-        return follow()
+        return any(event.kind == "stop" for event in journal.read())
 
     ended = watch(
         namespace.command([sys.executable, "-c", _CHILD], network=start.network != "none"),
@@ -183,50 +182,6 @@ def _read(file: Path) -> str:
     with suppress(OSError):
         return file.read_text(encoding="utf-8", errors="replace")
     return ""
-
-
-class Follow:
-    """Called often; reads the journal, and tells the user how much of the newest file is here.
-
-    A line comes every ten seconds, with news only.
-
-    Args:
-        place: where a path of an event lies while the script runs.
-    """
-
-    def __init__(self, journal: Journal, place: Callable[[str], Path], *, quiet: bool) -> None:
-        self._journal, self._place, self._quiet = journal, place, quiet
-        self._at = time.monotonic()
-        self._said = self._url = self._file = ""
-
-    def __call__(self) -> bool:
-        """Return True once a process has written that all is done."""
-        found = self._journal.read()
-        for event in found if not self._quiet else ():
-            if event.kind == "problem":
-                clear_line()
-                say(f"not watched: {event.text('what')}: {event.text('error')}")
-            elif event.kind == "url":
-                self._url = event.text("url")
-            elif event.kind == "open" and event.values.get("existed") is False:
-                self._file = event.text("path")
-            elif event.kind == "rename" and event.text("from") == self._file:
-                self._file = event.text("to")
-        if self._url and time.monotonic() - self._at > _LINE_EVERY:
-            self._at = time.monotonic()
-            self._tell()
-        return any(event.kind == "stop" for event in found)
-
-    def _tell(self) -> None:
-        line = f"downloading {self._url}"
-        for place in (self._place(self._file), Path(self._file)) if self._file else ():
-            if place.is_file():
-                line += f"; {size(place.stat().st_size)} of {place.name} so far"
-                break
-        if line != self._said:
-            self._said = line
-            clear_line()
-            say(line)
 
 
 def clear_line() -> None:
