@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.login.fetch import Request
+from rankup.login.fetch.request import Request
 
 URL = "https://example.org/a.tgz"
 

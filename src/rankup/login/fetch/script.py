@@ -37,28 +37,26 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
     What the script prints goes through, to stderr where the command's own output is JSON.
 
     Raises:
-        UserError: there is no such script.
         OSError: no process could be started, or no folder made.
     """
-    if request.script is None or not Path(request.script).is_file():
-        raise UserError(f"no script {request.script!r} in {Path.cwd()}")
     project = config.project(Path.cwd()).resolve()
-    script = Path(request.script).resolve()
-    start = Start(
-        script=script,
-        args=request.args,
-        roots=_roots(project, script),
-        area=copies.area(project),
-        caches=caches(config, profile, os.environ),
-        threads=request.threads,
-        limits=Limits(request.seconds, request.memory_bytes or default_memory()),
-        stdout=2 if request.as_json else None,
-    )
+    script = Path(request.script or "").resolve()
+    area = copies.area(project)
     # One after the other: the second one finds what the first has brought.
-    with lock.held(start.area / "project", say, doing="fetching") as held:
-        start = replace(start, check=held.check)
-        copies.sweep(start.area)
+    with lock.held(area / "project", say, doing="fetching") as held:
+        copies.sweep(area)
         earlier = record.find(project, record.script_key(script, request.args))
+        start = Start(
+            script=script,
+            args=request.args,
+            roots=_roots(project, script),
+            area=area,
+            caches=caches(config, profile, os.environ),
+            threads=request.threads,
+            limits=Limits(request.seconds, request.memory_bytes or default_memory()),
+            check=held.check,
+            stdout=2 if request.as_json else None,
+        )
         with Interrupt() as interrupt, ExitStack() as stack:
             return _Fetch(request, start, profile, earlier, interrupt, stack).run()
 

@@ -54,11 +54,11 @@ class Start:
     caches: Caches
     threads: int
     limits: Limits
+    check: Callable[[], None]
     network: Network = "open"
     pretend: bool = False
     offline: Mapping[str, str] | None = None
     stdout: int | None = None
-    check: Callable[[], None] = lambda: None
 
     @property
     def cache_folders(self) -> tuple[Path, ...]:
