@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..base.amounts import some
@@ -43,56 +42,43 @@ def unmet(config: Config) -> list[Unmet]:
         return []
     project = config.project(Path.cwd())
     known = {one.key: one for one in record.read(project)}
-    return [*_named(config, known), *_urls(config, known), *_scripts(config, project, known)]
-
-
-def _named(config: Config, known: Mapping[str, Record]) -> Iterator[Unmet]:
+    found = []
     for kind, names in (("dataset", config.fetch.datasets), ("model", config.fetch.models)):
         for name in names:
-            key = f"{kind}:{name}"
-            if why := _lacks(known.get(key)):
-                todo = shlex.join(["rankup", "fetch", f"--{kind}", name])
-                yield Unmet(f"{kind} {name}", why, todo, key)
-
-
-def _urls(config: Config, known: Mapping[str, Record]) -> Iterator[Unmet]:
+            todo = shlex.join(["rankup", "fetch", f"--{kind}", name])
+            found.append(Unmet(f"{kind} {name}", "", todo, f"{kind}:{name}"))
     for url in config.fetch.urls:
+        # The URL itself may hold a password; all that is listed is fetched together.
         key = key_of_url(url)
-        found = known.get(key)
-        why = _lacks(found)
-        if not why and found is not None and url.sha256:
-            has = {item.sha256 for item in found.items}
-            if has != {url.sha256}:
-                why = "its checksum is not the one in rankup.toml"
-        if why:
-            # The URL itself may hold a password; all that is listed is fetched together.
-            yield Unmet(key.partition(":")[2], why, "rankup fetch", key)
+        found.append(Unmet(key.partition(":")[2], "", "rankup fetch", key))
+    found += [_script(config, number, line) for number, line in enumerate(config.fetch.scripts)]
+    sums = {key_of_url(url): url.sha256 for url in config.fetch.urls if url.sha256}
+    whys = [one.why or _lacks(known.get(one.key), sums.get(one.key, "")) for one in found]
+    return [replace(one, why=why) for one, why in zip(found, whys, strict=True) if why]
 
 
-def _scripts(config: Config, project: Path, known: Mapping[str, Record]) -> Iterator[Unmet]:
-    for number, line in enumerate(config.fetch.scripts):
-        entry = f"fetch.scripts[{number}] in {config.file}"
-        try:
-            script, *args = shlex.split(line)
-        except ValueError:
-            yield Unmet(entry, "this is no command line", "mend it there")
-            continue
-        if not os.path.isfile(project / script):
-            yield Unmet(entry, f"no such file: {script}", "mend it there")
-            continue
-        key = record.script_key(project / script, tuple(args))
-        found = known.get(key)
-        why = _lacks(found)
-        if not why and found is not None and not found.proved:
-            why = found.doubts()[0]
-        if why:
-            shown = record.command_line([script, *args])
-            # Where it holds a secret: all that is listed is fetched together.
-            whole = shown == shlex.join([script, *args])
-            todo = f"rankup fetch {shown}" if whole else "rankup fetch"
-            yield Unmet(f"script {shown}", why, todo, key)
+def _script(config: Config, number: int, line: str) -> Unmet:
+    entry = f"fetch.scripts[{number}] in {config.file}"
+    project = config.project(Path.cwd())
+    try:
+        script, *args = shlex.split(line)
+    except ValueError:
+        return Unmet(entry, "this is no command line", "mend it there")
+    if not os.path.isfile(project / script):
+        return Unmet(entry, f"no such file: {script}", "mend it there")
+    shown = record.command_line([script, *args])
+    # Where it holds a secret: all that is listed is fetched together.
+    whole = shown == shlex.join([script, *args])
+    todo = f"rankup fetch {shown}" if whole else "rankup fetch"
+    return Unmet(f"script {shown}", "", todo, record.script_key(project / script, tuple(args)))
 
 
-def _lacks(found: Record | None) -> str:
+def _lacks(found: Record | None, sha256: str) -> str:
     """Why a job would not have it, empty if it would."""
-    return "not fetched" if found is None else some(found.faults(), most=1)
+    if found is None:
+        return "not fetched"
+    if why := some(found.faults(), most=1):
+        return why
+    if sha256 and {item.sha256 for item in found.items} != {sha256}:
+        return "its checksum is not the one in rankup.toml"
+    return "" if found.proved else next(iter(found.doubts()), "")

@@ -47,23 +47,19 @@ def fetch_archive(key: str, known: Archive, caches: Caches) -> tuple[Record, lis
         FetchFailed: it did not come, is no such archive, or holds what does not belong into one.
         OSError: the folder cannot be written to.
     """
-    folder = caches.own / "datasets" / known.folder
-    files, size = _unpacked(folder, known) or _bring(folder, known, caches)
-    item = Item(known.folder, public(known.url), str(folder), size, files, known.sha256)
-    return Record(key, items=(item,)), [f"in it: {', '.join(known.parts)}"]
-
-
-def _bring(folder: Path, known: Archive, caches: Caches) -> tuple[int, int]:
     from .download import download  # httpx takes a tenth of a second
 
-    with lock.held(folder, say, doing="fetching") as held:
-        if (found := _unpacked(folder, known)) is not None:
-            return found
-        archive = address.place(known.url, caches.own / "files")
-        download(known.url, archive, sha256=known.sha256, replace=True)
-        found = _unpack(archive, folder, known, held)
-        archive.unlink(missing_ok=True)
-        return found
+    folder = caches.own / "datasets" / known.folder
+    if (found := _unpacked(folder, known)) is None:
+        with lock.held(folder, say, doing="fetching") as held:
+            if (found := _unpacked(folder, known)) is None:
+                archive = address.place(known.url, caches.own / "files")
+                download(known.url, archive, sha256=known.sha256, replace=True)
+                found = _unpack(archive, folder, known, held)
+                archive.unlink(missing_ok=True)
+    files, size = found
+    item = Item(known.folder, public(known.url), str(folder), size, files, known.sha256)
+    return Record(key, items=(item,)), [f"in it: {', '.join(known.parts)}"]
 
 
 def _unpacked(folder: Path, known: Archive) -> tuple[int, int] | None:
@@ -86,7 +82,10 @@ def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tup
     from its beginning all the same.
     """
     part = folder.with_name(f"{folder.name}.part")
-    _clear(part)
+    if os.path.lexists(part):  # another user's can only be moved out of the way
+        aside = part.with_name(f".{part.name}.{secrets.token_hex(4)}")
+        part.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
     part.mkdir(parents=True)
     files = size = 0
     try:
@@ -110,25 +109,16 @@ def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tup
     return files, size
 
 
-def _clear(part: Path) -> None:
-    """Remove what an interrupted one has left; another user's folder is moved out of the way."""
-    if not os.path.lexists(part):
-        return
-    aside = part.with_name(f".{part.name}.{secrets.token_hex(4)}")
-    part.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 def _members(archive: Path, top: str, into: Path) -> Iterator[int]:
     """Write each file below `top` into a folder; yield the bytes of each."""
     with tarfile.open(archive, "r|*") as tar:
         for member in tar:
             path = PurePosixPath(member.name)
-            if path.is_absolute() or ".." in path.parts:
-                raise FetchFailed(f"{archive}: {member.name!r} would land outside; not unpacked")
-            if not (member.isfile() or member.isdir()):
-                # A link could lead the next file anywhere, a device is no data.
-                raise FetchFailed(f"{archive}: {member.name!r} is no file or folder; not unpacked")
+            outside = path.is_absolute() or ".." in path.parts
+            # A link could lead the next file anywhere, a device is no data.
+            if outside or not (member.isfile() or member.isdir()):
+                why = "would land outside" if outside else "is no file or folder"
+                raise FetchFailed(f"{archive}: {member.name!r} {why}; not unpacked")
             if path.parts[:1] != (top,):
                 continue
             target = into.joinpath(*path.parts[1:])
