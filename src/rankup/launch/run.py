@@ -57,12 +57,13 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
         print(*(f"{name}={shlex.quote(value)}" for name, value in caches.items()), end="")
         print(" " if caches else "", local.shown(job, nproc), sep="")
         return 0
+    checked.beside(job, nproc, request.check)
     for note in split_notes:
         print(note, file=sys.stderr)
     job = replace(job, launch={**job.launch, **stage.recorded(staging)})
     with ExitStack() as until_the_end:
         # What cannot be staged is refused before the run begins, and leaves no run directory.
-        with nullcontext() if request.resume else created(directory, job):
+        with nullcontext() if request.resume else created(directory, job, runs):
             found = until_the_end.enter_context(stage.staged(staging))
         until_the_end.enter_context(rundir.locked(directory))
         life: dict[str, Any] = {
@@ -76,7 +77,6 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
         rundir.write(directory, replace(job, lives=[*job.lives, life]))
         print(f"run {job.id} in {directory}", file=sys.stderr)
         wish = sampler.wanted(request.monitor)
-        checked.beside(job, nproc, request.check)
         with sampler.sampled(directory, nproc, wish):
             code = local.start(
                 job, directory, nproc, request.resume is not None, {**caches, **found, **extra}
@@ -154,6 +154,10 @@ def _ranks(asked: int | None, environment: Mapping[str, str]) -> int:
         raise UserError(
             f"--nproc {asked} asks for more ranks than the {present} GPU(s) of this node; "
             f"give --nproc {present} or less, or set CUDA_VISIBLE_DEVICES= to run on CPU"
+        )
+    if not present and asked > (cores := gpus.usable_cores()):
+        print(
+            f"warning: {asked} ranks share {cores} cores, and wait for each other", file=sys.stderr
         )
     return asked
 

@@ -72,7 +72,8 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
 
     squeue is called once for all of them. A damaged run is a row that says so.
     """
-    known = rundir.all_runs(runs)[-NEWEST:][::-1]
+    everything = rundir.all_runs(runs)
+    known = everything[-NEWEST:][::-1]
     jobs = {path: _job(path) for path in known}
     queued: list[Queued] | None = []
     note, asked = "", client
@@ -82,6 +83,9 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
         except SlurmError as error:
             note = f"Slurm cannot be asked, so this is from the runs' own records. {error}"
             queued, asked = None, lives.NO_SLURM
+    if len(everything) > NEWEST:
+        more = f"the newest {NEWEST} of {len(everything)} runs; of another: rankup status RUN"
+        note = f"{note}\n{more}" if note else more
     found = []
     for path, job in jobs.items():
         if isinstance(job, Job):
@@ -95,13 +99,13 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
 
 
 def _row(path: Path, job: Job, found: Sequence[Life]) -> Summary:
-    """`summary`, with the cause where a rank has written one down: those files are small."""
+    """`summary`, with the cause where a rank has written one down."""
     short = summary(path, job, found)
     last = lives.newest(found)
     if last is None or not last.failed:
         return short
     folder = meant.folder(path, last.task)
-    written = cause.find(folder / "log", []) if _noted(folder, last) else None
+    written = cause.of_run(path, last.task) if _noted(folder, last) else None
     return replace(short, words=written.text.splitlines()[-1]) if written else short
 
 
@@ -121,7 +125,7 @@ def report(path: Path, config: Config, client: Client) -> Report:
     job = lives.read_job(path)
     found = tuple(lives.of_run(path, job, client))
     last = lives.newest(found)
-    why = cause.of_run(path, last.task, last.job) if last and last.failed else None
+    why = cause.of_run(path, last.task) if last and last.failed else None
     return Report(
         summary=summary(path, job, found),
         job=job,
