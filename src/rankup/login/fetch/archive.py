@@ -18,8 +18,8 @@ from ...base.text import say
 from ...base.urls import public
 from ...site.caches import Caches
 from ..record import Item, Record
-from . import address, progress
-from .request import FetchFailed
+from . import progress
+from .request import FetchFailed, place
 
 # Written last, before the folder gets its name.
 MARKER = ".rankup-unpacked.json"
@@ -53,7 +53,7 @@ def fetch_archive(key: str, known: Archive, caches: Caches) -> tuple[Record, lis
     if (found := _unpacked(folder, known)) is None:
         with lock.held(folder, say, doing="fetching") as held:
             if (found := _unpacked(folder, known)) is None:
-                archive = address.place(known.url, caches.own / "files")
+                archive = place(known.url, caches.own / "files")
                 download(known.url, archive, sha256=known.sha256, replace=True)
                 found = _unpack(archive, folder, known, held)
                 archive.unlink(missing_ok=True)
