@@ -17,13 +17,14 @@ import xxhash
 from ...base.amounts import size
 from ...base.errors import UserError
 from ...base.files import pwrite_all
+from ...base.progress import Progress
 from .. import keys
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split
 from ..pack.source import unsound
 from ..pool import cores, spread
 from ..verified import Reader, SourceProblem, Span
-from .verify import CHANGED, Damage, Watch, end_of, name, parts
+from .verify import CHANGED, Damage, end_of, name, parts
 
 PART = ".part"
 LABELS = "labels"
@@ -49,7 +50,7 @@ class Extracted:
 
 
 def extract(
-    index: Index, root: Path, splits: tuple[Split, ...], out: Path, watch: Watch
+    index: Index, root: Path, splits: tuple[Split, ...], out: Path, watch: Progress
 ) -> Extracted:
     """Write the samples of splits below a new folder, on all cores, comparing hashes on the way.
 
@@ -86,7 +87,7 @@ def extract(
             for done, spans, found in spread(write, parts(index, start, stop), cores()):
                 total, count = total + done, count + spans
                 bad += found
-                watch(total, count)
+                watch(total, samples=count)
         finally:
             for array in arrays.values():
                 os.close(array.descriptor)
