@@ -116,15 +116,14 @@ def _handed_out(file: File, script: Script, call: ast.Call) -> bool:
 def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
     """`random_split`, `train_test_split`, or a permutation to split by, with no seed set.
 
-    Each rank draws a split of its own, so one rank's validation samples are trained on by another.
-    The validation loss looks better than it is.
+    Each rank draws a split of its own, and trains on another one's validation samples.
 
     ```diff
     -train, valid = random_split(dataset, [0.9, 0.1])
     +train, valid = random_split(dataset, [0.9, 0.1], torch.Generator().manual_seed(0))
     ```
 
-    Nothing is needed behind `rankup.setup()`: all ranks go on with rank 0's random states.
+    Nothing: behind `rankup.setup()` all ranks have rank 0's random states.
     """
     seeded = _seeded(script)
     for call in file.names.all(ast.Call):
@@ -165,13 +164,11 @@ def _splits_by(file: File, call: ast.Call) -> bool:
 
 @rule("RK110", "error", "a data set that each rank draws", frameworks=True)
 def data_drawn(file: File, script: Script) -> Iterator[Hit]:
-    """A `DataLoader` over tensors that are drawn at random, with no seed set before; and
-    `loader.dataset.sample()` where that method draws with NumPy or torch what the data set holds
-    from then on.
+    """A `DataLoader` over tensors that are drawn at random without a seed, or drawn anew by a
+    method, `loader.dataset.sample()`.
 
-    `rankup.shard` deals the samples by their numbers, and takes it that sample 7 is the same on all
-    ranks. Where each has drawn its own, they train on parts of different data sets, and no run is
-    like another.
+    `rankup.shard` takes it that sample 7 is the same on all ranks; these would train on parts of
+    different data sets.
 
     ```diff
     +torch.manual_seed(0)
@@ -180,7 +177,7 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
          model(x).mean().backward()
     ```
 
-    Nothing is needed behind `rankup.setup()`: it gives all ranks rank 0's random states.
+    Nothing: `rankup.setup()` gives all ranks rank 0's random states.
     """
     found: dict[ast.AST, tuple[File, ast.Call]] = {}
     for loader in (*script.train_loaders, *script.eval_loaders):
@@ -253,8 +250,7 @@ def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
     +torch.manual_seed(0)
     ```
 
-    `rankup.setup()` gives all ranks rank 0's random states; a seed made of the clock is rank 0's,
-    `rankup.broadcast(…)`.
+    Nothing for draws, which `rankup.setup()` makes alike; broadcasts a seed of the clock.
     """
     if script.distributed and not ported(script) and anywhere(script, "broadcast"):
         return

@@ -65,8 +65,7 @@ def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
     ```
 
     Shards it where all that leaves the loop are sums over samples, or lists of their results in
-    order (`rankup.shard(loader, train=False)`, `rankup.total`); else every rank goes on to evaluate
-    everything, and the report says what stands in the way.
+    order (`rankup.total`); else the report says what stands in the way.
     """
     if script.distributed:
         return  # what a port leaves as it is

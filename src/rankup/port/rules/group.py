@@ -29,11 +29,10 @@ _WRAPS_ROUND = re.compile(r"%|device_count|local", re.IGNORECASE)
 
 @rule("RK101", "error", "no process group", frameworks=True)
 def no_group(file: File, script: Script) -> Iterator[Hit]:
-    """A script with a training loop that never joins the other ranks; for fastai a `Learner` that
-    trains outside of `distrib_ctx`, and one that uses rankup without `rankup.setup()`.
+    """A training that never joins the other ranks; for fastai a `Learner` that trains outside of
+    `distrib_ctx`; rankup without `rankup.setup()`.
 
-    Every rank would train a model of its own on all of the data: N GPUs do the same work N times,
-    and the log looks right.
+    Every rank would train a model of its own on all of the data, and the log looks right.
 
     ```diff
     -model = Net().cuda()
@@ -45,8 +44,7 @@ def no_group(file: File, script: Script) -> Iterator[Hit]:
     +    F.cross_entropy(model(x.to(device)), y.to(device)).backward()
     ```
 
-    Adds `rankup.setup()` after the imports; for fastai puts the training into `with
-    learn.distrib_ctx():`.
+    Adds `rankup.setup()` after the imports; for fastai `with learn.distrib_ctx():`.
     """
     if "rankup" not in script.runtimes and script.frameworks:
         for call in file.names.all(ast.Call):
@@ -81,8 +79,7 @@ def no_group(file: File, script: Script) -> Iterator[Hit]:
 def not_destroyed(file: File, script: Script) -> Iterator[Hit]:
     """`init_process_group` without a `destroy_process_group` anywhere.
 
-    NCCL warns of leaked resources, and a rank that ends first may leave the others hanging in their
-    last collective.
+    NCCL warns of leaked resources, and ranks may hang in their last collective.
 
     ```diff
      torch.distributed.init_process_group("nccl")
@@ -92,7 +89,7 @@ def not_destroyed(file: File, script: Script) -> Iterator[Hit]:
     +    torch.distributed.destroy_process_group()
     ```
 
-    Nothing to do: `rankup.setup()` leaves the group by itself when the process ends.
+    Nothing: `rankup.setup()` leaves the group when the process ends.
     """
     leaves = ("destroy_process_group", "cleanup_distributed")
     if any(name in one.text for name in leaves for one in script.files):
@@ -108,11 +105,10 @@ def not_destroyed(file: File, script: Script) -> Iterator[Hit]:
 
 @rule("RK107", "error", "rank and local rank mixed up")
 def ranks_mixed_up(file: File, script: Script) -> Iterator[Hit]:
-    """The rank among all as the number of a GPU; the rank on the node as `rank=` of a sampler or a
-    group.
+    """The global rank as the number of a GPU; the local rank as `rank=` of a sampler or a group.
 
-    Both are equal on one node. On the second node rank 4 looks for a fifth GPU, or rank 0's data
-    are read once per node.
+    Both are equal on one node. On the second one rank 4 looks for a fifth GPU, or rank 0's data are
+    read once per node.
 
     ```diff
      torch.distributed.init_process_group("nccl")
@@ -122,7 +118,7 @@ def ranks_mixed_up(file: File, script: Script) -> Iterator[Hit]:
     +torch.cuda.set_device(local_rank)
     ```
 
-    Nothing: a ported script has no such numbers. This is about ports made by hand.
+    Nothing: a ported script has no such numbers.
     """
     for call in file.names.all(ast.Call):
         name = call_name(call)
@@ -183,8 +179,7 @@ def _of_setup(file: File, name: ast.Name) -> str:
 def setup_unpacked(file: File, script: Script) -> Iterator[Hit]:
     """`local_rank, rank, device = rankup.setup()`.
 
-    It gives four values: `local_rank, rank, device, world_size`. Python stops with "too many values
-    to unpack", in the job. The course's own `setup()` gave three.
+    It gives four values: `local_rank, rank, device, world_size`. Python stops in the job.
 
     ```diff
     -local_rank, rank, device = rankup.setup()

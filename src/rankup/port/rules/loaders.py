@@ -29,7 +29,7 @@ _DEEPEST = 4
 def not_sharded(file: File, script: Script) -> Iterator[Hit]:
     """A training loop over a DataLoader that has neither a distributed sampler nor `rankup.shard`.
 
-    Every rank trains on the same batches. It costs N times as much and learns the same.
+    Every rank trains on the same batches: N times the cost for the same result.
 
     ```diff
      loader = DataLoader(dataset, batch_size=64, shuffle=True)
@@ -219,8 +219,7 @@ def _handed_to_training(training: Training, name: ast.Name, parent: ast.AST, dep
 def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
     """A `DistributedSampler` that shuffles for training, and no `set_epoch` anywhere.
 
-    Without it the sampler shuffles with the same seed in every epoch: the order, and so each batch,
-    is always the same.
+    The sampler shuffles with the same seed in every epoch: all have the same batches.
 
     ```diff
      sampler = DistributedSampler(dataset)
@@ -231,7 +230,7 @@ def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
              F.cross_entropy(model(x), y).backward()
     ```
 
-    Nothing to do: `rankup.shard` takes the order from the loader's own sampler.
+    Nothing: `rankup.shard` takes the order from the loader's own sampler.
     """
     if any(".set_epoch(" in one.text for one in script.files):
         return
@@ -250,8 +249,8 @@ def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
 def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
     """A `DistributedSampler` or `drop_last=True` on a loader that is only evaluated on.
 
-    The sampler repeats samples until every rank has as many, or drops some. The accuracy is then
-    that of another data set, and changes with the number of GPUs.
+    Samples are repeated or dropped until all ranks have as many: the accuracy is that of another
+    data set, and changes with the number of GPUs.
 
     ```diff
     -valid = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=False))

@@ -29,12 +29,11 @@ _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' t
 
 @rule("RK123", "warning", "a loss that is a sum")
 def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
-    """The value that a backward starts from, followed to where it is made: `reduction="sum"`,
-    `size_average=False`, `.sum()`, in a helper or another file, too. A sum that is divided by
-    the number of samples is none.
+    """A backward from a sum over the batch: `reduction="sum"`, `size_average=False`, `.sum()`, also
+    in a helper. A sum that is divided by the number of samples is none.
 
-    Ranks average their gradients. A mean over ranks of sums over their parts is 1/N of the sum over
-    the whole batch: the learning rate is off by N.
+    Ranks average their gradients. Of sums over their parts that is 1/N of the sum over the whole
+    batch: the learning rate is off by N.
 
     ```diff
      rankup.setup()
@@ -44,8 +43,8 @@ def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
     +    rankup.summed(loss).backward()
     ```
 
-    Writes `rankup.summed(loss)`, whose gradient is that of the whole sum. A loss that is a sum in
-    one part and a mean in another is refused: no weight of a rank is right for both.
+    Writes `rankup.summed(loss)`. A loss that is a sum in one part and a mean in another is refused:
+    no weight of a rank is right for both.
     """
     if _weighs_by_hand(script):
         return
@@ -83,12 +82,10 @@ def _weighs_by_hand(script: roles.Script) -> bool:
 
 @rule("RK125", "warning", "a mean over masked units without count")
 def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
-    """A loss with `ignore_index`, or with `weight=` for each class, or divided by the sum of a
-    mask, or that a language model of transformers computes of its `labels`, and no
-    `rankup.count`.
+    """A mean over some of the targets, by `ignore_index`, `weight=` for each class, a mask, or the
+    `labels` of a language model of transformers, and no `rankup.count`.
 
-    Ranks have different numbers of valid targets. Without them each rank weighs alike, and the
-    gradient is not that of the whole batch.
+    Ranks have different numbers of valid targets, and without them each weighs alike.
 
     ```diff
      for x, y in rankup.shard(loader):
@@ -97,10 +94,9 @@ def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
          loss.backward()
     ```
 
-    Writes `rankup.count((targets != ignored).sum())` behind the loss, where it is cross-entropy
-    with `ignore_index`, or of `labels` in transformers, and
-    `rankup.count(criterion.weight[targets].sum())` with `weight=`. Others it leaves to a person:
-    only you know which units the mean is over.
+    Writes `rankup.count(…)` of the targets or their weights behind a cross-entropy with
+    `ignore_index` or `weight=`, and for `labels` of transformers. Of others only you know the
+    units.
     """
     counted = any(
         dotted == "rankup.count" for one in script.files for _, dotted in calls(one, "count")

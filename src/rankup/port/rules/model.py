@@ -43,7 +43,7 @@ def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
     """`model.module(x)` or `model.module.encode(x)` in a training step.
 
     The wrapper exchanges gradients that its own forward has announced. What goes past it stays each
-    rank's own, without an error: after four steps parameters differ by 0.004.
+    rank's own, without an error.
 
     ```diff
     -model = nn.parallel.DistributedDataParallel(Net().to(rankup.setup().device))
@@ -53,8 +53,7 @@ def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
     +    F.cross_entropy(model.encode(x), y).backward()
     ```
 
-    Nothing to do: it uses `rankup.wrap`, which lets custom methods through and exchanges their
-    gradients.
+    Nothing: `rankup.wrap` lets custom methods through and exchanges their gradients.
     """
     if not script.distributed:
         return
@@ -104,8 +103,7 @@ def _past_module(func: ast.expr) -> ast.expr | None:
 
 @rule("RK132", "warning", "a name of your own on the model")
 def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
-    """`model.encode(x)`, `model.hidden_size`: attributes and methods of the model outside of its
-    class.
+    """Attributes and methods of your own on the model: `model.encode(x)`, `model.hidden_size`.
 
     DistributedDataParallel hides them (AttributeError), and the obvious way round, `.module`, ends
     the exchange of gradients ([RK131](RK131.md)).
@@ -120,7 +118,7 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
          F.cross_entropy(model.encode(x), y).backward()
     ```
 
-    Nothing to do: `rankup.wrap` keeps them.
+    Nothing: `rankup.wrap` keeps them.
     """
     around = wrapped(script)
     if script.distributed and not any("ddp" in kinds for kinds in around.values()):
@@ -168,12 +166,11 @@ def _before_wrap(file: File, node: ast.AST) -> bool:
 
 @rule("RK133", "error", "a forward on one rank alone")
 def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
-    """A call of the wrapped model under `if rank == 0:`. With DistributedDataParallel, only where
-    the model may have buffers: one whose class is in the script, and registers none, is passed
-    over.
+    """The wrapped model called under `if rank == 0:`; with DistributedDataParallel only where the
+    model may have buffers.
 
     The wrapper's forward may send buffers (batch norm, masks) to all ranks. Alone, rank 0 waits for
-    the others; where a training step follows it works by accident, and hangs at the last one.
+    the others: at the last step for ever.
 
     ```diff
      rank = rankup.setup().rank
@@ -183,11 +180,7 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
     +    picture = model.module(noise)
     ```
 
-    Nothing to do: without gradients `rankup.wrap` runs the bare model.
-
-    ## When to ignore it
-
-    The model has no buffers, and is made elsewhere.
+    Nothing: without gradients `rankup.wrap` runs the bare model.
     """
     if not script.distributed:
         return
@@ -218,11 +211,9 @@ def _may_have_buffers(script: roles.Script) -> bool:
 
 @rule("RK134", "error", "the model moved to the CPU and back")
 def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
-    """`model.cpu()` or `model.to("cpu")` of the model that is trained, in a loop that trains or in
-    a function that is called there.
+    """`model.cpu()` or `model.to("cpu")` in a training, or in a function that is called there.
 
-    The wrapper holds on to the parameters on the GPU. After the round trip gradients are no longer
-    exchanged, without an error.
+    The wrapper holds on to the parameters on the GPU: from then on no gradients are exchanged.
 
     ```diff
      model = Net().cuda()
@@ -264,7 +255,7 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
 def batch_norm(file: File, script: roles.Script) -> Iterator[Hit]:
     """A batch norm layer in a single-GPU script.
 
-    Its statistics come from a rank's part of each batch. With few samples per GPU they are noisy.
+    Its statistics come from a rank's part of each batch, and are noisy below 16 samples per GPU.
 
     ```diff
     +rankup.setup()
@@ -272,12 +263,7 @@ def batch_norm(file: File, script: roles.Script) -> Iterator[Hit]:
     +model = rankup.wrap(nn.SyncBatchNorm.convert_sync_batchnorm(model))
     ```
 
-    Reports it; `--sync-bn` converts the layers, so that the statistics are those of the whole
-    batch.
-
-    ## When to ignore it
-
-    A GPU keeps 16 samples or more of each batch.
+    Reports it; `--sync-bn` takes the statistics of the whole batch.
     """
     if script.distributed or not script.train_loops or anywhere(script, "convert_sync_batchnorm"):
         return
@@ -309,8 +295,8 @@ def _batch_norm_left(context: Context, node: ast.AST) -> str:
 def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
     """An optimizer made before the model is sharded; parameters frozen after the model is wrapped.
 
-    Sharding replaces the parameters: the optimizer would update the old ones. DDP waits for the
-    gradients of all parameters that it was given.
+    The optimizer would update parameters that sharding has replaced; DDP waits for the gradients of
+    all parameters that it was given.
 
     ```diff
      rankup.setup()

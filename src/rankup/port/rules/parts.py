@@ -29,8 +29,7 @@ _AVERAGED = "each rank's value is of its part of a batch, and ranks average them
 def mixed(file: File, script: roles.Script) -> Iterator[Hit]:
     """`torch.randperm` in a training step: mixup, permuted views.
 
-    Each rank mixes the samples of its own part of a batch. That is as random as on one GPU, but
-    gives other pairs.
+    Each rank mixes the samples of its part of a batch: as random as on one GPU, but other pairs.
 
     ```diff
      for x, y in loader:
@@ -65,13 +64,11 @@ def mixed(file: File, script: roles.Script) -> Iterator[Hit]:
 
 @rule("RK129", "warning", "a loss not seen to be a mean")
 def no_mean(file: File, script: roles.Script) -> Iterator[Hit]:
-    """The value that `.backward()` starts from, followed through functions, models and losses of
-    the repository; and a state that goes from batch to batch, is made of the batch, and is part
-    of the next loss.
+    """A loss that is not seen to be a mean, followed through the functions and models of the
+    repository; and a state that is made of each batch and is part of the next loss.
 
-    A rank's loss is of its part of a batch, and ranks average its gradients by samples. That gives
-    those of the whole batch where the loss is a mean or a sum over samples; it does not for a ratio
-    of two sums, a maximum, or the logarithm of a mean.
+    Ranks average gradients by samples. That is exact where the loss is a mean or a sum over
+    samples, not for a ratio of sums, a maximum, or the logarithm of a mean.
 
     ```diff
      for x, y in loader:
@@ -179,8 +176,7 @@ def _line_of(training: Training, loss: ast.expr | None, call: ast.Call) -> ast.A
 def unfrozen(file: File, script: roles.Script) -> Iterator[Hit]:
     """`requires_grad_(True)` and `requires_grad = True` of a model, in the loop that trains it.
 
-    The wrapper decides once which gradients are exchanged. Layers that begin to train later part
-    from rank to rank, without a message.
+    The wrapper decides once which gradients are exchanged: later layers part, silently.
 
     ```diff
     +optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -226,8 +222,7 @@ def unequal_batches(file: File, script: roles.Script) -> Iterator[Hit]:
     """A training loader whose batches have one sample, by `batch_size=1` or by default;
     `batch_size=None`; `zip` of loaders with batches of different sizes.
 
-    Each rank takes its part of every batch. Of one sample rank 0 has all, and the other ranks are
-    idle.
+    Each rank takes its part of every batch: of one sample rank 0 has all.
 
     ```diff
     -loader = DataLoader(data)

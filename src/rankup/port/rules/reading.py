@@ -28,8 +28,8 @@ def read_before_written(file: File, script: Script) -> Iterator[Hit]:
     """A file that rank 0 alone writes, or will write once the script is ported, and that all ranks
     read further down, without a barrier or another collective in between.
 
-    The other ranks do not wait for rank 0's disk: they find no file, an old one, or half of one. It
-    works on one node for weeks, and fails with the first slow file system.
+    The other ranks find no file, an old one, or half of one: it works for weeks, and fails with the
+    first slow file system.
 
     ```diff
      rankup.setup()

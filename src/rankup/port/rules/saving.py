@@ -28,8 +28,7 @@ _ANYWHERE = 'map_location="cpu", or the rank\'s device'
 def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
     """`torch.save`, `save_pretrained` and alike outside of a condition on the rank.
 
-    All ranks write the same file at the same time. It may end up in pieces, and a crash in the
-    middle destroys the old one.
+    All ranks write one file at once: it may end up in pieces, and a crash destroys the old one.
 
     ```diff
     -torch.save(model.state_dict(), "model.pt")
@@ -101,7 +100,7 @@ def saved_by_local(file: File, script: Script) -> Iterator[Hit]:
          torch.save(model.state_dict(), "model.pt")
     ```
 
-    Nothing: it writes `rankup.save0`. This is about ports made by hand.
+    Nothing: it writes `rankup.save0`.
     """
     for site in script.saves:
         if site.file is file and guard(file, script, site.node) == "local":
@@ -124,8 +123,7 @@ def module_pickled(file: File, script: Script) -> Iterator[Hit]:
     +rankup.save0(model.state_dict(), "model.pt")
     ```
 
-    Saves the module without its wrapper, so that what loads it still does. Where the class is
-    of a module that gets a port beside it, it says that the file names that port.
+    Saves the module without its wrapper, and says where the file names a port of a module.
     """
     models = {one.node for one in script.models}
     for call, dotted in calls(file, "save"):
@@ -192,7 +190,7 @@ def prefixed(file: File, script: Script) -> Iterator[Hit]:
     +rankup.save0(model.module.state_dict(), "model.pt")
     ```
 
-    Nothing to do: `rankup.wrap` keeps the names.
+    Nothing: `rankup.wrap` keeps the names.
     """
     if not script.distributed:
         return

@@ -32,13 +32,11 @@ _TODO = "gather the features with gradients: torch.distributed.nn.functional.all
 
 @rule("RK124", "warning", "a loss between the samples of a batch")
 def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
-    """Contrastive losses by their names: InfoNCE, NT-Xent, SupCon, CLIP and alike; and in a
-    training step a product of something made of the batch with something of it transposed, `out
-    @ out.t()`, or `einsum("nc,mc->nm", …)`; also in a loss or in a model's `forward` of any file
-    of the repository.
+    """Contrastive losses by their names (InfoNCE, NT-Xent, SupCon, CLIP, …), and products of what
+    is made of a batch with its transpose: `out @ out.t()`, `einsum("nc,mc->nm", …)`; also in a loss
+    or a `forward` of another file.
 
-    Each sample is compared with the others of its batch. On N ranks it would see 1/N of them, which
-    is another objective.
+    Each sample is compared with its batch, of which a rank sees 1/N: another objective.
 
     ```diff
      for a, b in rankup.shard(loader):
@@ -47,8 +45,7 @@ def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
     +    info_nce(torch.cat(every), model(b)).backward()
     ```
 
-    Refuses, with this reason. Gather the features with gradients, and decide what rows a rank
-    computes.
+    Refuses. Gather the features with gradients, and decide what rows a rank computes.
     """
     if any("GatherLayer" in one.text or "distributed.nn" in one.text for one in script.files):
         return

@@ -26,8 +26,7 @@ _CONSTRUCTORS = words(
 
 @rule("RK118", "warning", "the batch size in a shape")
 def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
-    """A tensor whose shape is the loader's batch size: made in the training loop, or before it and
-    put together there with a batch.
+    """A tensor whose shape is the loader's batch size, and that meets a batch in a training loop.
 
     The last batch of an epoch is shorter, and so is a rank's part of any batch: shapes do not fit.
 
@@ -136,8 +135,7 @@ def first_of_batch(training: Training, loop: Loop) -> str | None:
 def workers(file: File, script: Script) -> Iterator[Hit]:
     """`int(os.environ["SLURM_CPUS_PER_TASK"])`; `num_workers=os.cpu_count()`.
 
-    The variable may be unset, and counts the cores of a task, which all ranks of a node share. As
-    many workers as cores on each of four ranks are four times too many.
+    The variable may be unset, and all ranks of a node share the cores that it counts.
 
     ```diff
     -loader = DataLoader(dataset, num_workers=os.cpu_count())
@@ -180,8 +178,7 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
 def effective_batch(file: File, script: Script) -> Iterator[Hit]:
     """The batch size of a single-GPU script's training loader.
 
-    With this batch on each GPU the run trains on batches N times as large, and needs another
-    learning rate. With it as the whole batch the run stays the same run.
+    With this batch on each GPU a run has batches N times as large, and needs another rate.
 
     ```diff
     +rankup.setup()
@@ -191,9 +188,8 @@ def effective_batch(file: File, script: Script) -> Iterator[Hit]:
          F.cross_entropy(model(x), y).backward()
     ```
 
-    Keeps the size of the whole batch (`--batch global`). `--batch per-gpu` prints the effective
-    batch, and what the linear and the square-root rule would make of the learning rate; it never
-    rescales by itself.
+    Keeps it the size of the whole batch. `--batch per-gpu` prints the effective batch, and what two
+    rules would make of the learning rate; it never rescales by itself.
     """
     if script.distributed:
         return

@@ -21,17 +21,13 @@ _WAITS = COLLECTIVES | OUR_COLLECTIVES
 
 @rule("RK183", "error", "a collective in a loop that ranks go round unequally often")
 def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
-    """`rankup.batch_mean`, `rankup.mean`, `all_reduce` and the like inside an evaluation over a
-    loader that `rankup.shard` has sharded; also in a loop that trains *and* evaluates, one
-    function with `train=` or one loop over phases.
+    """A collective, such as `rankup.batch_mean` or `all_reduce`, in an evaluation over a loader
+    that `rankup.shard` has sharded, or in a loop that trains *and* evaluates.
 
-    Nothing is padded in an evaluation: of a last batch of one sample one rank has it and the others
-    have no batch at all. A collective inside the loop then waits for ranks that have left it: the
-    job hangs, and only with data of such a size.
-
-    Where one loop serves both, `rankup.shard(loader, train=True)` lets all ranks go round equally
-    often: one that has nothing of a batch computes on a sample of weight zero, which `batch_mean`
-    and `batch_sum` leave out.
+    Nothing is padded in an evaluation: a rank may have a batch less, and leave the loop while the
+    others wait for it. For a loop that serves both, `rankup.shard(loader, train=True)` lets all
+    ranks go round equally often, with samples of weight zero that `batch_mean` and `batch_sum`
+    leave out.
 
     ```diff
      valid = rankup.shard(DataLoader(valid_set, batch_size=64))
@@ -46,8 +42,7 @@ def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
     +    return rankup.total(right)
     ```
 
-    It puts evaluations together behind the loop, and deals with `train=True` what a loop for both
-    goes over.
+    Puts evaluations together behind the loop, and shards by `train=True` what serves both.
     """
     if anywhere(script, "parallelize"):
         return  # where a forward needs all ranks, all of them go round equally often
@@ -66,9 +61,8 @@ def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
     """An evaluation over a loader that `rankup.shard(loader, train=True)` has sharded, without
     `batch_mean` or `batch_sum` in it.
 
-    With `train=True` all ranks go round equally often: one for which nothing is left of a short
-    batch gets a sample of another rank. It has weight zero in `batch_mean` and `batch_sum`; added
-    up by hand it counts twice.
+    A rank for which nothing is left of a short batch gets a sample of another one. It has weight
+    zero in `batch_mean` and `batch_sum`; added up by hand it counts twice.
 
     ```diff
      valid = rankup.shard(DataLoader(valid_set, batch_size=64), train=True)
@@ -80,8 +74,7 @@ def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
      print0(rankup.total(right))
     ```
 
-    It deals for each loop that evaluates alone with `train=False`, where another loop trains from
-    the same loader.
+    Shards by `train=False` for a loop that evaluates, where another trains on the loader.
     """
     if anywhere(script, "parallelize"):
         return

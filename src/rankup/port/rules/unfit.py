@@ -39,9 +39,8 @@ Reason = tuple[str, str]  # the message and what to do
 @rule("RK191", "error", "cannot be data-parallel as it stands", frameworks=True)
 def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """LBFGS; reinforcement learning in an environment; batches that come from no torch DataLoader:
-    a whole graph, a stream, a pipe, a torchtext iterator, slices cut by hand; a batch sampler
-    that chooses what is together in a batch; a state that is made for the size of the whole
-    batch.
+    a graph, a stream, a pipe, a torchtext iterator, slices cut by hand; a batch sampler that
+    chooses what is together; a state made for the size of the whole batch.
 
     There are no batches of independent samples that ranks could share.
 

@@ -19,10 +19,7 @@ _LOOPBACK = re.compile(r"^(?:localhost|127\.\d+\.\d+\.\d+|\[?::1\]?|0\.0\.0\.0)(
 def fixed_port(script: BatchScript) -> Iterator[Hit]:
     """A port that is a plain number, in `MASTER_PORT` or in torchrun's rendezvous endpoint.
 
-    A second job on the same node, or what is left of the last one, keeps the port, and the run
-    ends with "address already in use".
-
-    Derive it from the job's number:
+    A second job on the node, or what is left of the last one, keeps the port.
 
     ```diff
     -export MASTER_PORT=7010
@@ -94,10 +91,7 @@ def wrong_node(script: BatchScript) -> Iterator[Hit]:
 def too_many_agents(script: BatchScript) -> Iterator[Hit]:
     """torchrun under an srun that starts several tasks on each node.
 
-    torchrun starts the ranks of a node itself. With four tasks there are four of them, each of
-    which starts four ranks on the same four GPUs.
-
-    Ask for one task on each node:
+    torchrun starts the ranks of a node itself: four tasks start four ranks each on the same GPUs.
 
     ```diff
     -#SBATCH --ntasks-per-node=4
@@ -123,8 +117,6 @@ def idle_nodes(script: BatchScript) -> Iterator[Hit]:
 
     Without srun a command runs on the first node alone. The others are billed and idle, or
     torchrun waits for them until it gives up.
-
-    Start it through srun, with Slurm's own number of nodes:
 
     ```diff
     -torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
@@ -162,11 +154,8 @@ def never_meet(script: BatchScript) -> Iterator[Hit]:
     """torchrun on several nodes that are not told of one another: `--standalone`, no `--nnodes`,
     no `--rdzv-endpoint` or one at `localhost`, or a `--rdzv-id` that each node draws by itself.
 
-    Each node then trains by itself, on all of the data, and writes over the others' files; or it
-    waits for nodes that look elsewhere. The first looks like a run that works, and is as slow as
-    one node.
-
-    Name the first node, expanded once by the batch shell:
+    Each node trains by itself on all of the data, as slow as one, and writes over the others'
+    files; or it waits for nodes that look elsewhere.
 
     ```diff
     -srun torchrun --standalone --nproc-per-node=gpu train.py

@@ -31,9 +31,7 @@ def one_core(script: BatchScript) -> Iterator[Hit]:
     """`--cpus-per-task` in the directives, and an srun that does not get it.
 
     Since Slurm 22.05 srun does not take it over: all ranks and workers of a node may share one
-    core, and the GPUs wait for data.
-
-    Hand it on:
+    core.
 
     ```diff
     +export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
@@ -58,10 +56,8 @@ def lost_status(script: BatchScript) -> Iterator[Hit]:
     """Commands behind the run, or a pipe, in a script without `set -e`, `set -o pipefail` or an
     `exit` with the run's status.
 
-    The job's exit code is that of its last command. A run that failed ends as COMPLETED, and jobs
+    The job's exit code is that of its last command: a run that failed ends as COMPLETED, and jobs
     that depend on it start.
-
-    Keep the status:
 
     ```diff
      srun python train.py
@@ -221,8 +217,6 @@ def not_waited(script: BatchScript) -> Iterator[Hit]:
     """A run that is started with `&`, in a script that waits for nothing.
 
     The script comes to its end at once; Slurm then ends the job and kills what still runs.
-
-    Wait for it:
 
     ```diff
      srun python train.py &
