@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -35,17 +36,8 @@ _GENERATORS = words(
 
 
 def draws(file: File, node: ast.AST) -> list[ast.expr]:
-    """The random draws in an expression, with methods called on them: `torch.rand(1).item()`."""
-    found: list[ast.expr] = []
-    for call in dict.fromkeys([*_drawing(file, node), *draws_by_own(file, node)]):
-        whole: ast.expr = call
-        while isinstance(up := file.names.parents[whole], ast.Attribute):
-            around = file.names.parents[up]
-            if not (isinstance(around, ast.Call) and around.func is up):
-                break
-            whole = around
-        found.append(whole)
-    return found
+    """The random draws in an expression."""
+    return list(dict.fromkeys([*_drawing(file, node), *draws_by_own(file, node)]))
 
 
 def own_generator(file: File, node: ast.AST | None) -> bool:
@@ -151,13 +143,9 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
 
 def _splits_by(file: File, call: ast.Call) -> bool:
     """True of a permutation that data are split by: outside of loops, and named so."""
-    for up in file.names.up(call):
-        if isinstance(up, LoopNode):
-            return False
-        if isinstance(up, Function):
-            if up.name in ("forward", "__getitem__", "__iter__"):
-                return False
-            break
+    around = itertools.takewhile(lambda up: not isinstance(up, Function), file.names.up(call))
+    if any(isinstance(up, LoopNode) for up in around):
+        return False
     assign = file.names.statement(call)
     return isinstance(assign, ast.Assign) and bool(_PARTS.search(file.code(assign.targets[0])))
 
@@ -252,8 +240,6 @@ def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
 
     Nothing for draws, which `rankup.setup()` makes alike; broadcasts a seed of the clock.
     """
-    if script.distributed and not ported(script) and anywhere(script, "broadcast"):
-        return
     seen: set[ast.AST] = set()
     for call, _ in calls(file, *SEEDS, "default_rng"):
         for arg in arguments_of(call):

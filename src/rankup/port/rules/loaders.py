@@ -21,7 +21,9 @@ _SHARD = "`for batch in rankup.shard(loader):` gives each rank its part of every
 _EVERYTHING = "every rank would train on all of this data, the same again"
 _DONE = "each rank takes its part of every batch (rankup.shard)"
 _UNCLEAR = "this loop trains and evaluates, and which of them cannot be seen at its head"
-_UNSEEN = "where this loop has its batches from is not seen"
+_UNSEEN = (
+    "where this loop has its batches from is not seen, and every rank would train on all of them"
+)
 _DEEPEST = 4
 
 
@@ -66,21 +68,9 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
             unseen.append(loop)
     unfit = bool(unseen) and any(True for _ in not_data_parallel.look(file, script))
     for loop in unseen if not unfit else ():
-        if placed:
-            yield Hit(
-                loop.node,
-                _UNSEEN,
-                "where it is a DataLoader, go over rankup.shard(…) of it, else every rank trains "
-                "on all of them",
-            )
-            continue
-        guessed = any(one.node is loop.node and one.loaders for one in script.train_loops)
-        message = f"{_UNSEEN}, and every rank would train on all of them"
         todo = "let it go over a DataLoader that this script makes, or is given by name"
-        fix = partial(refuse, node=loop.node, reason=f"{message}: {todo}")
-        if guessed:
-            message, todo = _EVERYTHING, _SHARD
-        yield Hit(loop.source or loop.node, message, todo, fix)
+        fix = partial(refuse, node=loop.node, reason=f"{_UNSEEN}: {todo}")
+        yield Hit(loop.source or loop.node, _UNSEEN, todo, fix)
 
 
 def _left_whole(file: File, script: Script, source: ast.expr) -> bool:

@@ -1,21 +1,25 @@
-"""The loss that is differentiated: a sum over the batch, or a mean over some of its targets."""
+"""The loss that is differentiated: a sum, a mean over some targets, or one between samples."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ...script import roles
-from ...script.flow import argument
-from ...script.names import Function
+from ...script.effects import Reached, callee
+from ...script.flow import Flow, argument, call_name, given, literal
+from ...script.names import Function, elements, made_of, parameters, walk
+from ...script.roles import Script
 from ...script.source import File
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, differentiated
 from ..rewrite.masked import MaskedMean, masked_means
 from ..rewrite.means import declared
 from ..rewrite.training import Training, training_in
-from .facts import calls
+from .facts import anywhere, calls, starred
 from .rule import Hit, refuse, rule
 
 _VALID = "a mean over valid targets only: ranks have different numbers of them"
@@ -153,3 +157,191 @@ def _in_the_model(training: Training) -> Iterator[Hit]:
         inside = isinstance(scope, Function) and scope.name == "forward"
         if inside and argument(call, "ignore_index") is not None:
             yield Hit(call, _VALID, f"rankup.count({_NUMBER}) before backward()")
+
+
+_SAME = ("contiguous", "detach", "float", "half")
+_MOST = 60  # functions that a loop leads to
+_NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
+_CONTRASTIVE = re.compile(
+    r"nt_?xent|info_?nce|contrastive|simclr|sup_?con|clip_?loss|barlow|vicreg|batch_?hard",
+    re.IGNORECASE,
+)
+_MESSAGE = (
+    "a contrastive loss compares the samples of a batch with each other: each rank would only see "
+    "its own"
+)
+_TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
+
+
+@rule("RK124", "warning", "a loss between the samples of a batch")
+def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
+    """Contrastive losses by their names (InfoNCE, NT-Xent, SupCon, CLIP, …), and products of what
+    is made of a batch with its transpose: `out @ out.t()`, `einsum("nc,mc->nm", …)`; also in a loss
+    or a `forward` of another file.
+
+    Each sample is compared with its batch, of which a rank sees 1/N: another objective.
+
+    ```diff
+     for a, b in rankup.shard(loader):
+    -    info_nce(model(a), model(b)).backward()
+    +    every = torch.distributed.nn.functional.all_gather(model(a))
+    +    info_nce(torch.cat(every), model(b)).backward()
+    ```
+
+    Refuses. Gather the features with gradients, and decide what rows a rank computes.
+    """
+    if any("GatherLayer" in one.text or "distributed.nn" in one.text for one in script.files):
+        return
+    if script.distributed and anywhere(script, "all_gather", "all_gather_with_grad"):
+        return
+    for node, elsewhere in coupled(training_in(script, file)):
+        yield Hit(node, _MESSAGE + (f" ({elsewhere})" if elsewhere else ""), _TODO)
+
+
+def coupled(training: Training) -> Iterator[tuple[ast.AST, str]]:
+    """Where samples of a batch are compared: by a loss of that name, or by `out @ out.t()`.
+
+    The product may stand in a loop, or in a loss or a model of any file that the loop leads to:
+    then with the file and the line.
+    """
+    script = training.script
+    for call in script.all(ast.Call):
+        name = call_name(call)
+        contrastive = _CONTRASTIVE.search(name) and not _NO_LOSS.search(name)
+        if contrastive and not script.name(call.func).startswith("rankup."):
+            yield call, ""
+    for loop in training.loops:
+        if not loop.trains:
+            continue
+        for found in _comparisons(script.flow, script.file, loop.node.body, loop.batch):
+            if found.file is script.file:
+                yield found.node, ""
+            else:
+                yield found.call or script.tree, found.file.short_place(found.node)
+            break
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """An expression that compares samples of a batch.
+
+    Attributes:
+        file, node: the expression.
+        call: the call that leads there from the statements that were looked at; None where the
+            expression is one of theirs.
+    """
+
+    file: File
+    node: ast.AST
+    call: ast.Call | None
+
+
+def _comparisons(
+    flow: Flow, file: File, body: Sequence[ast.AST], batch: set[str]
+) -> Iterator[_Comparison]:
+    """Products of two things made of a batch, each sample with each other, in a loop and what it
+    calls: functions, losses and models of the repository.
+
+    Args:
+        body: the statements of a loop.
+        batch: names of the batch in them.
+    """
+    waiting: list[tuple[File, Sequence[ast.AST], set[str], ast.Call | None]] = []
+    waiting.append((file, body, batch, None))
+    seen: set[tuple[ast.AST, frozenset[str]]] = set()
+    while waiting and len(seen) < _MOST:
+        where, statements, names, entry = waiting.pop(0)
+        names = made_of(walk(*statements), names)
+        for node in walk(*statements):
+            if _compares(node, names):
+                yield _Comparison(where, node, entry)
+            if not isinstance(node, ast.Call):
+                continue
+            found = _run(flow, where, node)
+            taken = _parameters_of(node, found, names) if found is not None else set()
+            if found is None or not taken or (found[1], frozenset(taken)) in seen:
+                continue
+            seen.add((found[1], frozenset(taken)))
+            waiting.append((found[0], found[1].body, taken, entry or node))
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in walk(node) if isinstance(one, ast.Name)}
+
+
+def _run(flow: Flow, file: File, call: ast.Call) -> Reached | None:
+    """The function that a call runs; of an instance, such as a model or a loss, its forward."""
+    owner = flow.class_of(file, call.func)
+    if owner is not None:
+        return flow.member(*owner, "forward") or flow.member(*owner, "__call__")
+    return callee(flow, file, call)
+
+
+def _parameters_of(call: ast.Call, found: Reached, names: set[str]) -> set[str]:
+    """The parameters of a function that a call gives something made of these names."""
+    function = found[1]
+    every = [one.arg for one in parameters(function.args)]
+    own = 1 if every[:1] in (["self"], ["cls"]) else 0
+    if starred(call):
+        return set(every[own:]) if any(_names_in(one) & names for one in given(call)) else set()
+    taken = set()
+    for position, name in enumerate(every[own:]):
+        value = argument(call, name, position)
+        if value is not None and _names_in(value) & names:
+            taken.add(name)
+    return taken
+
+
+def _compares(node: ast.AST, batch: set[str]) -> bool:
+    if isinstance(node, ast.Call) and call_name(node) == "einsum":
+        return _pairs(node, batch)
+    factors = _factors(node)
+    return factors is not None and _root(factors[0]) in batch and _transposed(factors[1]) in batch
+
+
+def _pairs(call: ast.Call, batch: set[str]) -> bool:
+    """`einsum("nc,mc->nm", a, b)`: the first place of both is kept, apart from each other."""
+    equation, *operands = given(call) or [ast.Constant("")]
+    operands = [part for one in operands for part in elements(one)]
+    taken, _, kept = str(literal(equation)).replace(" ", "").partition("->")
+    places = taken.split(",")
+    if len(places) != 2 or len(operands) != 2 or not all(places):
+        return False
+    first, second = places[0][0], places[1][0]
+    both = _root(operands[0]) in batch and _root(operands[1]) in batch
+    return both and first != second and first in kept and second in kept
+
+
+def _factors(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """The factors of a product of matrices."""
+    match node:
+        case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+            return left, right
+        case ast.Call(func=ast.Attribute(value=first, attr="mm" | "matmul"), args=[_, *_]):
+            left, right = [first, *given(node)][-2:]
+            return left, right
+    return None
+
+
+def _transposed(node: ast.expr) -> str:
+    """The name behind `x.t()`, `x.T`, `x.transpose(0, 1)`; empty where nothing is transposed."""
+    match node:
+        case ast.Attribute(value=inner, attr="T"):
+            return _root(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr="t" | "transpose"), args=places):
+            return "" if places and {literal(one) for one in places} != {0, 1} else _root(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _SAME:
+            return _transposed(inner)
+    return ""
+
+
+def _root(node: ast.expr) -> str:
+    """`x` of `x`, `x[0]`, `x.contiguous()`; not of `model.weight`, which is no batch."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Subscript(value=inner):
+            return _root(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _SAME:
+            return _root(inner)
+    return ""

@@ -40,16 +40,15 @@ class Numbers(Region):
         super().__init__(context, loop.node, _backwards(context, loop))
         self.loop = loop
         self.whole: set[str] = set()
-        self._from_steps()
+        self.whole = self._from_steps()
         self.whole = self._whole_names()
         fixed = dict.fromkeys(self.kinds, Kind.UNKNOWN)
         fixed |= dict.fromkeys(self.whole, Kind.FIXED)
         self.values = Values(context.training, loop, fixed)
 
-    def _from_steps(self) -> None:
+    def _from_steps(self) -> set[str]:
         """`loss = step(x, y)` of a function that returns the loss that it differentiates."""
-        script = self.script
-        self._step_values: dict[str, bool] = {}
+        script, found = self.script, set[str]()
         for one in script.inside(self.body, ast.Assign, deep=False):
             called = self.context.called(one.value) if isinstance(one.value, ast.Call) else None
             there, function = called if called is not None else (self.context, None)
@@ -57,25 +56,9 @@ class Numbers(Region):
             if function is None or not calls:
                 continue
             whole = returns_reading(there, function)
-            step = Step(there, function, calls)
-            target = one.targets[0]
-            backs = there.script.inside(function.body, ast.Return, deep=False)
-            returned = [back.value for back in backs]
-            for number, part in enumerate(elements(target)):
-                name = script.dotted(part)
-                if number < len(whole) and whole[number] and len(self._given(name)) == 1:
-                    self._step_values[name] = True
-                if len(returned) != 1 or returned[0] is None or not name:
-                    continue
-                value = returned[0]
-                if isinstance(target, ast.Tuple):
-                    if not isinstance(value, ast.Tuple) or number >= len(value.elts):
-                        continue
-                    value = value.elts[number]
-                kind = step.known(value)
-                if kind is not None and name not in self.kinds:
-                    self.kinds[name] = kind
-                    self.defined[name] = {one}
+            names = map(script.dotted, elements(one.targets[0]))
+            found |= {name for name, reads in zip(names, whole, strict=False) if reads}
+        return {name for name in found if len(self._given(name)) == 1}
 
     def _whole_names(self) -> set[str]:
         """Names that hold nothing but readings of the loss, which are of the whole batch."""
@@ -85,7 +68,7 @@ class Numbers(Region):
             for target in one.targets
             for name in mentioned(target)
         }
-        return set(self._step_values) | {
+        return self.whole | {
             name for name in names if all(self._reads(one, name) for one in self._given(name))
         }
 
