@@ -16,8 +16,7 @@ from ...script.source import File
 from ...script.torch_names import SEEDING, SEEDS, SPLITS, is_draw, root, words
 from ..rewrite.context import Context
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, names_rank, ported, with_origins
-from .guards import guard
+from .facts import anywhere, calls, guard, names_rank, ported, with_origins
 from .rule import Hit, rule
 
 # What two processes have different whatever their random states are.

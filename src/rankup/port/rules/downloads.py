@@ -22,7 +22,7 @@ from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from .guards import rank0_first, runs
+from .facts import rank0_first, runs
 from .rule import Hit, rule
 from .writing import changes_files
 

@@ -19,8 +19,7 @@ from ..rewrite.script import ForNode, Script
 from ..rewrite.training import Loop, Training, training_in
 from ..rewrite.values import Values, loader_origins, plain_batches
 from .decisions import read_after, shared_names
-from .facts import in_parts
-from .guards import guard
+from .facts import guard, in_parts
 from .rule import Fix, Hit, rule
 
 _SHARD = "`for batch in rankup.shard(loader, train=False):`"

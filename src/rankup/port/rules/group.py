@@ -14,8 +14,7 @@ from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import COLLECTIVES, OUR_COLLECTIVES, words
 from ..rewrite.training import training_in
-from .facts import anywhere, calls, loops_in, true
-from .guards import guard
+from .facts import anywhere, calls, guard, loops_in, true
 from .rule import Hit, rule
 
 # Names of the runtime that torch has not.

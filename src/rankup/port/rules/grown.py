@@ -14,8 +14,7 @@ from ...script.torch_names import SHOWING
 from ..rewrite.losses import Kind
 from ..rewrite.means import declared
 from ..rewrite.training import Training, training_in
-from .facts import integer, is_reduction, loop_sharded, loops_in, ported
-from .guards import guard
+from .facts import guard, integer, is_reduction, loop_sharded, loops_in, ported
 from .rule import Hit, rule
 
 _COUNTED = re.compile(

@@ -8,18 +8,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...script import roles
 from ...script.effects import Reached, callee
 from ...script.flow import Flow, argument, call_name, given, literal
-from ...script.names import Function, elements, made_of, parameters, walk
-from ...script.roles import Script
+from ...script.names import (
+    Function,
+    assigned,
+    elements,
+    made_of,
+    mentioned,
+    parameters,
+    walk,
+)
+from ...script.roles import LoopNode, Script
 from ...script.source import File
+from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, differentiated
 from ..rewrite.masked import MaskedMean, masked_means
-from ..rewrite.means import declared
-from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, starred
+from ..rewrite.means import NotSeen, check_mean, declared
+from ..rewrite.training import Loop, Training, training_in
+from .facts import anywhere, calls, single, starred
 from .rule import Hit, refuse, rule
 
 _VALID = "a mean over valid targets only: ranks have different numbers of them"
@@ -29,10 +37,25 @@ _MIXED = (
     "differently"
 )
 _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' throughout"
+_SAME = ("contiguous", "detach", "float", "half")
+_MOST = 60  # functions that a loop leads to
+_NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
+_CONTRASTIVE = re.compile(
+    r"nt_?xent|info_?nce|contrastive|simclr|sup_?con|clip_?loss|barlow|vicreg|batch_?hard",
+    re.IGNORECASE,
+)
+_MESSAGE = (
+    "a contrastive loss compares the samples of a batch with each other: each rank would only see "
+    "its own"
+)
+_TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
+_POOLS = words("set2set readout scatter_mean scatter_add scatter sum_nodes mean_nodes")
+_REDUCES = words("mean sum std var median quantile max min amax amin item kthvalue topk norm")
+_AVERAGED = "each rank's value is of its part of a batch, and ranks average them by samples"
 
 
 @rule("RK123", "warning", "a loss that is a sum")
-def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
+def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
     """A backward from a sum over the batch: `reduction="sum"`, `size_average=False`, `.sum()`, also
     in a helper. A sum that is divided by the number of samples is none.
 
@@ -77,7 +100,7 @@ def _sum(context: Context, loss: ast.expr) -> str:
     return "a loss summed over the batch is summed over the ranks too"
 
 
-def _weighs_by_hand(script: roles.Script) -> bool:
+def _weighs_by_hand(script: Script) -> bool:
     """True where a script that joins ranks itself multiplies by their number in a training loop."""
     return script.distributed and any(
         "world_size" in loop.file.code(loop.node) for loop in script.train_loops
@@ -85,7 +108,7 @@ def _weighs_by_hand(script: roles.Script) -> bool:
 
 
 @rule("RK125", "warning", "a mean over masked units without count")
-def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
+def masked_mean(file: File, script: Script) -> Iterator[Hit]:
     """A mean over some of the targets, by `ignore_index`, `weight=` for each class, a mask, or the
     `labels` of a language model of transformers, and no `rankup.count`.
 
@@ -112,7 +135,7 @@ def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
     for call in training.backwards:
         start = call.func.value if isinstance(call.func, ast.Attribute) else call
         above = training.script.above(call)
-        loop = next((up for up in above if isinstance(up, roles.LoopNode)), None)
+        loop = next((up for up in above if isinstance(up, LoopNode)), None)
         found = {one.call: one for one in masked_means(training, start, loop)}
         if not found:
             continue
@@ -157,20 +180,6 @@ def _in_the_model(training: Training) -> Iterator[Hit]:
         inside = isinstance(scope, Function) and scope.name == "forward"
         if inside and argument(call, "ignore_index") is not None:
             yield Hit(call, _VALID, f"rankup.count({_NUMBER}) before backward()")
-
-
-_SAME = ("contiguous", "detach", "float", "half")
-_MOST = 60  # functions that a loop leads to
-_NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
-_CONTRASTIVE = re.compile(
-    r"nt_?xent|info_?nce|contrastive|simclr|sup_?con|clip_?loss|barlow|vicreg|batch_?hard",
-    re.IGNORECASE,
-)
-_MESSAGE = (
-    "a contrastive loss compares the samples of a batch with each other: each rank would only see "
-    "its own"
-)
-_TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
 
 
 @rule("RK124", "warning", "a loss between the samples of a batch")
@@ -345,3 +354,150 @@ def _root(node: ast.expr) -> str:
         case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _SAME:
             return _root(inner)
     return ""
+
+
+@rule("RK120", "warning", "samples of a batch mixed with each other")
+def mixed(file: File, script: Script) -> Iterator[Hit]:
+    """`torch.randperm` in a training step: mixup, permuted views.
+
+    Each rank mixes the samples of its part of a batch: as random as on one GPU, but other pairs.
+
+    ```diff
+     for x, y in loader:
+    -    mixed = 0.7 * x + 0.3 * x[torch.randperm(len(x))]
+    +    mixed = 0.7 * x + 0.3 * x.flip(0)
+         F.cross_entropy(model(mixed), y).backward()
+    ```
+
+    Says so in its report; nothing is to be done where any pairs do.
+    """
+    if not single(script):
+        return
+    training = training_in(script, file)
+    steps = {
+        call
+        for loop in training.loops
+        if loop.trains
+        for call in training.script.inside(loop.node.body, ast.Call, deep=False)
+    }
+    reached = {training.script.called(call) for call in steps} - {None}
+    for call in file.names.all(ast.Call):
+        drawn = file.names.called(call) == "torch.randperm" and call.args
+        if drawn and (call in steps or training.script.scope(call) in reached):
+            yield Hit(
+                call,
+                "the samples of this rank's part of a batch are put together among themselves: as "
+                "random as on one GPU, but other pairs",
+                "do nothing where any pairs will do",
+                comment=False,
+            )
+
+
+@rule("RK129", "warning", "a loss not seen to be a mean")
+def no_mean(file: File, script: Script) -> Iterator[Hit]:
+    """A loss that is not seen to be a mean, followed through the functions and models of the
+    repository; and a state that is made of each batch and is part of the next loss.
+
+    Ranks average gradients by samples. That is exact where the loss is a mean or a sum over
+    samples, not for a ratio of sums, a maximum, or the logarithm of a mean.
+
+    ```diff
+     for x, y in loader:
+    -    loss = torch.log((model(x) - y).pow(2).mean())
+    +    loss = F.mse_loss(model(x), y)
+         loss.backward()
+    ```
+
+    Leaves a remark at the loss.
+    """
+    if not single(script):
+        return
+    training, said = training_in(script, file), set[ast.AST]()
+    for call in training.backwards:
+        loss = differentiated(call)
+        for place, message, todo in _not_seen(training, loss) if loss is not None else ():
+            own = place.script is training.script
+            node = place.node if own else _line_of(training, loss, call)
+            statement = training.script.statement(node)
+            if statement not in said:
+                said.add(statement)
+                line = place.script.file.short_place(place.node)
+                yield Hit(node, message if own else f"{message} ({line})", todo)
+        if loss is not None and _over_nodes(training) and not said:
+            yield Hit(
+                _line_of(training, loss, call),
+                "where this is a mean over the nodes of a batch of graphs, ranks average it by "
+                "graphs",
+                "rankup.count(number of nodes) before backward(), of which ranks have others",
+            )
+    yield from _carried(training)
+
+
+def _over_nodes(training: Training) -> bool:
+    """True where batches are of graphs that nothing pools."""
+    script = training.script
+    made = [script.name(call.func) for call in training.loader_calls]
+    names = {
+        call_name(call).lower() for file in script.flow.files for call in file.names.all(ast.Call)
+    }
+    graphs = any(one.startswith(("torch_geometric.", "dgl.")) for one in made)
+    return graphs and not any("pool" in one or one in _POOLS for one in names)
+
+
+def _carried(training: Training) -> Iterator[Hit]:
+    """A state that is made of a batch, and that the loss of the next batch is made with."""
+    script = training.script
+    for loop in training.loops:
+        names = list(script.inside(loop.node, ast.Name))
+        stored = [one.id for one in names if isinstance(one.ctx, ast.Store)]
+        once = {one for one in stored if stored.count(one) == 1}
+        local = (training.derived(loop) - loop.losses) & _feeding(training, loop) & once
+        for one in script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False):
+            assert isinstance(one, ast.Assign | ast.AugAssign)
+            if not any(call_name(call) in _REDUCES for call in script.inside(one.value, ast.Call)):
+                continue
+            read = [name for name in names if script.span(name)[0] < script.span(one)[1]]
+            before = {name.id for name in read if isinstance(name.ctx, ast.Load)}
+            for name in sorted(mentioned(*assigned(one)) & local & before):
+                yield Hit(
+                    one,
+                    f"`{name}` goes from batch to batch and is made of this rank's part: ranks go "
+                    "apart in it",
+                    "put together what it is made of (rankup.all_reduce)",
+                )
+
+
+def _feeding(training: Training, loop: Loop) -> set[str]:
+    """The names that the losses of a loop are made of."""
+    found, assigns = set(loop.losses), training.script.inside(loop.node.body, ast.stmt, deep=False)
+    made = [
+        (mentioned(*assigned(one)), mentioned(one.value))
+        for one in assigns
+        if isinstance(one, ast.Assign | ast.AugAssign)
+    ]
+    while more := {name for given, of in made if given & found for name in of} - found:
+        found |= more
+    return found
+
+
+def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:
+    try:
+        for together in check_mean(training, loss):
+            yield (
+                together,
+                "the model takes a batch together, where its first dimension is the samples'",
+                "each rank those of its part",
+            )
+    except NotSeen as place:
+        yield place, "not seen to be a mean over the samples", _AVERAGED
+
+
+def _line_of(training: Training, loss: ast.expr | None, call: ast.Call) -> ast.AST:
+    """The statement that gives a loss its value."""
+    script = training.script
+    made = [
+        one
+        for one, _ in script.assigned(script.dotted(loss), script.scope(call))
+        if script.line(one) <= script.line(call)
+    ]
+    return max(made, key=script.line) if made else call

@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 
-from ...script import roles
-from ...script.flow import Origin, argument, call_name, model_wrapper
+from ...script.flow import Origin, argument, call_name, given, literal, method_calls, model_wrapper
 from ...script.flow import given as arguments_of
 from ...script.loops import gradients_off
-from ...script.names import walk
-from ...script.roles import LoopNode
+from ...script.names import walk, words_in
+from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import last, words
 from ..rewrite.context import Context
+from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, string, wrapped
-from .guards import guard
+from .facts import anywhere, calls, guard, string, wrapped
 from .rule import Hit, rule
 
 # What a module has by itself, or what DistributedDataParallel hands on.
@@ -39,7 +38,7 @@ _FROZEN = re.compile(r"requires_grad\s*=\s*False|requires_grad_\(False\)")
 
 
 @rule("RK131", "error", "training past the wrapper")
-def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
+def bypasses_forward(file: File, script: Script) -> Iterator[Hit]:
     """`model.module(x)` or `model.module.encode(x)` in a training step.
 
     The wrapper exchanges gradients that its own forward has announced. What goes past it stays each
@@ -102,7 +101,7 @@ def _past_module(func: ast.expr) -> ast.expr | None:
 
 
 @rule("RK132", "warning", "a name of your own on the model")
-def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
+def custom_attribute(file: File, script: Script) -> Iterator[Hit]:
     """Attributes and methods of your own on the model: `model.encode(x)`, `model.hidden_size`.
 
     DistributedDataParallel hides them (AttributeError), and the obvious way round, `.module`, ends
@@ -147,7 +146,7 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
         )
 
 
-def _own_class(script: roles.Script, made: Origin, name: str) -> bool:
+def _own_class(script: Script, made: Origin, name: str) -> bool:
     """True where it is an attribute of the model, as far as one can see."""
     owner = script.flow.class_of(made.file, made.node)
     return owner is None or bool(script.flow.members(*owner, name)[1])
@@ -165,7 +164,7 @@ def _before_wrap(file: File, node: ast.AST) -> bool:
 
 
 @rule("RK133", "error", "a forward on one rank alone")
-def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
+def forward_on_one(file: File, script: Script) -> Iterator[Hit]:
     """The wrapped model called under `if rank == 0:`; with DistributedDataParallel only where the
     model may have buffers.
 
@@ -201,7 +200,7 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
             )
 
 
-def _may_have_buffers(script: roles.Script) -> bool:
+def _may_have_buffers(script: Script) -> bool:
     """True where DDP may have something to send in a forward: not for a model of the script's own
     that registers no buffer and takes none of those that do."""
     texts = [one.text for one in script.files]
@@ -210,7 +209,7 @@ def _may_have_buffers(script: roles.Script) -> bool:
 
 
 @rule("RK134", "error", "the model moved to the CPU and back")
-def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
+def cpu_round_trip(file: File, script: Script) -> Iterator[Hit]:
     """`model.cpu()` or `model.to("cpu")` in a training, or in a function that is called there.
 
     The wrapper holds on to the parameters on the GPU: from then on no gradients are exchanged.
@@ -252,7 +251,7 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
 
 
 @rule("RK135", "warning", "batch norm")
-def batch_norm(file: File, script: roles.Script) -> Iterator[Hit]:
+def batch_norm(file: File, script: Script) -> Iterator[Hit]:
     """A batch norm layer in a single-GPU script.
 
     Its statistics come from a rank's part of each batch, and are noisy below 16 samples per GPU.
@@ -292,7 +291,7 @@ def _batch_norm_left(context: Context, node: ast.AST) -> str:
 
 
 @rule("RK136", "error", "wrapped in the wrong order")
-def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
+def wrap_order(file: File, script: Script) -> Iterator[Hit]:
     """An optimizer made before the model is sharded; parameters frozen after the model is wrapped.
 
     The optimizer would update parameters that sharding has replaced; DDP waits for the gradients of
@@ -334,3 +333,48 @@ def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
                     "freezes parameters after the wrapping: DDP waits for their gradients",
                     "freeze before the model is wrapped",
                 )
+
+
+@rule("RK137", "warning", "unfrozen behind the wrap")
+def unfrozen(file: File, script: Script) -> Iterator[Hit]:
+    """`requires_grad_(True)` and `requires_grad = True` of a model, in the loop that trains it.
+
+    The wrapper decides once which gradients are exchanged: later layers part, silently.
+
+    ```diff
+    +optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+     for epoch in range(9):
+         if epoch == 3:
+    -        model.requires_grad_(True)
+    +        optimizer.param_groups[0]["lr"] = 0.1
+         for x, y in loader:
+             F.cross_entropy(model(x), y).backward()
+    ```
+
+    Leaves a remark at the place.
+    """
+    training = training_in(script, file)
+    models = {model.name.split(".")[0] for model in training.models}
+    found: list[ast.AST] = [
+        one
+        for one in file.names.all(ast.Assign)
+        if file.code(one.targets[0]).endswith(".requires_grad") and literal(one.value) is True
+    ]
+    found += [
+        call
+        for call, _ in method_calls(file.names.all(ast.Call), "requires_grad_")
+        if all(literal(one) is True for one in given(call))
+    ]
+    for node in found:
+        above = [one for one in file.names.up(node) if isinstance(one, LoopNode)]
+        named = {
+            name
+            for place in (node, *above[:1])
+            for name in words_in(place.iter if isinstance(place, ForNode) else node)
+        }
+        if named & models and any(training.trains(one) for one in above):
+            yield Hit(
+                node,
+                "what is unfrozen behind rankup.wrap exchanges no gradients",
+                "let it train from the beginning, with a learning rate of 0 until now",
+            )

@@ -20,8 +20,7 @@ from ..rewrite.edits import Edits
 from ..rewrite.training import training_in
 from .decisions import broadcast_decisions
 from .evaluation import Leaving, obstacle
-from .facts import ported, shares
-from .guards import guard
+from .facts import guard, ported, shares
 from .metrics import training_numbers
 from .rule import Hit, rule
 

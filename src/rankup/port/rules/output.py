@@ -9,8 +9,7 @@ from ...script.flow import argument, call_name, given
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import root
-from .facts import anywhere, calls, caught, ported, ranked
-from .guards import guard
+from .facts import anywhere, calls, caught, guard, ported, ranked
 from .rule import Hit, rule
 
 _LOGGERS = {

@@ -16,8 +16,7 @@ from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
 from .device import without_number
-from .facts import anywhere, calls, is_reduction, starred, string, wrapped
-from .guards import by_every_rank, guard
+from .facts import anywhere, by_every_rank, calls, guard, is_reduction, starred, string, wrapped
 from .helpers import ALONE, by_helpers, helpers_that_write
 from .rule import Hit, rule
 from .writing import unless_per_sample, written_by_root
@@ -25,6 +24,10 @@ from .writing import unless_per_sample, written_by_root
 _FIXED = re.compile(r"cuda:\d+")
 _SAVE0 = "rankup.save0(state, path) writes on rank 0 alone, the old file or the new one"
 _ANYWHERE = 'map_location="cpu", or the rank\'s device'
+_READERS = words(
+    "torch.load numpy.load numpy.loadtxt numpy.genfromtxt pandas.read_csv pandas.read_json "
+    "pandas.read_pickle pandas.read_parquet scipy.io.loadmat cv2.imread PIL.Image.open"
+)
 
 
 @rule("RK141", "error", "saved by every rank")
@@ -211,12 +214,6 @@ def prefixed(file: File, script: Script) -> Iterator[Hit]:
                 "does not load it",
                 "model.module.state_dict(); rankup.wrap keeps the names",
             )
-
-
-_READERS = words(
-    "torch.load numpy.load numpy.loadtxt numpy.genfromtxt pandas.read_csv pandas.read_json "
-    "pandas.read_pickle pandas.read_parquet scipy.io.loadmat cv2.imread PIL.Image.open"
-)
 
 
 @rule("RK149", "error", "read before it is written")

@@ -13,8 +13,7 @@ from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from .facts import calls, caught, ends, ranked
-from .guards import by_every_rank, guard, rank0_first, runs
+from .facts import by_every_rank, calls, caught, ends, guard, rank0_first, ranked, runs
 from .helpers import ALONE, by_helpers, harmless, helpers_that_write, keeps_state, made_in
 from .rule import Hit, rule
 
