@@ -59,3 +59,20 @@ def test_long_texts_take_no_time() -> None:
     """A pattern that goes back over all of it would take until the test's time-out."""
     for text in ("token=" * 20_000, "eyJaaaaaaaa-" * 8_000, "bearer " * 15_000, "sk-" * 30_000):
         secrets.redacted(text, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["--hf-token", "secret1", "--lr", "1"], ["--hf-token", "...", "--lr", "1"]),
+        (["--api_key=secret1", "auth.password=secret1"], ["--api_key=...", "auth.password=..."]),
+        (["--token", "--epochs", "3"], ["--token", "--epochs", "3"]),
+        (["--tokenizer", "gpt2", "--max-tokens=8"], ["--tokenizer", "gpt2", "--max-tokens=8"]),
+        (["hf_" + "aB3" * 10], ["hf_..."]),
+        (["https://me:secret1@h/x?sig=secret1"], ["https://h/x"]),
+        (["token", "monkeys"], ["token", "monkeys"]),
+        (["--x", "a0123456789abcdef"], ["--x", "a..."]),
+    ],
+)
+def test_secrets_of_a_command_line_are_hidden(given: list[str], shown: list[str]) -> None:
+    assert secrets.without(given, {"WANDB_API_KEY": "0123456789abcdef"}) == shown

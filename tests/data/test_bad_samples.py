@@ -91,7 +91,7 @@ def test_they_are_counted_and_named(tmp_path: Path, capfd: pytest.CaptureFixture
 @pytest.mark.parametrize("engine", [{}, {"workers": 2, "kind": "processes", "context": "fork"}])
 def test_more_than_a_few_are_an_error(tmp_path: Path, engine: dict[str, Any]) -> None:
     one = loader(_data(tmp_path, "drop", 100, range(30, 70)), 4, **engine)
-    with pytest.raises(BadSample, match=r"2[1-4] samples of this epoch.*one in 100, or 20"):
+    with pytest.raises(BadSample, match=r"2[1-4] samples of epoch 0.*one in 100, or 20"):
         epochs(one)
     one.close()
 

@@ -241,7 +241,7 @@ def test_the_engine_that_suits(
     for rank in (1, 0, 0):
         Loader(data, 4, rank=rank, world_size=2)
     said = capfd.readouterr().err
-    assert len(re.findall(r"\d+ worker threads? per rank", said)) == 1, said
+    assert len(re.findall(r"threads that make batches: \d+ per rank", said)) == 1, said
     Loader(data, 5, rank=0, world_size=1, quiet=True, kind="processes")
     monkeypatch.setenv("RANKUP_QUIET", "1")
     Loader(data, 5, rank=0, world_size=1, kind="processes")

@@ -123,6 +123,9 @@ def test_the_job_scripts_own_reason(tmp_path: Path) -> None:
         ),
         ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 ***", "cancelled"),
         ("slurmstepd: error: Detected 3 oom-kill event(s) in StepId=1.0.", "memory ran out"),
+        # As psslurm says it, in slurmd's place at JSC.
+        ("error: *** job 12 CANCELLED DUE TO TIME LIMIT ***", "time limit"),
+        ("error: *** PREEMPTION for job 12 ***", "cancelled, preempted or put back"),
     ],
 )
 def test_slurms_own_lines_in_plain_words(tmp_path: Path, line: str, words: str) -> None:
@@ -171,12 +174,18 @@ def test_damaged_notes_do_not_hide_the_log(tmp_path: Path) -> None:
     assert "rank 3 on localhost" in _text(tmp_path, _recorded("raised"))
 
 
-def test_only_the_newest_life_of_a_requeued_job_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "over",
+    [
+        "rankup: stopped with a checkpoint before the time limit; going on in a next life",
+        "error: *** PREEMPTION for job 12 ***",  # psslurm's, for a requeue
+    ],
+)
+def test_only_the_newest_life_of_a_requeued_job_counts(tmp_path: Path, over: str) -> None:
     path = make_run(tmp_path)
     asked(path, "12")
     for restart in (0, 1):
         record(path, restart=restart, start=1 + restart, nodes="n1")
-    over = "rankup: stopped with a checkpoint before the time limit; going on in a next life"
     first = ["rankup: an old reason", over]
     second = "rankup: activating the environment failed: /env"
     (path / "log" / "12.out").write_text("\n".join([*first, second]) + "\n")

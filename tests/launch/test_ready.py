@@ -179,13 +179,6 @@ def test_a_recipe_has_no_script_to_be_read(project: Path) -> None:
     assert ready.fetched(project, job, with_network=False) == ready.Fetched()
 
 
-def test_what_a_script_made_for_itself_is_not_asked_for(project: Path) -> None:
-    one = _script(project)
-    made = replace(one.items[0], path=str(project / "runs/1/config.json"), needed=False)
-    record.write(project, replace(one, items=(*one.items, made)))
-    assert _require(project, internet=False) == []
-
-
 def test_a_fetch_that_came_to_nothing_does_not_silence_the_warnings(project: Path) -> None:
     note = "ended with code 1"
     failed = replace(_script(project, "--lr", "1", proof="none", note=note), items=())

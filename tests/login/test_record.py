@@ -6,12 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from rankup.login import record
 from rankup.login.record import Item, Record
-
-TOKEN = "hf_" + "aB3" * 10
 
 
 def _record(path: Path, key: str = "model:gpt2", at: str = "2026-01-01") -> Record:
@@ -40,11 +36,9 @@ def test_names_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
 def test_torn_and_foreign_files_are_no_records(tmp_path: Path) -> None:
     path = record.write(tmp_path, _record(tmp_path))
     text = path.read_text()
-    for bad in ("", text[:-20], "[]", "{}", text.replace('"namespace"', '"magic"'), "null"):
+    for bad in ("", text[:-20], "[]", "{}", "null"):
         path.write_text(bad)
         assert record.read(tmp_path) == []
-    path.write_text(text.replace('"bytes": 3', '"bytes": "3"'))
-    assert record.read(tmp_path) == []
 
 
 def test_what_is_gone_or_changed_is_named(tmp_path: Path) -> None:
@@ -68,16 +62,6 @@ def test_a_script_is_found_by_its_arguments_else_the_newest(tmp_path: Path) -> N
     assert (found and found.at, exact) == ("1", True)
     found, exact = record.of_script(tmp_path, script, ("--c",))
     assert (found and found.at, exact) == ("3", False)
-
-
-def test_what_the_script_made_itself_is_listed_and_not_missed(tmp_path: Path) -> None:
-    gone = Item("config.json", "", str(tmp_path / "runs/1/config.json"), 3, needed=False)
-    data = Item("a.bin", "http://h/a.bin", str(tmp_path / "a.bin"), 3)
-    key = record.script_key(tmp_path / "train.py", ())
-    both = Record(key, "1", (gone, data), proof="namespace")
-    record.write(tmp_path, both)
-    assert record.read(tmp_path) == [both]
-    assert both.faults() == [f"{data.path}, which fetching train.py brought, is gone"]
 
 
 def test_a_start_that_failed_says_nothing_of_other_arguments(tmp_path: Path) -> None:
@@ -151,30 +135,7 @@ def test_what_was_proved_outlasts_a_start_that_showed_nothing(tmp_path: Path) ->
     assert not old.outlasts(limited)
 
 
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
-        (["--hf-token", "secret1", "--lr", "1"], ["--hf-token", "...", "--lr", "1"]),
-        (["--api_key=secret1", "auth.password=secret1"], ["--api_key=...", "auth.password=..."]),
-        (["--token", "--epochs", "3"], ["--token", "--epochs", "3"]),
-        (["--tokenizer", "gpt2", "--max-tokens=8"], ["--tokenizer", "gpt2", "--max-tokens=8"]),
-        ([TOKEN], ["hf_..."]),
-        (["https://me:secret1@h/x?sig=secret1"], ["https://h/x..."]),
-        (["https://h/x"], ["https://h/x"]),
-    ],
-)
-def test_what_is_secret_is_hidden(given: list[str], shown: list[str]) -> None:
-    assert record.shown_words(given) == shown
-
-
-def test_the_value_of_a_secret_variable_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
-    assert record.shown_words(["--x", "a0123456789abcdef"]) == ["--x", "a..."]
-
-
 def test_a_command_can_be_copied_where_nothing_is_hidden() -> None:
-    assert (
-        record.command_line(["rankup", "fetch", "a b.py", "$(x)"]) == "rankup fetch 'a b.py' '$(x)'"
-    )
+    line = record.command_line(["rankup", "fetch", "a b.py", "$(x)"])
+    assert line == "rankup fetch 'a b.py' '$(x)'"
     assert record.command_line(["--password", "x y", "-v"]) == "--password ... -v"
-    assert record.command_line(["$(x)..."]) == "'$(x)...'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -151,6 +152,39 @@ def test_what_a_killed_one_has_left_is_swept_with_its_processes(project: Path) -
     assert (Path(folder).exists(), Path(temporary).exists()) == (False, False)
     assert "State:\tZ" in _status(int(pid)) or not _status(int(pid))
     assert (project / "data/large.bin").exists()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+@pytest.mark.parametrize("worktree", [False, True])
+def test_git_writes_into_a_repository_of_the_copy(tmp_path: Path, *, worktree: bool) -> None:
+    """It would find the user's from there, which lies above the copy."""
+
+    def git(folder: Path, *words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        command = ["git", "-C", str(folder), *identity, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    top = tmp_path / "top"
+    _write(top / "project/train.py")
+    git(tmp_path, "init", "-q", str(top))
+    git(top, "add", ".")
+    git(top, "commit", "-qm", "first")
+    if worktree:
+        git(top, "worktree", "add", "-q", str(tmp_path / "other"))
+    project = (tmp_path / "other" if worktree else top) / "project"
+    before = {path: path.read_bytes() for path in (top / ".git").rglob("*") if path.is_file()}
+    with sandbox(copies.area(project), [project]) as box:
+        copy = box.inside(project)
+        assert git(copy, "rev-parse", "HEAD") == git(project, "rev-parse", "HEAD")
+        os.utime(copy / "train.py", (1, 1))
+        git(copy, "status")
+        _write(copy / "train.py", "other")
+        assert "+other" in git(copy, "diff")
+        git(copy, "commit", "-qam", "second")
+        git(copy, "tag", "of-the-copy")
+        assert box.new_files() == []
+    after = {path: path.read_bytes() for path in (top / ".git").rglob("*") if path.is_file()}
+    assert after == before
 
 
 def _status(pid: int) -> str:

@@ -157,7 +157,14 @@ echo "$*" >>"$FAKES/scontrol"
 case "$1 $2" in
 "show hostnames") last=${3##*-} && seq -f 'n%.0f' "${last%?}" ;;
 "show node") echo "NodeName=n1 Arch=x86_64 NodeAddr=${FAKE_NODEADDR:-127.0.0.11} NodeHostName=n1" ;;
-"requeue "*) exit "${FAKE_REQUEUE:-0}" ;;
+"requeue "*)
+    if [ -e "$FAKES/controller-is-away" ]; then exit 1; fi
+    exit "${FAKE_REQUEUE:-0}"
+    ;;
+"ping ")
+    if [ -e "$FAKES/controller-is-away" ]; then state=DOWN; else state=UP; fi
+    echo "Slurmctld(primary) at c1 is $state"
+    ;;
 *) exit 1 ;;
 esac
 """
@@ -173,6 +180,7 @@ env -0 >"$FAKES/environment.$SLURM_NODEID"
 kill -USR1 $$ # the agent must have been told not to mind
 case ${FAKE_RANKS:-} in
 stop) touch "$RANKUP_RUN_DIR/requeue" ;;
+away) touch "$RANKUP_RUN_DIR/requeue" "$FAKES/controller-is-away" ;;
 fail) touch "$RANKUP_RUN_DIR/log/failure-rank1.json" ;;
 esac
 exit "${FAKE_CODE:-0}"

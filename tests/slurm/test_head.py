@@ -32,17 +32,14 @@ def _address(ran: Ran) -> str:
     """The address that torchrun was told on every node."""
     assert ran.code == 0, ran.output
     found = {
-        word.removeprefix("--rdzv-endpoint=").rpartition(":")[0]
+        word.removeprefix("--master-addr=")
         for words in ran.torchrun
         for word in words
-        if word.startswith("--rdzv-endpoint=")
+        if word.startswith("--master-addr=")
     }
     assert len(ran.torchrun) == 2
     assert len(found) == 1
-    address = found.pop()
-    assert f"--local-addr={address}" in ran.torchrun[0]
-    assert not [word for word in ran.torchrun[1] if word.startswith("--local-addr")]
-    return address
+    return found.pop()
 
 
 def test_the_name_with_the_suffix_wins(bash: Bash) -> None:
@@ -91,4 +88,4 @@ def test_a_port_where_somebody_sits_is_passed_over(bash: Bash) -> None:
     # "Connected" at the first two ports.
     bash.program("timeout", 'case "$*" in *4242* | *4243*) exit 0 ;; esac; exit 1')
     ran = _meet(bash, "n1=10.0.0.1")
-    assert all("--rdzv-endpoint=10.0.0.1:14244" in words for words in ran.torchrun)
+    assert all("--master-port=14244" in words for words in ran.torchrun)

@@ -91,7 +91,7 @@ def test_three_short_lives_in_a_row_stop_the_run(bash: Bash, job: JobScript) -> 
     assert (ran.code, _requeued(bash)) == (1, False)
     assert "three lives in a row stopped in the first tenth of their time" in ran.output
     assert f"rankup run --resume {job.run_dir}" in ran.output
-    assert _end(job) == (0, 1)
+    assert _end(job) == (1, 1)
 
 
 def test_a_life_of_usual_length_is_the_end_of_the_row(bash: Bash, job: JobScript) -> None:

@@ -129,8 +129,39 @@ def test_an_array_task_is_followed_by_that_task_alone(bash: Bash, job: JobScript
 def test_where_neither_is_allowed_it_says_how_to_go_on(bash: Bash, job: JobScript) -> None:
     ran = bash.run(job, FAKE_RANKS="stop", FAKE_REQUEUE="1", FAKE_NO_SBATCH="1")
     assert ran.code == 1
+    assert "this site allows neither requeue nor sbatch in a job; go on with:" in ran.output
     assert f"go on with: rankup run --resume {job.run_dir}" in ran.output
     assert _lives(job)[-1] == _of(end=True, code=1)
+
+
+def _back_after(bash: Bash, seconds: int) -> None:
+    """The controller answers again after a pause of so many seconds."""
+    bash.program(
+        "sleep",
+        'echo "$1" >>"$FAKES/slept"\n'
+        f'if [ "$1" = {seconds} ]; then rm "$FAKES/controller-is-away"; fi',
+    )
+
+
+def test_while_the_controller_is_away_the_requeue_is_tried_again(
+    bash: Bash, job: JobScript
+) -> None:
+    _back_after(bash, seconds=15)
+    ran = bash.run(job, FAKE_RANKS="away", FAKE_NO_SBATCH="1")
+    assert ran.code == 0, ran.output
+    assert (bash.notes / "slept").read_text().split() == ["5", "15", "120"]
+    assert _lives(job)[-1] == _of(end=True, code=0, stopped=True)
+
+
+def test_a_controller_that_stays_away_is_waited_for_within_the_time_limit(
+    bash: Bash, job: JobScript
+) -> None:
+    _back_after(bash, seconds=999)
+    end = int(time.time()) + 100  # the third pause would end behind it
+    ran = bash.run(job, FAKE_RANKS="away", FAKE_NO_SBATCH="1", SLURM_JOB_END_TIME=str(end))
+    assert ran.code == 1
+    assert (bash.notes / "slept").read_text().split() == ["5", "15", "30", "60"]
+    assert "Slurm's controller does not answer; go on with: rankup run --resume" in ran.output
 
 
 def test_a_restart_without_the_marker_stops_with_the_reason(bash: Bash, job: JobScript) -> None:
@@ -147,6 +178,42 @@ def test_retries_bound_the_restarts_after_failures_alone(bash: Bash, job: JobScr
     assert bash.run(job, SLURM_RESTART_COUNT="2").torchrun, "our own requeue is no failure"
     ran = bash.run(job, SLURM_RESTART_COUNT="3")
     assert (ran.code, ran.torchrun) == (1, ())
+
+
+# --- psslurm, which JSC runs in slurmd's place: no SLURM_RESTART_COUNT, and a pipe for stdout
+
+
+def test_a_job_counts_its_starts_where_slurm_does_not(bash: Bash, job: JobScript) -> None:
+    job = replace(job, retries=1)
+    for restart in range(2):
+        ran = bash.run(job, SLURM_RESTART_COUNT="")
+        assert ran.torchrun
+        assert ran.environment[0].get("SLURM_RESTART_COUNT") == (str(restart) if restart else "")
+    ran = bash.run(job)  # a node has failed twice
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert "--retries allows 1 of that" in ran.output
+    starts = [record for record in _lives(job) if "start" in record]
+    assert starts == [_of(restart, **START) for restart in range(3)]
+    assert bash.run(job, SLURM_JOB_ID="4243").torchrun, "another job begins anew"
+
+
+def test_tasks_of_an_array_count_their_own_starts(bash: Bash, job: JobScript) -> None:
+    job = replace(job, options={"array": "0-3"})
+    for task in ("2", "3", "2"):
+        bash.run(job, **{**ARRAY, "SLURM_ARRAY_TASK_ID": task})
+    starts = [record for record in rundir.records(Path(job.run_dir)) if "start" in record]
+    assert [(one["task"], one["restart"]) for one in starts] == [(2, 0), (2, 1), (3, 0)]
+
+
+def test_an_attempts_place_in_the_log_is_known_where_stdout_is_a_pipe(
+    bash: Bash, job: JobScript
+) -> None:
+    log = Path(job.run_dir) / "log"
+    log.mkdir()
+    (log / "4242.out").write_text("what an earlier attempt has printed\n")
+    bash.run(job)
+    first = rundir.records(Path(job.run_dir))[0]
+    assert first["offset"] == (log / "4242.out").stat().st_size
 
 
 # --- one life at a time
@@ -211,7 +278,7 @@ def test_the_end_is_what_slurm_says(bash: Bash, job: JobScript) -> None:
     ran = bash.run(job, SLURM_JOB_END_TIME="1900000000")
     assert _end(ran.environment[0]) == 1900000000
     assert not (bash.notes / "squeue").exists()
-    ran = bash.run(job, FAKE_END="2030-01-02T03:04:05", TZ="UTC")
+    ran = bash.run(job, FAKE_END="2030-01-02T03:04:05", TZ="UTC", SLURM_JOB_ID="4243")
     assert _end(ran.environment[0]) == 1893553445
 
 
@@ -221,9 +288,9 @@ def test_a_deadline_brings_the_end_forward_and_never_puts_it_off(
     job, before = replace(job, stop_after=100), int(time.time())
     late = bash.run(job, SLURM_JOB_END_TIME="1900000000")
     assert before + 100 <= _end(late.environment[0]) <= time.time() + 100
-    early = bash.run(job, SLURM_JOB_END_TIME="1000")
+    early = bash.run(job, SLURM_JOB_END_TIME="1000", SLURM_JOB_ID="4243")
     assert _end(early.environment[0]) == 1000
-    alone = bash.run(job, FAKE_END="NONE")
+    alone = bash.run(job, FAKE_END="NONE", SLURM_JOB_ID="4244")
     assert _end(alone.environment[0]) >= before + 100
 
 

@@ -87,7 +87,7 @@ def _with_env(job: JobScript, text: str) -> JobScript:
 
 
 def test_variables_of_the_user_cannot_change_the_job(bash: Bash, tmp_path: Path) -> None:
-    job = in_folders(tmp_path, ONE)
+    job = in_folders(tmp_path, replace(ONE, retries=1))
     usual = bash.run(job)
     ran = bash.run(_with_env(job, "".join(f"{name}=9\n" for name in _TAKEN)))
     assert ran.code == 0, ran.output
@@ -123,7 +123,7 @@ def test_an_env_file_of_somebody_else_is_not_sourced(bash: Bash, tmp_path: Path)
     else:  # a link to what belongs to root
         file.unlink()
         file.symlink_to("/etc/passwd")
-    ran = bash.run(job)
+    ran = bash.run(job, SLURM_JOB_ID="4243")
     assert (ran.code, ran.torchrun) == (1, ())
     assert f"{file} is missing, or not your file" in ran.output
     assert not (bash.notes / "sourced").exists()

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+from .errors import UserError
+
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
 
 def size(count: float) -> str:
     """Bytes with a unit, powers of 1000: "1.5 GB"."""
@@ -10,6 +17,18 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} PB"
+
+
+def bytes_of(text: str, option: str) -> int:
+    """The bytes of a size that people write: `64MB`, `1.5 GiB`, `1000000`.
+
+    Raises:
+        UserError: it is no size; names the option that it was given for.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    if not match or (match[3] and not match[2]):
+        raise UserError(f"{option} {text!r} is no size; write it as 512MB, 1GB or 2GiB")
+    return int(float(match[1]) * (_BINARY if match[3] else _BYTES)[match[2]])
 
 
 def number(count: float) -> str:
@@ -25,6 +44,27 @@ def some(names: list[str], most: int = 4) -> str:
     """The first names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def duration(seconds: float) -> str:
+    """ "1 h 32 min", "3 min 20 s", "48 s", "0.4 s", "2 d 3 h"."""
+    if not abs(seconds) < 1e12:
+        return "an unknown time"
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h" + (f" {minutes} min" if minutes else "")
+    days, hours = divmod(hours, 24)
+    return f"{days} d" + (f" {hours} h" if hours else "")
 
 
 def ago(seconds: float) -> str:

@@ -70,12 +70,13 @@ def without(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The words of a command line without what is, or looks like, a secret.
 
     Beside what `redacted` hides, the value of an option that is called a token, key, secret or
-    password: `--token X`, `--api-key=X`.
+    password: `--token X`, `--api-key=X`, `auth.password=X`.
     """
     found, hide = [], False
     for word in words:
         option, equals, _ = word.partition("=")
-        named = option.startswith("-") and _NAME.search(option.replace("-", "_")) is not None
+        named = _NAME.search(re.sub("[-.]", "_", option)) is not None
+        named = named and bool(equals or option.startswith("-"))
         if hide and not word.startswith("-"):
             found.append("...")
         elif named and equals:

@@ -6,7 +6,6 @@ nobody sees a whole epoch, the data set counts over its workers (`SharedTally`).
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,14 +13,11 @@ from typing import NamedTuple
 
 import torch
 
+from ..base.text import say
 from .errors import BadContainer
 
-_AT_LEAST = 20
-_SHARE = 100  # one in a hundred
-_LIMIT = f"one in {_SHARE}, or {_AT_LEAST}: more are seldom the data's own"
-_NAMES = 5
-_REASONS = 4
-_LENGTH = 80
+_AT_LEAST, _SHARE = 20, 100
+_NAMES, _REASONS, _LENGTH = 5, 4, 80  # of a report
 
 
 class BadSample(BadContainer):
@@ -42,9 +38,16 @@ class Bad(NamedTuple):
     why: str
 
 
-def most_bad(samples: int, world_size: int = 1) -> int:
+def _most(samples: int, ranks: int = 1) -> int:
     """Return how many bad samples of an epoch one rank goes on with."""
-    return max(_AT_LEAST, -(-samples // (_SHARE * world_size)))
+    return max(_AT_LEAST, -(-samples // (_SHARE * ranks)))
+
+
+def _too_many(bad: int, epoch: int, most: int, text: str) -> BadSample:
+    return BadSample(
+        f"{bad} samples of epoch {epoch} could not be made, and {most} is the most that a rank "
+        f"goes on with (one in {_SHARE}, or {_AT_LEAST}: more are seldom the data's own): {text}"
+    )
 
 
 @dataclass
@@ -52,12 +55,14 @@ class Tally:
     """The bad samples of an epoch, on one rank.
 
     Attributes:
+        epoch: its number.
         samples: of the whole epoch.
-        world_size: ranks that share them.
+        ranks: that share them.
     """
 
+    epoch: int
     samples: int
-    world_size: int
+    ranks: int
     _bad: dict[int, Bad] = field(default_factory=dict)
 
     def add(self, bad: Sequence[Bad]) -> None:
@@ -68,20 +73,17 @@ class Tally:
         """
         for one in bad:
             self._bad.setdefault(one.sample, one)
-        most = most_bad(self.samples, self.world_size)
+        most = _most(self.samples, self.ranks)
         if len(self._bad) > most:
-            raise BadSample(
-                f"{len(self._bad)} samples of this epoch could not be made on this rank alone, and "
-                f"{most} is the most that is gone on with ({_LIMIT}): {self._text()}"
-            )
+            raise _too_many(len(self._bad), self.epoch, most, self._text())
 
-    def report(self, epoch: int) -> str:
-        """Return the line about an epoch; empty where nothing was wrong."""
+    def report(self) -> str:
+        """Return the line about the epoch; empty where nothing was wrong."""
         if not self._bad:
             return ""
         return (
-            f"{len(self._bad)} of the {self.samples} samples of epoch {epoch} could not be made "
-            f"and were dropped: {self._text()}"
+            f"{len(self._bad)} of the {self.samples} samples of epoch {self.epoch} could not be "
+            f"made and were dropped: {self._text()}"
         )
 
     def _text(self) -> str:
@@ -129,14 +131,10 @@ class SharedTally:
         counts[2] += len(bad)
         passes = -(-int(counts[1]) // samples)  # of one epoch: validation repeats it
         last = f"{bad[-1].name}: {bad[-1].why}"
-        if counts[2] > most_bad(samples) * passes:
-            raise BadSample(
-                f"{counts[2]} samples of epoch {epoch} could not be made, and "
-                f"{most_bad(samples) * passes} is the most that is gone on with ({_LIMIT}); the "
-                f"last is {last}"
-            )
+        if counts[2] > _most(samples) * passes:
+            raise _too_many(int(counts[2]), epoch, _most(samples) * passes, last)
         if first:
-            _say(f"samples of epoch {epoch} could not be made and are dropped; the first is {last}")
+            say(f"samples of epoch {epoch} could not be made and are dropped; the first is {last}")
 
     def warn_of_repeats(self, epoch: int, most: int) -> None:
         """Warn once where an epoch's augmentation is drawn for more samples than it can have."""
@@ -144,12 +142,8 @@ class SharedTally:
         if counts[3] or counts[0] != epoch + 1 or counts[1] <= most:
             return
         counts[3] = 1
-        _say(
-            f"augmentation of epoch {epoch} is drawn again, so that samples are augmented as "
-            f"before: call set_epoch before each epoch. Through torch's Subset a `Batches` cannot "
-            f"say the epoch: take dataset.subset(…)"
+        say(
+            f"augmentation of epoch {epoch} is drawn again, so that samples are "
+            f"augmented as before: call set_epoch before each epoch; of a `Batches` take "
+            f"dataset.subset(…) instead of torch's Subset"
         )
-
-
-def _say(text: str) -> None:
-    print(f"rankup data: {text}", file=sys.stderr, flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,35 +28,30 @@ class Made:
     Attributes:
         inputs: a tensor of all samples, or a list of what the transform made of each.
         labels: int64 (k,); None where the data has none.
-        bad: samples that were left out.
         count: samples that count, see `BatchRequest`.
+        bad: samples that were left out.
+        drew: the transform has drawn random numbers.
     """
 
     inputs: Any
     labels: Int64s | None
     count: int
     bad: list[Bad] = field(default_factory=list)
+    drew: bool = False
+
+    def items(self) -> list[Any]:
+        """Return `(input, label)` of each sample, or the inputs alone."""
+        if self.labels is None:
+            return list(self.inputs)
+        return list(zip(self.inputs, self.labels.tolist(), strict=True))
+
+    def batch(self) -> Any:
+        """Return what a loop is given: `(inputs, labels)`, or the inputs alone."""
+        return self.inputs if self.labels is None else (self.inputs, torch.from_numpy(self.labels))
 
 
 # A request, and what was made of it.
 Answer = tuple[BatchRequest, Made]
-
-
-class Rows(list[Any]):
-    """The items of a batch, for torch's own DataLoader, and the batch they are parts of."""
-
-    def __init__(self, items: Sequence[Any], made: Made) -> None:
-        super().__init__(items)
-        self.made = made
-
-    @classmethod
-    def of(cls, made: Made) -> Rows:
-        """The items of a batch: `(input, label)`, or the inputs alone."""
-        inputs = list(made.inputs)
-        if made.labels is None:
-            return cls(inputs, made)
-        return cls(list(zip(inputs, made.labels.tolist(), strict=True)), made)
-
 
 # (shape, dtype) -> memory for a batch
 Allocator = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -65,24 +60,9 @@ Allocator = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 ALLOCATOR: ContextVar[Allocator | None] = ContextVar("allocator", default=None)
 
 
-@dataclass
-class Asked:
-    """The request that items are made for, where data sets of others stand between.
-
-    Their `[n]` cannot say its seed and epoch.
-
-    Attributes:
-        seed, epoch: of the request.
-        bad: samples that were met on the way.
-    """
-
-    seed: int
-    epoch: int
-    bad: list[Bad] = field(default_factory=list)
-
-
-# Set while a batch is put together of items.
-ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)
+# Set while a batch is put together of items: the request that they are made for, whose seed and
+# epoch the `[n]` of data sets in between cannot say, and the bad samples that were met.
+ASKED: ContextVar[tuple[BatchRequest, list[Bad]] | None] = ContextVar("asked", default=None)
 
 
 def allocate_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -139,11 +119,6 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return empty.new(storage).resize_(*shape)  # type: ignore[call-overload]
 
 
-def handed_out(made: Made) -> Any:
-    """Return what a loop is given: `(inputs, labels)`, or the inputs alone."""
-    return made.inputs if made.labels is None else (made.inputs, torch.from_numpy(made.labels))
-
-
 @dataclass(frozen=True)
 class Fetch:
     """Makes the batch of a request; it travels to the workers.
@@ -164,16 +139,16 @@ class Fetch:
             return self._of_items(request)
         made: Made = make(request)
         if self.collate is not None:
-            return Made(self.collate(Rows.of(made)), None, made.count, made.bad)
-        if isinstance(made.inputs, list) and made.inputs:
+            made.inputs, made.labels = self.collate(made.items()), None
+        elif isinstance(made.inputs, list) and made.inputs:
             made.inputs = default_collate(made.inputs)
         return made
 
     def _of_items(self, request: BatchRequest) -> Made:
         key = key_of(request.seed, request.epoch)
         many = getattr(self.dataset, "__getitems__", None)
-        asked = Asked(request.seed, request.epoch)
-        token = ASKED.set(asked)
+        bad: list[Bad] = []
+        token = ASKED.set((request, bad))
         try:
             if many is not None:
                 seed_process(key, request[0])
@@ -182,8 +157,8 @@ class Fetch:
                 items = [self._item(key, sample) for sample in request]
         finally:
             ASKED.reset(token)
-        count = min(request.count, len(items))
-        return Made((self.collate or default_collate)(items), None, count, asked.bad)
+        inputs = (self.collate or default_collate)(items)
+        return Made(inputs, None, min(request.count, len(items)), bad)
 
     def _item(self, key: int, sample: int) -> Any:
         seed_process(key, sample)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal
@@ -12,13 +11,14 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from ..base.errors import UserError
+from ..base.text import say
 from ..runtime.deal import LEDGER
 from . import engines
 from .ahead import reading_ahead
 from .bad import Bad, Tally
 from .batches import Batches
 from .errors import BadContainer
-from .fetch import Answer, Fetch, handed_out
+from .fetch import Answer, Fetch
 from .orders import Ordering, Sequential, Shuffled
 from .splits import unwrapped
 
@@ -199,7 +199,7 @@ class Loader:
         check = getattr(self.dataset, "check", None)
         if check is not None:
             check(place.epoch)
-        counted = Tally(self.order.n, self.world_size)
+        counted = Tally(place.epoch, self.order.n, self.world_size)
         share: tuple[int, int] | None = None
         batches = self._batches()
         try:
@@ -223,9 +223,9 @@ class Loader:
             batches.close()
         if check is not None:
             _check_again(check, place.epoch)
-        line = counted.report(place.epoch)
+        line = counted.report()
         if line:  # never quiet: the run is another one than was asked for
-            print(f"rankup data: rank {self.rank}: {line}", file=sys.stderr, flush=True)
+            say(f"rank {self.rank}: {line}")
         place.go_to(place.epoch + 1)
 
     def _batches(self) -> Generator[_Batch, None, None]:
@@ -234,7 +234,7 @@ class Loader:
             place.requests(), self.order, self.dataset, self.rank, self.world_size
         )
         made = self._engine.run(requests)
-        batches: Iterator[_Batch] = ((one, handed_out(one[1])) for one in made)
+        batches: Iterator[_Batch] = ((one, one[1].batch()) for one in made)
         if self._pin:
             batches = ((one, _mapped(batch, torch.Tensor.pin_memory)) for one, batch in batches)
         if self._device is not None and self._device.type == "cuda":
@@ -261,12 +261,9 @@ def _check_again(check: Callable[[], None], epoch: int) -> None:
 @cache
 def _say_workers(workers: int, kind: str) -> None:
     """Once for each number, however many Loaders there are."""
-    many = kind if workers > 1 else kind.removesuffix("es" if kind == "processes" else "s")
-    print(
-        f"rankup data: {workers} worker {many} per rank, by the cores that it has; "
-        f"Loader(workers=…) chooses, {QUIET}=1 says nothing",
-        file=sys.stderr,
-        flush=True,
+    say(
+        f"{kind} that make batches: {workers} per rank, by its cores; Loader(workers=…) chooses, "
+        f"{QUIET}=1 says nothing"
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,9 +15,9 @@ import numpy.typing as npt
 
 from ..base.errors import UserError
 from . import finding, indexes
-from .containers import Choice, Fallback, files, module, squashfs
+from .containers import Choice, files, module, squashfs
 from .errors import BadContainer
-from .index import Field, Index
+from .index import Index, Int64s
 from .spans import How, Spans, way
 from .stage import find
 
@@ -24,9 +26,8 @@ _Asked = Literal["auto", "mmap", "pread"] | None
 
 
 class _Column(NamedTuple):
-    """A field, as the reader wants it: plain integers out of memory views."""
+    """The places of a field, as plain integers out of memory views."""
 
-    field: Field
     offset: memoryview
     length: memoryview
     file: memoryview | None
@@ -73,77 +74,68 @@ def open(
         with suppress(FileNotFoundError):  # it was removed just now
             index = copy.load()
             if index.container and choice == Choice():
-                return _of_copy(copy, index, root, how, choice)
+                return Samples(index, root.absolute(), how, choice, copy=copy.root)
             # Formats go by names, too, and the copy of what a link leads to has another.
-            alike = not index.container and copy.root.name == root.name
-            near = copy.root if alike else None
+            if not index.container and copy.root.name == root.name:
+                near = copy.root
     mounted = squashfs.files_of(root if near is None else near)
     if mounted not in (root, near):
-        index = files.scan(mounted, choice)
-        return Samples(index, mounted, way(mounted, how), staged=False)
-    read = way(root, how)
+        return Samples(files.scan(mounted, choice), mounted, how, staged=False)
     # Of a source that cannot be seen any more the copy tells as much.
-    there = root if near is None or root.exists() else near
-    found = finding.found(there, choice, near)
+    found = finding.found(root if near is None or root.exists() else near, choice, near)
     again = choice if found.lasting else None
-    if copy is not None and copy.of_files(found.index):
-        return _of_copy(copy, found.index, root, how, again)
-    return Samples(found.index, root.absolute(), read, again, entry=found.kept, staged=staged)
-
-
-def _of_copy(
-    copy: find.Copy, index: Index, root: Path, how: _Asked, again: Choice | None
-) -> Samples:
-    samples = Samples(index, root.absolute(), way(copy.root, how), again, data=copy.root)
-    samples._asked = how  # the copy may be gone when they are opened again
-    return samples
+    fits = copy is not None and copy.of_files(found.index)
+    data = copy.root if copy is not None and fits else None
+    entry = found.kept if data is None else None
+    return Samples(found.index, root.absolute(), how, again, copy=data, entry=entry, staged=staged)
 
 
 class Samples:
     """Samples by number, 0 to `len(samples) - 1`, each with one or more fields of bytes.
 
     Cheap to hand to workers: a forked child shares everything, and pickled only the path travels
-    (the index too, where there was no place to keep it). No locks: reading moves nothing.
+    (the index too, where there was no place to keep it). Any number of threads may read.
 
     Attributes:
         index: where everything lies.
         root: the container.
         staged: the copy on this node that is read in its place; None without one.
         splits, fields, classes: names.
+        start: row of the index that the first of these samples is.
     """
 
     def __init__(
         self,
         index: Index,
         root: Path,
-        how: How,
+        how: _Asked = None,
         choice: Choice | None = None,
         *,
+        copy: Path | None = None,
         entry: Path | None = None,
-        data: Path | None = None,
         staged: bool = True,
     ) -> None:
-        self.index, self.root, self.staged = index, root, data
+        self.index, self.root, self.staged = index, root, copy
         self.classes = index.classes
         self.fields = tuple(one.name for one in index.fields)
         self.splits = tuple(one.name for one in index.splits)
-        self._asked: _Asked = how
-        self._may_be_staged = staged
+        self._asked, self._may_be_staged = how, staged
         self._choice = choice  # with which the index is found again; None: it has to travel
+        self._here = root if copy is None else copy
         # A file that is one sample is not read twice in a row.
         keep = index.container != "files"
-        here = root if data is None else data
-        self._spans = Spans(here, index.files, index.sizes, how, keep=keep, entry=entry)
-        self._here = here
-        self._read = self._spans.read
-        # Without a name it is the first one.
-        columns = [(one.name, _column(one)) for one in index.fields]
-        self._columns: dict[str | None, _Column] = dict(columns)
-        self._columns.update((None, column) for _, column in columns[:1])
+        how = way(self._here, how)
+        self._spans = Spans(self._here, index.files, index.sizes, how, keep=keep, entry=entry)
+        self._columns: dict[str | None, _Column] = {}
+        for one in reversed(index.fields):  # without a name it is the first one
+            file = None if one.file is None else one.file.data
+            column = _Column(one.offset.data, one.length.data, file)
+            self._columns[one.name] = self._columns[None] = column
         self._labels = None if index.labels is None else index.labels.data
-        self._start, self._length = 0, len(index)
+        self.start, self._length = 0, len(index)
         self._split: str | None = None
-        self._fallback: list[Fallback] = []  # one, once it is needed; shared by the splits
+        # What decompresses samples keeps the place it is at, which is no place for two threads.
+        self._own = threading.local()
 
     def __len__(self) -> int:
         return self._length
@@ -170,50 +162,31 @@ class Samples:
             BadContainer: the bytes are not where they should be.
             OSError: they cannot be read.
         """
-        if not 0 <= row < self._length:
-            raise IndexError(f"no sample {row}: there are {self._length}, from 0 on")
-        row += self._start
-        try:
-            _, offsets, lengths, files = self._columns[field]
-        except KeyError:
-            self.index.field(field)
-            raise
-        offset = offsets[row]
+        file, offset, length = self._place(row, field)
         if offset < 0:
-            parts = list(self._pieces(field, offset))
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-        return self._read(files[row] if files is not None else 0, offset, lengths[row])
+            return b"".join(self._pieces(field, offset))
+        return self._spans.read(file, offset, length)
 
     def span(self, row: int, field: str | None, start: int, stop: int) -> memoryview | bytes:
         """Bytes [start, stop) of a sample, as `read` gives them all; for a look at its head.
 
         Of a sample that does not lie in one piece all is read.
         """
-        at = self._row(row)
-        column = self._columns.get(field) or _column(self.index.field(field))
-        offset, length = column.offset[at], column.length[at]
+        file, offset, length = self._place(row, field)
         if offset < 0:
             return self.read(row, field)[start:stop]
-        stop = min(stop, length)
-        start = min(start, stop)
-        file = column.file[at] if column.file is not None else 0
-        return self._read(file, offset + start, stop - start)
+        start, stop = min(start, length), min(stop, length)
+        return self._spans.read(file, offset + start, max(0, stop - start))
 
     def chunks(self, row: int, field: str | None = None) -> Iterator[memoryview | bytes]:
         """Read a sample in pieces of some megabytes, for those larger than memory."""
-        if not 0 <= row < self._length:
-            raise IndexError(f"no sample {row}: there are {self._length}, from 0 on")
-        row += self._start
-        column = self._columns.get(field) or _column(self.index.field(field))
-        offset, length = column.offset[row], column.length[row]
+        file, offset, length = self._place(row, field)
         if offset < 0:
             yield from self._pieces(field, offset)
             return
-        file = column.file[row] if column.file is not None else 0
-        if not length:  # a file that is not there is an error, also of an empty sample
-            yield self._read(file, offset, length)
-        for at in range(0, length, _CHUNK):
-            yield self._read(file, offset + at, min(_CHUNK, length - at))
+        # A file that is not there is an error, also of an empty sample.
+        for at in range(0, max(1, length), _CHUNK):
+            yield self._spans.read(file, offset + at, min(_CHUNK, length - at))
 
     def array(self, row: int, field: str | None = None) -> npt.NDArray[Any]:
         """A sample of an array field, of the field's dtype and shape, read-only.
@@ -233,6 +206,47 @@ class Samples:
                 f"{self.path(row)} in {self.root} has {len(data)} bytes, no {about.dtype} of shape "
                 f"{about.shape}: its index is damaged"
             ) from None
+
+    def arrays(self, rows: Int64s, field: str | None, out: npt.NDArray[Any]) -> None:
+        """Read rows of an array field; those that lie one behind the other in one piece.
+
+        Args:
+            rows: int64 (k,), in any order.
+            field: its name; the first one without.
+            out: (k, *field.shape), to which the values are converted.
+
+        Raises:
+            IndexError: there is no such row.
+            BadContainer: the bytes are not where they should be, or no array of that shape.
+            OSError: they cannot be read.
+        """
+        if not len(rows):
+            return
+        if rows.min() < 0 or rows.max() >= self._length:
+            raise IndexError(f"a row is outside the {self._length} that there are")
+        about = self.index.field(field)
+        at = rows + self.start
+        offsets, lengths = about.offset[at], about.length[at]
+        files = np.zeros(len(at), np.uint32) if about.file is None else about.file[at]
+        size = np.dtype(about.dtype).itemsize * int(np.prod(about.shape, dtype=np.int64))
+        if offsets.min() < 0 or not size or (lengths != size).any():
+            for place, row in enumerate(rows.tolist()):  # compressed, or damaged: `array` says it
+                out[place] = self.array(row, about.name)
+            return
+
+        def read(file: int, offset: int, count: int) -> npt.NDArray[Any]:
+            data = self._spans.read(file, offset, count * size)
+            return np.frombuffer(data, about.dtype).reshape(count, *about.shape)
+
+        first, number = int(offsets.min()), int(files[0])
+        places, rest = np.divmod(offsets - first, size)
+        if self.how == "mmap" and not rest.any() and (files == number).all():
+            # All lie on one grid of a mapped file, of which numpy takes them.
+            out[...] = read(number, first, int(places.max()) + 1)[places]
+            return
+        breaks = np.flatnonzero((np.diff(offsets) != size) | (np.diff(files) != 0)) + 1
+        for start, stop in pairwise([0, *breaks.tolist(), len(rows)]):
+            out[start:stop] = read(int(files[start]), int(offsets[start]), stop - start)
 
     def key(self, row: int) -> str:
         """The name of a sample within its split, as `n01440764/x.JPEG`."""
@@ -268,21 +282,13 @@ class Samples:
             raise UserError(f"these are the samples of {self._split!r} alone; take {name!r} of all")
         part = Samples.__new__(Samples)
         part.__dict__.update(self.__dict__)
-        part._start, part._length = one.start, one.stop - one.start
+        part.start, part._length = one.start, one.stop - one.start
         part._split, part.splits = one.name, (one.name,)
-        return part
-
-    def apart(self) -> Samples:
-        """The same samples for another thread: what reads compressed ones keeps what it is at."""
-        part = Samples.__new__(Samples)
-        part.__dict__.update(self.__dict__)
-        part._fallback = []
         return part
 
     def from_source(self) -> Samples:
         """The same samples without the copy on this node: for when that is gone."""
-        read = way(self.root)
-        source = Samples(self.index, self.root, read, self._choice, staged=False)
+        source = Samples(self.index, self.root, None, self._choice, staged=False)
         return source if self._split is None else source.split(self._split)
 
     def close(self) -> None:
@@ -304,45 +310,56 @@ class Samples:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._choice is not None:
-            again = (self.root, self._asked, self._choice, self._may_be_staged)
-            return _again, (*again, len(self.index), self._split)
-        return _with, (self.index, self.root, self._asked, self._may_be_staged, self._split)
+        index = self.index if self._choice is None else None
+        how, choice = self._asked, self._choice or Choice()
+        given = (self.root, how, choice, self._may_be_staged, index, len(self.index), self._split)
+        return _again, given
 
     def _row(self, row: int) -> int:
         if not 0 <= row < self._length:
             raise IndexError(f"no sample {row}: there are {self._length}, from 0 on")
-        return row + self._start
+        return row + self.start
+
+    def _place(self, row: int, field: str | None) -> tuple[int, int, int]:
+        """Return file, offset and length of a sample."""
+        row = self._row(row)
+        try:
+            offsets, lengths, files = self._columns[field]
+        except KeyError:
+            self.index.field(field)
+            raise
+        return (0 if files is None else files[row]), offsets[row], lengths[row]
 
     def _pieces(self, field: str | None, offset: int) -> Iterator[bytes | memoryview]:
-        if not self._fallback:
+        if not hasattr(self._own, "fallback"):
             format = module(self.index.container)
             if not hasattr(format, "fallback"):  # there, each sample lies in one piece
                 raise BadContainer(
                     f"{self.root}: a sample begins at {offset}: its index is damaged"
                 )
-            self._fallback.append(format.fallback(self.index, self._here))
-        return self._fallback[0].chunks(self.index.field(field).name, ~offset)
-
-
-def _column(field: Field) -> _Column:
-    file = None if field.file is None else field.file.data
-    return _Column(field, field.offset.data, field.length.data, file)
+            self._own.fallback = format.fallback(self.index, self._here)
+        pieces: Iterator[bytes | memoryview] = self._own.fallback.chunks(
+            self.index.field(field).name, ~offset
+        )
+        return pieces
 
 
 def _again(
-    root: Path, how: _Asked, choice: Choice, staged: bool, count: int, part: str | None
+    root: Path,
+    how: _Asked,
+    choice: Choice,
+    staged: bool,
+    index: Index | None,
+    count: int,
+    split: str | None,
 ) -> Samples:
-    samples = open(root, how=how, choice=choice, staged=staged)
-    if len(samples) != count:
-        raise BadContainer(f"{root} was changed while it was in use: {len(samples)} samples")
-    return samples if part is None else samples.split(part)
-
-
-def _with(index: Index, root: Path, how: _Asked, staged: bool, part: str | None) -> Samples:
-    copy = find.copy_of(root, os.environ) if staged else None
-    if copy is not None and copy.of_files(index):
-        samples = _of_copy(copy, index, root, how, None)
+    """Open samples in another process."""
+    if index is None:
+        samples = open(root, how=how, choice=choice, staged=staged)
+        if len(samples) != count:
+            raise BadContainer(f"{root} was changed while it was in use: {len(samples)} samples")
     else:
-        samples = Samples(index, root, way(root, how), staged=staged)
-    return samples if part is None else samples.split(part)
+        copy = find.copy_of(root, os.environ) if staged else None
+        data = copy.root if copy is not None and copy.of_files(index) else None
+        samples = Samples(index, root, how, copy=data, staged=staged)
+    return samples if split is None else samples.split(split)

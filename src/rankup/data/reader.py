@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -21,11 +19,9 @@ from . import indexes, stamp, transforms
 from .bad import Bad, BadSample, SharedTally
 from .batches import BatchRequest
 from .errors import BadContainer
-from .fetch import ASKED, Made, Rows, allocate
-from .index import Field, Int64s
+from .fetch import ASKED, Made, allocate
+from .index import Field, Int64s, data_path
 from .opened import Samples, open
-from .rows import Batch, PerThread, gather
-from .stamp import Look
 from .transforms import Shaped, Transform
 
 OnBad = Literal["raise", "drop"]
@@ -114,9 +110,8 @@ class PackedDataset(Dataset[Any]):
         # Seen by workers that are there already.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._tally = SharedTally()
-        self._watched = _Watched.of(self.samples)
+        self._seen = _seen(self.samples)
         self._checked: tuple[object, ...] = ()  # in which process, epoch and time
-        self._readers = PerThread()
 
     def __len__(self) -> int:
         return len(self.samples) if self._rows is None else len(self._rows)
@@ -156,7 +151,8 @@ class PackedDataset(Dataset[Any]):
 
     @property
     def start(self) -> int:
-        return self.samples._row(0) if len(self.samples) else 0
+        """The first row of the split in the index."""
+        return self.samples.start
 
     def subset(self, samples: npt.ArrayLike) -> PackedDataset:
         """Some samples of this data set, by their numbers; files that are open are shared.
@@ -186,48 +182,53 @@ class PackedDataset(Dataset[Any]):
             BadContainer: one was changed, replaced or removed.
         """
         now = (os.getpid(), epoch, time.monotonic() // _LOOK)
-        if epoch is None or self._checked != now:
-            self._watched, source = self._watched.checked()
-            if source:
-                self.samples = self.samples.from_source()
-            self._checked = now
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._watched = self._watched.here(_Watched.of(self.samples))
+        if epoch is not None and self._checked == now:
+            return
+        staged = self.samples.staged
+        if staged is not None and not staged.exists():
+            self.samples = self.samples.from_source()
+        if self.samples.staged is None:
+            for one in self._seen:
+                _compare(one)
+        self._checked = now
 
     def __getitem__(self, sample: int) -> Any:
         if sample < 0:
             sample += len(self)
         if not 0 <= sample < len(self):
             raise IndexError(f"no sample {sample}: there are {len(self)}, from 0 on")
-        rows = self.__getitems__([sample])
-        if not rows.made.count:
+        made = self._counted([sample])
+        if not made.count:
             raise BadSample(
                 f"sample {sample} was dropped, and one sample alone cannot be left out: take "
                 f"batches (__getitems__)"
             )
-        return rows[0]
+        return made.items()[0]
 
-    def __getitems__(self, samples: BatchRequest | Sequence[int]) -> Rows:
+    def __getitems__(self, samples: BatchRequest | Sequence[int]) -> list[Any]:
         """The items of a batch: views of one tensor, where the transform says their shape.
 
         Those that are dropped are not among them; where that leaves none, one stands in.
         """
-        asked, request = ASKED.get(), samples
+        return self._counted(samples).items()
+
+    def _counted(self, samples: BatchRequest | Sequence[int]) -> Made:
+        """Make a batch; the Loader around it, or the tally of torch's, counts bad samples."""
+        request, asked = samples, ASKED.get()
         if not isinstance(request, BatchRequest):
-            numbers = np.asarray(request, np.int64)
-            seed, epoch = (self.seed, self.epoch) if asked is None else (asked.seed, asked.epoch)
-            request = BatchRequest.of(numbers, seed, epoch)
-        made, drew = self._make(request)
+            seed, epoch = self.seed, self.epoch
+            if asked is not None:
+                seed, epoch = asked[0].seed, asked[0].epoch
+            request = BatchRequest.of(np.asarray(samples, np.int64), seed, epoch)
+        made = self.make(request)
         if asked is not None:
-            asked.bad += made.bad
-            return Rows.of(made)
+            asked[1].extend(made.bad)
+            return made
         whole = len(self.samples)
         self._tally.add(request.epoch, len(request), made.bad, whole)
-        if drew and request is not samples:  # parts of one data set count together
+        if made.drew and request is not samples:  # parts of one data set count together
             self._tally.warn_of_repeats(request.epoch, whole if self._rows is None else 2 * whole)
-        return Rows.of(made)
+        return made
 
     def make(self, request: BatchRequest) -> Made:
         """Read and transform the samples of one batch.
@@ -236,24 +237,20 @@ class PackedDataset(Dataset[Any]):
             BadSample: one cannot be made, and that is not to be gone on with.
             BadContainer: the files are not the ones any more that were opened.
         """
-        return self._make(request)[0]
-
-    def _make(self, request: BatchRequest) -> tuple[Made, bool]:
-        """Return a batch, and True where its transform draws random numbers."""
         self.check(request.epoch)
         whole = self._arrays(request)
         if whole is not None:
-            return whole, False
+            return whole
         key = transforms.key_of(request.seed, request.epoch)
-        shaped = self.transform if isinstance(self.transform, Shaped) else None
-        batch = Batch(shaped, len(request), key)
+        batch = _Batch(self.transform, len(request), key)
         bad: list[Bad] = []
         for sample in request:
             self._add(sample, batch, bad)
         count = min(request.count, len(batch.rows))
         if not batch.rows and len(request):  # this rank steps with the others
             self._stand_in(request[0], key, batch, bad)
-        return self._made(batch, count, bad), batch.drew
+        labels = self._labels_of(np.asarray(batch.rows, np.int64))
+        return Made(batch.inputs(), labels, count, bad, batch.generators.used())
 
     def _arrays(self, request: BatchRequest) -> Made | None:
         """Rows of an array all at once; None where samples are to be made one by one."""
@@ -266,16 +263,16 @@ class PackedDataset(Dataset[Any]):
         try:
             native = np.empty(0, np.dtype(about.dtype).newbyteorder("="))
             inputs = allocate((len(rows), *about.shape), torch.from_numpy(native).dtype)
-            gather(self._readers.of(self.samples), rows, about.name, inputs.numpy())
+            self.samples.arrays(rows, about.name, inputs.numpy())
         except (BadContainer, OSError, TypeError):  # which sample it is, is found one by one
             return None
         return Made(inputs, self._labels_of(rows), request.count)
 
-    def _add(self, sample: int, batch: Batch, bad: list[Bad]) -> bool:
+    def _add(self, sample: int, batch: _Batch, bad: list[Bad]) -> bool:
         """Make a sample; return whether that could be done."""
         row = self.row(sample)
         try:
-            batch.add(row, self._read(row), self.transform)
+            batch.add(row, self._read(row))
         except _MISTAKES as error:
             if hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note(f"at the sample {self.samples.path(row)}")
@@ -285,7 +282,7 @@ class PackedDataset(Dataset[Any]):
             return False
         return True
 
-    def _stand_in(self, sample: int, key: int, batch: Batch, bad: list[Bad]) -> None:
+    def _stand_in(self, sample: int, key: int, batch: _Batch, bad: list[Bad]) -> None:
         """Make another sample, which does not count: the same on any rank and in any worker."""
         for attempt in range(_TRIES):
             other = derive(key, "replace", self.row(sample), attempt) % len(self)
@@ -302,7 +299,7 @@ class PackedDataset(Dataset[Any]):
         return self._value(row, self.fields[0])
 
     def _value(self, row: int, field: Field) -> Any:
-        samples = self._readers.of(self.samples)
+        samples = self.samples
         if field.dtype and not self.verify:
             return samples.array(row, field.name)
         data = samples.read(row, field.name)
@@ -323,97 +320,90 @@ class PackedDataset(Dataset[Any]):
             ) from error
         return Bad(sample, name, why)
 
-    def _made(self, batch: Batch, count: int, bad: list[Bad]) -> Made:
-        labels = self._labels_of(np.asarray(batch.rows, np.int64))
-        return Made(batch.inputs(), labels, count, bad)
-
     def _labels_of(self, rows: Int64s) -> Int64s | None:
         known = self.samples.index.labels
         return known[rows + self.start] if self._labelled and known is not None else None
 
 
-class _Gone(BadContainer):
-    """A file is not there any more, or another one is."""
+class _Batch:
+    """The samples of a batch that are made, in one array where the transform says their shape."""
+
+    def __init__(self, transform: Transform | None, count: int, key: int) -> None:
+        self.rows: list[int] = []
+        self.generators = transforms.Generators(key)
+        self._transform, self._key = transform, key
+        self._items: list[Any] = []
+        self._whole: torch.Tensor | None = None
+        if isinstance(transform, Shaped):
+            dtype = torch.from_numpy(np.empty(0, transform.dtype)).dtype
+            self._whole = allocate((max(1, count), *transform.shape), dtype)
+            self._out = self._whole.numpy()
+
+    def add(self, row: int, data: Any) -> None:
+        transform = self._transform
+        if isinstance(transform, Shaped):
+            transform.into(data, self.generators.of(row), self._out[len(self.rows)])
+        elif transform is not None:
+            transforms.seed_process(self._key, row)
+            self._items.append(transform(data, self.generators.of(row)))
+        else:
+            self._items.append(plain(data))
+        self.rows.append(row)
+
+    def inputs(self) -> Any:
+        if self._whole is None:
+            return self._items
+        inputs = self._whole[: len(self.rows)]
+        last = isinstance(self._transform, Shaped) and self._transform.channels_last
+        return inputs.permute(0, 3, 1, 2) if last else inputs
 
 
-@dataclass(frozen=True)
-class _Watched:
-    """The files under a running job, as they were when they were opened.
+def plain(data: Any) -> Any:
+    """An item without a transform: arrays as tensors, bytes as they are."""
+    if isinstance(data, dict):
+        return {name: plain(value) for name, value in data.items()}
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(data.copy())  # what is mapped may not be written to
+    return bytes(data)
 
-    Attributes:
-        files: what is read; of many, some.
-        source: what that was staged of; empty where nothing is.
+
+def _seen(samples: Samples) -> list[stamp.Look]:
+    """Return the files of a container as they are, of many some, and its index.
+
+    Each costs a look at the file system, at every start of an epoch in every worker. Nothing where
+    a copy is read and its source cannot be seen.
+
+    Raises:
+        BadContainer: one is not there.
     """
-
-    files: tuple[Look, ...]
-    source: tuple[Look, ...] = ()
-
-    @classmethod
-    def of(cls, samples: Samples) -> _Watched:
-        """Look at the files that samples are read from, and at their index.
-
-        Raises:
-            BadContainer: one is not there.
-        """
-        source: tuple[Look, ...] = ()
-        if samples.staged is not None:
-            with suppress(BadContainer):
-                source = cls._files(samples.from_source())
-        return cls(cls._files(samples), source)
-
-    @staticmethod
-    def _files(samples: Samples) -> tuple[Look, ...]:
-        # Each costs a look at the file system, at every start of an epoch in every worker.
-        paths = [samples.file(row) for row in stamp.some(len(samples.index.files))]
-        index = indexes.place(samples.root)
-        if index.is_file():
-            paths.append(index)
-        return tuple(_look(str(path)) for path in paths)
-
-    def here(self, here: _Watched) -> _Watched:
-        """Return the same in another process, which may read a copy that has come or gone."""
-        if {one.path for one in here.files} == {one.path for one in self.files}:
-            return self
-        source = self.source or (self.files if here.source else ())
-        return _Watched(self.files + here.files, source)
-
-    def checked(self) -> tuple[_Watched, bool]:
-        """Compare the files with what they were.
-
-        A staged copy may be taken away, by whoever needs the memory: its source is as good.
-
-        Returns:
-            What is compared next time, and whether the source has to be read from now on.
-
-        Raises:
-            BadContainer: one was changed or replaced, or is gone.
-        """
-        try:
-            _compare(self.files)
-        except _Gone:
-            if not self.source:
-                raise
-            _compare(self.source)
-            return _Watched(self.source), True
-        return self, False
+    count = len(samples.index.files)
+    paths = [data_path(samples.root, samples.index.files, row) for row in stamp.some(count)]
+    index = indexes.place(samples.root)
+    if index.is_file():
+        paths.append(index)
+    try:
+        return [_look(str(path)) for path in paths]
+    except BadContainer:
+        if samples.staged is None:
+            raise
+        return []
 
 
-def _compare(before: tuple[Look, ...]) -> None:
-    for one in before:
-        now = _look(one.path)
-        change = one.change(now)
-        if change:
-            raise (_Gone if change == stamp.REPLACED else BadContainer)(
-                f"{one.path} was {change} while this job reads it ({one.size} bytes then, "
-                f"{now.size} now): what is trained on would change in the middle of a run. Let new "
-                f"data have a name of its own, and start the job again"
-            )
+def _compare(before: stamp.Look) -> None:
+    now = _look(before.path)
+    change = before.change(now)
+    if change:
+        raise BadContainer(
+            f"{before.path} was {change} while this job reads it ({before.size} bytes then, "
+            f"{now.size} now): what is trained on would change in the middle of a run. Let new "
+            f"data have a name of its own, and start the job again"
+        )
 
 
-def _look(path: str) -> Look:
+def _look(path: str) -> stamp.Look:
     try:
         return stamp.look(path)
     except OSError as error:
-        raise _Gone(
+        raise BadContainer(
             f"{path} cannot be found any more, and the job still reads it: {error.strerror}"
         ) from None

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import resource
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ..base.errors import UserError
 from ..site import mounts
@@ -26,31 +27,10 @@ VARIABLE = "RANKUP_READ"
 # Files that stay open at most; one that is mapped has a descriptor too, Python keeps it.
 _OPEN = 4096
 # What only looks like a local disk to a process.
-_NETWORK = {
-    "nfs",
-    "nfs4",
-    "lustre",
-    "gpfs",
-    "mmfs",
-    "beegfs",
-    "beegfs_nodev",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "ceph",
-    "glusterfs",
-    "orangefs",
-    "pvfs2",
-    "panfs",
-    "wekafs",
-    "afs",
-    "9p",
-    "virtiofs",
-    "dvs",
-    "daos",
-    "quobyte",
-    "vastnfs",
-}
+_NETWORK = re.compile(
+    "nfs4?|lustre|gpfs|mmfs|beegfs(_nodev)?|cifs|smb3|smbfs|ceph|glusterfs|orangefs|pvfs2|panfs|"
+    "wekafs|afs|9p|virtiofs|dvs|daos|quobyte|vastnfs|fuse.*"
+)
 
 
 def way(path: Path, asked: str | None = None) -> How:
@@ -60,13 +40,11 @@ def way(path: Path, asked: str | None = None) -> How:
         UserError: what was asked for is neither `mmap`, `pread` nor `auto`.
     """
     asked = asked or os.environ.get(VARIABLE) or "auto"
-    if asked == "mmap":
-        return "mmap"
-    if asked == "pread":
-        return "pread"
-    if asked != "auto":
+    if asked == "auto":
+        return "pread" if network(path) else "mmap"
+    if asked not in ("mmap", "pread"):
         raise UserError(f"{asked!r} is no way to read (also ${VARIABLE}): auto, mmap or pread")
-    return "pread" if network(path) else "mmap"
+    return cast("How", asked)
 
 
 def network(path: Path) -> str:
@@ -75,7 +53,7 @@ def network(path: Path) -> str:
     What is mounted through FUSE counts as such.
     """
     kind = mounts.kind_of(path)
-    return kind if kind in _NETWORK or kind.startswith("fuse") else ""
+    return kind if _NETWORK.fullmatch(kind) else ""
 
 
 class Spans:
@@ -108,16 +86,13 @@ class Spans:
         keep: bool = True,
         entry: Path | None = None,
     ) -> None:
-        self._root, self._files, self._sizes, self._how = root, files, sizes, how
+        self._root, self._files, self._sizes, self.how = root, files, sizes, how
         self._entry = entry
         # File -> (its descriptor, or its bytes where they are mapped; its size)
         self._kept: dict[int, tuple[int | memoryview, int]] = {}
-        self._keep = keep and len(files) <= _descriptors()
-
-    @property
-    def how(self) -> How:
-        """`mmap` or `pread`."""
-        return self._how
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _OPEN if soft == resource.RLIM_INFINITY else min(_OPEN, soft // 2)
+        self._keep = keep and len(files) <= most
 
     def path(self, file: int) -> Path:
         """Return the path of a file.
@@ -139,50 +114,29 @@ class Spans:
             BadContainer: the file ends before, or is not the one that was indexed.
             OSError: it cannot be read.
         """
-        kept = self._kept.get(file)
-        if kept is None:
-            kept = self._opened(file)
-            if not self._keep:
-                return self._read_once(file, offset, length, kept)
-        data, size = kept
-        stop = offset + length
-        if offset < 0 or length < 0 or stop > size:
-            raise self._beyond(file, offset, length, size)
-        if data.__class__ is memoryview:
-            return data[offset:stop]
-        return self._by_position(file, offset, length, data)  # type: ignore[arg-type]
-
-    def _read_once(
-        self, file: int, offset: int, length: int, opened: tuple[int | memoryview, int]
-    ) -> bytes:
-        descriptor, size = opened
-        assert isinstance(descriptor, int)
+        data, size = self._kept.get(file) or self._opened(file)
         try:
-            if offset < 0 or length < 0 or offset + length > size:
-                raise self._beyond(file, offset, length, size)
-            return self._by_position(file, offset, length, descriptor)
+            stop = offset + length
+            if offset < 0 or length < 0 or stop > size:
+                raise BadContainer(
+                    f"{self.path(file)} has {size} bytes, and a sample should be {length} bytes at "
+                    f"{offset}: it was cut short, or its index is damaged"
+                )
+            if isinstance(data, memoryview):
+                return data[offset:stop]
+            return self._by_position(file, offset, length, data)
         finally:
-            os.close(descriptor)
+            if not self._keep:
+                os.close(data)  # type: ignore[arg-type]
 
     def _by_position(self, file: int, offset: int, length: int, descriptor: int) -> bytes:
         data = os.pread(descriptor, length, offset)
-        if len(data) == length:  # else it is more than 2 GiB, or was cut short just now
-            return data
-        parts = [data]
-        done = len(data)
-        while done < length:
-            part = os.pread(descriptor, length - done, offset + done)
+        while len(data) < length:  # it is more than 2 GiB, or was cut short just now
+            part = os.pread(descriptor, length - len(data), offset + len(data))
             if not part:
                 raise BadContainer(f"{self.path(file)} was cut short while it was read")
-            parts.append(part)
-            done += len(part)
-        return b"".join(parts)
-
-    def _beyond(self, file: int, offset: int, length: int, size: int) -> BadContainer:
-        return BadContainer(
-            f"{self.path(file)} has {size} bytes, and a sample should be {length} bytes at "
-            f"{offset}: it was cut short, or its index is damaged"
-        )
+            data += part
+        return data
 
     def _opened(self, file: int) -> tuple[int | memoryview, int]:
         path = self.path(file)
@@ -190,9 +144,7 @@ class Spans:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             fresh = self._checked(file, path, descriptor)
-            if not self._keep:
-                return fresh
-            kept = self._kept.setdefault(file, fresh)
+            kept = self._kept.setdefault(file, fresh) if self._keep else fresh
         except BaseException:
             os.close(descriptor)
             raise
@@ -215,7 +167,7 @@ class Spans:
                 f"{path} has {size} bytes, and had {self._sizes[file]} when it was indexed: it was "
                 f"changed or cut short since{again}"
             )
-        if self._how == "mmap" and self._keep and size:
+        if self.how == "mmap" and self._keep and size:
             return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)), size
         return descriptor, size
 
@@ -232,9 +184,3 @@ class Spans:
     def __del__(self) -> None:
         if os is not None:  # else the interpreter ends, and takes apart what is left
             self.close()
-
-
-def _descriptors() -> int:
-    """Return how many files may stay open: half of what a process may have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _OPEN if soft == resource.RLIM_INFINITY else min(_OPEN, soft // 2)

@@ -19,7 +19,6 @@ from .containers import arrays
 from .errors import BadContainer
 from .fetch import Made, allocate
 from .reader import PackedDataset
-from .rows import gather
 from .spans import Spans, way
 from .stage import find
 from .strings import Strings
@@ -217,7 +216,7 @@ class Windows(Dataset[torch.Tensor]):
         rows = (items[:, None] * self.stride + np.arange(self.window)).reshape(-1)
         rows = self.dataset.rows(rows)
         out = allocate((len(rows), *self._about.shape), self._dtype)
-        gather(self.dataset._readers.of(self.dataset.samples), rows, self._about.name, out.numpy())
+        self.dataset.samples.arrays(rows, self._about.name, out.numpy())
         return out.view(len(items), self.window, *self._about.shape)
 
 

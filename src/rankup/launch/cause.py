@@ -20,6 +20,9 @@ _BY_THE_WAY = re.compile(
     r"^rankup: (stopped with a checkpoint|this site does not requeue; job"
     r"|\S+ does not resolve; trying|warning)"
 )
+# Lines of slurmstepd, srun, and of psslurm, which JSC runs in slurmd's place: it says
+# "error: *** job 1 CANCELLED DUE TO TIME LIMIT ***". A step's own ("*** 1.0 …") is no cause.
+_BY_SLURM = re.compile(r"slurmstepd|srun: |error: \*\*\* (job \d|PREEMPTION for job )")
 # Slurm's own lines: (pattern, what it means).
 _SLURM: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), words)
@@ -29,7 +32,7 @@ _SLURM: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "the node's main memory ran out; fewer data workers or more --mem",
         ),
         (
-            r"CANCELLED AT .{1,40} DUE TO TIME LIMIT",
+            r"CANCELLED (AT .{1,40} )?DUE TO TIME LIMIT",
             "the job ran into its time limit; give more --time, or go on with --resume",
         ),
         (
@@ -39,6 +42,11 @@ _SLURM: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"CANCELLED AT .{1,40} DUE TO PREEMPTION", "a job that comes first took the nodes"),
         (r"CANCELLED AT .{1,40} DUE TO JOB REQUEUE", "the job was put back into the queue"),
         (r"^slurmstepd.*\*\*\* JOB .* CANCELLED AT", "the job was cancelled"),
+        # psslurm's word for every end but the time limit.
+        (
+            r"\*\*\* PREEMPTION for job \d",
+            "the job was cancelled, preempted or put back into the queue",
+        ),
         (r"^srun: error: .*(Unable to create step|Job step creation)", "srun could not start"),
         (r"^srun: error: .*(Node failure|node failure)", "a node died; go on with --resume"),
     )
@@ -180,7 +188,7 @@ def _slurm(lines: Sequence[str]) -> Cause | None:
     for pattern, words in _SLURM:
         for line in lines:
             # A step is cancelled when another has failed; only the job's own end is a cause.
-            if line.startswith(("slurmstepd", "srun: ")) and pattern.search(line):
+            if _BY_SLURM.match(line) and pattern.search(line):
                 return Cause(f"{line.strip()}\nSlurm: {words}", "slurm")
     return None
 

@@ -19,7 +19,8 @@ _LIFE_OVER = re.compile(
     r"^rankup: stopped with a checkpoint before the time limit; going on"
     r"|^slurmstepd[^ \n]{0,80}: error: \*\*\* JOB \S{1,80} ON \S{1,200} CANCELLED AT "
     r"\S{1,40} DUE TO "
-    r"(JOB REQUEUE|NODE FAILURE|PREEMPTION)",
+    r"(JOB REQUEUE|NODE FAILURE|PREEMPTION)"
+    r"|^error: \*\*\* PREEMPTION for job \d{1,20}",  # psslurm's, for a requeue as well
     re.MULTILINE,
 )
 

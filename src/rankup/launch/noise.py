@@ -47,6 +47,7 @@ _STEP = re.compile(
     r"|^srun: Job step aborted: Waiting|^(slurmstepd|srun)\S{0,80}: (error: )?got SIGCONT"
     r"|^\S{1,80}: (\S{1,80} )?(error: )?_step_signal: Terminating"
     r"|^slurmstepd\S{0,80}: error: \*\*\* STEP \S{1,80} ON \S{1,200} CANCELLED AT \S{1,40} \*\*\*"
+    r"|^error: \*\*\* PREEMPTION for (?!job )\S{1,80} \*\*\*"  # psslurm's, of a step
 )
 # A line of torchrun's own traceback, where those of two agents are mixed line by line.
 _AGENT = re.compile(

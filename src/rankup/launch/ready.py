@@ -157,7 +157,7 @@ def _folders(project: Path, job: Job) -> tuple[Path, ...]:
 
 def _places(used: Iterable[Record]) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    items = (item for one in used for item in one.needed if not item.missing())
+    items = (item for one in used for item in one.items if not item.missing())
     for item in itertools.islice(items, _MOST_PLACES):
         found[item.path if item.name in found else item.name] = Path(item.path)
     return found

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..base.amounts import size
+from ..base.amounts import bytes_of, size
 from ..base.errors import UserError
 from ..base.files import user_path
 from ..base.signals import ended_as_an_exception, ignore
@@ -116,8 +116,6 @@ def _reserve(staging: Staging) -> int | None:
     """Bytes."""
     if staging.reserve is None:
         return None
-    from ..data.pack.request import bytes_of
-
     return bytes_of(staging.reserve, "--stage-reserve")
 
 

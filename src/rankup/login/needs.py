@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..base.amounts import some
 from ..site.config import Config
 from . import record
 from .record import Record, key_of_url
@@ -85,16 +86,13 @@ def _scripts(config: Config, project: Path, known: Mapping[str, Record]) -> Iter
         if not why and found is not None and not found.proved:
             why = found.doubts()[0]
         if why:
-            # A line may hold a token; all that is listed is fetched together.
             shown = record.command_line([script, *args])
-            todo = "rankup fetch" if record.HIDDEN in shown else f"rankup fetch {shown}"
+            # Where it holds a secret: all that is listed is fetched together.
+            whole = shown == shlex.join([script, *args])
+            todo = f"rankup fetch {shown}" if whole else "rankup fetch"
             yield Unmet(f"script {shown}", why, todo, key)
 
 
 def _lacks(found: Record | None) -> str:
     """Why a job would not have it, empty if it would."""
-    if found is None:
-        return "not fetched"
-    faults = found.faults()
-    more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
-    return f"{faults[0]}{more}" if faults else ""
+    return "not fetched" if found is None else some(found.faults(), most=1)

@@ -9,31 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shlex
-import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from ..base import urls
+from ..base.amounts import some
 from ..base.errors import UserError
-from ..base.files import write_atomic, write_json
-from ..base.secrets import redacted
+from ..base.files import open_regular, write_atomic, write_json
+from ..base.secrets import without
 from ..site.needs import Url
 
 Proof = Literal["namespace", "blocked", "failed", "none"]
 _FOLDER = Path(".rankup") / "fetched"
 _SCRIPT = "script:"
-# Nobody writes more than this into a file of code; a record may name any file.
-_MOST_BYTES = 16_000_000
-_SECRET = re.compile(
-    r"-*(?:[\w.-]*[._-])?(?:(?:api|access|auth)?(?:token|key)|secret|pass(?:word|wd|phrase)?)",
-    re.IGNORECASE,
-)
-HIDDEN = "..."
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,6 @@ class Item:
         files: 1, or those in the folder.
         sha256: of a file, where computed.
         revision: commit of a hub's repository.
-        needed: a job needs it; else the script made it itself, and would make it again.
     """
 
     name: str
@@ -58,7 +49,6 @@ class Item:
     files: int = 1
     sha256: str = ""
     revision: str = ""
-    needed: bool = True
 
     def missing(self) -> str:
         """Return what a job would find instead of it ("is gone"), empty if it would find it.
@@ -107,20 +97,15 @@ class Record:
         """It started, or loaded, without a network."""
         return self.proof in ("namespace", "blocked")
 
-    @property
-    def needed(self) -> tuple[Item, ...]:
-        """The items that a job needs."""
-        return tuple(item for item in self.items if item.needed)
-
     def missing(self) -> list[str]:
         """Return what of it a job would not find, one line each."""
         # Of a script its name says what brought the file: nobody knows it by the file's.
         script = self._script()
         brought = f", which fetching {script.name} brought," if script else ""
-        return [f"{item.path}{brought} {why}" for item in self.needed if (why := item.missing())]
+        return [f"{item.path}{brought} {why}" for item in self.items if (why := item.missing())]
 
     def faults(self) -> list[str]:
-        """Why a job without a network could not do with it, one line each; none: it could."""
+        """Return why a job without a network could not do with it, one line each."""
         found = self.missing()
         if self.proof == "failed":
             note = f" ({self.note})" if self.note else ""
@@ -130,7 +115,7 @@ class Record:
         return found
 
     def doubts(self) -> list[str]:
-        """Why nobody can say whether a script's job could do with it, one line each."""
+        """Return why nobody can say whether a script's job could do with it, one line each."""
         script = self._script()
         if script is None:
             return []
@@ -140,8 +125,7 @@ class Record:
             found.append(f"that it starts without a network was not proved{why}")
         if changed := code_changed(self.code):
             names = [os.path.relpath(path, script.parent) for path in changed]
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            found.append(f"changed since it was fetched: {', '.join(names[:3])}{more}")
+            found.append(f"changed since it was fetched: {some(names)}")
         return found
 
     def outlasts(self, later: Record) -> bool:
@@ -153,10 +137,7 @@ class Record:
         """The script, where it is the record of one."""
         if not self.key.startswith(_SCRIPT):
             return None
-        try:
-            return Path(str(json.loads(self.key.removeprefix(_SCRIPT))[0]))
-        except (ValueError, LookupError, TypeError, RecursionError):
-            return Path(self.key.removeprefix(_SCRIPT))
+        return Path(json.loads(self.key.removeprefix(_SCRIPT))[0])
 
 
 def write(project: Path, record: Record) -> Path:
@@ -232,18 +213,9 @@ def of_script(project: Path, script: Path, args: tuple[str, ...]) -> tuple[Recor
 def _load(path: Path) -> Record | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        record = Record(items=tuple(Item(**item) for item in values.pop("items")), **values)
+        return Record(items=tuple(Item(**item) for item in values.pop("items")), **values)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    texts = (record.key, record.at, record.note, *_texts(record.code))
-    sound = all(isinstance(text, str) for text in texts) and record.proof in get_args(Proof)
-    items = all(isinstance(i.path, str) and isinstance(i.bytes, int) for i in record.items)
-    return record if sound and items else None
-
-
-def _texts(table: object) -> tuple[object, ...]:
-    """Keys and values of what should be a table of strings; else something that is no string."""
-    return (*table.keys(), *table.values()) if isinstance(table, dict) else (None,)
 
 
 def code_of(script: Path) -> dict[str, str]:
@@ -265,38 +237,14 @@ def code_changed(code: Mapping[str, str]) -> list[str]:
 
 
 def _digest(path: str) -> str:
-    """Of a regular file that is no larger than code is; else empty."""
+    """The sha256 of a file; empty for a pipe or a device, which would be waited for."""
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
-            return ""  # a pipe would be waited for
-        with open(path, "rb") as file:
-            return hashlib.sha256(file.read(_MOST_BYTES)).hexdigest()
+        with open_regular(Path(path)) as file:
+            return hashlib.sha256(file.read()).hexdigest()
     except (OSError, ValueError):
         return ""
 
 
-def shown_words(words: Iterable[str]) -> list[str]:
-    """The words, with "..." for what is, or follows an option that names, a secret."""
-    found: list[str] = []
-    hide = False
-    for word in words:
-        name, equals, value = word.partition("=")
-        if hide and not word.startswith("--"):
-            found.append(HIDDEN)
-        elif equals and value and _SECRET.fullmatch(name):
-            found.append(f"{name}={HIDDEN}")
-        else:
-            safe = redacted(word, os.environ)
-            # A URL without its query is no longer what the user gave.
-            found.append(safe if safe == word or HIDDEN in safe else safe + HIDDEN)
-        hide = word.startswith("-") and not equals and _SECRET.fullmatch(word) is not None
-    return found
-
-
 def command_line(words: Iterable[str]) -> str:
-    """A command line of these words, fit to be copied where nothing had to be hidden."""
-    return " ".join(
-        w if w.endswith(HIDDEN) and shlex.quote(w[:-3]) == w[:-3] else shlex.quote(w)
-        for w in shown_words(words)
-    )
+    """A command line of these words, fit to be copied where nothing secret had to be hidden."""
+    return shlex.join(without([*words], os.environ))

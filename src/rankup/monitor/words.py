@@ -6,32 +6,12 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, SupportsFloat
 
+from ..base.amounts import duration as duration
 from ..base.amounts import some
 from ..base.text import clean
 
 if TYPE_CHECKING:  # numpy comes with it, and the live view starts without
     from .recording import Recording
-
-
-def duration(seconds: float) -> str:
-    """ "1 h 32 min", "3 min 20 s", "48 s", "0.4 s", "2 d 3 h"."""
-    if not abs(seconds) < 1e12:
-        return "an unknown time"
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 600:
-        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h" + (f" {minutes} min" if minutes else "")
-    days, hours = divmod(hours, 24)
-    return f"{days} d" + (f" {hours} h" if hours else "")
 
 
 def amount(units: float) -> str:

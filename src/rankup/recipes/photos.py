@@ -9,7 +9,7 @@ import torch
 
 from ..data import engines
 from ..data.batches import BatchRequest
-from ..data.fetch import Fetch, Made, handed_out
+from ..data.fetch import Fetch, Made
 from ..data.reader import PackedDataset
 from ..train.task import Batch
 
@@ -75,5 +75,5 @@ class Photos:
 
 
 def _batch(made: Made) -> Batch:
-    photos, labels = handed_out(made)
+    photos, labels = made.batch()
     return photos, labels

@@ -12,6 +12,7 @@ whole, each under a name that is not taken.
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -86,6 +87,8 @@ class Sandbox:
         found = []
         for folder, folders, names in os.walk(self.copy):
             folders[:] = [name for name in folders if name != "__pycache__"]
+            if os.path.lexists(os.path.join(folder, ".git")[len(str(self.copy)) :]):
+                folders[:] = [name for name in folders if name != ".git"]
             for name in (*names, *(one for one in folders if os.path.islink(f"{folder}/{one}"))):
                 path = os.path.join(folder, name)[len(str(self.copy)) :]
                 if not os.path.lexists(path) and not name.endswith(".pyc"):
@@ -137,18 +140,21 @@ class Sandbox:
 
 
 @contextmanager
-def sandbox(area: Path, roots: Iterable[Path], caches: Iterable[Path] = ()) -> Iterator[Sandbox]:
+def sandbox(
+    area: Path, roots: Iterable[Path] = (), caches: Iterable[Path] = (), kind: str = "fetch"
+) -> Iterator[Sandbox]:
     """Copy folders of a user; the copy is gone afterwards.
 
     Args:
-        area: where the sandbox's folder is made; its lock is held by the caller.
+        area: where the sandbox's folder is made.
         roots: absolute, without links.
         caches: folders that are links as a whole.
+        kind: the beginning of the folder's name.
 
     Raises:
         OSError: no folder could be made, or there is no room.
     """
-    folder = area / f"fetch-{os.getpid()}-{secrets.token_hex(4)}"
+    folder = area.resolve() / f"{kind}-{os.getpid()}-{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
     temporary = Path(tempfile.mkdtemp(prefix="rankup-")).resolve()
     box = Sandbox(folder, temporary, folder / "copy")
@@ -162,12 +168,19 @@ def sandbox(area: Path, roots: Iterable[Path], caches: Iterable[Path] = ()) -> I
             remove(one)
 
 
-def sweep(area: Path) -> None:
-    """End and remove what fetches that were killed have left; the caller holds the area's lock."""
+def sweep(area: Path, kind: str = "fetch", *, ended: bool = False) -> None:
+    """End and remove what processes that were killed have left.
+
+    Args:
+        ended: only of those that are gone from this machine; else the caller holds a lock.
+    """
     found: list[Path] = []
-    for folder in area.glob("fetch-*-*"):
+    for folder in area.glob(f"{glob.escape(kind)}-*-*"):
+        name, pid, _ = folder.name.rsplit("-", 2)
         with suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            if name != kind or (ended and Path("/proc", pid).exists()):
                 continue
             found.append(folder)
             Tree(str(folder)).kill()
@@ -291,6 +304,9 @@ def _shadow(box: Sandbox, roots: Sequence[Path], caches: Collection[Path]) -> No
             box.inside(root).mkdir(parents=True)
             fill(root, box.inside(root), chain, caches)
             box.linked.update(_links(box.inside(root)))
+    for folder in chain:
+        with suppress(OSError):
+            _repository(folder / ".git", box.inside(folder) / ".git")
     for above in dict.fromkeys(one for root in roots for one in root.parents[:_ABOVE]):
         if above == above.parent or any(above.is_relative_to(root) for root in roots):
             continue
@@ -299,6 +315,28 @@ def _shadow(box: Sandbox, roots: Sequence[Path], caches: Collection[Path]) -> No
             for name in names if len(names) <= _BESIDE else ():
                 if not os.path.lexists(box.inside(above) / name):
                     os.symlink(above / name, box.inside(above) / name)
+
+
+def _repository(source: Path, target: Path) -> None:
+    """Make a repository that knows all of another one, for git to write into.
+
+    Args:
+        source: a `.git`: a folder, or the file of a worktree that names one.
+    """
+    own = source
+    if source.is_file():
+        own = source.parent / source.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+    common = own
+    with suppress(FileNotFoundError):
+        common = own / (own / "commondir").read_text(encoding="utf-8").strip()
+    shutil.copytree(common / "refs", target / "refs")
+    (target / "objects/info").mkdir(parents=True)
+    (target / "objects/info/alternates").write_text(f"{common.resolve() / 'objects'}\n")
+    for path in (own / "HEAD", own / "index", common / "config", common / "packed-refs"):
+        with suppress(FileNotFoundError):
+            shutil.copy2(path, target)
+    with (target / "config").open("a", encoding="utf-8") as config:
+        config.write(f'\n[core]\n\tbare = false\n\tworktree = "{target.parent}"\n')
 
 
 def _links(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -84,7 +84,7 @@ _CREW = (
 _OTHERS_GO_ON = (
     "on_every_node --kill-on-bad-exit=1 ",
     'rm -f -- "$RANKUP_RUN_DIR/log/ended" # of an earlier life\n'
-    "SLURM_NO_KILL='set' SLURM_KILL_BAD_EXIT=0 on_every_node --wait=0 ",
+    "SLURM_NO_KILL='set' on_every_node --kill-on-bad-exit=0 ",
 )
 # srun's code is that of the task which is gone, although the others came to the end.
 _ENDED_WELL = (

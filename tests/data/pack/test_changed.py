@@ -34,7 +34,7 @@ def test_a_source_that_changes_is_named(
     for victim in victims:
         victim.write_bytes(b"before")
     asked = request(source, tmp_path, container, workers=2)
-    real = journal.Work.make
+    real = journal.Pack.make
 
     def make(*args: Any) -> None:
         real(*args)
@@ -53,7 +53,7 @@ def test_a_source_that_changes_is_named(
                 victim.unlink()
                 victim.mkdir() if what == "folder" else os.mkfifo(victim)
 
-    monkeypatch.setattr(journal.Work, "make", make)
+    monkeypatch.setattr(journal.Pack, "make", make)
     assert run(asked) == 1
     said = capsys.readouterr().err
     assert str(victims[0]) in said
@@ -106,7 +106,7 @@ def test_a_container_that_changes_is_named(
     first = request(source, tmp_path, "hdf5")
     assert run(first) == 0
     asked = request(Path(first.out), tmp_path / "next", "tar", workers=1)
-    place, name = (journal.Work, "make") if when == "before" else (copy.Copier, "unit")
+    place, name = (journal.Pack, "make") if when == "before" else (copy.Copier, "unit")
     real = getattr(place, name)
 
     def touches(*args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ import pytest
 import rankup
 from rankup.base.errors import UserError
 from rankup.data.pack import copy
-from rankup.data.pack.request import target
+from rankup.data.pack.journal import Pack
 
 from .made import (
     ALL,
@@ -99,7 +99,8 @@ def _kills(
         assert made(Path(asked.out)) == whole
         assert not Path(f"{asked.out}.part").exists()
         # The report is there as well, whenever the kill came, and nothing but what belongs to it.
-        report = target(asked.out, asked.to).report
+        at = Pack(asked)
+        report = at.named(at.report)
         assert json.loads(report.read_text())["samples"] == 150
         assert not [name for name in os.listdir(report.parent) if name.endswith(".tmp")]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rankup.base import lock
-from rankup.data.pack.request import Request, target
+from rankup.data.pack.journal import Pack
+from rankup.data.pack.request import Request
 
 from .made import Running, held, made, request, run, tree
 
@@ -38,9 +39,9 @@ def test_resume_of_something_else_onto_a_whole_output(
     assert run(request(source, tmp_path, "hdf5", resume=True, as_json=True)) == 0
     assert json.loads(capsys.readouterr().out)["samples"] == 150
     assert made(Path(asked.out)) == before
-    target(asked.out, None).report.unlink()
+    Path(f"{asked.out}.report.json").unlink()
     assert run(request(source, tmp_path, "hdf5", resume=True)) == 2
-    assert "which says of what, cannot be read" in capsys.readouterr().err
+    assert "which says of what the pack is, cannot be read" in capsys.readouterr().err
 
 
 def test_a_half_done_pack_is_not_removed(
@@ -53,7 +54,7 @@ def test_a_half_done_pack_is_not_removed(
     before = (part / "done").read_bytes()
     first = request(source, tmp_path / "first", "hdf5")
     assert run(first) == 0
-    for path in target(first.out, None).names:
+    for path in Pack(first).names.values():
         shutil.copy(path, tmp_path)
     assert run(asked) == 2
     assert f"{part} is what another pack has left" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data.pack.request import Request, bytes_of, checked, target
+from rankup.data.pack.request import Request, checked, target
 from tests.conftest import RunRankup
 
 from .made import tree
@@ -32,10 +32,7 @@ def test_the_name_says_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, to: str | None, container: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = target(out, to)
-    assert found.container == container
-    assert found.out == tmp_path / out
-    assert found.one_file == (container in ("hdf5", "squashfs"))
+    assert target(out, to) == (tmp_path / out, container)
 
 
 @pytest.mark.parametrize(
@@ -56,20 +53,6 @@ def test_the_name_says_the_container(
 def test_names_that_are_refused(out: str, to: str | None, said: str) -> None:
     with pytest.raises(UserError, match=said):
         target(out, to)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1GB", 10**9), ("1 GiB", 2**30), ("1.5m", 1_500_000), ("77", 77), ("2MiB", 2**21)],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert bytes_of(text, "--x") == size
-
-
-@pytest.mark.parametrize("text", ["", "GB", "1 ib", "-1", "1 EB", "1e9", "a lot"])
-def test_no_sizes(text: str) -> None:
-    with pytest.raises(UserError, match="--x"):
-        bytes_of(text, "--x")
 
 
 @pytest.mark.parametrize(
@@ -95,13 +78,6 @@ def test_what_would_be_ignored_is_refused() -> None:
     checked(Request("a", "b", shard_size="2GB"), "tar")
     with pytest.raises(UserError, match="rankup fetch --url"):
         checked(Request("https://x.y/z.tar", "b"), "tar")
-
-
-def test_a_name_too_long_for_what_belongs_to_it(tmp_path: Path) -> None:
-    assert target(str(tmp_path / f"{'n' * 217}.h5"), None).one_file
-    for count in (218, 245, 252):
-        with pytest.raises(UserError, match="too long"):
-            target(str(tmp_path / f"{'n' * count}.h5"), None)
 
 
 def test_the_command(run_rankup: RunRankup, rankup_here: RunRankup, tmp_path: Path) -> None:

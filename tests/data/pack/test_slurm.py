@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankup.data.pack import copy
-from rankup.data.pack.context import Step
-from rankup.data.pack.request import Request
+from rankup.data.pack.request import Request, Step
 from tests.slurm.cluster import Cluster
 
 from .made import Running, made, request, run, same_samples, slow, small_units, tree

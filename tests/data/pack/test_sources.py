@@ -21,7 +21,6 @@ from rankup.data import indexes, keys, opened
 from rankup.data.errors import BadContainer
 from rankup.data.index import Index, Split
 from rankup.data.pack import source as sources
-from rankup.data.pack.layout import Shape
 from rankup.data.strings import Strings
 
 from .made import ALL, files, made, request, run, same_samples, tree
@@ -219,7 +218,7 @@ def test_a_pack_of_many_files_is_looked_at_in_full(
     monkeypatch.setattr("rankup.data.stamp.LOOKED_AT", 2)
     source = tree(tmp_path / "source", 40, largest=200_000)
     first = request(source, tmp_path, "tar")
-    monkeypatch.setattr("rankup.data.pack.command.shape", lambda request: Shape(shard=300_000))
+    monkeypatch.setattr("rankup.data.pack.journal.bytes_of", lambda *_: 300_000)
     assert run(first) == 0
     victim = Path(first.out) / "train-000002.tar"
     secret = tmp_path / "secret"

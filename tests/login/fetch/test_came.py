@@ -29,7 +29,8 @@ COMMIT = "5cfbe2e0f003aba48a702f5d7a652c968e1c5de6"
 
 def _items(events: Sequence[Event], hubs: Sequence[Path] = ()) -> tuple[Item, ...]:
     files = made(events)
-    return items(files, events, hubs, needed(files, events, hubs))
+    needs = needed(files, hubs)
+    return items([one for one in files if one.path in needs], events, hubs)
 
 
 def _write(path: Path, size: int = 3) -> Path:
@@ -93,12 +94,8 @@ def test_a_repository_that_was_whole_already_is_asked_for_by_its_list_of_files(
 def test_what_datasets_has_prepared_is_one_item(tmp_path: Path) -> None:
     folder = tmp_path / "org___lines/default/0.0.0/1fa6"
     files = [_write(folder / "dataset_info.json"), _write(folder / "lines-train.arrow")]
-    [item] = _items([*map(new, files)])
-    assert (item.name, item.path, item.files) == (
-        "org/lines:default (prepared)",
-        str(folder),
-        2,
-    )
+    [item] = _items([*map(new, files)], hubs=[tmp_path])
+    assert (item.name, item.path, item.files) == ("org/lines", str(folder), 2)
 
 
 def test_what_a_program_downloads_or_unpacks_is_known_by_the_url_that_it_was_given() -> None:
@@ -114,17 +111,16 @@ def test_what_a_program_downloads_or_unpacks_is_known_by_the_url_that_it_was_giv
     assert found("curl", other, files=["/p/mine.bin"]) == {"/p/mine.bin": other}
     spawn = event("spawn", words=["tar"])
     files = of_programs([spawn], ["/p/x"])
-    assert needed(files, [spawn], ()) == {"/p/x"}
+    assert needed(files, ()) == {"/p/x"}
 
 
 def test_what_counts_visits_is_no_source(tmp_path: Path) -> None:
     """`datasets` asks for the head of a script of its own, whatever it prepares."""
     files = [_write(tmp_path / "json/x/dataset_info.json"), _write(tmp_path / "json/x/a.arrow")]
     count = event("url", url="https://s3.test/datasets/json.py", method="HEAD")
-    [item] = _items([count, *map(new, files)])
-    assert (item.source, item.needed) == ("", False)
+    assert _items([count, *map(new, files)]) == ()
     [item] = _items([count, *map(new, files)], hubs=[tmp_path])
-    assert (item.source, item.needed) == ("", True), "a cache is for what a job needs"
+    assert item.source == "", "a cache is for what a job needs"
 
 
 def test_a_second_fetch_still_knows_what_the_first_one_brought(tmp_path: Path) -> None:
@@ -136,13 +132,12 @@ def test_a_second_fetch_still_knows_what_the_first_one_brought(tmp_path: Path) -
         Item("changed", "", str(here), 99),
     )
     assert with_earlier((), first) == (first[0], first[1])
-    assert with_earlier((), (replace(first[0], needed=False),)) == (), "told once"
     folder = Item("d", "", str(tmp_path / "d"), 3, 2)
     assert with_earlier((folder,), first) == (first[0], folder), "b is in d"
 
 
 def _needed(events: Sequence[Event], *caches: str) -> set[str]:
-    return set(needed(made(events), events, [Path(cache) for cache in caches]))
+    return set(needed(made(events), [Path(cache) for cache in caches]))
 
 
 def _at(one: Event, where: str) -> Event:

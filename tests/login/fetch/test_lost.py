@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,8 @@ def test_its_script_is_ended_and_nothing_of_it_is_left(
     project, ready = tmp_path / "project", tmp_path / "ready"
     project.mkdir()
     monkeypatch.chdir(project)
+    monkeypatch.setenv("READY", str(ready))
+    monkeypatch.setenv("HOME", str(tmp_path))
     (project / "train.py").write_text(_SCRIPT)
     (project / "report.txt").write_text("of last week")
     seen: list[Path] = []
@@ -42,9 +43,7 @@ def test_its_script_is_ended_and_nothing_of_it_is_left(
         args=(),
         roots=(project,),
         area=copies.area(project),
-        home=tmp_path,
         caches=Caches(tmp_path / "cache", None, (), {}),
-        variables={**os.environ, "READY": str(ready)},
         threads=1,
         limits=Limits(600, 4 * 10**9),
         check=check,

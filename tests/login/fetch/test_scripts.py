@@ -346,7 +346,7 @@ def test_what_a_script_makes_of_what_came_moves_in_where_it_needs_that(
     assert got.proved, got.said
     assert "once more, with what the script has made of what came" in got.err
     assert set(stage.files()) == {"train.py", "x.bin", "y.bin"}
-    assert {item.name for item in got.record.needed} == {"x.bin", "y.bin"} if got.record else False
+    assert {item.name for item in got.record.items} == {"x.bin", "y.bin"} if got.record else False
 
 
 @pytest.mark.slow

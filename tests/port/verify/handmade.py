@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankup.port.verify.protocol import Journal, Outcome, RankEnd, Run, Seen
+from rankup.port.verify.protocol import TRIES, Journal, Outcome, RankEnd, Run, Seen
 
 Events = list[dict[str, Any]]
 BATCHES = ((0, 1, 2, 3), (4, 5, 6))  # of 7 training samples, and of as many for evaluation
@@ -50,10 +50,10 @@ def rank(world: int, number: int, epochs: int = 2) -> Events:
             text = f"epoch {epoch}: loss 1.2345 in {3 * size} s"
             events.append({"event": "line", "text": text, "phase": "eval"})
     if number == 0:
-        events.append({"event": "write", "path": "m.pt", "how": "truncate", "where": "x.py:20"})
+        events.append({"event": "open", "path": "m.pt", "where": "x.py:20"})
     events.insert(1, {"event": "initial", "optimizer": 0, "sums": [1, 2]})
     events.append({"event": "models", "found": [["Net", 99]]})
-    events.append({"event": "end", "code": 0, "saved": [] if world else ["m.pt"]})
+    events.append({"event": "end", "code": 0})
     return events
 
 
@@ -63,22 +63,25 @@ class Runs:
 
     original: Events = field(default_factory=lambda: rank(0, 0))
     ranks: list[Events] = field(default_factory=lambda: [rank(2, 0), rank(2, 1)])
-    loaded: dict[str, Any] = field(default_factory=lambda: {"path": "m.pt", "models": 1, "why": ""})
+    loaded: list[dict[str, Any]] = field(
+        default_factory=lambda: [{"path": "m.pt", "models": 1, "why": ""}]
+    )
 
     def seen(self) -> tuple[Seen, Seen]:
         """Both, as read back."""
-        report = {"event": "loaded", "files": [self.loaded]}
-        original = Seen(0, ended("original", 1), (Journal(tuple(self.original)),))
+        report = {"event": "loaded", "files": self.loaded}
+        original = Seen(ended("original"), (Journal(tuple(self.original)),))
         first, *others = self.ranks
         ranks = tuple(Journal(tuple(events)) for events in ([*first, report], *others))
-        return original, Seen(len(ranks), ended(str(len(ranks)), len(ranks)), ranks)
+        return original, Seen(ended(str(len(ranks)), world=len(ranks)), ranks)
 
     def first(self, kind: str, number: int = 0, nth: int = 0) -> dict[str, Any]:
         """An event of a rank of the port, to be changed."""
         return [one for one in self.ranks[number] if one["event"] == kind][nth]
 
 
-def ended(name: str, ranks: int, *ends: RankEnd, run: Run | None = None) -> Outcome:
+def ended(name: str, *ends: RankEnd, **fields: Any) -> Outcome:
     """A run that went well, or as given."""
-    ends = ends or tuple(RankEnd(0, True) for _ in range(ranks))
-    return Outcome(name, "exit", 1.0, ends, run=run)
+    run = Run(name, name, **fields)
+    ends = ends or tuple(RankEnd(0, True) for _ in range(run.ranks))
+    return Outcome(run, TRIES[0], "exit", 1.0, ends)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rankup.port.verify import compare, protocol, start
 from rankup.port.verify.protocol import ORIGINAL, Run
 from rankup.port.verify.verdict import Result
+from rankup.sandbox.copies import Sandbox
 
 KINDS = ("2", "free", "alike")
 
@@ -35,21 +36,18 @@ def results(
     (folder / "train.py").write_text(script, encoding="utf-8", newline="")
     project = start.Project(folder, Path("train.py"), Path("port.py"), None)
 
-    def placed(state: Path) -> Iterator[Run]:
+    def placed(box: Sandbox) -> Iterator[Run]:
         for run, text in _runs(ports, each):
             (folder / "port.py").write_text(text, encoding="utf-8", newline="")
-            place = state / "runs" / run.name
+            place = box.copy / run.name
             start.copy_project(project, place)
             file = place / ("port.py" if run.world else "train.py")
-            yield replace(run, script=str(file), folder=str(place), cwd=str(place))
+            yield replace(run, script=str(file), folder=str(place))
 
-    with start.state_folder() as state:
+    with start.sandbox() as box:
         job = start.Job(project, (), (), seconds)
-        outcomes = start.run(job, state, lambda _: None, [*placed(state)])
-        seen = {
-            one.name: protocol.read(start.journals(state), one, one.run.world if one.run else 0)
-            for one in outcomes
-        }
+        outcomes = start.run(job, box, lambda _: None, [*placed(box)])
+        seen = {one.run.name: protocol.read(start.journals(box), one) for one in outcomes}
         assert not seen[ORIGINAL].failed, compare.failure(seen[ORIGINAL])
         originals = {name: run for name, run in seen.items() if not run.world}
         found = {}

@@ -9,7 +9,7 @@ import pytest
 
 from rankup.port.verify import compare, verdict
 from rankup.port.verify.compare import output
-from rankup.port.verify.protocol import Journal, RankEnd, Run, Seen
+from rankup.port.verify.protocol import Journal, RankEnd, Seen
 from rankup.port.verify.verdict import CHECKS, Result
 
 from .handmade import Events, Runs, ended, rank
@@ -85,11 +85,11 @@ def _own_metric(runs: Runs) -> None:
 
 
 def _two_writers(runs: Runs) -> None:
-    runs.ranks[1].append(dict(runs.first("write")))
+    runs.ranks[1].append(dict(runs.first("open")))
 
 
 def _other_file(runs: Runs) -> None:
-    runs.first("write")["path"] = "n.pt"
+    runs.first("open")["path"] = "n.pt"
 
 
 def _prints_too(runs: Runs) -> None:
@@ -97,7 +97,7 @@ def _prints_too(runs: Runs) -> None:
 
 
 def _does_not_load(runs: Runs) -> None:
-    runs.loaded["why"] = "load_state_dict(strict=True) fails: Missing key(s)"
+    runs.loaded[0]["why"] = "load_state_dict(strict=True) fails: Missing key(s)"
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,7 @@ def test_one_difference_does_not_hide_others() -> None:
 
 def _free(*ranks: Events) -> Seen:
     journals = tuple(Journal(tuple(events)) for events in ranks)
-    run = Run("free", "", "", "", 2, free=True)
-    return Seen(2, ended("free", 2, run=run), journals)
+    return Seen(ended("free", world=2, free=True), journals)
 
 
 def test_ranks_with_random_numbers_of_their_own() -> None:
@@ -201,12 +200,12 @@ def test_numbers_of_rank_0_are_told_from_wrong_ones(whole: str, part: str, state
         for event in (one for one in events if one["event"] == "line"):
             event.update(text=text, phase="train")
     original, port = runs.seen()
-    run = Run("alike", "", "", "", 2, alike=True, against="original-alike")
+    outcome = ended("alike", world=2, alike=True, against="original-alike")
     for event in (one for one in runs.ranks[0] if one["event"] == "line"):
         event["text"] = "loss 1.5"
     lines = [{**one, "text": part} if one["event"] == "line" else one for one in runs.ranks[0]]
     ranks = (Journal(tuple(lines)), Journal(tuple(runs.ranks[1])))
-    alike = Seen(2, ended("2", 2, run=run), ranks)
+    alike = Seen(outcome, ranks)
     seen = {"original": original, "original-alike": original, "2": port, "alike": alike}
     found = {one.check: one for one in compare.results(seen, {"2": 2, "alike": 2})}
     assert found["output"].state == state, found["output"]
@@ -233,7 +232,7 @@ def test_a_model_file_that_is_not_compared_is_not_seen() -> None:
     runs = Runs()
     for events in (runs.original, runs.ranks[0]):
         path = "out/model.safetensors"
-        events.append({"event": "write", "path": path, "how": "truncate", "where": "x.py:21"})
+        events.append({"event": "open", "path": path, "where": "x.py:21"})
     assert _results(runs)["saved"].state == "not seen"
     assert _results(runs)["output"].state == "proved"
 
@@ -270,14 +269,12 @@ def test_rank_0_may_evaluate_alone() -> None:
 
 def test_what_was_not_there_is_not_proved() -> None:
     runs = Runs(
-        original=[one for one in rank(0, 0) if one["event"] not in ("line", "write")],
-        ranks=[
-            [one for one in rank(2, k) if one["event"] not in ("line", "write")] for k in (0, 1)
-        ],
+        original=[one for one in rank(0, 0) if one["event"] not in ("line", "open")],
+        ranks=[[one for one in rank(2, k) if one["event"] not in ("line", "open")] for k in (0, 1)],
+        loaded=[],
     )
     for events in (runs.original, *runs.ranks):
         events[:] = [one for one in events if one.get("grad") is not False]
-    runs.original[-1]["saved"] = []
     states = {name: one.state for name, one in _results(runs).items()}
     assert states["evaluation"] == states["output"] == states["saved"] == "not seen"
 
@@ -286,8 +283,7 @@ def test_a_run_that_broke_off_is_a_difference() -> None:
     original, port = Runs().seen()
     error = {"event": "end", "code": 1, "error": "ValueError: no", "time": 1.0}
     broken = Seen(
-        2,
-        ended("2", 2, RankEnd(None, False), RankEnd(1, False)),
+        ended("2", RankEnd(None, False), RankEnd(1, False), world=2),
         (port.ranks[0], Journal((error,))),
     )
     first, *rest = compare.results({"original": original, "2": broken}, {"2": 2})
@@ -308,9 +304,9 @@ def test_a_run_that_broke_off_is_a_difference() -> None:
 )
 def test_a_killed_rank(rest: RankEnd, state: str) -> None:
     events = (Journal(()), Journal(({"event": "killed"},)))
-    run = Seen(2, ended("kill", 2, rest, RankEnd(-9, False)), events)
+    run = Seen(ended("kill", rest, RankEnd(-9, False), world=2), events)
     assert compare.killed(run).state == state
-    assert compare.killed(Seen(2, run.outcome, (Journal(()), Journal(())))).state == "not seen"
+    assert compare.killed(Seen(run.outcome, (Journal(()), Journal(())))).state == "not seen"
 
 
 @pytest.mark.parametrize(

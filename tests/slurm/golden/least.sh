@@ -20,17 +20,22 @@ rankup_lives=100 # at most, and then somebody should look
 rankup_retries=0 # times that Slurm may start the job again by itself
 RANKUP_RESUME=0 # whether there was a life before this job
 
-rankup_life=${SLURM_RESTART_COUNT:-0}
 # The last task of an array has the number of the whole array as its own.
 rankup_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 rankup_job=${rankup_job:-$SLURM_JOB_ID}
 rankup_start=$(date +%s)
 rankup_marker=$RANKUP_RUN_DIR/requeue # left by the ranks when they stop with a checkpoint
+rankup_records=$RANKUP_RUN_DIR/log/lives.jsonl
+rankup_record="{\"job\": \"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}\", \"task\": ${SLURM_ARRAY_TASK_ID:-null}"
+# How often this job was started before, by its own count: psslurm sets no SLURM_RESTART_COUNT.
+rankup_life=$(grep -c "^$rankup_record, \"restart\": [0-9]*, \"start\"" "$rankup_records" 2>/dev/null)
+if [ "${rankup_life:-0}" -lt "${SLURM_RESTART_COUNT:-0}" ]; then rankup_life=$SLURM_RESTART_COUNT; fi
+rankup_life=${rankup_life:-0}
+if [ "$rankup_life" -gt 0 ]; then export SLURM_RESTART_COUNT=$rankup_life; fi # for rankup's own parts
 
 record_life() { # append a line about this life, e.g. record_life '"end": 1700000000'
     if [ -n "${RANKUP_INTERACTIVE:-}" ]; then return; fi # in an allocation `rankup run` does it
-    printf '{"job": "%s", "task": %s, "restart": %d, %s}\n' "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" \
-        "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_life" "$1" >>"$RANKUP_RUN_DIR/log/lives.jsonl"
+    printf '%s, "restart": %d, %s}\n' "$rankup_record" "$rankup_life" "$1" >>"$rankup_records"
 }
 
 end_life() { # end_life CODE [WHY]: a script that ends without its code makes a failed job COMPLETED
@@ -60,8 +65,8 @@ if [ -n "${RANKUP_INTERACTIVE:-}" ]; then
 fi
 printf '%s' "$rankup_who" >"$RANKUP_RUN_DIR/log/lock"
 rm -f -- "$RANKUP_RUN_DIR"/log/failure-rank*.json # of an earlier life
-# The log may hold earlier lives: where this one begins in it.
-rankup_offset=$(stat --dereference --format=%s "/proc/$$/fd/1" 2>/dev/null || echo 0)
+# The log may hold earlier lives: where this one begins in it. (Its size: psslurm gives a pipe.)
+rankup_offset=$(stat --dereference --format=%s "$rankup_base/log/$rankup_job.out" 2>/dev/null || echo 0)
 record_life "\"start\": $(date +%s.%3N), \"nodes\": \"$SLURM_JOB_NODELIST\", \"id\": \"$SLURM_JOB_ID\", \"offset\": $rankup_offset"
 
 if [ -e "$rankup_base/log/cancelled" ]; then
@@ -170,16 +175,17 @@ watch_node() { # the sampler of this node, beside its ranks; it ends with them
 on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of this script, per node
     local option=$1
     shift
+    # --wait=0: what rank 0 does after the others have ended, an export, may take long.
     # What it uses goes along as text; $SLURM_NODEID and the like are then read on the node itself.
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --relative=0 --cpu-bind=none \
-        --wait=120 "$option" ${srun_options[@]+"${srun_options[@]}"} bash -c "$(
+        --wait=0 "$option" ${srun_options[@]+"${srun_options[@]}"} bash -c "$(
             declare -p nodes ranks gpus needs programs rank master_addr master_port
             declare -f preflight hear_all report_to_head launch watch_node
         ); \"\$@\"" bash "$@"
 }
 
 # ---- run -----------------------------------------------------------------------------------------
-on_every_node --kill-on-bad-exit=0 preflight ||
+SLURM_KILL_BAD_EXIT=0 on_every_node --wait=120 preflight ||
     end_life 1 "the preflight failed on the nodes named above; torch was not started anywhere"
 on_every_node --kill-on-bad-exit=1 launch "${words[@]}"
 code=$?
@@ -199,18 +205,27 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
     record_life "\"end\": $(date +%s), \"code\": 0, \"stopped\": true"
     exec 9>&- # the next life may start
     echo "rankup: stopped with a checkpoint before the time limit; going on in a next life" >&2
-    if scontrol requeue "$rankup_job"; then
-        sleep 120 # Slurm ends this shell
-        exit 0
-    fi
-    next=$(env --unset=SLURM_RESTART_COUNT sbatch --parsable \
-        --dependency="afterany:$rankup_job" \
-        ${SLURM_ARRAY_TASK_ID:+--array="$SLURM_ARRAY_TASK_ID"} "$0") ||
-        end_life 1 "this site allows neither requeue nor sbatch in a job; go on with: rankup run --resume $rankup_base"
-    echo "rankup: this site does not requeue; job $next follows" >&2
-    printf '{"job": "%s", "task": %s, "follows": "%s"}\n' "${next%%;*}" \
-        "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_job" >>"$RANKUP_RUN_DIR/log/lives.jsonl"
-    exit 0
+    for pause in 5 15 30 60 120 240; do # while the controller is away
+        if scontrol requeue "$rankup_job"; then
+            sleep 120 # Slurm ends this shell
+            exit 0
+        fi
+        if next=$(env --unset=SLURM_RESTART_COUNT sbatch --parsable \
+            --dependency="afterany:$rankup_job" \
+            ${SLURM_ARRAY_TASK_ID:+--array="$SLURM_ARRAY_TASK_ID"} "$0"); then
+            echo "rankup: this site does not requeue; job $next follows" >&2
+            printf '{"job": "%s", "task": %s, "follows": "%s"}\n' "${next%%;*}" \
+                "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_job" >>"$rankup_records"
+            exit 0
+        fi
+        refusal="this site allows neither requeue nor sbatch in a job"
+        if scontrol ping | grep -q ' UP$'; then break; fi
+        refusal="Slurm's controller does not answer"
+        if [ $(($(date +%s) + pause)) -ge "${RANKUP_END_TIME:-9999999999}" ]; then break; fi
+        echo "rankup: $refusal; the requeue is tried again in $pause s" >&2
+        sleep "$pause"
+    done
+    end_life 1 "$refusal; go on with: rankup run --resume $rankup_base"
 fi
 if [ -d "$RANKUP_RUN_DIR/monitor" ] && command -v rankup >/dev/null; then # what it was worth
     record_life "\"end\": $(date +%s), \"code\": $code" # the time limit may come meanwhile

@@ -19,8 +19,7 @@ from .. import transforms
 from ..fetch import allocate
 from ..index import Int64s
 from ..loader import Kind, Loader
-from ..reader import PackedDataset
-from ..rows import plain
+from ..reader import PackedDataset, plain
 from ..transforms import Shaped
 from .chosen import Raised
 from .verdict import Load, Parts, Spread

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...base import progress
 from ...base.amounts import size
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.files import user_path
@@ -19,7 +20,6 @@ from .. import finding, opened
 from ..errors import BadContainer
 from ..index import Index, Split
 from ..inodes import words
-from ..pack.progress import Progress
 from . import extract as extracting
 from . import verify as verifying
 from .facts import describe
@@ -144,13 +144,15 @@ def _range(splits: tuple[Split, ...]) -> tuple[int, int]:
     return (splits[0].start, splits[-1].stop) if splits else (0, 0)
 
 
-def _progress(what: str, index: Index, splits: tuple[Split, ...], quiet: bool) -> closing[Progress]:
+def _progress(
+    what: str, index: Index, splits: tuple[Split, ...], quiet: bool
+) -> AbstractContextManager[progress.Show]:
     """Return what shows how many samples of some splits are done."""
     start, stop = _range(splits)
     # As floats, which hold sums of what a damaged index says.
     lengths = (one.length[start:stop].clip(0) for one in index.fields)
     known = int(sum(float(one.sum(dtype=np.float64)) for one in lengths))
-    return closing(Progress(what, known, (stop - start) * len(index.fields), quiet=quiet))
+    return progress.shown(what, known, quiet=quiet)
 
 
 def _name(damaged: Sequence[Damage], quiet: bool) -> None:

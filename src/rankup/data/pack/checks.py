@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...base.errors import UserError
 from .. import images
-from ..index import Index, Int64s
+from ..index import Index, ordered
 from ..inodes import words
 from ..pool import spread
 from ..verified import Reader, Span
@@ -23,40 +23,49 @@ _SHOWN = 10
 class Looker:
     """Looks at images while they pass by, and keeps what is to be said of them.
 
-    Attributes:
-        found: of each image with problems `row`, `field` and `problems`.
+    Args:
+        looks: False: nothing is looked at.
     """
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self.found: list[dict[str, Any]] = []
+    def __init__(self, index: Index, looks: bool = True) -> None:
+        self._index, self._looks = index, looks
+        self._found: dict[tuple[int, int], list[str]] = {}
 
     def __call__(self, span: Span, first: memoryview | bytes, last: memoryview | bytes) -> None:
+        """Look at an image, of which these are the first bytes, or all, and the last."""
         name = self.name(span)
         if name:
             look = images.look(first[: images.HEAD], last[-images.TAIL :], span.length, name)
             self.add(span, look.problems)
 
+    def passing(
+        self, span: Span, chunks: Iterable[memoryview | bytes]
+    ) -> Iterator[memoryview | bytes]:
+        """Hand on the bytes of a sample, and look at it once they are through."""
+        head = tail = b""
+        for chunk in chunks:
+            head = head or bytes(chunk[: images.HEAD])
+            tail = (tail + bytes(chunk[-images.TAIL :]))[-images.TAIL :]
+            yield chunk
+        self(span, head, tail)
+
     def add(self, span: Span, problems: Iterable[str]) -> None:
-        """Keep problems of an image; together with those that are known of it."""
-        problems = list(problems)
-        if not problems:
-            return
-        last = self.found[-1] if self.found else {}
-        if (last.get("row"), last.get("field")) == (span.row, span.field):
-            last["problems"] += problems
-        else:
-            self.found.append({"row": span.row, "field": span.field, "problems": problems})
+        """Keep problems of an image, together with those that are known of it."""
+        if problems:
+            self._found.setdefault((span.row, span.field), []).extend(problems)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return what was found since the last time."""
-        found, self.found = self.found, []
-        return found
+        """Return `row`, `field` and `problems` of the images with problems since the last time."""
+        found, self._found = self._found, {}
+        return [
+            {"row": row, "field": field, "problems": problems}
+            for (row, field), problems in found.items()
+        ]
 
     def name(self, span: Span) -> str:
-        """Return the end of the name that an image has as a file; empty: it is no image."""
+        """Return the end of an image's name as a file; empty where there is none to look at."""
         field = self._index.fields[span.field]
-        if field.dtype:
+        if field.dtype or not self._looks:
             return ""
         key = self._index.keys[span.row]
         if field.name != "data" or len(self._index.fields) > 1:
@@ -82,44 +91,45 @@ def looked_at(reader: Reader, workers: int, watch: Callable[[], None]) -> list[d
                 if looker.name(span):
                     looker(span, *reader.ends(span, images.HEAD, images.TAIL))
         reader.close()
-        return looker.found
+        return looker.take()
 
     parts = spread(some, range(0, count, _STEP), workers, watch)
     return sorted((one for part in parts for one in part), key=lambda one: one["row"])
 
 
-def damaged(records: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the rows of samples with an image that cannot be used."""
-    return sorted({one["row"] for one in records if images.DAMAGED & set(one["problems"])})
+def usable(
+    index: Index, bad: str, records: Sequence[Mapping[str, Any]], unusable: Collection[str]
+) -> tuple[Index, list[dict[str, str]]]:
+    """Leave out the samples that `--bad skip` does.
 
+    Args:
+        unusable: problems that an image cannot be used with.
 
-def refuse(index: Index, rows: Sequence[int], records: Sequence[Mapping[str, Any]]) -> None:
-    """End a pack with `--bad fail` where there is a damaged image.
+    Returns:
+        the index without them, and a note of each.
 
     Raises:
-        UserError: names the first of them.
+        UserError: with `--bad fail` there is such an image; names the first of them.
     """
-    if not rows:
-        return
-    problems = {one["row"]: ", ".join(one["problems"]) for one in records}
-    lines = [f"{index.path(row)}: {problems[row]}" for row in rows]
-    raise UserError(
-        f"{words(len(rows), 'damaged image', 'damaged images')}:\n{shown(lines)}\n"
-        "mend or remove them, or leave them out with --bad skip"
+    problems = {
+        one["row"]: ", ".join(one["problems"])
+        for one in records
+        if not set(one["problems"]).isdisjoint(unusable)
+    }
+    if bad == "keep" or not problems:
+        return index, []
+    if bad == "fail":
+        raise UserError(
+            f"{words(len(problems), 'damaged image', 'damaged images')}:\n"
+            f"{shown([f'{index.path(row)}: {problems[row]}' for row in sorted(problems)])}\n"
+            "mend or remove them, or leave them out with --bad skip"
+        )
+    split_of = np.repeat(
+        np.arange(len(index.splits)), [one.stop - one.start for one in index.splits]
     )
-
-
-def without(index: Index, rows: Sequence[int]) -> Index:
-    """Return the index without some samples."""
-    gone: Int64s = np.array(rows, np.int64)
-    kept = np.setdiff1d(np.arange(len(index)), gone)
-    splits, start = [], 0
-    for split in index.splits:
-        stop = start + split.stop - split.start
-        stop -= int(np.count_nonzero((gone >= split.start) & (gone < split.stop)))
-        splits.append(type(split)(split.name, start, stop, split.folder))
-        start = stop
-    return index.take(kept, tuple(splits))
+    split_of[list(problems)] = -1
+    notes = [{"left_out": index.path(row)} for row in sorted(problems)]
+    return ordered(index, split_of, index.splits), notes
 
 
 def listed(index: Index, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -8,16 +8,16 @@ in one call.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
 from ...base.files import pwrite_all
-from .. import images
 from ..index import UInt64s, data_path
 from ..verified import Reader, SourceProblem, Span
+from .checks import Looker
 from .layout import Layout, Piece
 
 # Measured on 10 000 photos in memory: 2 MiB stay in the caches, 16 MiB take 15 % longer. File
@@ -25,26 +25,17 @@ from .layout import Layout, Piece
 BUFFER = 2 << 20, 16 << 20  # at least, at most
 _OPEN = 64
 
-# Gets a sample's row and field, its bytes, or of a large one the first of them, and the last.
-Look = Callable[[Span, memoryview, memoryview], None]
-
 
 class Copier:
     """Writes units of one container. A process has one, and uses it for one unit after another.
 
     Args:
         root: the container's folder or file, as its layout has begun it.
-        look: called with every sample's bytes on their way.
+        looker: sees every sample's bytes on their way.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        root: Path,
-        reader: Reader,
-        look: Look | None = None,
-    ) -> None:
-        self._layout, self._root, self._reader, self._look = layout, root, reader, look
+    def __init__(self, layout: Layout, root: Path, reader: Reader, looker: Looker) -> None:
+        self._layout, self._root, self._reader, self._looker = layout, root, reader, looker
         self._size = min(max(os.stat(root).st_blksize, BUFFER[0]), BUFFER[1])
         self._buffer = memoryview(bytearray(self._size))
         self._open: dict[int, int] = {}
@@ -94,12 +85,6 @@ class Copier:
                 os.fdatasync(descriptor)
         return hashes
 
-    def close(self) -> None:
-        """Close what is open."""
-        while self._open:
-            os.close(self._open.popitem()[1])
-        self._reader.close()
-
     def _pieces(self, pieces: Iterable[Piece]) -> None:
         for file, offset, data in sorted(pieces):
             self._put(file, offset, data)
@@ -121,25 +106,18 @@ class Copier:
         self._reader.into(span, self._buffer[at:])
         self._filled = at + span.length
         data = self._buffer[at : self._filled]
-        if self._look is not None:
-            self._look(span, data, data)
+        self._looker(span, data, data)
         return xxhash.xxh3_64_intdigest(data)
 
     def _large(self, file: int, offset: int, span: Span) -> int:
         """A sample that does not fit into the buffer goes by in chunks."""
         self._flush()
         state = xxhash.xxh3_64()
-        first = last = memoryview(b"")
-        for chunk in self._reader.chunks(span):
+        for chunk in self._looker.passing(span, self._reader.chunks(span)):
             view = memoryview(chunk)
             state.update(view)
             self._write(file, offset, view)
             offset += len(view)
-            if self._look is not None and len(view):
-                first = first if len(first) else memoryview(bytes(view))
-                last = memoryview(bytes(view[-images.TAIL :]))
-        if self._look is not None:
-            self._look(span, first, last)
         return state.intdigest()
 
     def _place(self, file: int, offset: int, length: int) -> int:

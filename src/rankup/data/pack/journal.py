@@ -17,34 +17,50 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...base import progress
+from ...base.amounts import bytes_of
 from ...base.errors import UserError
 from ...base.files import fsync_directory, pwrite_all, write_json
 from ...base.holder import boot
-from .. import indexes
-from ..errors import BadContainer
+from ...base.text import clean
 from ..index import Index, UInt64s
-from .layout import Layout
-from .request import Target
+from ..pool import cores
+from .layout import Layout, Shape, sample_bytes
+from .request import Request, Step, asked, target
 
 VERSION = 2
 
 
-class Work:
-    """A work folder, and the paths in it.
+class Pack:
+    """A pack that goes on: its options, its task of a Slurm step, its work folder.
 
     Attributes:
+        out, container: what is made, and the name of its format.
+        one_file: it is a single file, with its index beside it.
         index, report: where these are, until they get their names.
+        names: path in the work folder -> its name at last, in the order in which they are given.
+        watch: called often; raises once there is a reason to stop.
     """
 
-    def __init__(self, goal: Target) -> None:
-        self.goal, self.part = goal, goal.part
+    def __init__(
+        self, request: Request, step: Step | None = None, watch: Callable[[], None] = lambda: None
+    ) -> None:
+        self.request, self.step, self.watch = request, step or Step(), watch
+        self.out, self.container = target(request.out, request.to)
+        self.one_file = self.container in ("hdf5", "squashfs")
+        self.workers = request.workers or cores()
+        # Images are looked at on their way; else it was done before.
+        self.looks = request.bad == "keep" and request.resize is None
+        self.shape = Shape(shard=bytes_of(request.shard_size, "--shard-size"))
+        self.part = self.out.with_name(f"{self.out.name}.part")
         self.about = self.part / "about.json"
         self.source = self.part / "source.npz"
         self.spool = self.part / "spool"
@@ -53,20 +69,45 @@ class Work:
         self.done = self.part / "done"
         self.hashes = self.part / "hashes"
         self.published = self.part / "published"
-        inside = self.part if goal.one_file else self.data
+        inside = self.part if self.one_file else self.data
         self.index, self.report = inside / "index.npz", inside / "report.json"
+        self.names = {self.data: self.out}
+        if self.one_file:
+            beside = (self.report, self.index)
+            self.names |= {path: Path(f"{self.out}.{path.name}") for path in beside}
 
-    def make(self, asked: Mapping[str, Any]) -> None:
-        """Make the folder; an empty one may be there.
+    def named(self, path: Path) -> Path:
+        """Return where the index or the report lies once the pack is complete."""
+        return self.names.get(path, self.out / path.name)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What decides the bytes of the pack."""
+        return asked(self.request, self.container)
+
+    def say(self, line: str) -> None:
+        """Print a line of the command's output."""
+        if not self.request.as_json:
+            print(clean(line), flush=True)
+
+    def progress(self, what: str, index: Index) -> AbstractContextManager[progress.Show]:
+        """Return what shows how far a part of the pack is."""
+        quiet = self.request.as_json or self.step.task > 0
+        return progress.shown(what, sample_bytes(index), quiet=quiet)
+
+    def make(self) -> None:
+        """Make the work folder; what one has noted that came no further is not kept.
 
         Raises:
             OSError: it cannot be made.
         """
         self.part.mkdir(parents=True, exist_ok=True)
-        write_json(self.about, {"rankup_pack": VERSION, "asked": dict(asked)})
+        write_json(self.about, {"rankup_pack": VERSION, "asked": self.asked})
+        for path in self.part.glob("notes-*.jsonl"):
+            path.unlink()
 
-    def asked(self) -> dict[str, Any] | None:
-        """Return what a pack in this folder was asked; None where nothing has begun.
+    def before(self) -> dict[str, Any] | None:
+        """Return what an earlier pack in this folder was asked; None where nothing has begun.
 
         Raises:
             UserError: what is there is no work folder, or one of another rankup.
@@ -90,13 +131,6 @@ class Work:
         except (NotADirectoryError, ValueError, KeyError, TypeError):
             what = "is no work folder of rankup pack"
         raise UserError(f"{self.part} {what}; rankup needs that name: move it away, or remove it")
-
-    def load_source(self) -> Index | None:
-        """Return the source's index; None where the scan did not come to its end."""
-        try:
-            return indexes.load(self.source)
-        except (FileNotFoundError, BadContainer):  # the disk has perhaps not survived a crash
-            return None
 
     def is_over(self) -> bool:
         """Return True where nothing is lost with the folder: its container is out, or not begun."""
@@ -128,31 +162,42 @@ class Work:
 class Units:
     """The units of a container that are written, and the hashes of their samples.
 
-    Several Slurm tasks have one open, each for units of its own.
+    Each task of a Slurm step has one, for units of its own.
+
+    Args:
+        layout: as `begin` gave it.
     """
 
-    def __init__(self, work: Work, layout: Layout, *, fsync: bool) -> None:
-        self._work, self._layout, self._fsync = work, layout, fsync
-        self._count = len(layout.index)
-        self._done = os.open(work.done, os.O_WRONLY | os.O_CLOEXEC)
-        self._hashes = os.open(work.hashes, os.O_WRONLY | os.O_CLOEXEC)
+    def __init__(self, pack: Pack, layout: Layout) -> None:
+        self._pack, self._layout = pack, layout
+        self._done = os.open(pack.done, os.O_RDWR | os.O_CLOEXEC)
+        self._hashes = os.open(pack.hashes, os.O_RDWR | os.O_CLOEXEC)
 
     def note(self, unit: int, hashes: UInt64s) -> None:
         """Write down that a unit is there, and on the disk where that was asked for."""
-        start = int(self._layout.units[unit])
+        start, count = int(self._layout.units[unit]), len(self._layout.index)
         for number, row in enumerate(hashes):
-            at = 8 * (number * self._count + start)
+            at = 8 * (number * count + start)
             pwrite_all(self._hashes, row.astype("<u8").tobytes(), at)
-        if self._fsync:  # before the byte that says so
+        if self._pack.request.fsync:  # before the byte that says so
             os.fdatasync(self._hashes)
         pwrite_all(self._done, b"\1", unit)
+
+    def done(self) -> npt.NDArray[np.bool_]:
+        """Return of each unit whether it is written. Read anew, since other nodes write it."""
+        return np.frombuffer(os.pread(self._done, len(self._layout.units) - 1, 0), np.bool_)
+
+    def hashes(self) -> UInt64s:
+        """Return the hashes of all samples, uint64 (fields, n)."""
+        found = np.fromfile(self._pack.hashes, "<u8").astype(np.uint64)
+        return found.reshape(len(self._layout.index.fields), len(self._layout.index))
 
     def close(self) -> None:
         os.close(self._done)
         os.close(self._hashes)
 
 
-def begin(work: Work, layout: Layout, *, fsync: bool, told: Mapping[str, Any]) -> Layout:
+def begin(pack: Pack, layout: Layout, told: Mapping[str, Any]) -> Layout:
     """Make the container's files, or find those that an interrupted pack has made.
 
     Without fsync, what was written is only sure while the machine that wrote it has not crashed.
@@ -163,48 +208,37 @@ def begin(work: Work, layout: Layout, *, fsync: bool, told: Mapping[str, Any]) -
     Returns:
         the layout, with what it knows of these files.
     """
-    units, now = len(layout.units) - 1, boot()
-    before = read_begun(work)
+    units, now, fsync = len(layout.units) - 1, boot(), pack.request.fsync
+    before = read_begun(pack)
     trusted = before.get("fsync") or (now and before.get("boot") == now)
-    if trusted and before.get("units") == units and work.data.exists():
-        layout = layout.attach(work.data)
+    if trusted and before["units"] == units and pack.data.exists():
+        layout = layout.attach(pack.data)
         fsync = fsync and bool(before["fsync"])
     else:
-        work.begun.unlink(missing_ok=True)
         # First, and as new files: a process of an earlier attempt that does not know yet that it is
         # over would else note units as done here which it has written into the old `data`.
-        work.done.unlink(missing_ok=True)
-        work.hashes.unlink(missing_ok=True)
-        clear(work.data)
-        if not work.goal.one_file:
-            work.data.mkdir()
-        layout = layout.begin(work.data)
-        _zeros(work.done, units, fsync)
-        _zeros(work.hashes, 8 * len(layout.index) * len(layout.index.fields), fsync)
+        for path in (pack.begun, pack.done, pack.hashes, pack.data):
+            clear(path)
+        if not pack.one_file:
+            pack.data.mkdir()
+        layout = layout.begin(pack.data)
+        size = 8 * len(layout.index) * len(layout.index.fields)
+        for path, zeros in ((pack.done, units), (pack.hashes, size)):
+            path.touch()
+            os.truncate(path, zeros)
         if fsync:
-            sync(work.data)
-    write_json(work.begun, {"fsync": fsync, "boot": now, "units": units, **told})
+            for path in (pack.done, pack.hashes, pack.data):
+                sync(path)
+    write_json(pack.begun, {"fsync": fsync, "boot": now, "units": units, **told})
     return layout
 
 
-def read_begun(work: Work) -> dict[str, Any]:
+def read_begun(pack: Pack) -> dict[str, Any]:
     """Return what `begin` has written; empty where it has not."""
     try:
-        found = json.loads(work.begun.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        return dict(json.loads(pack.begun.read_text(encoding="utf-8")))
+    except FileNotFoundError:
         return {}
-    return found if isinstance(found, dict) else {}
-
-
-def done(work: Work) -> npt.NDArray[np.bool_]:
-    """Return of each unit whether it is written. Read anew, since other nodes write it."""
-    return np.frombuffer(work.done.read_bytes(), np.uint8) == 1
-
-
-def hashes(work: Work, layout: Layout) -> UInt64s:
-    """Return the hashes of all samples, uint64 (fields, n)."""
-    found = np.fromfile(work.hashes, "<u8").astype(np.uint64)
-    return found.reshape(len(layout.index.fields), len(layout.index))
 
 
 def append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
@@ -240,16 +274,8 @@ def clear(path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Have a file, or a folder and all below it, on the disk."""
-    if path.is_dir():
-        for below in path.iterdir():
-            sync(below)
-        fsync_directory(path)
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    for one in [*path.rglob("*"), path] if path.is_dir() else [path]:
+        fsync_directory(one)  # which does the same for a file
 
 
 def allocated(path: Path) -> int:
@@ -260,13 +286,6 @@ def allocated(path: Path) -> int:
         return path.lstat().st_blocks * 512
     except FileNotFoundError:
         return 0
-
-
-def _zeros(path: Path, size: int, fsync: bool) -> None:
-    with path.open("wb") as file:
-        file.truncate(size)
-        if fsync:
-            os.fsync(file.fileno())
 
 
 def _is_of_about(name: str) -> bool:

@@ -40,11 +40,9 @@ class Shape:
 
     Attributes:
         shard: bytes after which the next tar begins.
-        block: bytes of a block of a SquashFS.
     """
 
     shard: int = 1 << 30
-    block: int = 1 << 20
 
 
 class Layout(Protocol):
@@ -111,6 +109,11 @@ def units(source: Index, stops: Iterable[int]) -> Int64s:
             full = int(np.searchsorted(ends, ends[rows[-1]] + UNIT))
             rows.append(min(full, rows[-1] + _SAMPLES, stop))
     return np.array(rows, np.int64)
+
+
+def sample_bytes(index: Index) -> int:
+    """Return the bytes of all samples whose length is known."""
+    return sum(int(field.length.clip(0).sum()) for field in index.fields)
 
 
 # Containers that are written at final offsets -> module with `plan(source, shape) -> Layout`.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import shutil
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,9 @@ from ...base.files import no_space
 from .. import images, inodes
 from ..index import Index
 from ..inodes import words
-from .checks import UNDECODABLE
-from .journal import Work, allocated
-from .layout import Layout
-from .request import Request, Target, asked
+from .checks import UNDECODABLE, listed
+from .journal import Pack, allocated
+from .layout import Layout, sample_bytes
 from .source import root
 
 VERSION = 1
@@ -39,7 +37,7 @@ _WNID = re.compile(r"n\d{8}")
 _ILSVRC = (b"ILSVRC/", b"Data/CLS-LOC/")
 
 
-def before(request: Request, goal: Target, source: Index, layout: Layout | None) -> dict[str, Any]:
+def before(pack: Pack, source: Index, layout: Layout | None) -> dict[str, Any]:
     """Return what will be done, as JSON values.
 
     `bytes` of the container with its index is 0 and `files_after` None where it is not known
@@ -52,97 +50,102 @@ def before(request: Request, goal: Target, source: Index, layout: Layout | None)
     Raises:
         OSError: SOURCE cannot be read.
     """
-    needs = 0
+    needs, data = 0, None
     if layout is not None:
-        needs = int(layout.sizes.sum()) + index_bytes(source)
-    elif request.resize is None:  # nothing of a SquashFS is compressed
+        needs, data = int(layout.sizes.sum()) + index_bytes(source), len(layout.sizes)
+    elif pack.request.resize is None:  # nothing of a SquashFS is compressed
         needs = sample_bytes(source) + index_bytes(source)
+    if pack.one_file:
+        data = 1
+    elif pack.container == "arrow":
+        data = len(source.splits)
+    files_after = data and inodes.of_pack(pack.container, data, bool(source.classes))
     return {
-        **_counts(request, goal, source),
+        **_counts(pack, source),
         "sample_bytes": sample_bytes(source),
         "bytes": needs,
-        "files_before": inodes.of_source(source, root(request)),
-        "files_after": _files_after(source, layout, goal),
+        "files_before": inodes.of_source(source, root(pack.request)),
+        "files_after": files_after,
         "no_images": _no_images(source),
         "hint": _hint(source) if _unlabelled(source) else "",
     }
 
 
 def after(
-    request: Request,
-    goal: Target,
-    told: Mapping[str, Any],
-    index: Index,
-    notes: Mapping[str, Sequence[Any]],
-    *,
-    seconds: float,
-    tasks: int,
-    workers: int,
+    pack: Pack, plan: Mapping[str, Any], source: Index, index: Index, seconds: float
 ) -> dict[str, Any]:
     """Return the report of a pack that is complete, as JSON values.
 
     Args:
-        told: what `before` has said.
-        notes: `problems` of images, see `checks.listed`; `left_out`, names of samples that
-            `--bad skip` has left out.
+        plan: see `before`.
+        source: which the numbers of samples in the notes are of.
         seconds: of this process, from its start.
     """
-    problems = notes["problems"]
+    notes = pack.notes()
+    problems = [one for one in notes if "sample" in one]
+    problems += listed(source, [one for one in notes if "row" in one])
     kinds = Counter(problem for one in problems for problem in one["problems"])
     return {
         "rankup_pack_report": VERSION,
         "rankup": __version__,
-        **told,
-        **_counts(request, goal, index),
+        **plan,
+        **_counts(pack, index),
         "fields": [field.name for field in index.fields],
         "bytes": int(index.sizes.sum()),
-        "files_after": inodes.of_pack(goal.container, len(index.files), bool(index.classes)),
-        "images": {"problems": dict(kinds), "listed": list(problems[:_MOST])},
-        "left_out": list(notes["left_out"]),
+        "files_after": inodes.of_pack(pack.container, len(index.files), bool(index.classes)),
+        "images": {"problems": dict(kinds), "listed": problems[:_MOST]},
+        "left_out": [one["left_out"] for one in notes if "left_out" in one],
         "seconds": round(seconds, 3),
-        "tasks": tasks,
-        "workers": workers,
+        "tasks": pack.step.tasks,
+        "workers": pack.workers,
         "host": socket.gethostname(),
         "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """Return the report that lies with a container; None where it cannot be read."""
+def read(path: Path) -> dict[str, Any]:
+    """Return the report that lies with a container.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if isinstance(found, dict) and isinstance(found.get("asked"), dict) and "samples" in found:
-        return found
-    return None
+        if isinstance(found["asked"], dict) and "samples" in found:
+            return dict(found)
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    raise UserError(
+        f"{path}, which says of what the pack is, cannot be read: remove the pack, or choose "
+        "another name"
+    )
 
 
-def lines_before(source: str, told: Mapping[str, Any], quota: Sequence[str]) -> list[str]:
+def lines_before(source: str, plan: Mapping[str, Any], quota: Sequence[str]) -> list[str]:
     """Return what is printed before a pack."""
-    counts = [f"{one['name']} {one['samples']:,}" for one in told["splits"]]
+    counts = [f"{one['name']} {one['samples']:,}" for one in plan["splits"]]
     counted = ", ".join(counts) or "none"
-    if told["classes"]:
-        counted += f", {words(told['classes'], 'class', 'classes')}"
-    if told["unlabelled"]:
-        some_of = told["unlabelled"] < told["samples"]
-        without = f"{told['unlabelled']:,} without a label" if some_of else "without labels"
+    if plan["classes"]:
+        counted += f", {words(plan['classes'], 'class', 'classes')}"
+    if plan["unlabelled"]:
+        some_of = plan["unlabelled"] < plan["samples"]
+        without = f"{plan['unlabelled']:,} without a label" if some_of else "without labels"
         counted += f", {without}"
-    files = words(told["files_before"], "file", "files")
-    if told["files_after"] is not None:
-        files += f" -> {words(told['files_after'], 'file', 'files')}"
+    files = words(plan["files_before"], "file", "files")
+    if plan["files_after"] is not None:
+        files += f" -> {words(plan['files_after'], 'file', 'files')}"
     found = [
-        f"{source} -> {told['out']} ({told['container']})",
-        f"samples: {counted}, {size(told['sample_bytes'])}",
+        f"{source} -> {plan['out']} ({plan['container']})",
+        f"samples: {counted}, {size(plan['sample_bytes'])}",
         f"files: {files}",
     ]
-    if told["no_images"]:
-        kinds = [f"{count:,} {kind}" for kind, count in told["no_images"].items()]
+    if plan["no_images"]:
+        kinds = [f"{count:,} {kind}" for kind, count in plan["no_images"].items()]
         found.append(f"not images by their names: {some(kinds)}")
-    if told["hint"]:
-        found.append(f"labels: {told['hint']}")
-    needs = f"{size(told['bytes'])} needed, " if told["bytes"] else ""
-    found.append(f"space: {needs}{size(free(Path(told['out'])))} free")
+    if plan["hint"]:
+        found.append(f"labels: {plan['hint']}")
+    needs = f"{size(plan['bytes'])} needed, " if plan["bytes"] else ""
+    found.append(f"space: {needs}{size(free(Path(plan['out'])))} free")
     return found + [f"quota: {line}" for line in quota]
 
 
@@ -163,11 +166,11 @@ def lines_after(done: Mapping[str, Any], path: Path) -> list[str]:
     return found
 
 
-def _counts(request: Request, goal: Target, index: Index) -> dict[str, Any]:
+def _counts(pack: Pack, index: Index) -> dict[str, Any]:
     return {
-        "out": str(goal.out),
-        "container": goal.container,
-        "asked": asked(request, goal),
+        "out": str(pack.out),
+        "container": pack.container,
+        "asked": pack.asked,
         "splits": [{"name": one.name, "samples": one.stop - one.start} for one in index.splits],
         "samples": len(index),
         "classes": _classes(index),
@@ -186,18 +189,6 @@ def _classes(index: Index) -> int:
 def _unlabelled(index: Index) -> int:
     """Return how many samples have no label."""
     return len(index) if index.labels is None else int(np.count_nonzero(index.labels < 0))
-
-
-def _files_after(index: Index, layout: Layout | None, target: Target) -> int | None:
-    if layout is not None:
-        data = len(layout.sizes)
-    elif target.one_file:
-        data = 1
-    elif target.container == "arrow":
-        data = len(index.splits)
-    else:  # shards of samples that get another length
-        return None
-    return inodes.of_pack(target.container, data, bool(index.classes))
 
 
 def _no_images(index: Index) -> dict[str, int]:
@@ -236,7 +227,7 @@ def free(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
-def fits(told: Mapping[str, Any], there: int) -> None:
+def fits(plan: Mapping[str, Any], there: int) -> None:
     """Refuse a pack that cannot fit.
 
     Args:
@@ -245,39 +236,25 @@ def fits(told: Mapping[str, Any], there: int) -> None:
     Raises:
         UserError: says how much is missing.
     """
-    room = free(Path(told["out"]))
-    missing = told["bytes"] - there - room
+    room = free(Path(plan["out"]))
+    missing = plan["bytes"] - there - room
     if missing > 0:
         raise UserError(
-            f"{told['out']} needs {size(told['bytes'])}, and {size(room)} are free on its file "
+            f"{plan['out']} needs {size(plan['bytes'])}, and {size(room)} are free on its file "
             f"system: {size(missing)} are missing; make space, or choose another place"
         )
 
 
-def within_limit(out: Path, largest: int) -> None:
-    """Refuse a file that this process may not write: a library would say it in its own way.
-
-    Raises:
-        UserError: its size is more than `ulimit -f`.
-    """
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit != resource.RLIM_INFINITY and largest > limit:
-        raise UserError(
-            f"{out} needs a file of {size(largest)}, and this shell's limit for a file is "
-            f"{size(limit)} (ulimit -f): raise it, or write a tar of smaller files (--shard-size)"
-        )
-
-
 class Full(RunFailed):
-    """No space is left, or no quota; the message tells where, and how much is missing."""
+    """No space is left, or no quota."""
 
 
 @contextmanager
-def missing_space(work: Work, needed: Callable[[], int]) -> Iterator[None]:
+def missing_space(pack: Pack, needed: int) -> Iterator[None]:
     """Say of an error that comes of a full disk where, and how much is missing.
 
     Args:
-        needed: gives the bytes that the work folder will take; 0: not known yet.
+        needed: bytes that the work folder will take; 0: not known before.
 
     Raises:
         Full: instead of that error.
@@ -287,14 +264,7 @@ def missing_space(work: Work, needed: Callable[[], int]) -> Iterator[None]:
     except OSError as error:
         if not no_space(error):
             raise
-        wanted = needed()
-        missing = wanted - allocated(work.part) - free(work.part)
-        more = f"about {size(missing)} more are needed" if missing > 0 else "it was full just now"
-        more = more if wanted else "how much more is needed is not known yet"
+        missing = needed - allocated(pack.part) - free(pack.part)
+        more = f"; about {size(missing)} more are needed" if missing > 0 else ""
         why = os.strerror(error.errno or 0)
-        raise Full(f"{work.part}: {why}; {more}: make space there") from None
-
-
-def sample_bytes(index: Index) -> int:
-    """Return the bytes of all samples whose length is known."""
-    return sum(int(field.length.clip(0).sum()) for field in index.fields)
+        raise Full(f"{pack.part}: {why}{more}: make space there") from None

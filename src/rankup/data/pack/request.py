@@ -1,4 +1,4 @@
-"""The request of a pack, and the container that OUT's name stands for."""
+"""The request of a pack: its options, the container that OUT's name stands for, its Slurm task."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...base.amounts import bytes_of
 from ...base.errors import UserError, nearest
 from ...base.files import user_path
 
@@ -21,11 +22,7 @@ _SUFFIXES = {
 # A folder of files with these names each; a name like that for OUT itself says what is wanted.
 _FOLDERS = {".arrow": "arrow", ".tar": "tar"}
 CONTAINERS = ("hdf5", "arrow", "tar", "squashfs")
-# Bytes that are put to OUT's name for a while: of its lock are more than those of the report.
-_BESIDE, _LONGEST = 35, 255
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
-_BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 @dataclass(frozen=True)
@@ -51,52 +48,45 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Target:
-    """Where a pack goes to.
+class Step:
+    """The tasks that `srun -n N rankup pack` has started together, which share the units.
+
+    They meet by `begun.json`: the first one scans and writes it, the others wait for one that
+    names their step. That one which has failed ends all is for srun (`--kill-on-bad-exit`).
 
     Attributes:
-        out: what it is called once it is complete; absolute.
-        container: name of its format.
+        task, tasks: this one's number, and how many there are.
+        name: of the step; another one where a job starts again.
     """
 
-    out: Path
-    container: str
+    task: int = 0
+    tasks: int = 1
+    name: str = ""
 
-    @property
-    def one_file(self) -> bool:
-        """True where the container is a single file, with its index beside it."""
-        return self.container in ("hdf5", "squashfs")
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Step:
+        """Return the step of this process; one of a single task where there is none.
 
-    @property
-    def part(self) -> Path:
-        """The folder that everything is in until then."""
-        return self.out.with_name(f"{self.out.name}.part")
-
-    @property
-    def report(self) -> Path:
-        """Where the report lies once the pack is complete."""
-        if self.one_file:
-            return self.out.with_name(f"{self.out.name}.report.json")
-        return self.out / "report.json"
-
-    @property
-    def index(self) -> Path:
-        """Where the index lies once the pack is complete."""
-        if self.one_file:
-            return self.out.with_name(f"{self.out.name}.index.npz")
-        return self.out / "index.npz"
-
-    @property
-    def names(self) -> tuple[Path, ...]:
-        """All names that a pack gives outside of its work folder."""
-        return (self.out, self.report, self.index) if self.one_file else (self.out,)
+        Only srun sets these variables, for each of its steps; in a batch script they are those of
+        no step.
+        """
+        try:
+            task, tasks = int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"])
+            name = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
+        except (KeyError, ValueError):
+            return cls()
+        if tasks < 2 or not 0 <= task < tasks:
+            return cls()
+        # A job that starts again has the same numbers, and not everywhere counts its starts.
+        again = [environ.get(f"SLURM_{one}", "") for one in ("RESTART_COUNT", "JOB_START_TIME")]
+        return cls(task, tasks, ".".join([name, *again]))
 
 
-def asked(request: Request, goal: Target) -> dict[str, Any]:
+def asked(request: Request, container: str) -> dict[str, Any]:
     """Return what decides the bytes of a pack; a pack is resumed with the same only."""
     return {
         "SOURCE": os.path.abspath(request.source),
-        "--to": goal.container,
+        "--to": container,
         "--preset": request.preset,
         "--split": request.split,
         "--label": request.label,
@@ -117,8 +107,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     )
 
 
-def target(out: str, to: str | None) -> Target:
-    """Return the target that OUT and --to mean together.
+def target(out: str, to: str | None) -> tuple[Path, str]:
+    """Return the absolute path and the container that OUT and --to mean together.
 
     Raises:
         UserError: the container is not known, not said, or the two do not fit.
@@ -130,12 +120,6 @@ def target(out: str, to: str | None) -> Target:
     path = Path(os.path.abspath(path))
     if not path.name:
         raise UserError(f"OUT {out!r} has no name; give the file or folder to be made")
-    too_long = len(os.fsencode(path.name)) + _BESIDE - _LONGEST
-    if too_long > 0:
-        raise UserError(
-            f"OUT {path.name[:40]!r}... is {too_long} bytes too long: what belongs to it has a "
-            f"longer name, and {_LONGEST} bytes is the most; choose a shorter one"
-        )
     suffix = path.suffix.lower()
     if suffix in _FOLDERS:
         kind, plain = _FOLDERS[suffix], path.with_suffix("").name
@@ -154,19 +138,7 @@ def target(out: str, to: str | None) -> Target:
     container = to or said or ""
     if out.endswith("/") and container in ("hdf5", "squashfs"):
         raise UserError(f"OUT {out!r} is a folder, and {container} is one file; name the file")
-    return Target(path, container)
-
-
-def bytes_of(text: str, option: str) -> int:
-    """A size that people write: `64MB`, `1.5 GiB`, `1000000`.
-
-    Raises:
-        UserError: it is no size.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
-    if not match or (match[3] and not match[2]):
-        raise UserError(f"{option} {text!r} is no size; write it as 512MB, 1GB or 2GiB")
-    return int(float(match[1]) * (_BINARY if match[3] else _UNITS)[match[2]])
+    return path, container
 
 
 def checked(request: Request, container: str) -> None:

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...base.amounts import size
+from ...base.amounts import bytes_of, duration, size
 from ...base.errors import EXIT_FAILED, RunFailed, UserError
 from ...base.files import user_path
 from ...base.signals import ended_as_an_exception
 from ...base.text import say
 from ..inspect.printing import safe
-from ..pack.progress import duration
-from ..pack.request import bytes_of
 from . import broadcast, copying, mount, place, staging
 from .place import Alive
 from .staging import Fill, Staged

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...base import progress
 from ...base.amounts import size
 from ...base.errors import RunFailed, UserError
 from ...base.files import no_space
 from ...base.text import say
 from .. import indexes, stamp
-from ..pack.progress import Progress
 from . import copying, find, memory, place
 from .copying import Watch
 from .find import Copy
@@ -296,8 +296,8 @@ def _made(
     return _staged(copy, time.monotonic() - start, shared=False)
 
 
-def _progress(doing: str, plan: Plan, quiet: bool) -> closing[Progress]:
-    return closing(Progress(doing, plan.size, len(plan.index), quiet=quiet))
+def _progress(doing: str, plan: Plan, quiet: bool) -> AbstractContextManager[Watch]:
+    return progress.shown(doing, plan.size, quiet=quiet)
 
 
 def _staged(copy: Copy, seconds: float, *, shared: bool) -> Staged:

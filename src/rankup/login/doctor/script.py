@@ -214,7 +214,7 @@ def _fetched(facts: Facts, found: record.Record, exact: bool) -> Answer:
     again = _fetch(facts)
     if faults := found.faults():
         return error(f"fetched on {found.at}, and now: {some(faults)}", again)
-    count = len(found.needed)
+    count = len(found.items)
     items = f"{count} items fetched on {found.at} are there"
     if count == 1:
         items = f"1 item fetched on {found.at} is there"

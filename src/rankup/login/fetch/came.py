@@ -9,37 +9,24 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from ...base.amounts import size
-from ...base.text import clean
 from ...sandbox.events import Event, inside, of
 from ...sandbox.inside.files import PARTIAL
 from ..record import Item
 
-_INFO = "/dataset_info.json"  # beside it `datasets` keeps what it has prepared
+_INFO = "dataset_info.json"  # beside it `datasets` keeps what it has prepared
 # Of a folder with more new files than these, the folder is named.
 _SEVERAL = 20
-_REPOSITORY = re.compile(r"(.*?/(models|datasets|spaces)--([^/]+))(?:/.*)?")
-_HUB_URL = re.compile(
-    r"(?P<site>https?://[^/]+)/(?:(?P<kind>datasets|spaces)/)?"
-    r"(?P<name>[\w.-]+(?:/[\w.-]+)?)/resolve/.+"
-)
-# Of a repository that is here already the hub's library may ask for no more than this.
-_HUB_API = re.compile(
-    r"(?P<site>https?://[^/]+)/api/(?P<kind>models|datasets|spaces)/"
-    r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:/.*)?"
-)
+_REPOSITORY = re.compile(r".*?/(?:models|datasets|spaces)--[^/]+")
 # Programs that download or unpack; others (uname, lscpu, a compiler) bring nothing a job needs.
-_BRING = (
-    "7z", "aria2c", "aws", "azcopy", "bash", "bunzip2", "bzip2", "cp", "curl", "datalad",
-    "dvc", "gdown", "git", "gsutil", "gunzip", "gzip", "hf", "huggingface-cli", "kaggle", "ln",
-    "lz4", "mv", "rclone", "rsync", "scp", "sftp", "sh", "tar", "unrar", "unzip", "wget", "xz",
-    "zstd",
-)  # fmt: skip
+_BRING = re.compile(
+    r"7z|aria2c|aws|azcopy|bash|b?unzip2?|bzip2|cp|curl|datalad|dvc|gdown|git|gsutil|gunzip|gzip|hf"
+    r"|huggingface-cli|kaggle|ln|lz4|mv|rclone|rsync|scp|sftp|sh|tar|unrar|wget|xz|zstd|.*\.sh"
+)
 _ARCHIVE = re.compile(
     r"\.(zip|tar|tgz|tbz2?|txz|tzst|7z|rar|gz|bz2|xz|zst|lz4)(\.\d+)?$", re.IGNORECASE
 )
@@ -56,75 +43,69 @@ class Made:
         first: where it was made.
         url: from where, as far as can be told; else empty.
         place: the number of its event among all.
+        where: the line of the user's code that made it.
+        program: another program brought it, which tells of no file itself.
     """
 
     path: str
     first: str
     url: str
     place: int
+    where: str = ""
+    program: bool = False
 
 
 def made(events: Sequence[Event]) -> list[Made]:
     """Return the new files in the order in which they were opened, gone ones among them.
 
-    A file belongs to the last URL that its process had asked for. Where the file is opened first,
-    as some programs do, or threads download at once, it has the URL's name, and that tells.
+    A file belongs to the URL that has its name, else to the last one that its process had asked
+    for. The name tells where the file is opened first, or threads download at once.
     """
-    found: list[Made] = []
-    names: dict[str, int] = {}  # the path now, and the number in `found`
-    url: dict[int, str] = {}
-    last: dict[int, int] = {}  # of each process, the number of the file that was opened last
+    found: dict[str, Made] = {}  # by the path now
+    last: dict[int, str] = {}  # the URL of each process
     folders: set[str] = set()
     begun: set[str] = set()  # what was there, and was emptied
     for place, event in enumerate(events):
-        path, asked = event.text("path"), event.text("url")
-        new = event.kind == "open" and event.values.get("existed") is False
-        if brings(event) and asked:
-            number = last.get(event.pid)
-            if number is not None and same_name(found[number].first, asked):
-                found[number] = replace(found[number], url=asked)
-            else:
-                url[event.pid] = asked
+        path, new = event.text("path"), False
+        if brings(event):
+            last[event.pid] = event.text("url")
         elif event.kind == "mkdir":
             folders.add(path)
-        elif new:
-            last[event.pid] = len(found)
-        elif event.kind == "open" and event.text("how") == "truncate":
-            begun.add(path)
+        elif event.kind == "open":
+            new = event.values.get("existed") is False
+            if event.text("how") == "truncate":
+                begun.add(path)
         elif event.kind == "rename":
             old, path = event.text("from"), event.text("to")
             # Of C++ in a new folder, from the folder for temporary files, or begun anew.
             ours = event.values.get("made") is True or inside(old, folders) or old in begun
-            moving = [one for one in names if inside(one, [old])]
+            moving = [one for one in found if inside(one, [old])]
             for one in moving:
-                names[path + one[len(old) :]] = names.pop(one)
+                target = path + one[len(old) :]
+                found[target] = replace(found.pop(one), path=target)
             folders = _renamed(folders, old, path)
             new = ours and not moving
         if new and path:
-            names[path] = len(found)
-            found.append(Made(path, path, url.get(event.pid, ""), place))
-    named = {_name(event.text("url")): event.text("url") for event in events if brings(event)}
-    ends = {number: path for path, number in names.items()}  # without replaced ones
-    return [
-        replace(
-            one,
-            path=ends[number],
-            url=one.url
-            if not one.url or same_name(one.first, one.url)
-            else named.get(_last(one.first), one.url),
-        )
-        for number, one in enumerate(found)
-        if number in ends
-    ]
+            found[path] = Made(path, path, last.get(event.pid, ""), place, event.where)
+    names = {_name(event.text("url")): event.text("url") for event in events if brings(event)}
+    return sorted((_named(one, names) for one in found.values()), key=lambda one: one.place)
+
+
+def _named(one: Made, names: Mapping[str, str]) -> Made:
+    """The file, with the URL whose name it has."""
+    name = "" if same_name(one.first, one.url) else _last(one.first)
+    while name and name not in names:
+        name = name.rpartition(".")[0]
+    return replace(one, url=names[name]) if name else one
 
 
 def new_folders(events: Iterable[Event]) -> set[str]:
     """Return the folders that the script has made."""
     found: set[str] = set()
-    for event in events:
+    for event in of(events, "mkdir", "rename"):
         if event.kind == "mkdir":
             found.add(event.text("path"))
-        elif event.kind == "rename":
+        else:
             found = _renamed(found, event.text("from"), event.text("to"))
     return found
 
@@ -144,8 +125,12 @@ def written_by_name(events: Sequence[Event]) -> set[str]:
     So does a data set class that finds its archive broken, with what is there already.
     """
     names = {_name(event.text("url")) for event in events if brings(event)}
-    paths = {event.text("to") or event.text("path") for event in of(events, "open", "rename")}
-    return {path for path in paths if _last(path) in names}
+    return {path for path in written(events) if _last(path) in names}
+
+
+def written(events: Iterable[Event]) -> set[str]:
+    """Return the paths that were opened for writing, or renamed to."""
+    return {event.text("to") or event.text("path") for event in of(events, "open", "rename")}
 
 
 def cut_short(events: Sequence[Event], *, last: bool = True) -> set[str]:
@@ -201,62 +186,42 @@ def _name(url: str) -> str:
 
 
 def of_programs(events: Sequence[Event], others: Iterable[str]) -> list[Made]:
-    """Return those of the `other` new files of a copy that programs like wget or tar have brought.
-
-    They tell of no file themselves.
-    """
+    """Return those of the other new files of a copy that programs like wget or tar have brought."""
     spawned = [event.texts("words") for event in of(events, "spawn")]
-    bring = [words for words in spawned if len(words) > 1 or _brings(words)]
-    if not bring:
+    if not any(words[1:] or (words and _BRING.fullmatch(words[0])) for words in spawned):
         return []
     urls = [word for words in spawned for word in words if "://" in word]
     urls += [event.text("url") for event in events if brings(event)]
     archive = next((url for url in reversed(urls) if is_archive(url)), "")
     rest = archive or (urls[0] if len(set(urls)) == 1 else "")
-    return [
-        Made(path, path, next((url for url in urls if same_name(path, url)), rest), len(events))
-        for path in others
-    ]
+    sources = ((path, next((url for url in urls if same_name(path, url)), rest)) for path in others)
+    return [Made(path, path, url, len(events), program=True) for path, url in sources]
 
 
-def _brings(words: Sequence[str]) -> bool:
-    return bool(words) and (words[0] in _BRING or words[0].endswith(".sh"))
-
-
-def needed(
-    files: Iterable[Made], events: Sequence[Event], caches: Iterable[Path]
-) -> frozenset[str]:
+def needed(files: Iterable[Made], caches: Iterable[Path]) -> set[str]:
     """Return the paths of what came from the network, or was unpacked, or lies in a cache.
 
     After a download a script may write a checkpoint as well as unpack an archive. What tells them
     apart is the name of the file, and the line of the script: an archive is unpacked by one.
     """
-    folders = tuple(caches)
+    folders = tuple(map(str, caches))
     found = set()
     by_url: dict[str, list[Made]] = defaultdict(list)
     for one in files:
-        cache = next((str(path) for path in folders if inside(one.path, [path])), "")
+        cache = next((path for path in folders if inside(one.path, [path])), "")
         if cache and not _REMADE & set(PurePosixPath(one.path[len(cache) :]).parts[:3]):
             found.add(one.path)
-        if one.place == len(events):
-            found.add(one.path)  # of a program that brings files
+        if one.program:
+            found.add(one.path)
         elif one.url:
             by_url[one.url].append(one)
     for url, those in by_url.items():
-        found |= {one.path for one in _of_url(url, those, events)}
-    return frozenset(found)
-
-
-def _of_url(url: str, files: Sequence[Made], events: Sequence[Event]) -> list[Made]:
-    """Return the files that have followed a URL and are its content."""
-    # Without a file of its name it went into one of another name, the first.
-    heads = [one for one in files if same_name(one.first, url)]
-    heads = heads or [one for one in files if one.place == files[0].place]
-    if not is_archive(url):
-        return heads
-    rest = [one for one in files if one not in heads]
-    lines = {events[one.place].where for one in [*heads, *rest[:1]]}
-    return heads + [one for one in rest if events[one.place].where in lines]
+        # Without a file of its name it went into one of another name, the first.
+        heads = [one for one in those if same_name(one.first, url)] or those[:1]
+        rest = [one for one in those if one not in heads] if is_archive(url) else []
+        lines = {one.where for one in (*heads, *rest[:1])}
+        found.update(one.path for one in (*heads, *rest) if one.where in lines)
+    return found
 
 
 def is_archive(url: str) -> bool:
@@ -269,49 +234,38 @@ def whole(path: str) -> bool:
     return not path.endswith((*PARTIAL, ".lock", ".pyc", "/CACHEDIR.TAG"))
 
 
-def items(
-    files: Sequence[Made], events: Sequence[Event], caches: Iterable[Path], needs: Collection[str]
-) -> tuple[Item, ...]:
+def items(files: Iterable[Made], events: Sequence[Event], hubs: Iterable[Path]) -> tuple[Item, ...]:
     """Return what is here now, one item per file, or per folder of many, or repository of a hub.
 
     Args:
-        files: new ones, gone ones among them.
-        caches: where libraries keep what they download. A hub's repository that was asked for
-            counts if it was there already.
-        needs: the paths of those that a job needs.
+        files: those that a job needs, gone ones among them.
+        hubs: where repositories may lie. One that was asked for counts if it was there already.
     """
-    here = [one for one in files if whole(one.path) and os.path.isfile(one.path)]
-    sources = _asked(events, tuple(caches))
-    groups: dict[str, list[Made]] = defaultdict(list)
+    repositories = _asked(events, hubs)
+    groups: dict[str, list[Item]] = defaultdict(list)
     tops = new_folders(events)
-    prepared = {os.path.dirname(one.path) for one in here if one.path.endswith(_INFO)}
+    here = [one for one in files if whole(one.path)]
+    prepared = {os.path.dirname(one.path) for one in here if _last(one.path) == _INFO}
     for one in here:
         above = os.path.dirname(one.path)
-        if match := _REPOSITORY.fullmatch(one.path):
-            sources.setdefault(match[1], "")
-        else:
-            groups[above if above in prepared else _top(one.path, tops)].append(one)
-    found = [item for path, source in sources.items() if (item := _repository(path, source))]
+        if match := _REPOSITORY.match(one.path):
+            repositories.setdefault(match[0], "")
+        elif item := file_item(one.path, one.url):
+            groups[above if above in prepared else _top(above, tops)].append(item)
+    found = [item for path, url in repositories.items() if (item := _repository(path, url))]
     for path, group in groups.items():
-        each = [(one.path in needs, file_item(one.path, one.url)) for one in group]
-        if path in prepared or len(group) > _SEVERAL:
-            each = [(any(needed for needed, _ in each), _folder(path, group))]
-        found += [replace(item, needed=needed) for needed, item in each if item]
+        joined = path in prepared or len(group) > _SEVERAL
+        found += [_folder(path, group, path in prepared)] if joined else group
     return tuple(sorted(found, key=lambda item: item.path))
 
 
 def with_earlier(new: tuple[Item, ...], earlier: Iterable[Item]) -> tuple[Item, ...]:
     """Return the items, and those that an earlier fetch brought and that are as they were.
 
-    A second start downloads nothing, and needs the same. What the script made itself is told once.
+    A second start downloads nothing, and needs the same.
     """
     known = {item.path for item in new}
-    kept = [
-        item
-        for item in earlier
-        if item.needed and not item.missing()
-        if item.path not in known and not inside(item.path, known)
-    ]
+    kept = [item for item in earlier if not item.missing() and not inside(item.path, known)]
     return tuple(sorted((*new, *kept), key=lambda item: item.path))
 
 
@@ -322,8 +276,7 @@ def without_outputs(items: Iterable[Item], second: Sequence[Event]) -> tuple[Ite
     size; what it needs is there already when it starts for the second time. What `datasets` makes
     of local files it keeps by their path, which is another one in each copy.
     """
-    events = of(second, "open", "rename")
-    again = {event.text("to") or event.text("path") for event in events}
+    again = written(second)
     prepared = {PurePosixPath(event.text("path")).parts[-2:] for event in of(second, "mkdir")}
     return tuple(
         item
@@ -333,86 +286,52 @@ def without_outputs(items: Iterable[Item], second: Sequence[Event]) -> tuple[Ite
     )
 
 
-def table(items: Sequence[Item]) -> list[str]:
-    """Return a line for each item and one for all, fit for a terminal."""
-    rows = [
-        (clean(one.name), size(one.bytes), _files(one.files), clean(one.path), clean(one.source))
-        for one in items
-    ]
-    wide = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    lines = []
-    for name, amount, files, path, source in rows:
-        line = f"  {name:{wide[0]}}  {amount:>{wide[1]}}  {files:>{wide[2]}}  {path}"
-        lines.append(f"{line}  from {source}" if source else line)
-    total = size(sum(one.bytes for one in items))
-    return [*lines, f"  {total} in {_files(sum(one.files for one in items))}"]
-
-
-def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"
-
-
-def _top(path: str, new: Collection[str]) -> str:
-    """The highest new folder that the file is in, else the one it is in."""
-    above = os.path.dirname(path)
-    while above in new and os.path.dirname(above) in new:
-        above = os.path.dirname(above)
-    return above
+def _top(folder: str, new: Collection[str]) -> str:
+    """The highest new folder that a folder is in, else itself."""
+    while folder in new and os.path.dirname(folder) in new:
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def file_item(path: str, url: str = "") -> Item | None:
     """Return the item of a file, if it is there."""
-    try:
-        return Item(Path(path).name, url, path, os.stat(path).st_size)
-    except OSError:
+    if not os.path.isfile(path):
         return None
+    return Item(Path(path).name, url, path, os.path.getsize(path))
 
 
-def _folder(path: str, group: Sequence[Made]) -> Item | None:
-    sizes = [item.bytes for one in group if (item := file_item(one.path))]
-    urls = list(dict.fromkeys(one.url for one in group if one.url))
-    above = {url.rpartition("/")[0] for url in urls}
-    source = above.pop() if len(urls) > 1 and len(above) == 1 else next(iter(urls), "")
-    return Item(_folder_name(path), source, path, sum(sizes), len(sizes)) if sizes else None
+def _folder(path: str, group: Sequence[Item], prepared: bool) -> Item:
+    """The item of a folder of many files, or of what `datasets` has prepared."""
+    name = PurePosixPath(path).parts[-4:][0].replace("___", "/") if prepared else Path(path).name
+    urls = {one.source for one in group if one.source}
+    source = urls.pop() if len(urls) == 1 else ""
+    return Item(name, source, path, sum(one.bytes for one in group), len(group))
 
 
-def _folder_name(path: str) -> str:
-    """The folder's name; of what `datasets` has prepared, the name that was asked for."""
-    if os.path.exists(path + _INFO) and len(Path(path).parts) > 4:
-        name, configuration = Path(path).parts[-4:-2]
-        return f"{name.replace('___', '/')}:{configuration} (prepared)"
-    return Path(path).name
-
-
-def _asked(events: Iterable[Event], hubs: Sequence[Path]) -> dict[str, str]:
+def _asked(events: Iterable[Event], hubs: Iterable[Path]) -> dict[str, str]:
     """Folders of the repositories that a hub was asked for, with their URLs."""
+    urls = [f"{event.text('url')}/" for event in of(events, "url")]
     found = {}
-    for event in of(events, "url"):
-        asked = event.text("url")
-        match = _HUB_URL.fullmatch(asked) or _HUB_API.fullmatch(asked)
-        if match is None:
-            continue
-        kind = match["kind"] or "models"
-        # `gpt2/tree` is the list of the files of `gpt2`.
-        for name in (match["name"], match["name"].partition("/")[0]):
-            url = f"{match['site']}/{'' if kind == 'models' else kind + '/'}{name}"
-            folders = (hub / f"{kind}--{name.replace('/', '--')}" for hub in hubs)
-            found.update({str(folder): url for folder in folders if folder.is_dir()})
+    for folder in (one for hub in hubs for one in hub.glob("*s--*")):
+        kind, _, rest = folder.name.partition("--")
+        name = "/".join(("" if kind == "models" else f"/{kind}", *rest.split("--")))
+        for url in urls:
+            before, asked, _ = url.partition(f"{name}/")
+            if asked and not before.endswith(("/datasets", "/spaces")):
+                found[str(folder)] = "/".join(url.split("/")[:3]) + name
     return found
 
 
 def _repository(path: str, source: str) -> Item | None:
     kind, _, rest = Path(path).name.partition("--")
     name = rest.replace("--", "/")
-    files = [one for one in Path(path).rglob("*") if one.is_file() and not one.is_symlink()]
-    sizes = [
-        one.stat().st_size
-        for one in files
-        if whole(str(one)) and not {"refs", ".no_exist"} & set(one.relative_to(path).parts)
-    ]
-    if not sizes:
+    files = [one for top in ("blobs", "snapshots") for one in Path(path, top).rglob("*")]
+    # A link in `snapshots` leads to a blob; without links the files themselves are there.
+    own = [one for one in files if one.is_file() and not one.is_symlink() and whole(str(one))]
+    if not own:
         return None
     snapshots = [one for one in Path(path, "snapshots").glob("*") if one.is_dir()]
     newest = max(snapshots, key=lambda one: one.stat().st_mtime).name if snapshots else ""
     shown = name if kind == "models" else f"{name} ({kind})"
-    return Item(shown, source, path, sum(sizes), len(sizes), revision=newest)
+    size = sum(one.stat().st_size for one in own)
+    return Item(shown, source, path, size, len(own), revision=newest)

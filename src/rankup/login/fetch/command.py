@@ -16,7 +16,6 @@ from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ...base.amounts import size
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.files import write_json
 from ...base.lock import LockFailed
@@ -30,7 +29,7 @@ from ...slurm.client import Client, SlurmError
 from .. import record
 from ..record import Record
 from . import no_run, script, things
-from .request import FetchFailed, Request
+from .request import FetchFailed, Request, table
 
 _INTERRUPTED = 130
 _NO_SITE = ("local", "generic")
@@ -153,16 +152,12 @@ class _Run:
 
 
 def _show(done: Record, lines: tuple[str, ...]) -> None:
-    count = sum(item.files for item in done.items)
-    total = size(sum(item.bytes for item in done.items))
     proofs = {
         "namespace": ", loads without a network (network namespace)",
         "blocked": ", loads without a network (Python's connections blocked)",
     }
-    files = "1 file" if count == 1 else f"{count} files"
-    print(clean(f"{done.key}: {total} in {files}{proofs.get(done.proof, '')}"))
-    for item in done.items:
-        print(clean(f"  {item.path}"))
+    for line in table(done.key, done.items, proofs.get(done.proof, "")):
+        print(line)
     for line in lines:
         print(clean(f"  {line}"))
     sys.stdout.flush()

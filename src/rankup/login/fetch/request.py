@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...base.amounts import size
 from ...base.errors import UserError
 from ...base.files import user_path
+from ...base.text import clean
 from ...slurm.times import parse_seconds
 from ..record import Item, Proof
 from . import address
@@ -125,6 +127,25 @@ class FetchResult:
     proof: Proof = "none"
     note: str = ""
     lines: tuple[str, ...] = ()
+
+
+def table(title: str, items: Sequence[Item], more: str = "") -> list[str]:
+    """Return a title with the size of all items, and a line for each, fit for a terminal."""
+    rows = [
+        (clean(one.name), size(one.bytes), _files(one.files), clean(one.path), clean(one.source))
+        for one in items
+    ]
+    wide = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    total, count = size(sum(one.bytes for one in items)), _files(sum(one.files for one in items))
+    lines = [f"{clean(title)}: {total} in {count}{more}"]
+    for name, amount, files, path, source in rows:
+        line = f"  {name:{wide[0]}}  {amount:>{wide[1]}}  {files:>{wide[2]}}  {path}"
+        lines.append(f"{line}  from {source}" if source else line)
+    return lines
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
 
 
 class FetchFailed(Exception):  # noqa: N818 - the fetch failed, the program did what it should

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -20,17 +20,15 @@ from ...sandbox.events import Event, inside, of
 from ...sandbox.watch import Interrupt, Limits, default_memory
 from ...script.downloads import Download, read
 from ...site import places
-from ...site.caches import Caches, caches
+from ...site.caches import caches
 from ...site.config import Config
 from ...site.profile import Profile
 from .. import offline, record
 from ..record import Item, Record
 from . import came, explain
-from .came import same_name
-from .request import Request
+from .request import Request, table
 from .start import Attempt, Network, Start, attempt, clear_line, show
 
-_NAMED = 5  # files that the script has made, by name
 _LAZY = "its samples are downloaded one by one while batches are drawn"
 
 
@@ -45,7 +43,6 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
     """
     if request.script is None or not Path(request.script).is_file():
         raise UserError(f"no script {request.script!r} in {Path.cwd()}")
-    own = caches(config, profile, os.environ)
     project = config.project(Path.cwd()).resolve()
     script = Path(request.script).resolve()
     start = Start(
@@ -53,9 +50,7 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
         args=request.args,
         roots=_roots(project, script),
         area=copies.area(project),
-        home=Path.home(),
-        caches=own,
-        variables=dict(os.environ),
+        caches=caches(config, profile, os.environ),
         threads=request.threads,
         limits=Limits(request.seconds, request.memory_bytes or default_memory()),
         stdout=2 if request.as_json else None,
@@ -66,7 +61,7 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
         copies.sweep(start.area)
         earlier = record.find(project, record.script_key(script, request.args))
         with Interrupt() as interrupt, ExitStack() as stack:
-            return _Fetch(request, start, own, profile, earlier, interrupt, stack).run()
+            return _Fetch(request, start, profile, earlier, interrupt, stack).run()
 
 
 def _roots(project: Path, script: Path) -> tuple[Path, ...]:
@@ -82,7 +77,6 @@ class _Fetch:
 
     request: Request
     start: Start
-    caches: Caches
     profile: Profile
     earlier: Record | None
     interrupt: Interrupt
@@ -92,7 +86,6 @@ class _Fetch:
         self._items: tuple[Item, ...] = self.earlier.items if self.earlier else ()
         self._offline: Mapping[str, str] = self.earlier.offline if self.earlier else {}
         self._code = record.code_of(self.start.script)  # as it is started, whatever is edited then
-        self._came: dict[str, str] = {}  # URLs, and the paths of their files
         self._proof: record.Proof = "none"
         self._problems: list[str] = []
 
@@ -104,22 +97,15 @@ class _Fetch:
             return self._judge(self._prove(), ())
         say(f"running {shown} here, in a copy and without a GPU, until it trains ({most})")
         done = self._attempt(self.start)
-        if done.needs_pretending:
-            clear_line()
-            for line in done.outcome.lines:
-                say(line)
-            say("once more, telling it that there is a GPU, and that it is the one rank of a world")
-            self.start = replace(self.start, pretend=True)
-            done = self._attempt(self.start)
         show(done, self.start)
-        for line in done.outcome.lines:
-            say(line)
+        if done.outcome.why:
+            say(done.outcome.why)
         others = self._move_in(done)
         for event in {event.text("what"): event for event in of(done.events, "refused")}.values():
             say(f"note: {explain.refused(event)}")
         if not done.outcome.reached or self._problems:
             self._show_items()
-            why = [*done.outcome.lines, *self._problems]
+            why = [*filter(None, [done.outcome.why]), *self._problems]
             return self._record("none", "; ".join(why)), self._failed()
         self._offline = _offline(done.events)
         if lazy := of(done.events, "lazy"):
@@ -138,7 +124,14 @@ class _Fetch:
         return self._judge(proved, done.events)
 
     def _attempt(self, start: Start, extra: tuple[Sandbox, Sequence[str]] | None = None) -> Attempt:
-        return self.stack.enter_context(attempt(start, self.interrupt, extra))
+        done = self.stack.enter_context(attempt(start, self.interrupt, extra))
+        if start.pretend or not done.outcome.pretend:
+            return done
+        clear_line()
+        say(done.outcome.why)
+        say("once more, telling it that there is a GPU, and that it is the one rank of a world")
+        self.start = replace(self.start, pretend=True)
+        return self._attempt(replace(start, pretend=True), extra)
 
     def _prove(self, extra: tuple[Sandbox, Sequence[str]] | None = None) -> Attempt:
         """Start it where there is no network, in a namespace of its own if that is allowed.
@@ -150,17 +143,12 @@ class _Fetch:
         if why:
             say(f"{why}; so Python refuses connections, and other programs are not held back")
         network: Network = "blocked" if why else "none"
-        start = replace(self.start, network=network, offline=self._offline)
-        done = self._attempt(start, extra)
-        if done.needs_pretending and not start.pretend:
-            done = self._attempt(replace(start, pretend=True), extra)
         self._proof = "blocked" if why else "namespace"
-        return done
+        return self._attempt(replace(self.start, network=network, offline=self._offline), extra)
 
     def _move_in_others(self, others: Sequence[str], again: Attempt) -> None:
         """Move in those of the script's own new files that a second start takes as they are."""
-        written = {event.text("path") for event in of(again.events, "open")}
-        written |= {event.text("to") for event in of(again.events, "rename")}
+        written = came.written(again.events)
         kept = [path for path in others if path not in written]
         self._problems += again.box.move_in(kept)
         own = [item for path in kept if (item := came.file_item(path))]
@@ -179,11 +167,11 @@ class _Fetch:
         else:
             self._show_items()
         if done.ended.why == "interrupt":
-            for line in done.outcome.lines:
-                say(line)
-            return self._record("none", "; ".join(done.outcome.lines)), self._failed()
+            say(done.outcome.why)
+            return self._record("none", done.outcome.why), self._failed()
         if not reached:
-            brought = None if self.request.only_proof else self._came
+            first = not self.request.only_proof
+            brought = {one.source: one.path for one in self._items} if first else None
             lines = explain.missing(done.events, done.ended, self.start.limits, brought)
             say("it does not start without a network:")
             for line in lines:
@@ -192,8 +180,9 @@ class _Fetch:
             limited = self.request.only_proof and done.ended.why in ("time", "memory")
             return self._record("none" if limited else "failed", "; ".join(lines)), EXIT_FAILED
         start, seen = self.start, [*before, *done.events]
-        notes = [f"it does without {one}" for one in explain.wanted(done.events)[-5:]]
-        missed = _unreached(start.script, start.args, seen, self._items, start.cache_folders)
+        wanted = [*explain.wanted(done.events).items()]
+        notes = [f"it does without {explain.at(*one)}" for one in wanted[-5:]]
+        missed = _unreached(start, seen, self._items)
         notes += [f"not reached by this start, and not here: {line}" for line in missed]
         for line in notes:
             say(f"note: {line}")
@@ -213,15 +202,11 @@ class _Fetch:
         files = [one for one in files if one.path not in {*self._code, *done.unfinished}]
         # What was there before, removed or written anew, stays as it was.
         files = [one for one in files if one.path in new or not done.box.holds(one.path)]
-        needs = came.needed(files, done.events, folders)
+        needs = came.needed(files, folders)
         tops = {os.path.dirname(path) for path in needs} & came.new_folders(done.events)
         links = {path for path in new if done.box.inside(path).is_symlink()}
-        moving = [
-            path
-            for path in new
-            if path in needs or (path in links and os.path.dirname(path) in tops)
-        ]
-        self._problems += done.box.move_in(moving)
+        moving = needs | {path for path in links if os.path.dirname(path) in tops}
+        self._problems += done.box.move_in([path for path in new if path in moving])
         for line in self._problems:
             say(line)
         for path in sorted(came.written_by_name(done.events) - {*new, *done.unfinished}):
@@ -230,30 +215,21 @@ class _Fetch:
                     f"{path} was downloaded anew, since the script does not take what is there; "
                     "remove it, and fetch again"
                 )
-        self._came = {one.url: one.path for one in files if same_name(one.path, one.url)}
         for path in sorted(done.unfinished & known):
             outside = os.path.exists(path) and not done.box.holds(path)
             if outside and came.whole(path) and not inside(path, folders):
                 say(f"{path} was not finished, and stays where it is: look at it")
-        here = came.items(files, done.events, folders, needs)
+        here = came.items([one for one in files if one.path in needs], done.events, folders)
         self._items = came.with_earlier(here, self._items)
-        left = {one.path for one in files} - needs - links
-        return [path for path in new if path in left and path not in moving]
+        return [one.path for one in files if one.path in new and one.path not in moving | links]
 
     def _show_items(self) -> None:
         self._items = tuple(one for one in self._items if os.path.exists(one.path))
-        here = [one for one in self._items if one.needed]
-        if here:
-            self._print("here now:")
-            for line in came.table(here):
-                self._print(line)
-        own = [_shown(one.path) for one in self._items if not one.needed]
-        if own:
-            more = f" and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
-            self._print(f"made by the script, kept: {', '.join(own[:_NAMED])}{more}")
-        mounted = {one.path: places.mounted(self.profile, Path(one.path)) for one in self._items}
-        for path in (path for path, seen in mounted.items() if seen is False):
-            say(f"warning: compute nodes do not see {path}; put it into the project or scratch")
+        for line in table("here now", self._items) if self._items else ():
+            self._print(line)
+        for path in (one.path for one in self._items):
+            if places.mounted(self.profile, Path(path)) is False:
+                say(f"warning: compute nodes do not see {path}; put it into the project or scratch")
 
     def _print(self, line: str) -> None:
         print(clean(line), file=sys.stderr if self.request.as_json else sys.stdout, flush=True)
@@ -269,7 +245,7 @@ class _Fetch:
             key=record.script_key(self.start.script, self.start.args),
             at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             items=self._items,
-            variables=self.caches.variables(),
+            variables=self.start.caches.variables(),
             offline=dict(self._offline),
             proof=proof,
             note=note,
@@ -286,19 +262,7 @@ def _offline(events: Sequence[Event]) -> dict[str, str]:
     return offline.variables(names)
 
 
-def _shown(path: str) -> str:
-    """A path, relative to the current folder where it lies in it."""
-    here = Path.cwd()
-    return os.path.relpath(path, here) if Path(path).is_relative_to(here) else path
-
-
-def _unreached(
-    script: Path,
-    args: tuple[str, ...],
-    events: Sequence[Event],
-    items: Iterable[Item],
-    caches: Iterable[Path],
-) -> list[str]:
+def _unreached(start: Start, events: Sequence[Event], items: Sequence[Item]) -> list[str]:
     """Return what the script would fetch, no start has asked for, and is not here, in lines.
 
     A start that ends at the first forward does not come by a validation or the end of an epoch;
@@ -307,41 +271,31 @@ def _unreached(
 
     Args:
         events: of all starts.
-        caches: where the hub's library may keep its repositories.
     """
     try:
-        found = read(script, args).downloads
+        found = read(start.script, start.args).downloads
     except UserError:
         return []  # it did start: what reading makes of it is no news
-    urls = {event.text("url") for event in of(events, "url")}
-    urls |= {word for event in of(events, "spawn") for word in event.texts("words")}
-    items = tuple(items)
-    hubs = [path for cache in caches for path in (cache, cache / "hub")]
+    had = {item.source for item in items} | {event.text("url") for event in of(events, "url")}
+    had |= {word for event in of(events, "spawn") for word in event.texts("words")}
+    hubs = [path for cache in start.cache_folders for path in (cache, cache / "hub")]
+
+    def is_here(one: Download, name: str) -> bool:
+        if os.path.exists(one.to or name):
+            return True
+        if one.what == "url":
+            return public(name) in had or any(came.same_name(item.path, name) for item in items)
+        return any([*hub.glob(f"*--{name.replace('/', '--')}")] for hub in hubs)
+
     missed = [
-        one for one in found if one.known and one.name and not _is_here(one, urls, items, hubs)
+        one
+        for one in found
+        if one.known and one.name and one.what in ("url", "dataset", "model")
+        if not is_here(one, one.name)
     ]
-    lines = (f"{_line_of(one, script)}: {one.how} of {_name_of(one)}" for one in missed)
+    lines = [
+        f"{os.path.relpath(one.file.resolve(), start.script.parent)}:{one.line}: {one.how} of "
+        + (public(one.wanted) if one.what == "url" else one.wanted)
+        for one in missed
+    ]
     return list(dict.fromkeys(lines))
-
-
-def _is_here(
-    one: Download, urls: Iterable[str], items: Sequence[Item], hubs: Sequence[Path]
-) -> bool:
-    name = one.name or ""
-    if one.what == "url":
-        url = public(name)
-        had = any(item.source == url or same_name(item.path, url) for item in items)
-        return had or url in urls or bool(one.to and os.path.exists(one.to))
-    if one.what not in ("dataset", "model") or os.path.exists(name):
-        return True
-    end = f"--{name.replace('/', '--')}"
-    asked = any(f"/{name}/" in f"{url}/" for url in urls)
-    return asked or any(path.name.endswith(end) for hub in hubs for path in hub.glob("*--*"))
-
-
-def _name_of(one: Download) -> str:
-    return public(one.name or "") if one.what == "url" else one.wanted
-
-
-def _line_of(one: Download, script: Path) -> str:
-    return f"{os.path.relpath(one.file.resolve(), script.parent)}:{one.line}"

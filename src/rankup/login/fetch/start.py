@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ _CHILD = (
     "from rankup.sandbox.inside.main import main; sys.exit(main())"
 )
 _STACKS_SECONDS = 0.5  # before the end
+_LINE_EVERY = 10.0  # seconds
 Network = Literal["open", "none", "blocked"]
 # Options of `rankup fetch` that nobody's script is likely to have: most are known to both.
 _OURS = ("--only-proof", "--no-run", "--dataset", "--model", "--url", "--sha256", "--json")
@@ -41,7 +43,6 @@ class Start:
         script: absolute, without links.
         roots: the folders that are copied; the current one lies in one of them.
         area: where the copies go; the caller holds its lock.
-        variables: the environment that it would have without us.
         network: `open`; `none`: in a namespace of its own; `blocked`: Python refuses connections.
         pretend: it is told that there is a GPU, and that it is the one rank of a world.
         stdout: a descriptor for its output; None: ours.
@@ -52,9 +53,7 @@ class Start:
     args: tuple[str, ...]
     roots: tuple[Path, ...]
     area: Path
-    home: Path
     caches: Caches
-    variables: Mapping[str, str]
     threads: int
     limits: Limits
     network: Network = "open"
@@ -66,7 +65,7 @@ class Start:
     @property
     def cache_folders(self) -> tuple[Path, ...]:
         """The folders where what a library downloads may lie."""
-        return environment.cache_folders(self.variables, self.caches, self.home, self.roots)
+        return environment.cache_folders(os.environ, self.caches, Path.home(), self.roots)
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,6 @@ class Attempt:
     outcome: Outcome
     traceback: str
     unfinished: frozenset[str]
-
-    @property
-    def needs_pretending(self) -> bool:
-        """True where it may come further once it is told of a GPU, and of a launcher."""
-        return self.outcome.pretend and self.ended.why == "exit"
 
 
 @contextmanager
@@ -160,15 +154,9 @@ def _spec(start: Start, box: Sandbox) -> dict[str, object]:
 def _watch(
     start: Start, box: Sandbox, interrupt: Interrupt
 ) -> tuple[Ended, tuple[Event, ...], str]:
-    own = environment.child(
-        start.variables,
-        start.caches,
-        box.folder,
-        box.temporary,
-        start.threads,
-        start.home,
-        offline.silent(),
-    )
+    places = (box.folder, box.temporary)
+    quiet = offline.silent()
+    own = environment.child(os.environ, start.caches, *places, start.threads, Path.home(), quiet)
     journal = box.journal
     folder = box.inside(Path.cwd())
     follow = Follow(journal, box.inside, quiet=start.network != "open")
@@ -200,24 +188,22 @@ def _read(file: Path) -> str:
 class Follow:
     """Called often; reads the journal, and tells the user how much of the newest file is here.
 
-    On a terminal a line comes each second at most, elsewhere every ten, and only with news.
+    A line comes every ten seconds, with news only.
 
     Args:
         place: where a path of an event lies while the script runs.
     """
 
     def __init__(self, journal: Journal, place: Callable[[str], Path], *, quiet: bool) -> None:
-        self._journal = journal
-        self._place = place
-        self._every = float("inf") if quiet else (1.0 if sys.stderr.isatty() else 10.0)
-        self._said = time.monotonic()
-        self._line = self._url = self._file = ""
+        self._journal, self._place, self._quiet = journal, place, quiet
+        self._at = time.monotonic()
+        self._said = self._url = self._file = ""
 
     def __call__(self) -> bool:
         """Return True once a process has written that all is done."""
         found = self._journal.read()
-        for event in found:
-            if event.kind == "problem" and self._every != float("inf"):
+        for event in found if not self._quiet else ():
+            if event.kind == "problem":
                 clear_line()
                 say(f"not watched: {event.text('what')}: {event.text('error')}")
             elif event.kind == "url":
@@ -226,19 +212,19 @@ class Follow:
                 self._file = event.text("path")
             elif event.kind == "rename" and event.text("from") == self._file:
                 self._file = event.text("to")
-        if time.monotonic() - self._said > self._every:
-            self._said = time.monotonic()
+        if self._url and time.monotonic() - self._at > _LINE_EVERY:
+            self._at = time.monotonic()
             self._tell()
         return any(event.kind == "stop" for event in found)
 
     def _tell(self) -> None:
-        words = [f"from {self._url}"] if self._url else []
+        line = f"downloading {self._url}"
         for place in (self._place(self._file), Path(self._file)) if self._file else ():
-            if place.is_file() and not words[1:]:
-                words.insert(0, f"{size(place.stat().st_size)} of {place.name} so far")
-        line = " ".join(words)
-        if line != self._line:
-            self._line = line
+            if place.is_file():
+                line += f"; {size(place.stat().st_size)} of {place.name} so far"
+                break
+        if line != self._said:
+            self._said = line
             clear_line()
             say(line)
 

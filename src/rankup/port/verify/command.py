@@ -13,14 +13,6 @@ from ...base.text import say
 from . import compare, start, verdict
 from .protocol import ORIGINAL, Seen, notes, read
 
-_NAMES = {
-    ORIGINAL: "the original",
-    "free": "the port on 2 ranks with random numbers of their own",
-    "kill": "the port on 2 ranks, one of them killed",
-    "original-one": "the original with a last batch of one sample",
-    "original-alike": "the original on batches of equal halves",
-    "alike": "the port on 2 ranks with equal parts of each batch",
-}
 # Calls of a port; `rankup.data` and the like serve a script for one GPU as well.
 _PORTED = {"setup", "shard", "wrap", "parallelize", "init_process_group"}
 
@@ -52,19 +44,18 @@ def verify(request: Request) -> int:
     original = _script(request.original)
     _must_be_original(original)
     stand_ins = tuple(_folder(one) for one in request.stand_ins)
-    with start.state_folder() as state:
-        ported = _script(request.ported) if request.ported else _port(original, state)
+    with start.sandbox() as box:
+        ported = _script(request.ported) if request.ported else _port(original, box.folder)
         if ported.resolve() == original.resolve():
             raise UserError(f"{original} is both the original and the port: give two scripts")
         project = start.project_of(original, ported, Path.cwd())
         job = start.Job(project, request.args, stand_ins, request.seconds)
-        outcomes = start.run(job, state, lambda name: say(f"running {_shown(name)}"))
-        worlds = {run.name: run.world for run in start.runs()}
-        seen = {one.name: read(start.journals(state), one, worlds[one.name]) for one in outcomes}
+        outcomes = start.run(job, box, lambda run: say(f"running {run.title}"))
+        seen = {one.run.name: read(start.journals(box), one) for one in outcomes}
     if ORIGINAL not in seen:
         raise UserError(f"{original} did not come to an end in its time; see --time")
     _must_train(seen[ORIGINAL], original)
-    results = compare.results(seen, {name: world for name, world in worlds.items() if world})
+    results = compare.results(seen, {run.name: run.world for run in start.runs() if run.world})
     verdict.show(results, _notes(seen))
     states = {one.state for one in results}
     unseen = sorted({one.check for one in results if one.state == "not seen"})
@@ -146,7 +137,7 @@ def _notes(seen: Mapping[str, Seen]) -> list[str]:
         found.append("torch.cuda.is_available() says yes, all the same it runs on the CPU")
     for name in ("original-one", "original-alike"):
         if name in seen and seen[name].failed:
-            found.append(f"left out: {_shown(name)} does not come to its end")
+            found.append(f"left out: {seen[name].run.title} does not come to its end")
     events = [event for run in seen.values() for rank in run.ranks for event in rank.of("refused")]
     refused = {f"refused: {event['what']} ({event['where']})" for event in events}
     events = [event for run in seen.values() for rank in run.ranks for event in rank.of("connect")]
@@ -193,7 +184,3 @@ def _port(original: Path, state: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(one.text.encode("utf-8", "surrogateescape"))
     return target
-
-
-def _shown(name: str) -> str:
-    return _NAMES.get(name, f"the port on {name} rank{'s' if name != '1' else ''}")

@@ -26,9 +26,6 @@ EPOCHS, STEPS = 2, 12
 _TEXT = (".csv", ".json", ".jsonl", ".log", ".md", ".tsv", ".txt", ".yaml", ".yml")
 _LONGEST = 64 << 10  # bytes of a text file that is compared
 
-# How a file is opened or renamed by which it is written.
-WRITES = ("truncate", "append", "update", "create", "rename")
-
 Event = Mapping[str, Any]
 
 
@@ -38,8 +35,10 @@ class Run:
 
     Attributes:
         name: also of its files in the state folder.
+        title: in words.
         world: ranks; 0: the original, alone and without a launcher.
-        folder: what it may write to, and takes for its project.
+        script: in the copy.
+        folder: the copy, which it may write to, and takes for its project.
         kill_at: after so many optimizer steps rank 1 is killed; 0: never.
         samples: the length of each data set.
         alike: the parts of a training batch are equal, so that a mean over one is that of all.
@@ -48,10 +47,10 @@ class Run:
     """
 
     name: str
-    script: str
-    folder: str
-    cwd: str
-    world: int
+    title: str
+    world: int = 0
+    script: str = ""
+    folder: str = ""
     kill_at: int = 0
     samples: int = SHORT
     alike: bool = False
@@ -142,20 +141,18 @@ class Outcome:
     """The end of a run.
 
     Attributes:
+        run: as it was made, which may be with other samples than planned.
         why: `exit`, or `time` when its limit was reached.
         seconds: from start to end.
-        tried: the `Try` that it was made with.
         patience: seconds until the last rank ended, once one had failed.
-        run: as it was made, which may be with other samples than planned.
     """
 
-    name: str
+    run: Run
+    tried: Try
     why: str
     seconds: float
     ranks: tuple[RankEnd, ...]
-    tried: Try = field(default_factory=lambda: TRIES[0])
     patience: float = 0.0
-    run: Run | None = None
 
 
 def journal_path(state: str, run: str, rank: int) -> str:
@@ -180,9 +177,8 @@ def read_outcomes(state: Path) -> tuple[Outcome, ...]:
 
 
 def _outcome(values: dict[str, Any]) -> Outcome:
-    ranks = tuple(RankEnd(**one) for one in values["ranks"])
-    run = Run(**values["run"]) if values.get("run") else None
-    return Outcome(**{**values, "ranks": ranks, "tried": Try(**values["tried"]), "run": run})
+    ranks = tuple(RankEnd(**one) for one in values.pop("ranks"))
+    return Outcome(Run(**values.pop("run")), Try(**values.pop("tried")), ranks=ranks, **values)
 
 
 @dataclass(frozen=True)
@@ -198,11 +194,10 @@ class Journal:
     def written(self) -> set[str]:
         """The files that the rank has written and left there."""
         found: set[str] = set()
-        for event in self.of("write"):
-            if event["how"] in WRITES:
-                found.add(event["path"])
-            elif event["how"] in ("remove", "rename from"):
-                found.discard(event["path"])
+        for event in self.of("open", "rename", "remove"):
+            found.discard(event.get("from", event.get("path")))
+            if event["event"] != "remove":
+                found.add(event.get("to", event.get("path")))
         return found
 
 
@@ -211,11 +206,9 @@ class Seen:
     """A run: how it ended and what its ranks recorded.
 
     Attributes:
-        world: ranks; 0: the original.
         texts: the lines of each text file that rank 0 has written.
     """
 
-    world: int
     outcome: Outcome
     ranks: tuple[Journal, ...]
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -226,14 +219,14 @@ class Seen:
         return self.outcome.why != "exit" or not all(one.finished for one in self.outcome.ranks)
 
     @property
-    def free(self) -> bool:
-        """True when random numbers were each rank's own."""
-        return self.outcome.run is not None and self.outcome.run.free
+    def run(self) -> Run:
+        """The run as it was made."""
+        return self.outcome.run
 
     @property
-    def alike(self) -> bool:
-        """True when the parts of each training batch were equal."""
-        return self.outcome.run is not None and self.outcome.run.alike
+    def world(self) -> int:
+        """The number of ranks; 0 for the original."""
+        return self.run.world
 
 
 @dataclass(eq=False)
@@ -306,17 +299,14 @@ class Pass:
         return ({} if place in idle else one for place, one in enumerate(self.drawn))
 
 
-def read(state: Path, outcome: Outcome, world: int) -> Seen:
+def read(state: Path, outcome: Outcome) -> Seen:
     """A run of the state folder."""
-    paths = [journal_path(str(state), outcome.name, rank) for rank in range(max(1, world))]
+    run = outcome.run
+    paths = [journal_path(str(state), run.name, rank) for rank in range(run.ranks)]
     ranks = tuple(map(read_journal, paths))
-    folder = Path(outcome.run.folder) if outcome.run else None
-    texts = {}
-    for name in sorted(ranks[0].written()) if folder else ():
-        lines = _lines(folder / name) if folder else None
-        if lines is not None:
-            texts[name] = lines
-    return Seen(world, outcome, ranks, texts)
+    texts = {name: _lines(Path(run.folder, name)) for name in sorted(ranks[0].written())}
+    whole = {name: lines for name, lines in texts.items() if lines is not None}
+    return Seen(outcome, ranks, whole)
 
 
 def passes(journal: Journal) -> list[Pass]:

@@ -1,11 +1,7 @@
-"""Start the runs: a state folder, copies of the project, one watched child; nothing of it is left.
-
-Each run has a copy of the user's project, in which what is large is a link.
-"""
+"""Start the runs, each in a copy of the user's project, by one watched child."""
 
 from __future__ import annotations
 
-import glob
 import os
 import platform
 import shutil
@@ -13,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,7 @@ from typing import Any
 from ...base.errors import UserError
 from ...login import offline
 from ...sandbox import copies, environment, namespace
+from ...sandbox.copies import Sandbox
 from ...sandbox.inside.spec import STATE
 from ...sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
 from ...script.source import local_modules, read
@@ -32,7 +29,6 @@ _CHILD = (
     "import sys; sys.path = [p for p in sys.path if p]; "
     "from rankup.port.verify.inside.server import main; sys.exit(main())"
 )
-_PREFIX = "rankup-verify-"
 _STARTING = 120.0  # seconds for torch to be imported, from a slow disk
 KILL_AT = 2
 
@@ -69,41 +65,37 @@ class Job:
 
 def runs() -> Iterator[Run]:
     """All runs, without their files: the last batches of the originals have other lengths."""
-    yield _run(ORIGINAL, 0)
-    yield _run("1", 1)
-    yield _run("2", 2)
-    yield _run("free", 2, free=True)
-    yield _run("kill", 2, kill_at=KILL_AT)
-    yield _run("original-one", 0, samples=ONE, against="original-one")
-    yield _run("3", 3, samples=ONE, against="original-one")
-    alike = {"samples": FULL, "alike": True, "against": "original-alike"}
-    yield _run("original-alike", 0, **alike)
-    yield _run("alike", 2, **alike)
-
-
-def _run(name: str, world: int, **fields: Any) -> Run:
-    return Run(name, "", "", "", world, **fields)
+    yield Run(ORIGINAL, "the original")
+    yield Run("1", "the port on 1 rank", 1)
+    yield Run("2", "the port on 2 ranks", 2)
+    yield Run("free", "the port on 2 ranks with random numbers of their own", 2, free=True)
+    yield Run("kill", "the port on 2 ranks, one of them killed", 2, kill_at=KILL_AT)
+    one: dict[str, Any] = {"samples": ONE, "against": "original-one"}
+    yield Run("original-one", "the original with a last batch of one sample", **one)
+    yield Run("3", "the port on 3 ranks", 3, **one)
+    alike: dict[str, Any] = {"samples": FULL, "alike": True, "against": "original-alike"}
+    yield Run("original-alike", "the original on batches of equal halves", **alike)
+    yield Run("alike", "the port on 2 ranks with equal parts of each batch", 2, **alike)
 
 
 @contextmanager
-def state_folder() -> Iterator[Path]:
-    """A private folder that is gone afterwards; those of killed processes go first."""
+def sandbox() -> Iterator[Sandbox]:
+    """The folders of all runs; those of killed processes of this machine go first."""
     base = Path(tempfile.gettempdir())
-    _sweep(base)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=base)).resolve()
-    try:
-        yield folder
-    finally:
-        copies.remove(folder)
+    kind = f"rankup-verify-{platform.node()}"  # TMPDIR may lie on a disk of many machines
+    copies.sweep(base, kind, ended=True)
+    with copies.sandbox(base, kind=kind) as box:
+        journals(box).mkdir()
+        yield box
 
 
-def journals(state: Path) -> Path:
+def journals(box: Sandbox) -> Path:
     """Where the plan, the journals and the outcomes are: no copy lies below it."""
-    return state / "journals"
+    return box.folder / "journals"
 
 
 def run(
-    job: Job, state: Path, report: Callable[[str], None], placed: Sequence[Run] | None = None
+    job: Job, box: Sandbox, report: Callable[[Run], None], placed: Sequence[Run] | None = None
 ) -> tuple[Outcome, ...]:
     """Make all runs; return how they ended. Their journals are in `journals`.
 
@@ -114,14 +106,12 @@ def run(
         UserError: the machine does not let the runs be made, or no torch is installed.
         KeyboardInterrupt: a signal asked for the end.
     """
-    temporary = state / "tmp"
-    temporary.mkdir()
-    journals(state).mkdir()
     stand_ins = tuple(str(one.resolve()) for one in job.stand_ins)
-    each = tuple(placed or _placed(job.project, state))
-    plan = Plan(str(journals(state)), str(temporary), job.args, stand_ins, job.seconds, each)
+    each = tuple(placed or _placed(job.project, box))
+    state, temporary = str(journals(box)), str(box.temporary)
+    plan = Plan(state, temporary, job.args, stand_ins, job.seconds, each)
     plan.write()
-    output = state / "output.txt"
+    output = box.folder / "output.txt"
     with Interrupt() as interrupt, output.open("wb") as out:
         ended = _watch(job, plan, interrupt, out.fileno(), report)
     if interrupt.number is not None:
@@ -135,19 +125,19 @@ def run(
             f"the scripts took more than {ended.memory / 1e9:.1f} GB of memory, half of what is "
             "free here; verify where there is more, or give a smaller model after `--`"
         )
-    outcomes = read_outcomes(journals(state))
+    outcomes = read_outcomes(journals(box))
     if not outcomes and ended.why != "time":
         tail = output.read_bytes()[-2000:].decode("utf-8", "replace").strip()
         raise UserError(f"no script could be started here (exit code {ended.code}):\n{tail}")
     return outcomes
 
 
-def _placed(project: Project, state: Path) -> Iterator[Run]:
+def _placed(project: Project, box: Sandbox) -> Iterator[Run]:
     for run in runs():
-        folder = state / "runs" / run.name
+        folder = box.copy / run.name
         copy_project(project, folder)
         script = folder / (project.port if run.world else project.script)
-        yield replace(run, script=str(script), folder=str(folder), cwd=str(folder))
+        yield replace(run, script=str(script), folder=str(folder))
 
 
 def _watch(
@@ -155,7 +145,7 @@ def _watch(
     plan: Plan,
     interrupt: Interrupt,
     out: int,
-    report: Callable[[str], None],
+    report: Callable[[Run], None],
 ) -> Ended:
     state = Path(plan.state)
     settings = config.load(job.project.root)
@@ -183,7 +173,7 @@ def _watch(
         for run in plan.runs:
             if run.name not in shown and (state / f"{run.name}-0.jsonl").exists():
                 shown.add(run.name)
-                report(run.name)
+                report(run)
         return False
 
     # The original may be tried in several ways.
@@ -197,21 +187,6 @@ def _watch(
         look=look,
         stdout=out,
     )
-
-
-def _sweep(base: Path) -> None:
-    """Remove what a process of this machine that was killed has left."""
-    for folder in base.glob(f"{glob.escape(_prefix())}*"):
-        number = folder.name.removeprefix(_prefix()).partition("-")[0]
-        with suppress(OSError):
-            ours = folder.lstat().st_uid == os.getuid() and not folder.is_symlink()
-            if ours and number.isdigit() and not Path("/proc", number).exists():
-                copies.remove(folder)
-
-
-def _prefix() -> str:
-    """Names the machine too: TMPDIR may lie on a disk of many, with process ids of their own."""
-    return f"{_PREFIX}{platform.node()}-"
 
 
 def project_of(original: Path, port: Path, here: Path) -> Project:

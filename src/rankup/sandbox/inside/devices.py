@@ -2,6 +2,9 @@
 
 torch hands the calls of its own functions to a TorchFunctionMode, `torch.device(0)` and
 `Module.to` included. A device object stays what the script asked for; it counts where it is used.
+Of torch.cuda, torch.xpu, torch.mps and torch.accelerator the functions do nothing. Whether there is
+a GPU is answered truthfully, unless the parent wants one pretended: some scripts do not start
+without.
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
+from .hooks import Change
 from .journal import Journal
 
 _ACCELERATORS = ("cuda", "mps", "xpu", "hpu", "npu", "mtia")
@@ -23,6 +29,50 @@ _NAME = re.compile(rf"({'|'.join(_ACCELERATORS)})(:\d+)?")
 _TENSOR_TYPE = re.compile(rf"torch\.(?:{'|'.join(_ACCELERATORS)})\.")
 # Methods whose first argument may be the number of a GPU.
 _TO = ("to", "_parse_to", "to_empty")
+_GPU = "NVIDIA A100-SXM4-40GB"
+_MEMORY = 40 * 10**9
+_CAPABILITY = (8, 0)
+_QUESTIONS = ("is_available", "device_count")
+# Functions of torch.cuda and its like that return a number; most others return nothing.
+_ZERO = re.compile(
+    r"(?:max_)?memory_(?:allocated|reserved|cached)|(?:current|driver)_allocated_memory|"
+    r"current_device(?:_index|_idx)?|utilization|initial_seed|temperature|power_draw|clock_rate"
+)
+_SRUN = {
+    **dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID"), "0"),
+    **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "1"),
+    **dict.fromkeys(("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), "1"),
+    **dict.fromkeys(("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE"), "1"),
+    **dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"), "localhost"),
+}
+
+
+def redirections(
+    journal: Journal, threads: int, *, pretend: bool, alone: bool
+) -> dict[str, list[Change]]:
+    """Return what is done to torch's modules, so that what is meant for a GPU runs on the CPU.
+
+    Args:
+        pretend: a GPU is there, if the script asks.
+        alone: whatever the script says of its world, it is a world of one.
+    """
+    devices = Devices(journal)
+    return {
+        "torch": [
+            lambda torch: _stand_in(torch, devices, pretend),
+            lambda torch: _default_device(torch, devices),
+            _load,
+            _tensors,
+            lambda torch: _generator(torch, devices),
+            _compile,
+            lambda torch: _limit_threads(torch, threads),
+            lambda torch: _redirect(torch, devices),
+        ],
+        "torch.nn.parallel.distributed": [_parallel],
+        "torch.nn.parallel.data_parallel": [_data_parallel],
+        "torch.distributed.distributed_c10d": [lambda module: _groups(module, devices, alone)],
+        "torch.distributed.device_mesh": [lambda module: _mesh(module, devices)],
+    }
 
 
 class Devices:
@@ -49,20 +99,18 @@ class Devices:
         self.asked(str(device))
         return "cpu"
 
-    def call(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[bool, Any, tuple[Any, ...], dict[str, Any]]:
-        """A call of torch's: (whether it is answered here, the answer, or else its arguments)."""
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of torch's."""
         name = getattr(func, "__name__", "")
         if name == "device":
             if len(args) == 1 and isinstance(args[0], int) and not kwargs:
                 args = ("cuda", args[0])  # torch itself only knows this where there is a GPU
-            return False, None, args, kwargs
+            return func(*args, **kwargs)
         if name in _ACCELERATORS and args:
             self.asked(f".{name}()")
-            return True, args[0], args, kwargs
+            return args[0]
         if name == "pin_memory" and args:
-            return True, args[0], args, kwargs
+            return args[0]
         if name == "type" and len(args) > 1:
             args = (args[0], self.tensor_type(args[1]), *args[2:])
         first = 0 if name == "_parse_to" else 1
@@ -74,7 +122,7 @@ class Devices:
             kwargs = {**kwargs, "device": self.mapped(kwargs["device"], number=True)}
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
-        return False, None, args, kwargs
+        return func(*args, **kwargs)
 
     def tensor_type(self, kind: Any) -> Any:
         """`torch.FloatTensor` for `torch.cuda.FloatTensor`, both as names."""
@@ -87,22 +135,20 @@ class Devices:
         return _TENSOR_TYPE.sub("torch.", name)
 
 
-def redirect(torch: Any, devices: Devices) -> None:
+def _is_device(value: Any) -> bool:
+    return type(value).__name__ == "device" and type(value).__module__ == "torch"
+
+
+def _redirect(torch: Any, devices: Devices) -> None:
     """Let all calls of torch from now on, in this thread and in new ones, go through `devices`."""
 
     class ToCPU(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
-            answered, answer, args, kwargs = devices.call(func, args, kwargs or {})
-            return answer if answered else func(*args, **kwargs)
+            return devices.call(func, args, kwargs or {})
 
     ToCPU().__enter__()
-    _in_new_threads(ToCPU)
-
-
-def _in_new_threads(mode: Callable[[], Any]) -> None:
-    """torch keeps its modes per thread."""
     start = threading.Thread.start
 
     @wraps(start)
@@ -111,83 +157,13 @@ def _in_new_threads(mode: Callable[[], Any]) -> None:
 
         def run_with_mode() -> None:
             del thread.run  # type: ignore[method-assign]
-            with mode():
+            with ToCPU():  # torch keeps its modes per thread
                 run()
 
         thread.run = run_with_mode  # type: ignore[method-assign]
         start(thread)
 
     threading.Thread.start = start_with_mode  # type: ignore[assignment, method-assign]
-
-
-def _is_device(value: Any) -> bool:
-    return type(value).__name__ == "device" and type(value).__module__ == "torch"
-
-
-def changes(devices: Devices) -> tuple[Callable[[Any], None], ...]:
-    """Return the changes of the module `torch`."""
-    return (
-        lambda torch: _first_argument(torch, "set_default_device", devices.mapped),
-        lambda torch: _first_argument(torch, "set_default_tensor_type", devices.tensor_type),
-        _load,
-        _storages,
-        _streams,
-        lambda torch: _generator(torch, devices),
-        _compile,
-    )
-
-
-def redirect_parallel(module: Any) -> None:
-    """`torch.nn.parallel.distributed`: a module on the CPU has no device ids."""
-    change_arguments(
-        module.DistributedDataParallel,
-        "__init__",
-        lambda given: given.update(device_ids=None, output_device=None),
-    )
-
-
-def redirect_data_parallel(module: Any) -> None:
-    """`torch.nn.parallel.data_parallel`: likewise, it then only calls the module."""
-    kind = module.DataParallel
-    original = kind.__init__
-
-    @wraps(original)
-    def init(self: Any, inner: Any, *args: Any, **kwargs: Any) -> None:
-        super(kind, self).__init__()
-        self.module, self.device_ids, self.dim = inner, [], 0
-        self.output_device = self.src_device_obj = None
-
-    kind.__init__ = init
-
-
-def limit_loader(module: Any, threads: int) -> None:
-    """`torch.utils.data.dataloader`: few workers, and memory that is not pinned.
-
-    There are no more than threads and cores; 0 workers stay 0, others stay at least 1.
-    """
-    most = max(1, min(threads, len(os.sched_getaffinity(0))))
-
-    def change(given: dict[str, Any]) -> None:
-        workers = given.get("num_workers")
-        if isinstance(workers, int) and workers > most:
-            given["num_workers"] = most
-        given["pin_memory"] = False
-        if given.get("pin_memory_device"):
-            given["pin_memory_device"] = ""
-
-    change_arguments(module.DataLoader, "__init__", change)
-
-
-def limit_threads(torch: Any, threads: int) -> None:
-    """torch takes no more threads than these, whatever the script says."""
-    original = torch.set_num_threads
-
-    @wraps(original)
-    def set_num_threads(number: int) -> None:
-        original(min(number, threads))
-
-    original(min(threads, torch.get_num_threads()))
-    torch.set_num_threads = set_num_threads
 
 
 def change_arguments(owner: Any, name: str, change: Callable[[dict[str, Any]], None]) -> None:
@@ -209,35 +185,36 @@ def change_arguments(owner: Any, name: str, change: Callable[[dict[str, Any]], N
     setattr(owner, name, changed)
 
 
-def _first_argument(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
-    original = getattr(owner, name)
+def _default_device(torch: Any, devices: Devices) -> None:
+    for name, argument, change in (
+        ("set_default_device", "device", devices.mapped),
+        ("set_default_tensor_type", "t", devices.tensor_type),
+    ):
+        change_arguments(torch, name, _changing(argument, change))
 
-    @wraps(original)
-    def changed(first: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(change(first), *args, **kwargs)
 
-    setattr(owner, name, changed)
+def _changing(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda given: given.update({name: change(given[name])})
 
 
 def _load(torch: Any) -> None:
-    original = torch.load
-
-    @wraps(original)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def load(given: dict[str, Any]) -> None:
         # What was saved on a GPU, and functions that move it to one.
-        kept = str(map_location) in ("cpu", "meta")
-        return original(f, map_location if kept else "cpu", *args, **kwargs)
+        if str(given.get("map_location")) not in ("cpu", "meta"):
+            given["map_location"] = "cpu"
 
-    torch.load = torch.serialization.load = load
+    change_arguments(torch, "load", load)
+    torch.serialization.load = torch.load
 
 
-def _streams(torch: Any) -> None:
+def _tensors(torch: Any) -> None:
     torch.Tensor.record_stream = lambda self, stream: None
-
-
-def _storages(torch: Any) -> None:
     for kind in (torch.UntypedStorage, torch.TypedStorage):
         kind.cuda = kind.pin_memory = lambda self, *args, **kwargs: self
+    for name in dir(torch.cuda):  # torch.cuda.FloatTensor
+        plain = getattr(torch, name, None)
+        if name.endswith(("Tensor", "Storage")) and plain is not None and not name.startswith("_"):
+            setattr(torch.cuda, name, plain)
 
 
 def _generator(torch: Any, devices: Devices) -> None:
@@ -265,32 +242,60 @@ def _compile(torch: Any) -> None:
     torch.nn.Module.compile = lambda self, *args, **kwargs: None
 
 
-_SRUN = {
-    **dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID"), "0"),
-    **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "1"),
-    **dict.fromkeys(("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), "1"),
-    **dict.fromkeys(("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE"), "1"),
-    **dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"), "localhost"),
-}
+def _limit_threads(torch: Any, threads: int) -> None:
+    """torch takes no more threads than these, whatever the script says."""
+    original = torch.set_num_threads
+    original(min(threads, torch.get_num_threads()))
+    torch.set_num_threads = wraps(original)(lambda number: original(min(number, threads)))
 
 
-def launcher_variables() -> dict[str, str]:
-    """torchrun's and srun's variables of a world of one; a port that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        **_SRUN,
-    }
+def limit_loader(module: Any, threads: int) -> None:
+    """`torch.utils.data.dataloader`: few workers, and memory that is not pinned.
+
+    There are no more than threads and cores; 0 workers stay 0, others stay at least 1.
+    """
+    most = max(1, min(threads, len(os.sched_getaffinity(0))))
+
+    def change(given: dict[str, Any]) -> None:
+        workers = given.get("num_workers")
+        if isinstance(workers, int) and workers > most:
+            given["num_workers"] = most
+        not_pinned(given)
+
+    change_arguments(module.DataLoader, "__init__", change)
 
 
-def redirect_groups(module: Any, devices: Devices, *, alone: bool) -> None:
+def not_pinned(given: dict[str, Any]) -> None:
+    """Change the arguments of a DataLoader."""
+    given["pin_memory"] = False
+    if given.get("pin_memory_device"):
+        given["pin_memory_device"] = ""
+
+
+def _parallel(module: Any) -> None:
+    """`torch.nn.parallel.distributed`: a module on the CPU has no device ids."""
+    change_arguments(
+        module.DistributedDataParallel,
+        "__init__",
+        lambda given: given.update(device_ids=None, output_device=None),
+    )
+
+
+def _data_parallel(module: Any) -> None:
+    """`torch.nn.parallel.data_parallel`: likewise, it then only calls the module."""
+    kind = module.DataParallel
+    original = kind.__init__
+
+    @wraps(original)
+    def init(self: Any, inner: Any, *args: Any, **kwargs: Any) -> None:
+        super(kind, self).__init__()
+        self.module, self.device_ids, self.dim = inner, [], 0
+        self.output_device = self.src_device_obj = None
+
+    kind.__init__ = init
+
+
+def _groups(module: Any, devices: Devices, alone: bool) -> None:
     """`torch.distributed.distributed_c10d`: gloo, whatever the script asks for."""
     init, new_group = module.init_process_group, module.new_group
     store: Any = sys.modules["torch._C._distributed_c10d"].HashStore
@@ -314,23 +319,141 @@ def redirect_groups(module: Any, devices: Devices, *, alone: bool) -> None:
         timeout = {"timeout": kwargs["timeout"]} if "timeout" in kwargs else {}
         return new_group(ranks, backend="gloo", **timeout)
 
-    _put(module, "init_process_group", init_process_group)
-    _put(module, "new_group", new_gloo_group)
+    module.init_process_group, module.new_group = init_process_group, new_gloo_group
+    _reexport(module, "init_process_group", "new_group")
 
 
-def redirect_mesh(module: Any, devices: Devices) -> None:
+def _mesh(module: Any, devices: Devices) -> None:
     """`torch.distributed.device_mesh`."""
-    original = module.init_device_mesh
-
-    @wraps(original)
-    def init_device_mesh(device_type: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(devices.mapped(device_type), *args, **kwargs)
-
-    _put(module, "init_device_mesh", init_device_mesh)
+    change_arguments(module, "init_device_mesh", _changing("device_type", devices.mapped))
+    _reexport(module, "init_device_mesh")
 
 
-def _put(module: Any, name: str, function: Any) -> None:
-    """Replace a function, also where torch.distributed has it already."""
-    setattr(module, name, function)
-    if hasattr(package := sys.modules.get("torch.distributed"), name):
-        setattr(package, name, function)
+def _reexport(module: Any, *names: str) -> None:
+    """Put replaced functions where torch.distributed has the original ones already."""
+    package = sys.modules.get("torch.distributed")
+    for name in names:
+        if hasattr(package, name):
+            setattr(package, name, getattr(module, name))
+
+
+def launcher_variables() -> dict[str, str]:
+    """torchrun's and srun's variables of a world of one; a port that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **_SRUN,
+    }
+
+
+class _Done:
+    """A queue of work, or a moment in it: all is done, and there is nothing to wait for."""
+
+    cuda_stream = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Done:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        return 0.0
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Done()
+
+    def synchronize(self, *args: Any) -> None:
+        pass
+
+    record = wait = wait_event = wait_stream = synchronize
+
+
+def _stand_in(torch: Any, devices: Devices, pretend: bool) -> None:
+    """Change torch's modules of accelerators."""
+    for name in ("cuda", "xpu", "mps", "accelerator"):
+        if module := getattr(torch, name, None):
+            _replace_functions(
+                module, name, torch, devices, pretend and name in ("cuda", "accelerator")
+            )
+
+
+def _replace_functions(module: Any, name: str, torch: Any, devices: Devices, pretend: bool) -> None:
+    state = torch.zeros(16, dtype=torch.uint8)
+    answers: dict[str, Callable[[], Any]] = {
+        **dict.fromkeys(("current_stream", "default_stream"), _Done),
+        "get_device_name": lambda: _GPU,
+        "get_device_properties": _properties,
+        "get_device_capability": lambda: _CAPABILITY,
+        "get_arch_list": lambda: ["sm_80"],
+        "memory_stats": dict,
+        "memory_summary": str,
+        "memory_snapshot": list,
+        **dict.fromkeys(("mem_get_info", "get_memory_info"), lambda: (_MEMORY, _MEMORY)),
+        "recommended_max_memory": lambda: _MEMORY,
+        "get_rng_state": state.clone,
+        "get_rng_state_all": lambda: [state.clone()] if pretend else [],
+        **dict.fromkeys(("is_available", "is_bf16_supported", "is_initialized"), lambda: pretend),
+        "device_count": lambda: int(pretend),
+        "current_accelerator": lambda: torch.device("cuda") if pretend else None,
+    }
+    for attribute in module.__all__:
+        found = getattr(module, attribute, None)
+        if callable(found) and not isinstance(found, type):
+            answer = answers.get(attribute, int if _ZERO.fullmatch(attribute) else lambda: None)
+            asked = f"torch.{name}.{attribute}()" if attribute in _QUESTIONS else ""
+            setattr(module, attribute, _call(answer, asked, devices))
+    for attribute in ("stream", "device", "device_of", "device_index"):
+        _replace(module, attribute, contextmanager(_context))
+    for attribute in ("Stream", "ExternalStream", "Event"):
+        _replace(module, attribute, type(attribute, (_Done,), {}))
+    for attribute in ("range_push", "range_pop", "mark", "range_start", "range_end"):
+        _replace(getattr(module, "nvtx", None), attribute, _call(int, "", devices))
+
+
+def _replace(module: Any, attribute: str, new: Any) -> None:
+    """Put something in the place of what is there.
+
+    `new` must be an object of its own: torch._dynamo has a table of all these functions.
+    """
+    if getattr(module, attribute, None) is not None:
+        setattr(module, attribute, new)
+
+
+def _call(answer: Callable[[], Any], what: str, devices: Devices) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if what:
+            devices.asked(what)
+        return answer()
+
+    return call
+
+
+def _context(which: Any = None) -> Iterator[Any]:
+    yield which
+
+
+def _properties() -> SimpleNamespace:
+    major, minor = _CAPABILITY
+    return SimpleNamespace(
+        name=_GPU,
+        major=major,
+        minor=minor,
+        total_memory=_MEMORY,
+        multi_processor_count=108,
+        warp_size=32,
+        uuid="",
+    )

@@ -17,8 +17,7 @@ from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType
 
-from . import accelerator, children, devices, network, spec
-from .devices import Devices
+from . import children, devices, network, spec
 from .ending import Ending, without_ours
 from .files import Files, writers
 from .hooks import AfterImport, Changes, Hook
@@ -63,9 +62,7 @@ def install(given: Spec) -> tuple[Journal, Ending]:
     files = Files(journal, given.shadow, given.ignored, given.free, given.folder)
     net = Network(journal, block=given.block, main=main_process, used=training.network_used)
     changes: Changes = {
-        **accelerator.redirections(
-            Devices(journal), given.threads, pretend=given.pretend, alone=True
-        ),
+        **devices.redirections(journal, given.threads, pretend=given.pretend, alone=True),
         "torch.nn.modules.module": [training.watch_modules],
         "torch.autograd": [training.watch_autograd],
         "torch.optim.optimizer": [training.watch_optimizers],

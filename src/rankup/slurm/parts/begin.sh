@@ -1,14 +1,19 @@
-rankup_life=${SLURM_RESTART_COUNT:-0}
 # The last task of an array has the number of the whole array as its own.
 rankup_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 rankup_job=${rankup_job:-$SLURM_JOB_ID}
 rankup_start=$(date +%s)
 rankup_marker=$RANKUP_RUN_DIR/requeue # left by the ranks when they stop with a checkpoint
+rankup_records=$RANKUP_RUN_DIR/log/lives.jsonl
+rankup_record="{\"job\": \"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}\", \"task\": ${SLURM_ARRAY_TASK_ID:-null}"
+# How often this job was started before, by its own count: psslurm sets no SLURM_RESTART_COUNT.
+rankup_life=$(grep -c "^$rankup_record, \"restart\": [0-9]*, \"start\"" "$rankup_records" 2>/dev/null)
+if [ "${rankup_life:-0}" -lt "${SLURM_RESTART_COUNT:-0}" ]; then rankup_life=$SLURM_RESTART_COUNT; fi
+rankup_life=${rankup_life:-0}
+if [ "$rankup_life" -gt 0 ]; then export SLURM_RESTART_COUNT=$rankup_life; fi # for rankup's own parts
 
 record_life() { # append a line about this life, e.g. record_life '"end": 1700000000'
     if [ -n "${RANKUP_INTERACTIVE:-}" ]; then return; fi # in an allocation `rankup run` does it
-    printf '{"job": "%s", "task": %s, "restart": %d, %s}\n' "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" \
-        "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_life" "$1" >>"$RANKUP_RUN_DIR/log/lives.jsonl"
+    printf '%s, "restart": %d, %s}\n' "$rankup_record" "$rankup_life" "$1" >>"$rankup_records"
 }
 
 end_life() { # end_life CODE [WHY]: a script that ends without its code makes a failed job COMPLETED
@@ -38,8 +43,8 @@ if [ -n "${RANKUP_INTERACTIVE:-}" ]; then
 fi
 printf '%s' "$rankup_who" >"$RANKUP_RUN_DIR/log/lock"
 rm -f -- "$RANKUP_RUN_DIR"/log/failure-rank*.json # of an earlier life
-# The log may hold earlier lives: where this one begins in it.
-rankup_offset=$(stat --dereference --format=%s "/proc/$$/fd/1" 2>/dev/null || echo 0)
+# The log may hold earlier lives: where this one begins in it. (Its size: psslurm gives a pipe.)
+rankup_offset=$(stat --dereference --format=%s "$rankup_base/log/$rankup_job.out" 2>/dev/null || echo 0)
 record_life "\"start\": $(date +%s.%3N), \"nodes\": \"$SLURM_JOB_NODELIST\", \"id\": \"$SLURM_JOB_ID\", \"offset\": $rankup_offset"
 
 if [ -e "$rankup_base/log/cancelled" ]; then

@@ -1,14 +1,15 @@
 report_to_head() { # say the own name at the first node's port
-    local _
-    for _ in {1..120}; do
-        if printf '%s\n' "$node" >"/dev/tcp/$master_addr/$master_port"; then return; fi
+    local _ say='printf "%s\n" "$1" >"/dev/tcp/$2/$3"'
+    for _ in {1..120}; do # at a port that a firewall drops a connect alone takes minutes
+        if timeout 5 bash -c "$say" bash "$node" "$master_addr" "$master_port"; then return; fi
+        if [ "$SECONDS" -gt $((60 + nodes / 10)) ]; then break; fi
         sleep 0.5
     done 2>/dev/null
     fault "cannot reach port $master_port of the first node at $master_addr"
     return 1
 }
 
-hear_all() { # on the first node: who does not say its name within 90 s
+hear_all() { # on the first node: who does not say its name in time (90 s, of 1000 nodes 190 s)
     local names
     mapfile -t names < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
     python3 -c '
@@ -21,7 +22,7 @@ try:
 except OSError as error:
     sys.exit(f"preflight: node {me}: cannot listen at {address}:{port}: {error.strerror}")
 server.listen(len(names))
-missing, end = set(names) - {me}, time.monotonic() + 90
+missing, end = set(names) - {me}, time.monotonic() + 90 + len(names) / 10
 while missing:
     try:
         server.settimeout(max(0.01, end - time.monotonic()))

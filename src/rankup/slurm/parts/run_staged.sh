@@ -4,8 +4,8 @@ if ! command -v rankup >/dev/null; then
         "${stage[*]} ${mounts[*]}" >&2
 else
     launcher=launch_staged
-    if [ "${#stage[@]}" -gt 0 ]; then # --wait=0: one node may be through long before the others
-        SLURM_KILL_BAD_EXIT=1 on_every_node --wait=0 stage_node || {
+    if [ "${#stage[@]}" -gt 0 ]; then
+        on_every_node --kill-on-bad-exit=1 stage_node || {
             on_every_node --time=2 release_node # of nodes that had it already
             end_life 1 "staging failed on the node named above; torch was not started anywhere"
         }

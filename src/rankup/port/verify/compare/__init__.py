@@ -35,8 +35,7 @@ def results(runs: Mapping[str, Seen], planned: Mapping[str, int]) -> list[Result
         if name == "kill" or name.endswith("-kill"):
             found.append((world, {"killed": killed(port)}))
         elif port is not None:
-            run = port.outcome.run
-            original = runs.get(run.against if run is not None else ORIGINAL)
+            original = runs.get(port.run.against)
             if original is not None:
                 found.append((world, _of_port(original, port, known)))
         elif name != "alike" or halves is not None:
@@ -51,15 +50,15 @@ def results(runs: Mapping[str, Seen], planned: Mapping[str, int]) -> list[Result
 def _of_port(original: Seen, port: Seen, known: output.Alike | None) -> dict[str, Found]:
     if port.failed:
         how = "with random numbers and a clock of each rank's own, as in life, "
-        return _failed((how if port.free else "") + failure(port))
+        return _failed((how if port.run.free else "") + failure(port))
     found = {
-        "losses": training.same_number(port) if port.free else training.losses(original, port),
+        "losses": training.same_number(port) if port.run.free else training.losses(original, port),
         "parameters": training.parameters(port),
         "samples": samples.samples(original, port),
         "evaluation": output.evaluation(original, port, known),
         "output": output.output(original, port, known),
     }
-    return found if port.free else {**found, "saved": output.saved(original, port)}
+    return found if port.run.free else {**found, "saved": output.saved(original, port)}
 
 
 def _failed(why: str) -> dict[str, Found]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from ..protocol import WRITES, Event, Seen
+from ..protocol import Event, Seen
 from ..verdict import Found, count, differs
 from .samples import evaluations, unreached
 
@@ -111,7 +111,7 @@ def alike(base: Seen, original: Seen, port: Seen) -> Alike:
 def evaluation(original: Seen, port: Seen, known: Alike | None) -> Found:
     """The samples drawn without gradients, and the numbers that are printed behind them."""
     wrong, total, number = evaluations(original, port)
-    if not port.free:
+    if not port.run.free:
         for one in differences(original, port):
             if one.evaluates and not _is_own(one, port, known):
                 wrong.append(one.text())
@@ -123,7 +123,7 @@ def evaluation(original: Seen, port: Seen, known: Alike | None) -> Found:
         return Found("not seen", detail)
     if missed:
         return Found("not seen", f"not reached: {missed[0]}")
-    if not port.free and not _evaluated_numbers(original, known):
+    if not port.run.free and not _evaluated_numbers(original, known):
         return Found("not seen", "prints no number of it")
     return Found("proved", f"{total} in {count(number, 'pass')}")
 
@@ -136,7 +136,7 @@ def output(original: Seen, port: Seen, known: Alike | None) -> Found:
         if shown is not None:
             wrong.append(f"rank {rank} prints too: {shown!r}")
     own = []
-    if not port.free:
+    if not port.run.free:
         wrong += _files(original, port)
         for one in differences(original, port):
             if _is_own(one, port, known):
@@ -156,24 +156,18 @@ def output(original: Seen, port: Seen, known: Alike | None) -> Found:
 
 def saved(original: Seen, port: Seen) -> Found:
     """The port's files, as its rank 0 has compared them with the original's."""
-    journal = original.ranks[0]
-    names = [name for event in journal.of("end") for name in event.get("saved", ())]
-    others = sorted(
-        name for name in journal.written() - set(names) if name.lower().endswith(_MODEL_FILES)
-    )
-    loaded = port.ranks[0].of("loaded")
-    if names and not loaded:
-        return differs("not loaded", f"{names[0]} was not compared: the port had ended")
-    files = loaded[0]["files"] if names else []
+    files = [one for event in port.ranks[0].of("loaded") for one in event["files"]]
     wrong = [f"{one['path']}: {one['why']}" for one in files if one["why"]]
     if wrong:
         return differs("differs", *wrong)
-    if others:
-        return Found("not seen", f"{others[0]} is not compared")
-    if not names:
+    others = original.ranks[0].written() - {one["path"] for one in files}
+    for name in sorted(others):
+        if name.lower().endswith(_MODEL_FILES):
+            return Found("not seen", f"{name} is not compared")
+    if not files:
         return Found("not seen", "saves nothing")
     models = sum(one["models"] for one in files)
-    return Found("proved", f"{count(len(names), 'file')}, {count(models, 'model')}")
+    return Found("proved", f"{count(len(files), 'file')}, {count(models, 'model')}")
 
 
 def differences(original: Seen, port: Seen) -> list[Unlike]:
@@ -186,7 +180,7 @@ def differences(original: Seen, port: Seen) -> list[Unlike]:
         places = tuple(
             (file, mine.words, place)
             for place, (one, other) in enumerate(zip(mine.numbers, its.numbers, strict=True))
-            if not near(one, other) and not (port.alike and _is_part(one, other, port.world))
+            if not near(one, other) and not (port.run.alike and _is_part(one, other, port.world))
         )
         if places:
             found.append(Unlike(file, mine, its, places))
@@ -289,18 +283,14 @@ def _short(line: Line) -> str:
 def _writers(port: Seen) -> list[str]:
     ranks: dict[str, dict[int, str]] = defaultdict(dict)
     for rank, journal in enumerate(port.ranks):
-        for event in journal.of("write"):
-            if event["how"] in WRITES:
-                ranks[event["path"]].setdefault(rank, event["where"])
-    shown = {
-        path: " and ".join(f"rank {rank} ({where})" for rank, where in writers.items())
-        for path, writers in ranks.items()
-        if len(writers) > 1
-    }
-    return [
-        f"{path} is written by {writers}: the last one wins, or they tear it"
-        for path, writers in shown.items()
-    ]
+        for event in journal.of("open", "rename"):
+            ranks[event.get("to", event.get("path"))].setdefault(rank, event["where"])
+    wrong = []
+    for path, writers in ranks.items():
+        if len(writers) > 1:
+            shown = " and ".join(f"rank {rank} ({where})" for rank, where in writers.items())
+            wrong.append(f"{path} is written by {shown}: the last one wins, or they tear it")
+    return wrong
 
 
 def _files(original: Seen, port: Seen) -> Sequence[str]:

@@ -20,7 +20,7 @@ def samples(original: Seen, port: Seen) -> Found:
     wrong: dict[int, str] = {}
     for mine in ours:
         parts = [found.get(mine.key) for found in theirs]
-        text = unlike(mine, parts, contents=not port.free)
+        text = unlike(mine, parts, contents=not port.run.free)
         text = text or _shuffled_otherwise(mine, parts) or _equal_batches(parts)
         if text and mine.dataset not in wrong:  # one data set does not hide another
             wrong[mine.dataset] = f"pass {mine.number} of the loader at {mine.where}: {text}"
@@ -36,7 +36,7 @@ def evaluations(original: Seen, port: Seen) -> tuple[list[str], int, int]:
     ours = _in_place([one for one in passes(original.ranks[0]) if not one.trained])
     theirs = [_in_place(one for one in passes(rank) if not one.trained) for rank in port.ranks]
     wrong: dict[int, str] = {}
-    for place, mine in ours.items() if not port.free else ():
+    for place, mine in ours.items() if not port.run.free else ():
         parts = [found.get(place) for found in theirs]
         if _whole(mine, parts):
             continue

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import datetime
-import sys
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -156,9 +155,10 @@ class Comparable:
 
 
 class Clock:
-    """A clock that goes by the calls of the user's own code; that of a free run is the rank's own.
+    """A clock that goes by its calls, for the user's code; that of a free run is the rank's own.
 
-    Threads and libraries wait by the real one.
+    Threads and libraries wait by the real one, and C extensions are built upon the real classes: it
+    is the modules `time` and `datetime` that files of the user's import which are others.
 
     Args:
         folder: the user's project, absolute and without links.
@@ -172,29 +172,15 @@ class Clock:
         self._calls = 0
 
     def install(self) -> None:
-        """Each way in which Python's own modules give the time."""
-        for name in ("time", "perf_counter", "monotonic", "process_time"):
-            setattr(time, name, self._clock(getattr(time, name), 1))
-            setattr(time, f"{name}_ns", self._clock(getattr(time, f"{name}_ns"), 10**9))
-        for name, place in (("localtime", 0), ("gmtime", 0), ("ctime", 0)):
-            setattr(time, name, self._by_default(getattr(time, name), place, self._now))
-        local = time.localtime
-        for name, place in (("asctime", 0), ("strftime", 1)):
-            original = getattr(time, name)
-            setattr(time, name, self._by_default(original, place, lambda: local(self._now())))
-        self._imported()
-
-    def _imported(self) -> None:
-        """`import datetime` in the user's code: C extensions are built upon the real classes."""
-        stopped, original = ModuleType("datetime"), builtins.__import__
-        vars(stopped).update(vars(datetime))
-        stopped.datetime, stopped.date = self._dates()  # type: ignore[attr-defined]
+        """Change what `import` gives to the user's code."""
+        stopped = {time: self._time(), datetime: self._datetime()}
+        original = builtins.__import__
 
         @wraps(original)
         def load(name: str, scope: Any = None, *args: Any, **options: Any) -> Any:
             found = original(name, scope, *args, **options)
-            own = name == "datetime" and str((scope or {}).get("__file__")).startswith(self._folder)
-            return stopped if own else found
+            own = str((scope or {}).get("__file__")).startswith(self._folder)
+            return stopped.get(found, found) if own else found
 
         builtins.__import__ = load  # type: ignore[assignment]
 
@@ -202,67 +188,64 @@ class Clock:
         self._calls += 1
         return self._began + self._calls * _TICK
 
-    def _asked(self) -> bool:
-        """True when the caller of the function that calls this is the user's code."""
-        return sys._getframe(2).f_code.co_filename.startswith(self._folder)
+    def _time(self) -> ModuleType:
+        module = ModuleType("time")
+        vars(module).update(vars(time))
+        for name in ("time", "perf_counter", "monotonic", "process_time"):
+            setattr(module, name, self._now)
+            setattr(module, f"{name}_ns", lambda: int(self._now() * 10**9))
+        for name in ("localtime", "gmtime", "ctime"):
+            setattr(module, name, _by_default(getattr(time, name), 0, self._now))
+        for name, place in (("asctime", 0), ("strftime", 1)):
+            original = getattr(time, name)
+            now = _by_default(original, place, lambda: time.localtime(self._now()))
+            setattr(module, name, now)
+        return module
 
-    def _clock(self, original: Callable[[], Any], unit: int) -> Callable[[], Any]:
-        @wraps(original)
-        def clock() -> Any:
-            if not self._asked():
-                return original()
-            return self._now() if unit == 1 else int(self._now() * unit)
+    def _datetime(self) -> ModuleType:
+        clock, real = self._now, datetime.datetime
 
-        return clock
-
-    def _by_default(
-        self, original: Callable[..., Any], place: int, now: Callable[[], Any]
-    ) -> Callable[..., Any]:
-        """A function of a time that is the present one where none is given."""
-
-        @wraps(original)
-        def function(*args: Any) -> Any:
-            given = len(args) > place and args[place] is not None
-            if given or not self._asked():
-                return original(*args)
-            return original(*args[:place], now())
-
-        return function
-
-    def _dates(self) -> tuple[Any, Any]:
-        """`datetime.datetime` and `datetime.date`, by classes that are taken for them."""
-        asked, now = self._asked, self._now
-        real: Any = datetime.datetime
-        real_date: Any = datetime.date
-
-        class Kind(type):
+        class Kind(type):  # classes that are taken for the real ones
             def __instancecheck__(cls, instance: Any) -> bool:
-                return isinstance(instance, real if cls.__name__ == "datetime" else real_date)
+                return isinstance(instance, cls.__mro__[1])
 
             def __subclasscheck__(cls, kind: Any) -> bool:
-                return issubclass(kind, real if cls.__name__ == "datetime" else real_date)
+                return issubclass(kind, cls.__mro__[1])
 
-        class Date(real_date, metaclass=Kind):  # type: ignore[misc]
-            @classmethod
-            def today(cls) -> Any:
-                return cls.fromtimestamp(now()) if asked() else real_date.today()
+        class Date(datetime.date, metaclass=Kind):
+            @staticmethod
+            def today() -> Any:
+                return datetime.date.fromtimestamp(clock())
 
-        class Time(real, metaclass=Kind):  # type: ignore[misc]
-            @classmethod
-            def now(cls, tz: Any = None) -> Any:
-                return cls.fromtimestamp(now(), tz) if asked() else real.now(tz)
+        class Time(datetime.datetime, metaclass=Kind):
+            @staticmethod
+            def now(tz: Any = None) -> Any:
+                return real.fromtimestamp(clock(), tz)
 
-            @classmethod
-            def today(cls) -> Any:
-                return cls.fromtimestamp(now()) if asked() else real.today()
+            @staticmethod
+            def today() -> Any:
+                return real.fromtimestamp(clock())
 
-            @classmethod
-            def utcnow(cls) -> Any:
-                if not asked():
-                    return real.now(datetime.timezone.utc).replace(tzinfo=None)
-                return cls.fromtimestamp(now(), datetime.timezone.utc).replace(tzinfo=None)
+            @staticmethod
+            def utcnow() -> Any:
+                return real.fromtimestamp(clock(), datetime.timezone.utc).replace(tzinfo=None)
 
+        module = ModuleType("datetime")
+        vars(module).update(vars(datetime), date=Date, datetime=Time)
         for kind, name in ((Date, "date"), (Time, "datetime")):
             kind.__name__ = kind.__qualname__ = name
             kind.__module__ = "datetime"
-        return Time, Date
+        return module
+
+
+def _by_default(
+    original: Callable[..., Any], place: int, now: Callable[[], Any]
+) -> Callable[..., Any]:
+    """A function of a time that is the present one where none is given."""
+
+    @wraps(original)
+    def function(*args: Any) -> Any:
+        given = len(args) > place and args[place] is not None
+        return original(*args) if given else original(*args[:place], now())
+
+    return function

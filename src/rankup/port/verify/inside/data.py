@@ -12,7 +12,7 @@ from functools import wraps
 from itertools import islice
 from typing import Any
 
-from ....sandbox.inside.devices import change_arguments
+from ....sandbox.inside.devices import change_arguments, not_pinned
 from ..protocol import Run, Try
 from .cut import (
     NUMBER,
@@ -252,9 +252,8 @@ class Data:
         given["num_workers"] = 0
         for name in ("prefetch_factor", "multiprocessing_context"):
             given.pop(name, None)
-        given.update(persistent_workers=False, pin_memory=False, timeout=0)
-        if given.get("pin_memory_device"):
-            given["pin_memory_device"] = ""
+        given.update(persistent_workers=False, timeout=0)
+        not_pinned(given)
         if given.get("batch_sampler") is not None or given.get("batch_size", 1) is None:
             return
         asked = given.get("batch_size", 1)

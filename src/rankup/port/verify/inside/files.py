@@ -36,14 +36,10 @@ class Writing(files.Files):
         self._folder = folder
 
     def note(self, event: str, **fields: Any) -> None:
-        """Record a file that is written by its path in the copy."""
-        if event == "open":
-            self._write(fields["path"], fields["how"])
-        elif event == "rename":
-            self._write(fields["from"], "rename from")
-            self._write(fields["to"], "rename")
-        else:
-            self._write(fields["path"], event)
+        """Record paths as they are in the copy."""
+        for name in {"path", "from", "to"} & fields.keys():
+            fields[name] = os.path.relpath(fields[name], self._folder)
+        super().note(event, **fields)
 
     def start(self, program: str, words: Iterable[str]) -> None:
         """Refuse to start a program.
@@ -54,10 +50,6 @@ class Writing(files.Files):
         name = os.path.basename(program)
         self._journal.tell("refused", what=f"starting {name}", where=self._journal.where())
         raise FileNotFoundError(errno.ENOENT, "rankup verify starts no other program", name)
-
-    def _write(self, path: str, how: str) -> None:
-        name = os.path.relpath(path, self._folder)
-        self._journal.tell("write", path=name, how=how, where=self._journal.where())
 
 
 class Lines(io.RawIOBase):

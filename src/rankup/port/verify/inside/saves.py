@@ -1,11 +1,12 @@
-"""The files that the original saves, and whether a port's load where they do."""
+"""The files that the original saves with `torch.save`, and whether a port's load where they do."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import wraps
+from contextlib import suppress
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 _DEPTH = 4
 _CLOSE = 1e-2
@@ -15,57 +16,26 @@ _FEW = 3  # names that are shown
 Place = tuple[str, ...]
 
 
-class Saves:
-    """Watches `torch.save` in the original.
-
-    Args:
-        folder: below which files count.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._saved: set[str] = set()
-
-    def install(self, torch: Any) -> None:
-        """torch, and its `serialization`."""
-        original = torch.serialization.save
-
-        @wraps(original)
-        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(obj, f, *args, **kwargs)
-            path = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)
-            if isinstance(path, str | os.PathLike):
-                self._saved.add(os.path.realpath(path))
-            return result
-
-        torch.save = torch.serialization.save = save
-
-    def renamed(self, old: object, new: object, *rest: object) -> None:
-        """The audit event `os.rename`: a file saved under another name first."""
-        named = isinstance(old, str | os.PathLike) and isinstance(new, str | os.PathLike)
-        if named and os.path.realpath(str(old)) in self._saved:
-            self._saved.discard(os.path.realpath(str(old)))
-            self._saved.add(os.path.realpath(str(new)))
-
-    def names(self) -> list[str]:
-        """The files that are there now, below the folder."""
-        return sorted(
-            os.path.relpath(path, self._folder)
-            for path in self._saved
-            if os.path.exists(path) and path.startswith(self._folder + os.sep)
-        )
-
-
 def compare(names: Iterable[str], ours: str, theirs: str) -> list[dict[str, Any]]:
-    """Compare what a port has saved with the original's files of these names.
+    """Compare what a port has saved with the original's files.
 
     A model that has saved a state dict loads another one, `strict=True`, where that has the same
     names and shapes.
 
     Args:
+        names: of all files that the original has written.
         ours, theirs: the folders of both.
     """
-    return [_compare(name, ours, theirs) for name in names]
+    saved = [name for name in sorted(names) if _is_saved(os.path.join(ours, name))]
+    return [_compare(name, ours, theirs) for name in saved]
+
+
+def _is_saved(path: str) -> bool:
+    """Return True for a file of `torch.save`; one of TorchScript has constants as well."""
+    with suppress(OSError, BadZipFile), ZipFile(path) as file:
+        names = {os.path.basename(name) for name in file.namelist()}
+        return "data.pkl" in names and "constants.pkl" not in names
+    return False
 
 
 def _compare(name: str, ours: str, theirs: str) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def _watched(ranks: list[_Rank], run: Run, tried: Try, seconds: float) -> Outcom
             break
     waited = time.monotonic() - failed if failed is not None else 0.0
     ends = tuple(one.ended() for one in ranks)
-    return Outcome(run.name, why, time.monotonic() - began, ends, tried, waited, run)
+    return Outcome(run, tried, why, time.monotonic() - began, ends, waited)
 
 
 def _end(ranks: list[_Rank]) -> None:

@@ -1,0 +1,22 @@
+"""Amounts as people write and read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankup.base.amounts import bytes_of
+from rankup.base.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1GB", 10**9), ("1 GiB", 2**30), ("1.5m", 1_500_000), ("77", 77), ("2MiB", 2**21)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert bytes_of(text, "--x") == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "1 ib", "-1", "1 EB", "1e9", "a lot"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(UserError, match="--x"):
+        bytes_of(text, "--x")
