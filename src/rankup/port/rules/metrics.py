@@ -17,7 +17,7 @@ from .sizes import batch_sizes
 from .steering import steers
 
 _KEEPS = words("update append extend add")
-_SHOWS = SHOWING | words("update append progress_bar scalar")
+_SHOWS = SHOWING | words("update append add progress_bar scalar")
 
 
 def training_numbers(context: Context) -> None:
@@ -145,7 +145,6 @@ class Numbers(Region):
     def write(self) -> None:
         self._tests()
         self._counters()
-        self._meters()
         self._shown()
         for node in list(self.readings()):
             if self._covered(node):
@@ -341,24 +340,6 @@ class Numbers(Region):
         trains = any(there.script.scope(one) is function for one in there.training.backwards)
         return function is not None and trains and returns_reading(there, function) == [True]
 
-    def _meters(self) -> None:
-        """`losses.update(loss.item(), x.size(0))`: the loss, weighed by the number of samples."""
-        script = self.script
-        for call in script.inside(self.body, ast.Call, deep=False):
-            if not isinstance(script.parents[call], ast.Expr) or len(given(call)) < 2:
-                continue
-            if not self.alike(call) or not self._mine(call) or self._covered(call):
-                continue
-            args = given(call)
-            if self.reading(args[0]) is None and self.known(args[0]) is None:
-                continue
-            if call_name(call) not in ("update", "add"):
-                continue
-            plans = [self.plan(one) for one in args]
-            if all(one is not None for one in plans):
-                for arg, plan in zip(args, plans, strict=True):
-                    self.put(arg, plan or [], f"{script.code(arg)} is of the whole batch")
-
     def _shown(self) -> None:
         """The loss and numbers of samples in what is printed or logged."""
         for call in self.script.inside(self.body, ast.Call, deep=False):
@@ -431,7 +412,7 @@ class Numbers(Region):
         found: dict[str, ast.Call] = {}
         meters: set[str] = set()
         for call in self.script.inside(self.body, ast.Call, deep=False):
-            if call_name(call) not in _SHOWS | {"extend", "add"} or not self._mine(call):
+            if call_name(call) not in _SHOWS | {"extend"} or not self._mine(call):
                 continue
             self._divided(call, local, whole)
             for one in (one for arg in given(call) for one in self.script.inside(arg, ast.Name)):

@@ -134,7 +134,6 @@ def custom_attribute(file: File, script: Script) -> Iterator[Hit]:
         origins = [one for one in script.flow.origins(file, node.value) if one.node in models]
         if script.distributed:
             origins = [one for one in origins if one.wrappers() == {"ddp"}]
-            origins = [] if _before_wrap(file, node) else origins
         spelled = file.code(node)
         if not origins or spelled in seen or not _own_class(script, origins[0], name):
             continue
@@ -150,17 +149,6 @@ def _own_class(script: Script, made: Origin, name: str) -> bool:
     """True where it is an attribute of the model, as far as one can see."""
     owner = script.flow.class_of(made.file, made.node)
     return owner is None or bool(script.flow.members(*owner, name)[1])
-
-
-def _before_wrap(file: File, node: ast.AST) -> bool:
-    """True where a use stands above the wrapping, in the same function."""
-    home, line = file.names.function(node), file.line(node)[0]
-    return any(
-        model_wrapper(file, call) == "ddp"
-        and file.names.function(call) is home
-        and line <= file.last_line(call)
-        for call in file.names.all(ast.Call)
-    )
 
 
 @rule("RK133", "error", "a forward on one rank alone")

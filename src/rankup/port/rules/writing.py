@@ -173,27 +173,11 @@ def _binds(node: ast.AST, name: str) -> bool:
 
 def _opened(context: Context, site: Site) -> str | None:
     """`open(rankup.path0(path), "w")`: the other ranks write to nowhere."""
-    if site.path is None or (site.dotted == ".open" and not _by_function(context, site.node)):
+    if site.path is None:
         return None
     context.around(site.path, "rankup.path0(")
     what = "log" if site.dotted.startswith("logging.") else "file"
     return f"rank 0 alone writes this {what} (rankup.path0)"
-
-
-def _by_function(context: Context, call: ast.Call) -> bool:
-    """Write `open(path, "w")` for `path.open("w")`; False where `open` is something else."""
-    script = context.script
-    names = script.file.names
-    if any("open" in names.members(scope) for scope in names.scopes):
-        return False
-    assert isinstance(call.func, ast.Attribute)
-    start, end = script.whole(call.func.value)
-    opening = script.text.index("(", script.span(call.func)[1])
-    if context.edits.taken((end, opening + 1)):
-        return False
-    context.edits.around((start, opening + 1), "open(", "")  # outside of what is put around `path`
-    context.edits.replace((end, opening + 1), ", " if given(call) else "")
-    return True
 
 
 @rule("RK145", "error", "ranks race for a folder", frameworks=True)

@@ -249,11 +249,6 @@ def placeholder(script: BatchScript) -> Iterator[Hit]:
                 f"--{option.name}={option.value} is a placeholder",
                 f"put your own --{option.name} there",
             )
-    for launch in script.launches:
-        for word in launch.words:
-            named = "/" in word or word == launch.script or "_" in word
-            if named and _PLACEHOLDER.search(word):
-                yield Hit(launch.line, f"{word} is a placeholder", "put your own value there")
 
 
 @rule("RK169", "error", "bash cannot read it")
