@@ -151,7 +151,8 @@ def _splits_by(file: File, call: ast.Call) -> bool:
 
 @rule("RK110", "error", "a data set that each rank draws", frameworks=True)
 def data_drawn(file: File, script: Script) -> Iterator[Hit]:
-    """A `DataLoader` over tensors that are drawn at random without a seed.
+    """A `DataLoader` over tensors that are drawn at random without a seed, or drawn anew by a
+    method, `loader.dataset.sample()`.
 
     `rankup.shard` takes it that sample 7 is the same on all ranks; these would train on parts of
     different data sets.
@@ -178,7 +179,9 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
         and not _seeded_before(file, script, call)
         and not _handed_out(file, script, call)
     ]
-    for call in drawn[:1]:
+    seeded = _seeded(script)
+    again = [call for call, dotted in _redrawn(file, script) if root(dotted) not in seeded]
+    for call in (again + drawn)[:1]:
         yield Hit(
             call,
             "each rank would draw a data set of its own: they train on parts of different data",
@@ -200,6 +203,15 @@ def _drawn_for(
         if depth and isinstance(origin.node, ast.Call):
             for arg in arguments_of(origin.node):
                 yield from _drawn_for(script, origin.file, arg, depth - 1)
+
+
+def _redrawn(file: File, script: Script) -> Iterator[tuple[ast.Call, str]]:
+    """`loader.dataset.sample()` that draws anew what the data set holds; and what draws."""
+    for call in file.names.all(ast.Call):
+        if getattr(receiver(call), "attr", "") != "dataset":
+            continue
+        for where, method in script.flow.methods.get(call_name(call), ()):
+            yield from ((call, where.names.called(drawn)) for drawn in _drawing(where, method))
 
 
 def _seeded_before(file: File, script: Script, call: ast.Call) -> bool:
