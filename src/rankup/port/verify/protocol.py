@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+JOURNALS = "journals"  # folder of the sandbox
 FILE = "plan.json"
 OUTCOMES = "outcomes.json"
 ORIGINAL = "original"

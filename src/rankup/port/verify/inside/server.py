@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ....sandbox.inside.spec import STATE
 from ..protocol import (
+    JOURNALS,
     SHORT,
     TRIES,
     Journal,
@@ -41,7 +42,7 @@ _LOG = ".stderr"  # behind the name of a journal
 
 def main() -> int:
     """Make the runs of the plan in the folder that the environment names; always 0."""
-    plan = load(os.path.realpath(os.environ[STATE]))
+    plan = load(os.path.join(os.environ[STATE], JOURNALS))
     for name in _PRELOADED:
         __import__(name)
     for name in _LIKELY:
