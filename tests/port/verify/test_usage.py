@@ -64,7 +64,7 @@ def test_without_a_port_all_behind_two_dashes_is_the_scripts(
     (tmp_path / "a.py").write_text("x = 1\n")
     done = run_rankup(["verify", "a.py", "--", "--epochs", "2"])
     assert done.returncode == 2
-    assert "a.py was not ported" in done.stderr
+    assert "a.py is no PyTorch training script" in done.stderr
 
 
 def test_a_copy_has_links_to_what_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
