@@ -51,8 +51,8 @@ def results(
         for name in ports:
             own = {kind: f"{name}-{kind}" for kind in each[name]}
             runs = {kind: seen[run] for kind, run in own.items() if run in seen}
-            worlds = {run.name: run.world for run in start.runs() if run.name in own}
-            found[name] = compare.results({**originals, **runs}, worlds)
+            planned = [run for run in start.runs() if run.name in own]
+            found[name] = compare.results({**originals, **runs}, planned)
         return found
 
 

@@ -62,7 +62,7 @@ def verify(request: Request) -> int:
     if ORIGINAL not in seen:
         raise UserError(f"{original} did not come to an end in its time; see --time")
     _must_train(seen[ORIGINAL], original)
-    results = compare.results(seen, {run.name: run.world for run in start.runs() if run.world})
+    results = compare.results(seen, [run for run in start.runs() if run.world])
     verdict.show(results, _notes(seen))
     states = {one.state for one in results}
     unseen = sorted({one.check for one in results if one.state == "not seen"})

@@ -84,12 +84,10 @@ class Progress:
     drawn: int = 0
     batch: list[Any] = field(default_factory=list)
     calls: int = 0
-    _noted: set[str] = field(default_factory=set)
 
     def note(self, text: str) -> None:
         """Record, once, what is changed to make the runs comparable."""
-        if text not in self._noted:
-            self._noted.add(text)
+        if self.journal.once("note", text):
             self.journal.tell("note", text=text)
 
 
