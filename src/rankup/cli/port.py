@@ -112,7 +112,7 @@ def verify(
 
     given = tuple(args or ())
     if ported is not None and not ported.endswith((".py", ".ipynb")):
-        ported, given = None, (ported, *given)  # the first word after `--`
+        given, ported = (ported, *given), None  # the first word after `--`
     request = Request(original, ported, given, tuple(stand_ins or ()), time)
     raise typer.Exit(start(request))
 

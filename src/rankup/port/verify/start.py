@@ -116,7 +116,7 @@ def run(
             f"the scripts took more than {ended.memory / 1e9:.1f} GB of memory, half of what is "
             "free here; verify where there is more, or give a smaller model after `--`"
         )
-    outcomes = read_outcomes(journals(box))
+    outcomes = tuple(read_outcomes(journals(box)))
     if not outcomes and ended.why != "time":
         tail = output.read_bytes()[-2000:].decode("utf-8", "replace").strip()
         raise UserError(f"no script could be started here (exit code {ended.code}):\n{tail}")

@@ -45,7 +45,7 @@ def main() -> int:
     _set_bounds(given, journal)
     journal.must("start", python=sys.version.split()[0], script=given.script)
     if given.deadline is not None:
-        with open(given.stack, "ab") as stack:
+        with open(given.file(spec.STACK), "ab") as stack:
             # The descriptor of the duplicate is faulthandler's, and stays open.
             left = max(0.1, given.deadline - time.time())
             faulthandler.dump_traceback_later(left, file=os.dup(stack.fileno()))
@@ -55,11 +55,12 @@ def main() -> int:
 def install(given: Spec) -> tuple[Journal, Ending]:
     """Watch this process from now on."""
     main_process = int(os.environ.get(MAIN, os.getpid()))
-    journal = Journal(given.events, given.script, given.shadow)
+    journal = Journal(given.file(spec.EVENTS), given.script, given.shadow)
     hook = Hook()
     ending = Ending(journal, hook, main_process)
     training = Training(journal, ending)
-    files = Files(journal, given.shadow, given.ignored, given.free, given.folder)
+    ignored = (*map(given.file, spec.OURS), given.temporary)
+    files = Files(journal, given.shadow, ignored, given.free, given.folder)
     net = Network(journal, block=given.block, main=main_process, used=training.network_used)
     changes: Changes = {
         **devices.redirections(journal, given.threads, pretend=given.pretend, alone=True),
@@ -189,7 +190,7 @@ def _write_traceback(given: Spec, error: BaseException) -> None:
         text = kept.getvalue()
         if given.shadow:
             text = text.replace(given.shadow, "")
-        with suppress(OSError), open(given.traceback, "wb") as file:
+        with suppress(OSError), open(given.file(spec.TRACEBACK), "wb") as file:
             file.write(text.encode(errors="backslashreplace"))
 
 

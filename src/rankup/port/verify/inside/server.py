@@ -24,7 +24,7 @@ from ..protocol import (
     journal_path,
     load,
     read_journal,
-    write_outcomes,
+    write_outcome,
 )
 from .rank import DataSets, run_rank
 
@@ -55,7 +55,6 @@ def main() -> int:
 class _Runs:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._outcomes: list[Outcome] = []
         self._known = DataSets({}, frozenset())
 
     def make(self) -> None:
@@ -84,7 +83,7 @@ class _Runs:
         for tried in TRIES:
             outcome = self._outcome(run, tried)
             if _finished(outcome):
-                self._record(outcome)
+                write_outcome(self._plan.state, outcome)
                 return tried
             ends = read_journal(path).of("end")
             if first is None:  # what the first try fails of is what the user knows
@@ -95,12 +94,12 @@ class _Runs:
                 break
         assert first is not None
         os.replace(f"{path}.first", path)
-        self._record(first)
+        write_outcome(self._plan.state, first)
         return None
 
     def _run(self, run: Run, tried: Try) -> bool:
         outcome = self._outcome(run, tried)
-        self._record(outcome)
+        write_outcome(self._plan.state, outcome)
         return _finished(outcome)
 
     def _outcome(self, run: Run, tried: Try) -> Outcome:
@@ -127,10 +126,6 @@ class _Runs:
         with suppress(OSError):
             os.setpgid(pid, pid)
         return _Rank(pid, journal)
-
-    def _record(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-        write_outcomes(self._plan.state, self._outcomes)
 
 
 def _finished(outcome: Outcome) -> bool:
