@@ -67,7 +67,7 @@ def recipe(folder: Path) -> Slice:
     from rankup.train.feed import Feed
 
     data = PackedDataset(folder / HDF5, "train", random_crop())
-    feed = Feed(Photos(data, Making("rankup", WORKERS, BATCH, torch.device("cpu"))), seed=0)
+    feed = Feed(Photos(data, Making("rankup", WORKERS, torch.device("cpu"))), seed=0)
     order = Endless(len(data))
 
     def coming() -> Iterator[tuple[int, torch.Tensor]]:

@@ -17,10 +17,9 @@ import torch
 
 from rankup.base.errors import UserError
 from rankup.data import Loader, PackedDataset, engines
-from rankup.data.engines import Inline, cores_of_rank
+from rankup.data.engines import Inline, Threads, cores_of_rank
 from rankup.data.fetch import Fetch
 from rankup.data.processes import Processes
-from rankup.data.threads import Threads
 
 from . import feeding
 from .feeding import Digest, Large, digest, epochs, flat, loader, options, small, workers

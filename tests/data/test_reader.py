@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from rankup.base.errors import UserError
 from rankup.data import Loader, PackedDataset, transforms
 from rankup.data.errors import BadContainer
-from rankup.data.stage import release, stage
+from rankup.data.stage.staging import release, stage
 from rankup.site import mounts
 
 from . import made
@@ -221,7 +221,7 @@ def test_a_staged_copy_that_is_taken_away(
     (tmp_path / "node").mkdir()
     path = small(tmp_path, 40)
     expected = epochs(loader(PackedDataset(path, None, Digest())), 3)
-    copy = stage(path, quiet=True, reserve=0).path
+    copy = stage(path, quiet=True, reserve=0).root
     data = PackedDataset(path, None, Digest())
     assert data.samples.staged == copy
     subset = data.subset(range(40))

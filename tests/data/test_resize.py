@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from rankup.base.errors import UserError
 from rankup.data.errors import BadContainer
-from rankup.data.resize import resized
+from rankup.data.images import resized
 
 
 def photo(

@@ -16,7 +16,7 @@ from rankup.base.errors import UserError
 from rankup.data import BadSample, Loader, PackedDataset, Pad, Tokens, Windows
 from rankup.data.errors import BadContainer
 from rankup.data.orders import ByLength
-from rankup.data.stage import release, stage
+from rankup.data.stage.staging import release, stage
 from rankup.data.tokens import text
 from rankup.recipes.text import tokenize
 
@@ -230,9 +230,9 @@ def test_the_copy_on_this_node_is_read(
     assert Tokens(path, 10).staged is None
     done = stage(path, reserve=0)
     tokens = Tokens(path, 10)
-    assert tokens.staged == done.path
+    assert tokens.staged == done.root
     flipped = values + 1  # to see whose bytes are read
-    with done.path.open("r+b") as file:
+    with done.root.open("r+b") as file:
         file.seek(-flipped.nbytes, 2)
         file.write(flipped.tobytes())
     travelled = pickle.dumps(tokens)

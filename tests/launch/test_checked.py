@@ -10,6 +10,7 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.launch import checked
 from rankup.site.rundir import Job
+from tests.conftest import RunRankup
 
 # One GPU: no process group, no part of the data for each rank.
 SINGLE = """import torch
@@ -47,6 +48,19 @@ def test_before_a_job_is_submitted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train\.py:13.*--no-check"):
         checked.before_submit(broken, 1, wanted=True)
     assert checked.before_submit(broken, 4, wanted=False) == []
+
+
+def test_no_rank_starts_with_a_script_that_python_cannot_read(
+    rankup_here: RunRankup, tmp_path: Path
+) -> None:
+    path = Path(job(tmp_path, SINGLE + "def (\n").target)
+    done = rankup_here(["run", "--local", path])
+    assert done.returncode == 2
+    assert f"{path}:13: invalid syntax; no rank was started" in done.stderr
+    assert not (tmp_path / "runs").exists()
+    ran = rankup_here(["run", "--local", "--no-check", path])
+    assert ran.returncode == 1
+    assert "SyntaxError" in ran.stderr
 
 
 def test_beside_a_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,3 +165,13 @@ def test_a_note_of_a_wrong_kind_is_passed_over(tmp_path: Path, name: str) -> Non
 @pytest.mark.parametrize("what", ["recvValueWithTimeout", "recvVector", "recvValue"])
 def test_a_lost_store_is_a_broken_connection(what: str) -> None:
     assert broken_by_peer(f"{what} failed on SocketImpl(fd=3): got 0 bytes")
+
+
+def test_a_note_is_its_owners_alone_and_holds_no_secret(tmp_path: Path) -> None:
+    token = "hf_" + "a1" * 15
+    told = of_exception(ValueError(f"bad token {token}"), 0)
+    write(tmp_path, told)
+    note = tmp_path / "failure-rank0.json"
+    assert note.stat().st_mode & 0o777 == 0o600
+    assert token not in note.read_text()
+    assert read_all(tmp_path)[0].message.startswith("ValueError: bad token ")

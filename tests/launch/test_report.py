@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -152,6 +153,7 @@ def test_what_cannot_be_asked_for(rankup_here: RunRankup, tmp_path: Path) -> Non
         (run, "--export", "excel"): "excel",
         (run, "--out", tmp_path / "file"): "is a file",
         (run, run, "--export", "csv"): "one RUN",
+        (run, run): "is named twice",
     }.items():
         done = rankup_here(["report", *words], cwd=tmp_path)
         assert done.returncode == 2, done.stderr
@@ -162,7 +164,8 @@ def test_what_cannot_be_asked_for(rankup_here: RunRankup, tmp_path: Path) -> Non
 
 def test_several_runs_are_compared(rankup_here: RunRankup, tmp_path: Path) -> None:
     run = _course(tmp_path)
-    done = rankup_here(["report", run, run], cwd=tmp_path)
+    other = shutil.copytree(run, tmp_path / "other")
+    done = rankup_here(["report", run, other], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "efficiency" in done.stdout.lower()
     assert (tmp_path / "scaling.html").exists()

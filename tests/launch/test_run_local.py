@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -262,6 +263,35 @@ def test_a_run_is_not_started_twice(rankup_here: RunRankup, tmp_path: Path) -> N
         assert same.returncode == 2
         assert "is a run already" in same.stderr
         assert len(json.loads((out / "job.json").read_text())["lives"]) == 1
+
+
+SAVES = """
+import os, signal, sys, time
+def save(number, frame):
+    while not os.path.exists(os.environ["GO"]):
+        time.sleep(0.01)
+    open("saved", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open("ready", "w").close()
+time.sleep(100)
+"""
+
+
+def test_a_signal_that_comes_twice_at_once_asks_the_ranks_to_save(tmp_path: Path) -> None:
+    # As `timeout` does it: once for the process, once for its group.
+    path, go = script(tmp_path, SAVES), tmp_path / "go"
+    with live(
+        ["run", "--local", "--out", tmp_path / "out", path], tmp_path, {"GO": str(go)}
+    ) as run:
+        run.until((tmp_path / "ready").exists)
+        run.process.send_signal(signal.SIGTERM)
+        run.process.send_signal(signal.SIGTERM)
+        run.until(lambda: "asking the ranks to stop" in run.err)
+        go.touch()
+        assert run.wait(60) == 128 + signal.SIGTERM, run.err
+    assert (tmp_path / "saved").exists(), run.err
+    assert "Traceback" not in run.err
 
 
 WITHOUT_STARTING = """

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data import stage as data
 from rankup.data.pack.command import pack as make_pack
 from rankup.data.pack.request import Request as PackRequest
+from rankup.data.stage import staging as data
 from rankup.launch import stage
 from rankup.launch.stage import Staging
 from rankup.site import mounts

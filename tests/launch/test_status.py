@@ -123,7 +123,7 @@ def test_one_squeue_for_all_runs(tmp_path: Path) -> None:
             record(path, job=str(number), end=2000, code=0)
     asked_of = Client(environment={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
     found, note = status.newest(tmp_path / "runs", asked_of)
-    assert note == ""
+    assert note == "the newest 20 of 25 runs; of another: rankup status RUN"
     assert len(found) == status.NEWEST
     assert found[0].id == "20261120-120024-abcd"
     assert [short.state for short in found[:2]] == ["UNKNOWN", "RUNNING"]

@@ -132,10 +132,10 @@ def bench_data(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say how fast a file feeds, which part is slow, and what to change."""
-    from ..data.bench.command import Asked, bench_data
+    from ..data.bench.command import Request, bench_data
 
-    asked = Asked(file, split, field, transform, size, batch, demand, workers, seconds, as_json)
-    raise typer.Exit(bench_data(asked))
+    request = Request(file, split, field, transform, size, batch, demand, workers, seconds, as_json)
+    raise typer.Exit(bench_data(request))
 
 
 @app.command()

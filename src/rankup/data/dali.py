@@ -8,7 +8,6 @@ resume. DALI gets bytes and coordinates, and does what it is good at.
 from __future__ import annotations
 
 import copy
-import re
 import threading
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -20,10 +19,9 @@ import xxhash
 from torch.utils.data import Dataset, Subset
 
 from ..base.errors import UserError
-from ..runtime.shard import part
 from . import images
 from .batches import BatchRequest
-from .engines import Engine, default_workers
+from .engines import Engine, Threads, default_workers
 from .errors import BadContainer
 from .fetch import Fetch, Made, allocate
 from .loader import Loader
@@ -31,11 +29,8 @@ from .photos.decoding import measure
 from .photos.shaping import Photo, View
 from .reader import PackedDataset
 from .splits import unwrapped
-from .threads import Threads
 
-_END = b"\xff\xd9"  # of a JPEG
 _FAILURES = (RuntimeError, IndexError, ValueError, TypeError, OSError)  # as DALI's errors arrive
-_STORY = re.compile(r"encountered:\s*(.*?)\s*(?:Current pipeline|$)", re.DOTALL)
 
 
 class DaliLoader(Loader):
@@ -75,29 +70,26 @@ class DaliLoader(Loader):
         where = _device(device)
         gpu = where.type == "cuda"
         pin, to = (False, where) if gpu else (pin_memory, None)
-        photos = _fitting(dataset)[0]
+        photos = _fitting(dataset)
         super().__init__(photos, global_batch, workers=0, pin_memory=pin, device=to, **options)
-        # The part of the last rank is never the smaller one.
-        most = len(part(global_batch, self.world_size - 1, self.world_size))
-        self._engine = engine(photos, max(1, most), workers, where, prefetch, timeout)
+        self._engine = engine(photos, workers, where, prefetch, timeout)
 
 
 def engine(
     dataset: PackedDataset,
-    most: int,
     workers: int | None = None,
     device: torch.device | str | None = None,
     prefetch: int = 2,
     timeout: float = 1800.0,
 ) -> Engine:
-    """Return what makes batches, each of at most `most` samples; else as `DaliLoader`."""
+    """Return what makes batches; options as of `DaliLoader`."""
     count = default_workers() if workers is None else workers
     if count < 1 or prefetch < 1:
         raise UserError(
             f"workers={count}, prefetch={prefetch}: DALI has at least one thread, and is at least "
             f"one batch ahead"
         )
-    photos = _Photos(dataset, most, count, _device(device))
+    photos = _Photos(dataset, count, _device(device))
     # One reads while another one decodes; more where each read waits for a server.
     readers = 5 if dataset.samples.how == "pread" else 2
     return Threads(Fetch(photos), readers, -(-prefetch // readers), timeout, pin_memory=False)
@@ -111,17 +103,25 @@ class _Item(NamedTuple):
 class _Photos(Dataset[Any]):
     """Makes batches of photos: reads their bytes, and has DALI decode them, one batch at a time."""
 
-    def __init__(
-        self, dataset: PackedDataset, most: int, threads: int, device: torch.device
-    ) -> None:
-        given, self._transform = _fitting(dataset)
+    def __init__(self, dataset: PackedDataset, threads: int, device: torch.device) -> None:
+        try:
+            import nvidia.dali as dali
+            import nvidia.dali.fn
+            import nvidia.dali.types  # noqa: F401
+        except ImportError as error:
+            raise UserError(
+                f"NVIDIA DALI is not here ({error}): pip install 'rankup[dali]', or use a Loader"
+            ) from None
+        self._dali: Any = dali
+        self._pipeline: Any = None
+        given = _fitting(dataset)
+        self._transform: Photo = given.transform  # type: ignore[assignment]
         self._reading = copy.copy(given)
         self._reading.transform = self._item
-        self._refused: dict[int, str] = {}  # what DALI has said of bytes, by their xxh3
+        self._refused: set[int] = set()  # xxh3 of what DALI cannot decode
         self._lock = threading.Lock()
-        self._settings = {"batch_size": most, "num_threads": threads, "prefetch_queue_depth": 1}
-        self._device = device
-        self._dali, self._pipeline = _imported(), None
+        self._threads, self._device = threads, device
+        self._most = 0  # samples that the pipeline takes at once
 
     def make(self, request: BatchRequest) -> Made:
         while True:
@@ -132,33 +132,29 @@ class _Photos(Dataset[Any]):
                     made.inputs = self._decoded(items)
                     return made
                 except _FAILURES as error:
-                    self._refuse(items, error)
+                    # Once more without the samples that make it fail, of which `on_bad` decides.
+                    refused = {_digest(one.data.data) for one in items if not self._decodes(one)}
+                    if not refused - self._refused:
+                        raise UserError(
+                            f"DALI failed, though not at any sample alone: {error}"
+                        ) from error
+                    self._refused |= refused
 
     def _item(self, data: bytes | memoryview, rng: np.random.Generator) -> _Item:
-        why = self._refused.get(xxhash.xxh3_64_intdigest(data)) if self._refused else None
-        if why is not None:
-            raise BadContainer(f"DALI cannot decode this {images.kind_of(data)}: {why}")
+        if self._refused and _digest(data) in self._refused:
+            raise BadContainer(f"DALI cannot decode this {images.kind_of(data)}")
         size = measure(data)
         # DALI reads no further than a part's last row, and would not see that more is missing.
-        if (
-            size.jpeg
-            and _END not in bytes(data[-64:])
-            and _END not in bytes(data[len(data) // 2 :])
-        ):
+        if size.jpeg and b"\xff\xd9" not in bytes(data[len(data) // 2 :]):
             raise BadContainer("the photo was cut short")
         return _Item(np.frombuffer(data, np.uint8), self._transform.view(*size[:2], rng))
 
-    def _refuse(self, items: list[_Item], failed: Exception) -> None:
-        """Find the samples that made DALI fail, by decoding each alone."""
-        before = len(self._refused)
-        for item in items:
-            try:
-                self._decoded([item])
-            except _FAILURES as error:  # noqa: PERF203
-                self._refused[xxhash.xxh3_64_intdigest(item.data.data)] = _reason(error)
-        if len(self._refused) == before:
-            why = _reason(failed)
-            raise UserError(f"DALI failed, though not at any sample alone: {why}") from failed
+    def _decodes(self, item: _Item) -> bool:
+        try:
+            self._decoded([item])
+        except _FAILURES:
+            return False
+        return True
 
     def _decoded(self, items: list[_Item]) -> torch.Tensor:
         views = [one.view for one in items]
@@ -171,7 +167,10 @@ class _Photos(Dataset[Any]):
             "flip": np.array([view.flip for view in views], np.int32),
         }
         gpu = self._device.type == "cuda"
-        pipeline = self._pipeline or self._built()
+        pipeline = self._pipeline
+        if pipeline is None or len(items) > self._most:
+            self._most = max(self._most, len(items))
+            pipeline = self._built()
         self._pipeline = None  # after its first error it does nothing more
         with torch.cuda.device(self._device) if gpu else nullcontext():
             decoded = torch.from_dlpack(pipeline.run(**inputs)[0].as_tensor())
@@ -186,8 +185,12 @@ class _Photos(Dataset[Any]):
         fn = self._dali.fn
         gpu = self._device.type == "cuda"
         height, width, _ = self._transform.shape
-        settings = {**self._settings, "device_id": self._device.index if gpu else None}
-        pipeline = self._dali.Pipeline(**settings)
+        pipeline = self._dali.Pipeline(
+            batch_size=self._most,
+            num_threads=self._threads,
+            device_id=self._device.index if gpu else None,
+            prefetch_queue_depth=1,
+        )
         with pipeline:
             names = ("data", "start", "shape", "size", "corner", "flip")
             data, start, shape, size, corner, flip = (
@@ -209,26 +212,10 @@ class _Photos(Dataset[Any]):
         return pipeline
 
 
-def _reason(error: Exception) -> str:
-    """Return DALI's own words, without the story around them."""
-    found = _STORY.search(str(error))
-    text = found[1] if found else str(error)
-    return " ".join(text.split()).rstrip(":") or type(error).__name__
+_digest = xxhash.xxh3_64_intdigest
 
 
-def _imported() -> Any:
-    try:
-        import nvidia.dali as dali
-        import nvidia.dali.fn
-        import nvidia.dali.types  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"NVIDIA DALI is not here ({error}): pip install 'rankup[dali]', or use a Loader"
-        ) from None
-    return dali
-
-
-def _fitting(given: Dataset[Any]) -> tuple[PackedDataset, Photo]:
+def _fitting(given: Dataset[Any]) -> PackedDataset:
     dataset = unwrapped(given)
     if not isinstance(dataset, PackedDataset) or isinstance(dataset.field, tuple):
         raise UserError("DaliLoader needs a PackedDataset of one field, which is photos")
@@ -237,17 +224,16 @@ def _fitting(given: Dataset[Any]) -> tuple[PackedDataset, Photo]:
             f"DaliLoader cannot carry out the transform {dataset.transform!r}: give the data set "
             f"one of rankup.data.photos' RandomResizedCrop, CenterCrop and Resize, or use a Loader"
         )
-    return dataset, dataset.transform
+    return dataset
 
 
 def _device(asked: torch.device | str | None) -> torch.device:
     """Return the device that decodes, a GPU with its number."""
     there = torch.cuda.is_available()
     device = torch.device(asked if asked is not None else "cuda" if there else "cpu")
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda":
-        raise UserError(f"DALI decodes on the CPU or on a GPU of NVIDIA, not on {device}")
-    if not there:
-        raise UserError(f"device={device}: torch sees no GPU here; device='cpu' needs none")
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not there):
+        raise UserError(
+            f"device={device}: DALI decodes on the CPU (device='cpu'), or on a GPU of NVIDIA that "
+            f"torch sees"
+        )
     return torch.empty(0, device=device).device

@@ -9,13 +9,10 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import time
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
-from itertools import chain
 from multiprocessing import util
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
@@ -33,10 +30,7 @@ _GUARD = (
     ". Each worker imports the script first: all that the script does belongs below "
     "`if __name__ == '__main__':`"
 )
-_LOOK = 5.0  # seconds between looks whether all workers live
-_LATE = object()  # nothing was made by then
-# In a forked child an iterator of its parent is never collected: that would end the parent's.
-_FOREIGN: list[Any] = []
+_GRACE = 5.0  # seconds in which a worker that has hung up is seen to have ended
 
 
 class Processes:
@@ -53,39 +47,36 @@ class Processes:
         self._end: util.Finalize | None = None
 
     def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
-        self._requests.begin(requests)
-        self._begin()
-        waiting = self._requests.waiting
-        while (result := self._next()) is not None:
+        self._requests.asked, self._requests.waiting = requests, deque()
+        if self._iterator is not None and self._pid != os.getpid():
+            self._iterator._shutdown = True  # a forked child does not end the workers of its parent
+            self._iterator = self._end = None
+        if self._iterator is not None and not all(
+            one.is_alive() for one in self._iterator._workers
+        ):
+            self._give_up()
+        if self._iterator is None:
+            self._start()
+        else:
+            self._try(iter, self._loader)
+        while (result := self._try(next, self._iterator, None)) is not None:
             if isinstance(result, _Failure):
                 result.reraise()
-            yield waiting.popleft(), result
-        if self._requests.error is not None:
-            raise self._requests.error
+            yield self._requests.waiting.popleft(), result
 
     def close(self) -> None:
         """End the workers; batches that were handed out stay valid."""
-        if self._end is not None and self._pid == os.getpid():
+        if self._end is not None:
             self._end()
         self._iterator = self._end = None
 
-    def _begin(self) -> None:
-        """Have workers take the first requests of a loop: those that there are, or new ones."""
-        if self._iterator is not None and self._pid != os.getpid():
-            _FOREIGN.append(self._iterator)
-            self._iterator = self._end = None
-        if self._iterator is not None:
-            # Else one has died meanwhile, or is at a batch of a loop that was left.
-            with suppress(Exception):
-                if all(worker.is_alive() for worker in self._iterator._workers):
-                    iter(self._loader)
-                    return
-            self._end_now()
-            self._requests.rewind()
-        with warnings.catch_warnings():
-            # More workers than cores are what was asked for; what cannot be pickled is said below.
-            warnings.filterwarnings("ignore", "This DataLoader will create|Got pickle error")
-            self._start()
+    def _give_up(self) -> None:
+        """End workers of which one has died or hangs: torch would wait for each."""
+        iterator = self._iterator
+        if iterator._worker_pids_set:  # else torch takes their end for an error
+            signal_handling._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set, iterator._shutdown = False, True
+        self.close()
 
     def _start(self) -> None:
         self._loader = DataLoader(
@@ -94,7 +85,7 @@ class Processes:
             sampler=self._requests,
             num_workers=self._count,
             collate_fn=_unchanged,
-            timeout=min(self._timeout or _LOOK, _LOOK),
+            timeout=self._timeout,
             worker_init_fn=_begin_worker,
             multiprocessing_context=self._context,
             generator=torch.Generator(),  # else it draws from that of the training loop
@@ -102,12 +93,11 @@ class Processes:
             persistent_workers=True,
         )
         try:
-            self._iterator, self._pid = iter(self._loader), os.getpid()
-        except AssertionError as error:  # Python's own, of a process that is somebody's daemon
-            raise UserError(
-                f"worker processes cannot be started from this process: {error}. Take "
-                f"kind='threads' or workers=0"
-            ) from None
+            with warnings.catch_warnings():
+                # More workers than cores are what was asked for; what cannot be pickled is said
+                # below.
+                warnings.filterwarnings("ignore", "This DataLoader will create|Got pickle error")
+                self._iterator, self._pid = iter(self._loader), os.getpid()
         except (EOFError, ConnectionError, RuntimeError) as error:
             # One has ended before it had its task, which torch may notice by its signal.
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
@@ -128,53 +118,29 @@ class Processes:
             worker.name = f"rankup-data-{number}"
         self._end = util.Finalize(self, _end, (self._iterator,), exitpriority=100)
 
-    def _next(self) -> Any:
-        """Return what a worker has made of the next request; None behind the last one."""
-        end = time.monotonic() + self._timeout
-        while (found := self._look(end)) is _LATE:
-            pass
-        return found
-
-    def _look(self, end: float) -> Any:
+    def _try(self, function: Any, *args: Any) -> Any:
+        """Call `iter` or `next`; with an error of torch's the workers end."""
         try:
-            return next(self._iterator, None)
-        except Exception as error:  # of torch: what a worker raises is a `_Failure`
+            return function(*args)
+        except Exception as error:  # what a worker raises is a `_Failure`
             workers = self._iterator._workers
             if isinstance(error, OSError | EOFError):  # of the connection to one that has died
-                ended = wait([one.sentinel for one in workers], _LOOK)
-                for one in workers:
-                    if one.sentinel in ended:
-                        one.join(_LOOK)
-            dead = [one for one in workers if one.exitcode is not None]
-            late = not dead and "timed out" in str(error)
-            if late and (not self._timeout or time.monotonic() < end):
-                return _LATE
-            self._end_now()
+                wait([one.sentinel for one in workers], _GRACE)
+            dead = [one for one in workers if not one.is_alive()]
+            self._give_up()
             if dead:
                 raise self._died(dead[0]) from None
-            if late:
-                raise UserError(
-                    f"a data worker has not made its batch within {self._timeout:g} s, and was "
-                    f"ended. Is the file system stuck, or does the transform wait for something (a "
-                    f"lock, the network)? workers=0 shows where; Loader(timeout=…) allows more "
-                    f"time, 0 for ever"
-                ) from None
+            if "timed out" in str(error):
+                raise late(self._timeout) from None
             raise
         except BaseException:  # Ctrl-C in the middle of a message
             self.close()
             raise
 
-    def _end_now(self) -> None:
-        """End workers of which one has died or hangs: torch would wait for each."""
-        iterator = self._iterator
-        if iterator._worker_pids_set:  # else torch takes their end for an error
-            signal_handling._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set, iterator._shutdown = False, True
-        self.close()
-
     def _died(self, worker: Any) -> UserError:
-        guard = self._guard() if worker.exitcode == 1 else ""
-        number = worker.name.rpartition("-")[2]
+        number, guard = worker.name.rpartition("-")[2], ""
+        if worker.exitcode == 1:
+            guard = self._guard()
         return UserError(
             f"data worker {number} (process {worker.pid}) {_ended(worker.exitcode)}{guard}"
         )
@@ -185,35 +151,31 @@ class Processes:
         return _GUARD if context.get_start_method() != "fork" else ""
 
 
+def late(timeout: float) -> UserError:
+    """Return the error about a worker, a thread or a process, that hangs."""
+    return UserError(
+        f"a data worker has not made its batch within {timeout:g} s. Is the file system stuck, or "
+        f"does the transform wait for something (a lock, the network)? workers=0 shows where; "
+        f"Loader(timeout=…) allows more time, 0 for ever"
+    )
+
+
 class _Requests:
     """The requests of the running loop, as a sampler of torch's.
 
     Attributes:
+        asked: those that are to come.
         waiting: those that were handed out and are not made yet.
-        error: raised by what the requests come from; the batches before it are made all the same.
     """
 
-    def __init__(self) -> None:
-        self._asked: Iterator[BatchRequest] = iter(())
-        self.waiting: deque[BatchRequest] = deque()
-        self.error: Exception | None = None
-
-    def begin(self, requests: Iterator[BatchRequest]) -> None:
-        """Take the requests of a loop."""
-        self._asked, self.waiting, self.error = requests, deque(), None
-
-    def rewind(self) -> None:
-        """Hand out once more what nobody makes."""
-        self.begin(chain(self.waiting, self._asked))
+    asked: Iterator[BatchRequest]
+    waiting: deque[BatchRequest]
 
     def __iter__(self) -> Iterator[BatchRequest]:
         waiting = self.waiting
-        try:
-            for request in self._asked:
-                waiting.append(request)
-                yield request
-        except Exception as error:
-            self.error = error
+        for request in self.asked:
+            waiting.append(request)
+            yield request
 
 
 class _Batches(Dataset[Any]):

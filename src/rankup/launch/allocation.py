@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ..base.errors import UserError
@@ -22,6 +20,7 @@ from ..site.rundir import Job
 from ..slurm.client import Client
 from ..slurm.limits import Grant
 from ..slurm.options import JobOptions, variables
+from . import local
 from .jobscript import write_script
 from .submit import Plan, bill
 from .typed import typed
@@ -101,7 +100,13 @@ def start(client: Client, plan: Plan, job: Job, directory: Path, text: str) -> i
         file=sys.stderr,
     )
     environment = {**_allocated(client, plan), "RANKUP_INTERACTIVE": str(os.getpid())}
-    code = _wait(["bash", str(path)], environment)
+    code = local.wait(
+        ["bash", str(path)],
+        environment,
+        _act,
+        last=lambda shell: _tell(shell, signal.SIGTERM),
+        numbers=(signal.SIGINT, signal.SIGTERM),
+    )
     ended: dict[str, Any] = {"code": code, "ended": rundir.now()}
     if (directory / "requeue").exists():
         ended["stopped"] = True
@@ -159,36 +164,15 @@ def _gpus(fields: Mapping[str, str], nodes: int) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _wait(command: list[str], environment: Mapping[str, str]) -> int:
-    signals: list[int] = []
-    process: subprocess.Popen[bytes] | None = None
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
-        if process is not None:
-            _tell(process.pid, signal.SIGUSR1 if len(signals) == 1 else signal.SIGTERM)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        # A session of its own keeps the terminal's Ctrl-C from reaching srun as well.
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
-        code = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if process is not None and process.poll() is None:
-            _tell(process.pid, signal.SIGTERM)
-    if signals and code <= 0:
-        return 128 + signals[0]
-    return 128 - code if code < 0 else code
+def _act(shell: int, number: int, again: bool) -> bool:
+    _tell(shell, signal.SIGTERM if again else signal.SIGUSR1)
+    return not again
 
 
 def _tell(shell: int, number: signal.Signals) -> None:
     """Send a signal to the srun of the job script, which hands it to the ranks of all nodes."""
     import psutil
 
-    if number == signal.SIGUSR1:
-        print("\nasking the ranks to stop (once more ends them now)", file=sys.stderr, flush=True)
     try:
         children = psutil.Process(shell).children(recursive=True)
         steps = [child for child in children if child.name() == "srun"]

@@ -35,9 +35,23 @@ def before_submit(job: Job, ranks: int, wanted: bool) -> list[str]:
 
 
 def beside(job: Job, ranks: int, wanted: bool) -> None:
-    """The same beside a run on this machine, whose start does not wait for it: Python names
-    a mistake of syntax itself, and there is no queue to have waited in."""
-    if job.kind != "script" or not wanted or ranks < 2:
+    """The same beside a run on this machine, whose start waits for the compiler alone.
+
+    Raises:
+        UserError: Python cannot read the script.
+    """
+    if job.kind != "script" or not wanted:
+        return
+    script = Path(job.target)
+    try:
+        compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        place = f"{script}:{error.lineno}" if isinstance(error, SyntaxError) else str(script)
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise UserError(
+            f"{place}: {message}; no rank was started (--no-check starts them all the same)"
+        ) from None
+    if ranks < 2:
         return
     threading.Thread(target=_say, args=(Path(job.target),), daemon=True).start()
 

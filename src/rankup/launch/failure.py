@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ..base import secrets
 from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailed, UserError
 from ..base.files import write_json
 
@@ -116,8 +117,13 @@ def timed_out(message: str) -> bool:
 
 
 def write(log: Path, failure: Failure) -> None:
-    """Leave a failure where the agent and later readers find it."""
-    write_json(log / f"failure-rank{failure.rank}.json", asdict(failure))
+    """Leave a failure where the agent and later readers find it; secrets are left out."""
+    shown = replace(
+        failure,
+        message=secrets.redacted(failure.message, os.environ),
+        traceback=secrets.redacted(failure.traceback, os.environ),
+    )
+    write_json(log / f"failure-rank{failure.rank}.json", asdict(shown), private=True)
 
 
 def forget(log: Path) -> None:

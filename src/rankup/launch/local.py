@@ -8,9 +8,10 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from queue import Empty, SimpleQueue
 
 from ..site.gpus import usable_cores
 from ..site.rundir import Job
@@ -44,26 +45,86 @@ def start(
         **(extra or {}),
     }
     command = [*_launcher(job, nproc), job.target, *job.args]
-    signals = _Signals()
+
+    def act(agent: int, number: int, again: bool) -> bool:
+        ranks = [] if again else _ranks(agent)
+        if not ranks:  # without ranks there is nothing that could save
+            _kill_tree(agent)
+        for pid in ranks:
+            _send(pid, number)
+        return bool(ranks)
+
+    return wait(command, environment, act, cwd=job.cwd, last=_kill_tree)
+
+
+def wait(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    act: Callable[[int, int, bool], bool],
+    *,
+    last: Callable[[int], None],
+    cwd: str | None = None,
+    numbers: Sequence[int] = _FORWARDED,
+) -> int:
+    """Run a command in a session of its own and wait for it; its exit code.
+
+    That of a command ended by a signal is 128 + its number, and so is that of one which ended well
+    after it was asked to stop. A handler only notes the signal; what is done about it is done here.
+
+    Args:
+        act: called with the process, a signal that came, and whether it is not the first one;
+            returns True where it asked the ranks to stop. Signals that come meanwhile are the same
+            wish: `timeout` sends its own to the process and to its group.
+        last: called with the process where it still runs and this function is left by an error.
+        numbers: the signals; those that are ignored (`nohup`) stay so.
+    """
+    events: SimpleQueue[int | None] = SimpleQueue()  # its `put` may be called by a handler
     before = {
-        number: signal.signal(number, signals.handle)
-        for number in _FORWARDED
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
+        number: signal.signal(number, lambda number, frame: events.put(number))
+        for number in numbers
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
-    process = None
+    process, first = None, None
     try:
         # A session of its own keeps the terminal's Ctrl-C from reaching the ranks unordered.
-        process = subprocess.Popen(command, env=environment, cwd=job.cwd, start_new_session=True)
-        signals.watch(process.pid)
+        process = subprocess.Popen(command, env=environment, cwd=cwd, start_new_session=True)
+        threading.Thread(target=_await, args=(process, events), daemon=True).start()
+        while (number := _next(events)) is not None:
+            asked = act(process.pid, number, first is not None)
+            if first is None:
+                first = number
+                _drain(events)
+            if asked:
+                said = "asking the ranks to stop (once more ends them now)"
+                print(f"\n{said}", file=sys.stderr, flush=True)
         code = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         if process is not None and process.poll() is None:
-            _kill_tree(process.pid)
-    if signals.first is not None and code <= 0:
-        return 128 + signals.first
+            last(process.pid)
+    if first is not None and code <= 0:
+        return 128 + first
     return 128 - code if code < 0 else code
+
+
+def _next(events: SimpleQueue[int | None]) -> int | None:
+    while True:  # a signal that the kernel hands to another thread wakes nobody
+        with contextlib.suppress(Empty):
+            return events.get(timeout=0.1)
+
+
+def _drain(events: SimpleQueue[int | None]) -> None:
+    """Forget the signals that have come; not that the process has ended."""
+    while not events.empty():
+        if events.get() is None:
+            events.put(None)
+            return
+
+
+def _await(process: subprocess.Popen[bytes], events: SimpleQueue[int | None]) -> None:
+    process.wait()
+    events.put(None)
 
 
 def _launcher(job: Job, nproc: int) -> list[str]:
@@ -96,32 +157,6 @@ def _threads(nproc: int) -> str:
     if given is not None:
         print(f"warning: OMP_NUM_THREADS={given!r} is not a number, ignored", file=sys.stderr)
     return str(max(1, usable_cores() // nproc))
-
-
-class _Signals:
-    """What to do when this process is asked to stop."""
-
-    def __init__(self) -> None:
-        self._agent: int | None = None
-        self.first: int | None = None
-
-    def watch(self, agent: int) -> None:
-        """The process there is to stop, which may have been asked for before it was there."""
-        self._agent = agent
-        if self.first is not None:
-            _kill_tree(agent)
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        again, self.first = self.first is not None, self.first or number
-        if self._agent is None:
-            return
-        ranks = _ranks(self._agent)
-        if again or not ranks:  # without ranks there is nothing that could save
-            _kill_tree(self._agent)
-            return
-        print("\nasking the ranks to stop (once more ends them now)", file=sys.stderr, flush=True)
-        for pid in ranks:
-            _send(pid, number)
 
 
 def _ranks(agent: int) -> list[int]:

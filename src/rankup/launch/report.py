@@ -70,6 +70,9 @@ def show(runs: Sequence[str], wish: Wish) -> int:
         print(f"warning: {clean(warning)}", file=sys.stderr)
     client = Client(timeout=lives.TIMEOUT)
     judged = [_judged(run, here, client, wish.ended) for run in runs]
+    folders = [one.folder for one in judged]
+    if twice := next((one for one in folders if folders.count(one) > 1), None):
+        raise UserError(f"{twice} is named twice; name two runs to compare them, or one RUN")
     if len(judged) > 1:
         return _compare(judged, wish)
     if wish.as_json:

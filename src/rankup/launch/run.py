@@ -57,6 +57,7 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
         print(*(f"{name}={shlex.quote(value)}" for name, value in caches.items()), end="")
         print(" " if caches else "", local.shown(job, nproc), sep="")
         return 0
+    checked.beside(job, nproc, request.check)
     for note in split_notes:
         print(note, file=sys.stderr)
     job = replace(job, launch={**job.launch, **stage.recorded(staging)})
@@ -76,7 +77,6 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
         rundir.write(directory, replace(job, lives=[*job.lives, life]))
         print(f"run {job.id} in {directory}", file=sys.stderr)
         wish = sampler.wanted(request.monitor)
-        checked.beside(job, nproc, request.check)
         with sampler.sampled(directory, nproc, wish):
             code = local.start(
                 job, directory, nproc, request.resume is not None, {**caches, **found, **extra}
@@ -154,6 +154,10 @@ def _ranks(asked: int | None, environment: Mapping[str, str]) -> int:
         raise UserError(
             f"--nproc {asked} asks for more ranks than the {present} GPU(s) of this node; "
             f"give --nproc {present} or less, or set CUDA_VISIBLE_DEVICES= to run on CPU"
+        )
+    if not present and asked > (cores := gpus.usable_cores()):
+        print(
+            f"warning: {asked} ranks share {cores} cores, and wait for each other", file=sys.stderr
         )
     return asked
 

@@ -58,7 +58,7 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
             return 0
         print_table(found, here.runs)
         if note:
-            print(f"\n{clean(note)}", file=sys.stderr)
+            print("", *map(clean, note.splitlines()), sep="\n", file=sys.stderr)
         return 0
     if run != "last" and (path := scale_series.find(here.runs, run)) is not None:
         from .scale import result as scale_result  # with NumPy, which the table can do without

@@ -186,8 +186,8 @@ def staged(staging: Staging) -> Iterator[dict[str, str]]:
     if not staging:
         yield {}
         return
-    from ..data import stage as data
     from ..data.stage import mount, place
+    from ..data.stage import staging as copies
 
     if staging.broadcast:
         print("note: one machine has nobody to broadcast to; it reads all itself", file=sys.stderr)
@@ -198,14 +198,14 @@ def staged(staging: Staging) -> Iterator[dict[str, str]]:
     with _environment(variables), ended_as_an_exception():
         try:
             for name in staging.files:
-                data.stage(name, reserve=_reserve(staging), prefix="--stage-")
-            points = [str(mount.mount(name).point) for name in staging.mounts]
+                copies.stage(name, reserve=_reserve(staging), prefix="--stage-")
+            points = [str(mount.mount(name)) for name in staging.mounts]
             yield {**variables, **({"RANKUP_MOUNTS": os.pathsep.join(points)} if points else {})}
         finally:
             try:
                 ignore()
             finally:
-                for line in data.release():
+                for line in copies.release():
                     print(line, file=sys.stderr)
 
 

@@ -72,7 +72,8 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
 
     squeue is called once for all of them. A damaged run is a row that says so.
     """
-    known = rundir.all_runs(runs)[-NEWEST:][::-1]
+    everything = rundir.all_runs(runs)
+    known = everything[-NEWEST:][::-1]
     jobs = {path: _job(path) for path in known}
     queued: list[Queued] | None = []
     note, asked = "", client
@@ -82,6 +83,9 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
         except SlurmError as error:
             note = f"Slurm cannot be asked, so this is from the runs' own records. {error}"
             queued, asked = None, lives.NO_SLURM
+    if len(everything) > NEWEST:
+        more = f"the newest {NEWEST} of {len(everything)} runs; of another: rankup status RUN"
+        note = f"{note}\n{more}" if note else more
     found = []
     for path, job in jobs.items():
         if isinstance(job, Job):

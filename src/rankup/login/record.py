@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,10 @@ from ..site.needs import Url
 Proof = Literal["namespace", "blocked", "failed", "none"]
 _FOLDER = Path(".rankup") / "fetched"
 _SCRIPT = "script:"
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Record:
     """
 
     key: str
-    at: str
+    at: str = field(default_factory=_now)
     items: tuple[Item, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     offline: Mapping[str, str] = field(default_factory=dict)

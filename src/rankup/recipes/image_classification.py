@@ -63,7 +63,7 @@ class ImageClassification:
         tested = names["test"]
         test = PackedDataset(source, tested, centre) if tested is not None else valid.subset([])
         _refuse_single(options, len(trained))
-        making = Making(options.decoder, options.workers, options.micro_batch, device)
+        making = Making(options.decoder, options.workers, device)
         self.train, self.valid, self.test = (
             Photos(dataset, making) for dataset in (trained, valid, test)
         )

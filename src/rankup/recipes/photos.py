@@ -21,13 +21,11 @@ class Making:
     Attributes:
         decoder: `rankup`, or `dali`.
         workers: threads, or processes, of this rank; None: by the cores that it has.
-        most: samples of a batch.
         device: on which DALI decodes.
     """
 
     decoder: str
     workers: int | None
-    most: int
     device: torch.device
 
 
@@ -69,7 +67,7 @@ class Photos:
         if making.decoder == "dali":
             from ..data.dali import engine
 
-            return engine(self.dataset, making.most, making.workers, making.device)
+            return engine(self.dataset, making.workers, making.device)
         pin = making.device.type == "cuda"
         return engines.engine(Fetch(self.dataset), making.workers, pin_memory=pin)
 

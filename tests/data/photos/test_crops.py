@@ -8,21 +8,23 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankup.data.photos import shaping as crops
+from rankup.data.photos import CenterCrop, RandomResizedCrop
 
 _SIDES = st.one_of(st.integers(1, 12), st.integers(1, 70_000))
 
 
 @given(_SIDES, _SIDES, st.integers(0, 2**32))
 def test_a_part_lies_inside_the_photo(height: int, width: int, seed: int) -> None:
-    top, left, down, across = crops.random_crop(height, width, np.random.default_rng(seed))
+    top, left, down, across = (
+        RandomResizedCrop(8).view(height, width, np.random.default_rng(seed)).part
+    )
     assert 0 <= top < top + down <= height
     assert 0 <= left < left + across <= width
 
 
 def test_parts_are_of_the_area_and_shape_that_was_asked_for() -> None:
     rng = np.random.default_rng(1)
-    drawn = np.array([crops.random_crop(300, 400, rng) for _ in range(4000)])
+    drawn = np.array([RandomResizedCrop(8).view(300, 400, rng).part for _ in range(4000)])
     top, left, down, across = drawn.T
     area, shape = down * across / (300 * 400), across / down
     assert 0.075 < area.min() < 0.1
@@ -37,12 +39,17 @@ def test_parts_are_of_the_area_and_shape_that_was_asked_for() -> None:
 
 
 def test_the_middle_square() -> None:
-    assert crops.centre(375, 500, 224) == (256, 341, 16, 58)  # 58.5 to the even one
-    assert crops.centre(500, 375, 224) == (341, 256, 58, 16)
-    assert crops.centre(375, 500, 224, 224) == (224, 298, 0, 37)
-    assert crops.centre(1, 1, 8) == (9, 9, 0, 0)  # 0.5 to the even one
-    for height, width in ((1, 70_000), (97, 100), (333, 333)):
-        down, across, top, left = crops.centre(height, width, 160)
+    def centre(height: int, width: int, size: int, resize: int | None = None) -> tuple[int, ...]:
+        found = CenterCrop(size, resize).view(height, width, np.random.default_rng())
+        assert found.part == (0, 0, height, width)
+        return *found.size, *found.corner
+
+    assert centre(375, 500, 224) == (256, 341, 16, 58)  # 58.5 to the even one
+    assert centre(500, 375, 224) == (341, 256, 58, 16)
+    assert centre(375, 500, 224, 224) == (224, 298, 0, 37)
+    assert centre(1, 1, 8) == (9, 9, 0, 0)  # 0.5 to the even one
+    for height, width in ((10, 7000), (97, 100), (333, 333)):
+        down, across, top, left = centre(height, width, 160)
         assert min(down, across) == round(160 * 256 / 224)
         assert math.isclose(across / down, width / height, rel_tol=0.01)
         assert 0 <= top <= down - 160

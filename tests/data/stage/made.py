@@ -20,7 +20,7 @@ from ..made import pack, samples
 # Stages argv[1], writes a few bytes, says so, and waits for its end.
 _HALF = """
 import sys, time
-from rankup.data.stage import stage
+from rankup.data.stage.staging import stage
 def fill(plan, root, watch):
     plan.files(root)[0].write_bytes(b"half")
     print("half", flush=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rankup.data import stage
 from rankup.data.inspect import show
-from rankup.data.stage import listed, place
+from rankup.data.stage import place, staging
+from rankup.data.stage.staging import listed
 from rankup.site import mounts
 from rankup.slurm.client import Client, SlurmError
 
@@ -73,7 +73,7 @@ def test_stage_list_and_release(
 
 def test_what_is_inspected_is_the_source_itself(tmp_path: Path) -> None:
     root = packed(tmp_path / "p")
-    stage.stage(root, reserve=0)
+    staging.stage(root, reserve=0)
     assert show(str(root), extract=str(tmp_path / "sound")) == 0
     before = (root / "train.bin").stat()
     flip(root / "train.bin", 60_000)
@@ -158,7 +158,7 @@ def test_clean_asks_slurm_for_the_jobs(
     tmp_path: Path, home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = packed(tmp_path / "p")
-    stage.stage(root, reserve=0, job="job-77.0")
+    staging.stage(root, reserve=0, job="job-77.0")
     asked = []
 
     def silent(self: Client, ids: list[str]) -> dict[str, list[object]]:

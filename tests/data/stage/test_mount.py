@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data.stage import clean, mount, place, release, stage
+from rankup.data.stage import mount, place
+from rankup.data.stage.staging import clean, release, stage
 from rankup.site import mounts
 from tests.conftest import RunRankup
 from tests.slurm.fixtures import require
@@ -92,26 +93,25 @@ def _seen(point: Path) -> str:
 def test_it_is_mounted_found_again_and_unmounted(home: Path, image: Path, by: str) -> None:
     said: list[str] = []
     mounted = mount.mount(image, say=said.append)
-    assert mounted.tool == by
-    assert _seen(mounted.point) == "what it holds"
+    assert _seen(mounted) == "what it holds"
     with pytest.raises(OSError):
-        (mounted.point / "new").touch()
-    assert mounted.point.is_relative_to(home)
-    assert "FUSE, which costs CPU" in said[0]
-    assert str(mounted.point) in said[0]
-    assert mount.mount(image, say=said.append).point == mounted.point
+        (mounted / "new").touch()
+    assert mounted.is_relative_to(home)
+    assert f"by {by}, where it lies; through FUSE, which costs CPU" in said[0]
+    assert str(mounted) in said[0]
+    assert mount.mount(image, say=said.append) == mounted
     assert len(said) == 1
-    assert _below(home) == [str(mounted.point)]
-    assert release() == [f"{mounted.point} is unmounted"]
-    assert not mounted.point.exists()
+    assert _below(home) == [str(mounted)]
+    assert release() == [f"{mounted} is unmounted"]
+    assert not mounted.exists()
     assert release() == []
 
 
 @pytest.mark.parametrize("by", TOOLS, indirect=True)
 def test_what_is_in_use_goes_when_its_reader_does(home: Path, image: Path, by: str) -> None:
     mounted = mount.mount(image)
-    with (mounted.point / "a folder" / "größe.txt").open() as file:
-        assert release() == [f"{mounted.point} is unmounted"]
+    with (mounted / "a folder" / "größe.txt").open() as file:
+        assert release() == [f"{mounted} is unmounted"]
         assert _below(home) == []
         assert file.read() == "what it holds"
 
@@ -120,15 +120,15 @@ def test_what_is_in_use_goes_when_its_reader_does(home: Path, image: Path, by: s
 def test_a_dead_process_of_fuse_is_found(home: Path, image: Path, by: str) -> None:
     """As Slurm leaves it, which kills all that a step has started."""
     mounted = mount.mount(image)
-    _kill(str(mounted.point))
+    _kill(str(mounted))
     with pytest.raises(OSError):
-        os.listdir(mounted.point)
+        os.listdir(mounted)
     mount.mount(image)
-    assert _seen(mounted.point) == "what it holds"
-    _kill(str(mounted.point))
+    assert _seen(mounted) == "what it holds"
+    _kill(str(mounted))
     release()
     assert _below(home) == []
-    assert not mounted.point.exists()
+    assert not mounted.exists()
 
 
 def _kill(point: str) -> None:
@@ -170,7 +170,7 @@ def test_only_an_image_is_mounted(home: Path, tmp_path: Path) -> None:
 def test_another_place(home: Path, image: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
-    point = mount.mount(image, to=there).point
+    point = mount.mount(image, to=there)
     assert point.is_relative_to(there)
     assert _seen(point) == "what it holds"
     release(to=there)
@@ -180,7 +180,7 @@ def test_another_place(home: Path, image: Path, tmp_path: Path) -> None:
 
 
 def test_each_job_has_its_own_and_loses_no_other(home: Path, image: Path) -> None:
-    first, second = (mount.mount(image, job=f"job-{job}.0").point for job in (17, 18))
+    first, second = (mount.mount(image, job=f"job-{job}.0") for job in (17, 18))
     assert first != second
     assert release("job-17.0") == [f"{first} is unmounted"]
     assert _seen(second) == "what it holds"
@@ -210,10 +210,11 @@ def test_what_a_killed_process_has_left_is_cleaned(home: Path, image: Path) -> N
 def test_the_staged_copy_is_what_is_mounted(home: Path, image: Path, tmp_path: Path) -> None:
     packed = tmp_path / "packed.sqsh"
     shutil.copy(image, packed)
-    staged = stage(packed, quiet=True, reserve=0)
-    mounted = mount.mount(packed)
-    assert mounted.image == staged.path
-    assert _seen(mounted.point) == "what it holds"
+    stage(packed, quiet=True, reserve=0)
+    said: list[str] = []
+    mounted = mount.mount(packed, say=said.append)
+    assert ", its staged copy;" in said[0]
+    assert _seen(mounted) == "what it holds"
     assert len(release()) == 2
 
 

@@ -18,8 +18,9 @@ from rankup.data import finding, indexes, spans
 from rankup.data.containers import Choice, isolated
 from rankup.data.errors import BadContainer
 from rankup.data.index import Index
-from rankup.data.stage import copying, find, listed, place, release, stage
-from rankup.data.stage.plan import Plan
+from rankup.data.stage import copying, find, place
+from rankup.data.stage.copying import Plan
+from rankup.data.stage.staging import listed, release, stage
 
 from ..pack.made import request, run, tree
 from .conftest import Command
@@ -33,11 +34,11 @@ def test_every_container_is_staged_and_found(tmp_path: Path, container: str) -> 
     out = Path(asked.out)
     done = stage(out, reserve=0)
     assert (done.checked, done.shared) == (True, False)
-    equal(out, done.path)
+    equal(out, done.root)
     # The copy is a pack by itself.
-    assert contents(rankup.data.open(done.path)) == contents(rankup.data.open(out))
+    assert contents(rankup.data.open(done.root)) == contents(rankup.data.open(out))
     again = stage(out, reserve=0)
-    assert (again.shared, again.path, again.seconds) == (True, done.path, 0)
+    assert (again.shared, again.root, again.seconds) == (True, done.root, 0)
     shutil.rmtree(out) if out.is_dir() else out.unlink()
     assert len(contents(rankup.data.open(out))) == 40  # the source cannot be seen any more
     assert "is removed" in said(release())
@@ -78,12 +79,12 @@ def test_data_of_others_is_staged_and_found(
         # Nothing is scanned; of one file the index in the cache serves, of a folder its own.
         patched.setattr(*((finding, "found") if path.is_dir() else (isolated, "scan")), None)
         found = rankup.data.open(path)
-        assert (found.staged, contents(found)) == (done.path, expected)
+        assert (found.staged, contents(found)) == (done.root, expected)
         again = pickle.loads(pickle.dumps(found))
-        assert (again.staged, contents(again)) == (done.path, expected)
+        assert (again.staged, contents(again)) == (done.root, expected)
     # With another choice the index is another one, and the bytes are the same.
     other = rankup.data.open(path, choice=Choice(split="test"))
-    assert (other.splits, other.staged) == (("test",), done.path)
+    assert (other.splits, other.staged) == (("test",), done.root)
     if path.is_file():
         path.rename(tmp_path / "away")
         assert contents(rankup.data.open(path)) == expected  # the source cannot be seen any more
@@ -110,12 +111,12 @@ def test_one_file_is_copied_without_an_index_of_its_samples(
     assert scanned == []
     assert sum(one.stat().st_size for one in home.rglob("*") if one.is_file()) < 220_000
     found = rankup.data.open(path)
-    assert (found.staged, len(found), int(found.array(99_999))) == (done.path, 100_000, 34_463)
-    assert scanned == [done.path]  # which is nearer
+    assert (found.staged, len(found), int(found.array(99_999))) == (done.root, 100_000, 34_463)
+    assert scanned == [done.root]  # which is nearer
     # Of what was written just now no index is kept: it travels, and the copy is found again.
     travelled = pickle.dumps(found)
     again = pickle.loads(travelled)
-    assert (again.staged, int(again.array(5))) == (done.path, 5)
+    assert (again.staged, int(again.array(5))) == (done.root, 5)
     release()
     again = pickle.loads(travelled)
     assert (again.staged, int(again.array(5))) == (None, 5)
@@ -125,7 +126,7 @@ def test_one_file_is_copied_without_an_index_of_its_samples(
     (tmp_path / "set.npz").symlink_to("blob")
     done = stage(tmp_path / "set.npz", reserve=0)
     found = rankup.data.open(tmp_path / "set.npz")
-    assert (found.staged, found.index.container, len(found)) == (done.path, "numpy", 6)
+    assert (found.staged, found.index.container, len(found)) == (done.root, "numpy", 6)
 
 
 def test_a_wrong_byte_anywhere_publishes_nothing(tmp_path: Path, home: Path) -> None:
@@ -186,8 +187,8 @@ def test_a_copy_that_is_being_made_elsewhere_is_left_alone(tmp_path: Path, home:
         other.append(stage(root, reserve=0, to=second))
 
     done = stage(root, reserve=0, fill=fill)
-    equal(root, done.path)
-    assert contents(rankup.data.open(other[0].path)) == contents(
+    equal(root, done.root)
+    assert contents(rankup.data.open(other[0].root)) == contents(
         rankup.data.open(root, staged=False)
     )
 
@@ -210,8 +211,8 @@ def test_a_replaced_source_is_read_itself_and_that_is_said_once(
     lines: list[str] = []
     again = stage(root, reserve=0, say=lines.append)
     assert "copied anew" in said(lines)
-    assert (again.shared, again.path) == (False, done.path)
-    equal(root, done.path)
+    assert (again.shared, again.root) == (False, done.root)
+    equal(root, done.root)
 
 
 def test_links_and_relative_paths_lead_to_the_same_copy(
@@ -222,8 +223,8 @@ def test_links_and_relative_paths_lead_to_the_same_copy(
     monkeypatch.chdir(tmp_path)
     done = stage("link", reserve=0)
     assert stage(Path("p"), reserve=0).shared
-    assert rankup.data.open("link").staged == done.path
-    assert rankup.data.open("./p/../p").staged == done.path
+    assert rankup.data.open("link").staged == done.root
+    assert rankup.data.open("./p/../p").staged == done.root
     assert place.keyed("link") == place.keyed(root)
 
 
@@ -234,10 +235,10 @@ def test_what_is_pickled_finds_the_copy_again_or_the_source(
     done = stage(root, reserve=0)
     monkeypatch.setattr(spans, "network", lambda path: "gpfs" if path == root else "")
     found = rankup.data.open(root).split("val")
-    assert (found.staged, found.how) == (done.path, "mmap")
+    assert (found.staged, found.how) == (done.root, "mmap")
     travelled = pickle.dumps(found)
     again = pickle.loads(travelled)
-    assert (again.staged, contents(again)) == (done.path, contents(found))
+    assert (again.staged, contents(again)) == (done.root, contents(found))
     release()
     again = pickle.loads(travelled)
     assert (again.staged, contents(again)) == (None, contents(found))
@@ -261,7 +262,7 @@ def test_only_what_is_ours_is_believed(
             stage(root, reserve=0)
         assert listed() == []
     ours.chmod(0o700)
-    assert rankup.data.open(root).staged == done.path
+    assert rankup.data.open(root).staged == done.root
     ours.rename(home / "moved")
     ours.symlink_to(home / "moved")
     assert rankup.data.open(root).staged is None
@@ -301,7 +302,7 @@ def test_names_that_are_no_text_come_through(tmp_path: Path, command: Command) -
 def test_a_marker_that_makes_no_sense_is_no_copy(tmp_path: Path) -> None:
     root = packed(tmp_path / "p")
     done = stage(root, reserve=0)
-    marker = done.path.parent.parent / find.MARKER
+    marker = done.root.parent.parent / find.MARKER
     text = marker.read_text()
     for wrong in (
         "",
@@ -317,4 +318,4 @@ def test_a_marker_that_makes_no_sense_is_no_copy(tmp_path: Path) -> None:
     marker.write_text(text.replace('"boot": "', '"boot": "0'))  # the machine has started anew
     assert rankup.data.open(root).staged is None
     marker.write_text(text)
-    assert rankup.data.open(root).staged == done.path
+    assert rankup.data.open(root).staged == done.root

@@ -14,8 +14,9 @@ import pytest
 
 from rankup.login.fetch import archive
 from rankup.login.fetch.archive import Archive
-from rankup.login.fetch.request import FetchFailed, FetchResult
+from rankup.login.fetch.request import FetchFailed
 from rankup.login.fetch.things import NAMED
+from rankup.login.record import Item
 from rankup.site.caches import Caches
 
 from ..web import Web
@@ -47,8 +48,9 @@ def _archive(web: Web, data: bytes) -> Archive:
     )
 
 
-def _fetch(known: Archive, tmp_path: Path) -> FetchResult:
-    return archive.fetch_archive(known, _caches(tmp_path))
+def _fetch(known: Archive, tmp_path: Path) -> tuple[Item, ...]:
+    record, _ = archive.fetch_archive("dataset:x", known, _caches(tmp_path))
+    return record.items
 
 
 def _member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
@@ -63,7 +65,7 @@ def test_an_archive_becomes_a_folder_and_does_not_stay(web: Web, tmp_path: Path)
     folder = tmp_path / "cache" / "rankup" / "datasets" / "imagewoof2-320"
     assert (folder / "train" / "n1" / "a.JPEG").read_bytes() == b"dog"
     assert (folder / "val" / "n1" / "b.JPEG").read_bytes() == b"puppy"
-    (item,) = came.items
+    (item,) = came
     assert (item.path, item.bytes, item.files) == (str(folder), 8, 2)
     assert (item.source, item.sha256) == (known.url, known.sha256)
     left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
@@ -74,7 +76,7 @@ def test_an_archive_becomes_a_folder_and_does_not_stay(web: Web, tmp_path: Path)
 
 def test_two_at_once_download_and_unpack_once(web: Web, tmp_path: Path) -> None:
     known = _archive(web, _tar(FILES))
-    came: list[FetchResult] = []
+    came: list[tuple[Item, ...]] = []
     threads = [
         threading.Thread(target=lambda: came.append(_fetch(known, tmp_path))) for _ in range(4)
     ]

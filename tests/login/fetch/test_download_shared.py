@@ -26,7 +26,7 @@ _UNPACK = """
 from rankup.login.fetch.archive import Archive, fetch_archive
 from rankup.site.caches import Caches
 caches = Caches(target, target, (), {})
-fetch_archive(Archive(sys.argv[3], sys.argv[4], "d", ("train",)), caches)
+fetch_archive("dataset:d", Archive(sys.argv[3], sys.argv[4], "d", ("train",)), caches)
 """
 
 

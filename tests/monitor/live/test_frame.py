@@ -235,3 +235,13 @@ def test_it_keeps_up_with_what_grows(tmp_path: Path) -> None:
     (node,) = watch.known()
     assert node.last is not None
     assert abs(node.last - (trace.begin + 900)) < 1
+
+
+@pytest.mark.parametrize("loss", ["NaN", "0.0"])
+def test_the_newest_validation_loss_is_shown_whatever_it_is(tmp_path: Path, loss: str) -> None:
+    watch = _watch(running().but(nodes=1, gpu=computing()), tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 90001, "valid_loss": 2.5}\n')
+        file.write(f'{{"step": 90002, "valid_loss": {loss}}}\n')
+    watch.look()
+    assert str(watch.progress.valid) == str(float(loss))

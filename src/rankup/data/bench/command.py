@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
+import inspect
 import json
 import math
 import os
 import sys
-import textwrap
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ...base.amounts import size
-from ...base.errors import EXIT_FAILED, UserError
+from ...base.errors import EXIT_FAILED, UserError, nearest
 from ...base.files import user_path
 from ...site import mounts
 from ...site.gpus import usable_cores
 from .. import images
-from ..inodes import words
 from ..inspect.printing import safe
 from ..stage import memory
-from . import chosen
-from .verdict import Data, Measured, Spread, Verdict, judge
+from .verdict import Data, Measured, judge, lines
 
 if TYPE_CHECKING:
     from ..opened import Samples
@@ -34,13 +32,19 @@ if TYPE_CHECKING:
 
 _ROWS = 1024  # samples that are chosen from
 _LOOKED = 64  # images whose sizes are looked at
-_WIDTH = 100
-_BUSY = 0.3  # of the cores
+_FORM = "module:function, or photos:RandomResizedCrop(224)"
+
+
+class Raised(Exception):  # noqa: N818 - what it carries is the error
+    """The user's code raised `error`, which is shown with its traceback."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """The request of `rankup bench-data`."""
+class Request:
+    """The words of `rankup bench-data`, as they were given."""
 
     file: str
     split: str | None = None
@@ -54,7 +58,7 @@ class Asked:
     as_json: bool = False
 
 
-def bench_data(asked: Asked) -> int:
+def bench_data(request: Request) -> int:
     """Measure and print.
 
     Returns:
@@ -64,8 +68,11 @@ def bench_data(asked: Asked) -> int:
         UserError: values that make no sense, no such file or transform, no torch.
         OSError: the file cannot be read.
     """
-    _check(asked)
-    root = user_path(asked.file, "FILE")
+    for name in ("demand", "seconds", "batch", "size", "workers"):
+        value = getattr(request, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UserError(f"--{name} is {value:g}; it should be more than 0")
+    root = user_path(request.file, "FILE")
     try:
         import torch
     except ImportError as error:
@@ -76,88 +83,126 @@ def bench_data(asked: Asked) -> int:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a worker has one; else the parts would be of several cores
     try:
-        measured = _measured(root, asked)
-    except chosen.Raised as raised:
-        return _raised(raised, asked)
-    except SystemExit as left:  # else the program would end in silence, with a code of theirs
-        raise UserError(
-            f"--transform {asked.transform} ended the program (SystemExit: {left.code}), so there "
-            f"is nothing to measure"
-        ) from left
+        measured = _measured(root, request)
+    except Raised as raised:
+        traceback.print_exception(raised.error)
+        what = request.transform or "the transform"
+        print(f"rankup: --transform {what} raised, so there is nothing to measure", file=sys.stderr)
+        return EXIT_FAILED
     finally:
         torch.set_num_threads(threads)
     verdict = judge(measured)
-    if asked.as_json:
-        told = {**dataclasses.asdict(measured), "verdict": dataclasses.asdict(verdict)}
-        print(json.dumps(told, indent=2))
+    if request.as_json:
+        found = {**dataclasses.asdict(measured), "verdict": dataclasses.asdict(verdict)}
+        print(json.dumps(found, indent=2))
     else:
         print("\n".join(map(safe, lines(measured, verdict))))
     return 0
 
 
-def _check(asked: Asked) -> None:
-    for name, value in (
-        ("--demand", asked.demand),
-        ("--seconds", asked.seconds),
-        ("--batch", asked.batch),
-        ("--size", asked.size),
-        ("--workers", asked.workers if asked.workers is not None else 1),
-    ):
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{name} is {value:g}; it should be more than 0")
-    if asked.transform is not None:
-        chosen.parse(asked.transform)
+def load_transform(text: str) -> Transform:
+    """Return the transform that `module:name` or `module:name(values)` stands for.
+
+    Modules are looked for in the current folder, too. Values are literals.
+
+    Raises:
+        UserError: there is no such module or name, or what it names is no transform.
+        Raised: the module raised as it was imported, or what was called in it.
+    """
+    module, _, rest = text.partition(":")
+    try:
+        named = ast.parse(rest.strip(), mode="eval").body
+        call = named if isinstance(named, ast.Call) else None
+        args = [ast.literal_eval(one) for one in call.args] if call else []
+        kwargs = (
+            {one.arg or "**": ast.literal_eval(one.value) for one in call.keywords} if call else {}
+        )
+        name = ast.unparse(call.func if call else named)
+        if not all(map(str.isidentifier, (*module.split("."), *name.split("."), *kwargs))):
+            raise ValueError(name)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        raise UserError(
+            f"--transform {text!r} is not understood; it should be {_FORM}, with plain values in "
+            f"the brackets: numbers, strings, True, None"
+        ) from error
+    found: Any = _module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = [name for name in dir(found) if not name.startswith("_")]
+            raise UserError(
+                f"--transform {text}: there is no {part!r} in {module}; {nearest(part, known)}"
+            )
+        found = getattr(found, part)
+    if call is not None:
+        try:
+            found = found(*args, **kwargs)
+        except UserError:
+            raise
+        except Exception as error:
+            raise Raised(error) from error
+    elif inspect.isclass(found):
+        raise UserError(
+            f"--transform {text} is a class; write what it is made with: {text}(...), as in "
+            f"photos:RandomResizedCrop(224)"
+        )
+    if not callable(found):
+        raise UserError(
+            f"--transform {text} is {type(found).__name__}; it should be a function of (bytes, rng)"
+        )
+    return found  # type: ignore[no-any-return]
 
 
-def _measured(root: Path, asked: Asked) -> Measured:
+def _module(name: str) -> Any:
+    if name == "photos":
+        return importlib.import_module("rankup.data.photos")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as python -m does; stays, since what is imported may import more
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (name == missing or name.startswith(f"{missing}.")):
+            raise UserError(
+                f"--transform: there is no module {missing!r} in {here}, and none is installed"
+            ) from error
+        raise Raised(error) from error
+
+
+def _measured(root: Path, request: Request) -> Measured:
     from ..orders import Shuffled
     from ..reader import PackedDataset
     from . import measure
 
     busy = os.getloadavg()[0]  # before there is load of ours in it
-    dataset = PackedDataset(root, asked.split, field=asked.field, on_bad="drop")
+    dataset = PackedDataset(root, request.split, field=request.field, on_bad="drop")
     samples, count = dataset.samples, len(dataset)
     if not count:
         raise UserError(f"{root} has no samples to measure with")
     rows = Shuffled(count).slice(0, 0, min(count, _ROWS)).tolist()
-    image = _image(samples, asked.field, rows)
-    dataset.transform, spelled = _transform(asked, bool(image))
-    taken = measure.take(dataset, rows, asked.seconds / 4)
+    image, spelled = "", request.transform or ""
+    if not samples.index.field(request.field).dtype:  # the kind of most of some samples
+        kinds = [images.kind_of(samples.span(row, request.field, 0, 18)) for row in rows[:9]]
+        image = max(set(kinds), key=kinds.count)
+    if image and not spelled:
+        spelled = f"photos:RandomResizedCrop({request.size})"
+    dataset.transform = load_transform(spelled) if spelled else None
+    taken = measure.take(dataset, rows, request.seconds / 4)
     # A batch of large volumes may be more than there is memory for.
     left = [one.left for one in memory.limits(os.environ, 0)]
     room = min(left, default=psutil.virtual_memory().available)
     sample = max(map(measure.bytes_of, taken.items))
-    batch = max(1, min(asked.batch, room // 20 // max(1, sample)))
-    parts, made = measure.parts(dataset, taken, batch, asked.seconds)
-    data = _data(asked, dataset, image, rows, spelled, made, busy)
-    workers, seconds = asked.workers or data.cores, asked.seconds / 2
+    batch = max(1, min(request.batch, room // 20 // max(1, sample)))
+    parts, made = measure.parts(dataset, taken, batch, request.seconds)
+    data = _data(request, dataset, image, rows, spelled, made, busy)
+    workers, seconds = request.workers or data.cores, request.seconds / 2
     batch = measure.fitting(workers, batch, seconds, parts, sample, room)
-    loose = bool(parts.loose)
-    loads, refused = measure.loads(dataset, taken.rows, workers, batch, seconds, loose)
-    return Measured(data, parts, loads, asked.demand, refused)
-
-
-def _image(samples: Samples, field: str | None, rows: list[int]) -> str:
-    """Return the kind of most of some samples, where they are images."""
-    if samples.index.field(field).dtype:
-        return ""
-    kinds = [images.kind_of(samples.span(row, field, 0, 18)) for row in rows[:9]]
-    return max(set(kinds), key=kinds.count)
-
-
-def _transform(asked: Asked, image: bool) -> tuple[Transform | None, str]:
-    """Return the transform that is measured, and how it is spelled."""
-    if asked.transform is not None:
-        return chosen.load(asked.transform), asked.transform
-    if image:
-        from ..photos import RandomResizedCrop
-
-        return RandomResizedCrop(asked.size), f"photos:RandomResizedCrop({asked.size})"
-    return None, ""
+    loads, refused = measure.loads(dataset, taken.rows, workers, batch, seconds, bool(parts.loose))
+    return Measured(data, parts, loads, request.demand, refused)
 
 
 def _data(
-    asked: Asked,
+    request: Request,
     dataset: PackedDataset,
     image: str,
     rows: list[int],
@@ -170,14 +215,14 @@ def _data(
     from ..transforms import Shaped
 
     samples, transform = dataset.samples, dataset.transform
-    width, height = _pixels(samples, asked.field, rows) if image else (0, 0)
+    width, height = _pixels(samples, request.field, rows) if image else (0, 0)
     storage = mounts.kind_of(samples.file(0))
     result = ""
     if isinstance(made, torch.Tensor):
         result = f"{str(made.dtype).removeprefix('torch.')} {tuple(made.shape[1:])}"
     ours = transform is None or str(getattr(transform, "__module__", "")).startswith("rankup.")
     return Data(
-        path=asked.file,
+        path=request.file,
         staged=str(samples.staged or ""),
         split=samples.splits[0] if samples.splits else "",
         container=samples.index.container,
@@ -185,7 +230,7 @@ def _data(
         samples=len(dataset),
         size=int(dataset.lengths.clip(0).sum()),
         storage=storage,
-        pieces=bool((samples.index.field(asked.field).offset[:_ROWS] < 0).any()),
+        pieces=bool((samples.index.field(request.field).offset[:_ROWS] < 0).any()),
         resident=storage in mounts.IN_MEMORY,
         image=image,
         width=width,
@@ -194,7 +239,7 @@ def _data(
         result=result,
         own=not ours,
         in_place=isinstance(transform, Shaped),
-        batch=asked.batch,
+        batch=request.batch,
         cores=usable_cores(),
         gpus=torch.cuda.device_count(),
         busy=busy,
@@ -203,121 +248,9 @@ def _data(
 
 def _pixels(samples: Samples, field: str | None, rows: list[int]) -> tuple[int, int]:
     """Return the median width and height of some images; 0 where their heads do not tell."""
-    seen = []
-    for row in rows[:_LOOKED]:
-        head = samples.span(row, field, 0, images.HEAD)
-        look = images.look(head, b"", len(head), "")
-        if look.width and look.height:
-            seen.append((look.width, look.height))
-    if not seen:
-        return 0, 0
-    widths, heights = (sorted(side) for side in zip(*seen, strict=True))
-    return widths[len(seen) // 2], heights[len(seen) // 2]
-
-
-def _raised(raised: chosen.Raised, asked: Asked) -> int:
-    """Show the user's own error, from the user's own code on."""
-    error = raised.__cause__
-    assert error is not None
-    place = error.__traceback__
-    own = str(Path(__file__).resolve().parents[2])
-    while place is not None and place.tb_next is not None and _inside(place, own):
-        place = place.tb_next
-    traceback.print_exception(type(error), error, place)
-    what = asked.transform or "the transform"
-    print(f"rankup: --transform {what} raised, so there is nothing to measure", file=sys.stderr)
-    return EXIT_FAILED
-
-
-def _inside(place: Any, folder: str) -> bool:
-    name = place.tb_frame.f_code.co_filename
-    return name.startswith((folder, "<frozen importlib")) or "/importlib/" in name
-
-
-def lines(measured: Measured, verdict: Verdict) -> Iterator[str]:
-    """Yield the report."""
-    data, parts = measured.data, measured.parts
-    pixels = f" of about {data.width} x {data.height} pixels" if data.width else ""
-    image = f", {data.image}{pixels}" if data.image else ""
-    where = data.storage or "an unknown file system"
-    yield (
-        f"{data.path}{f', {data.split}' if data.split else ''}: "
-        f"{words(data.samples, 'sample', 'samples')}, {size(data.size)}{image}; {data.container} "
-        f"on {where}, by {data.how}{f', staged at {data.staged}' if data.staged else ''}"
-    )
-    gpus = words(data.gpus, "GPU", "GPUs") if data.gpus else "no GPU"
-    yield (
-        f"transform {data.transform or 'none'}{f' -> {data.result}' if data.result else ''}; "
-        f"batches of {data.batch}; {words(data.cores, 'core', 'cores')}, {gpus}"
-    )
-    yield f"{'':18}{'a sample':>9}  {'(quartiles)':<18}{'per second and core':>20}"
-    yield _part("first read", parts.first)
-    yield _part("read again", parts.read)
-    if parts.transform is not None:
-        making = "decode + crop" if data.image and not data.own else "transform"
-        yield _part(making, parts.transform)
-    yield _part("collate", parts.collate, parts.loose and f"not possible: {parts.loose}")
-    yield _part("copy to a GPU", parts.copy, parts.why_not_copy)
-    for load in measured.loads:
-        own = f"; each has {size(load.memory)} of memory for itself" if load.memory else ""
-        yield (
-            f"Loader, {load.workers} {load.kind}: {_rate(load.rate)} samples/s (batches of "
-            f"{load.batch}{own})"
-        )
-    for kind, why in measured.refused.items():
-        yield from _wrapped(f"Loader, {kind}: not possible: {why}")
-    if data.busy > _BUSY * data.cores:
-        yield (
-            f"Other programs were at work here (load {data.busy:.1f} on "
-            f"{words(data.cores, 'core', 'cores')}): on an idle node it is faster."
-        )
-    if parts.bad:
-        yield f"left out, as they cannot be made: {parts.bad}; the first is {parts.first_bad}"
-    share = f" ({_percent(verdict.share)} of worker time)" if verdict.share else ""
-    rate, demand = _rate(verdict.supply), _rate(measured.demand)
-    if verdict.met:
-        times = f"{verdict.supply / measured.demand:.1f} times the {demand}/s you asked for"
-        yield from _wrapped(
-            f"Fast enough: {rate} samples/s, {times}. The bottleneck would be "
-            f"{verdict.limits}{share}."
-        )
-        return
-    yield from _wrapped(
-        f"Too slow: {rate} samples/s, {_percent(verdict.supply / measured.demand)} of the "
-        f"{demand}/s you asked for. The bottleneck is {verdict.limits}{share}."
-    )
-    yield from _wrapped(f"What to change: {verdict.change}.")
-
-
-def _part(name: str, spread: Spread | None, why: str = "") -> str:
-    if spread is None:
-        return f"  {name:<18} {'-':>7}  {why or 'not measured'}"
-    inside = f"({_time(spread.low)} … {_time(spread.high)})"
-    rate = 1 / spread.median if spread.median > 0 else 0.0
-    return f"  {name:<18} {_time(spread.median):>7}  {inside:<21}{_rate(rate):>14}"
-
-
-def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            return f"{_three(seconds / scale)} {unit}"
-    return f"{_three(seconds * 1e9)} ns"
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %" if part >= 0.01 else f"{100 * part:.1g} %"
-
-
-def _rate(value: float) -> str:
-    """Return three digits of it: `9,200`."""
-    if value < 1000:
-        return _three(value)
-    return f"{int(round(value, 3 - len(str(int(value))))):,}"
-
-
-def _three(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    heads = [samples.span(row, field, 0, images.HEAD) for row in rows[:_LOOKED]]
+    looks = [images.look(head, b"", len(head), "") for head in heads]
+    widths = sorted(one.width for one in looks if one.width and one.height)
+    heights = sorted(one.height for one in looks if one.width and one.height)
+    middle = len(widths) // 2
+    return (widths[middle], heights[middle]) if widths else (0, 0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,10 +20,9 @@ from ..index import Int64s
 from ..loader import Kind, Loader
 from ..reader import PackedDataset, plain
 from ..transforms import Shaped
-from .chosen import Raised
+from .command import Raised
 from .verdict import Load, Parts, Spread
 
-PATIENCE = 60.0  # seconds for one sample
 _SAMPLES = 512  # that are measured with, at most
 _ROOM = 256 << 20  # bytes of them, and of what they become
 _AT_ONCE = 64  # of them in one repeat of the transform, at most
@@ -66,15 +64,14 @@ def take(dataset: PackedDataset, rows: Sequence[int], seconds: float) -> Taken:
     begin, size = time.perf_counter(), 0
     for row in rows[:_SAMPLES]:
         try:
-            with _limit():
-                at = time.perf_counter()
-                value = _value(dataset, row)
-                if isinstance(value, memoryview):
-                    bytes(value)  # which reads what is mapped
-                spent = time.perf_counter() - at
-                item = plain(value)
-                if dataset.transform is not None:
-                    item = dataset.transform(value, transforms.rng(_KEY, row))
+            at = time.perf_counter()
+            value = _value(dataset, row)
+            if isinstance(value, memoryview):
+                bytes(value)  # which reads what is mapped
+            spent = time.perf_counter() - at
+            item = plain(value)
+            if dataset.transform is not None:
+                item = dataset.transform(value, transforms.rng(_KEY, row))
         except Exception as why:
             failed.append((row, why))
         else:
@@ -93,24 +90,8 @@ def take(dataset: PackedDataset, rows: Sequence[int], seconds: float) -> Taken:
     if len(failed) > len(taken.rows):
         if isinstance(error, UserError):
             raise UserError(f"most samples cannot be made; the first is {first}") from error
-        raise Raised from error
+        raise Raised(error) from error
     return replace(taken, bad=len(failed), first_bad=first)
-
-
-@contextmanager
-def _limit() -> Iterator[None]:
-    """Raise where the main thread waits for too long: the traceback says what for."""
-
-    def over(number: int, frame: object) -> None:
-        raise TimeoutError(f"it is not done with one sample after {PATIENCE:g} s")
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def parts(dataset: PackedDataset, taken: Taken, batch: int, seconds: float) -> tuple[Parts, Any]:
@@ -281,49 +262,25 @@ def loads(
     """
     found: list[Load] = []
     refused: dict[str, str] = {}
+    order = Around(np.asarray(rows, np.int64), len(dataset))
     # Processes first: they are forked, which wants to be done while there are no threads yet.
     kinds: tuple[Kind, ...] = ("processes", "threads")
     for kind in kinds:
+        before = {child.pid for child in psutil.Process().children(recursive=True)}
+        options: dict[str, Any] = {"workers": workers, "kind": kind, "prefetch": _PREFETCH}
+        options |= {"rank": 0, "world_size": 1, "quiet": True, "train": False}
         try:
-            found.append(_load(dataset, rows, kind, workers, batch, seconds, loose))
-        except UserError as error:  # noqa: PERF203 - as of a transform that is not for threads
+            loader = Loader(
+                dataset, batch, shuffle=order, collate=list if loose else None, **options
+            )
+            with closing(loader), closing(iter(loader)) as batches:  # type: ignore[type-var]
+                rate = _rate(batches, workers, batch, seconds)
+                found.append(Load(kind, workers, batch, rate, _unshared(before)))
+        except UserError as error:  # as of a transform that is not for threads
             refused[kind] = str(error)
     if not found:
         raise UserError("; ".join(refused.values()))
     return tuple(found), refused
-
-
-def _load(
-    dataset: PackedDataset,
-    rows: Sequence[int],
-    kind: Kind,
-    workers: int,
-    batch: int,
-    seconds: float,
-    loose: bool,
-) -> Load:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    loader = Loader(
-        dataset,
-        batch,
-        shuffle=Around(np.asarray(rows, np.int64), len(dataset)),
-        train=False,
-        workers=workers,
-        kind=kind,
-        collate=list if loose else None,
-        prefetch=_PREFETCH,
-        rank=0,
-        world_size=1,
-        quiet=True,
-    )
-    try:
-        batches = iter(loader)
-        rate = _rate(batches, workers, batch, seconds)
-        memory = _unshared(before)
-        batches.close()  # type: ignore[attr-defined]
-    finally:
-        loader.close()
-    return Load(kind, workers, batch, rate, memory)
 
 
 def _rate(batches: Iterator[object], workers: int, batch: int, seconds: float) -> float:

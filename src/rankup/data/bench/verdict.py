@@ -1,25 +1,26 @@
-"""Measurements as plain values, the part that limits, and the one thing to change."""
+"""Measurements as plain values; the part that limits, the one thing to change, and the report."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...base.amounts import size
+from ..inodes import words
+
 # So many times what its parts take, handing batches over is what limits.
 _HANDING = 2.0
+_WIDTH = 100
+_BUSY = 0.3  # of the cores
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A time that was measured several times.
-
-    Attributes:
-        median, low, high: with the quartiles.
-        repeats: how often.
-    """
+    """A time that was measured several times: the median, with the quartiles."""
 
     median: float
     low: float
@@ -175,20 +176,15 @@ def judge(measured: Measured) -> Verdict:
     met = supply >= measured.demand
     cores = _ratio(busy * measured.demand, chosen.rate)
     change = "" if met else _change(limit, data, cores, measured.demand)
-    return Verdict(limit, _words(limit, data), share, chosen, supply, met, change)
-
-
-def _words(limit: str, data: Data) -> str:
-    if limit == "transform":
-        if data.own:
-            return f"the transform {data.transform}"
-        return "decoding and cropping" if data.image else "the transform"
-    return {
+    decoding = "decoding and cropping" if data.image else "the transform"
+    limits = {
         "read": "reading",
+        "transform": f"the transform {data.transform}" if data.own else decoding,
         "collate": "putting samples together to batches",
         "copy": "copying batches to the GPU",
         "loader": "handing batches from the workers to the loop",
-    }[limit]
+    }
+    return Verdict(limit, limits[limit], share, chosen, supply, met, change)
 
 
 def _change(limit: str, data: Data, cores: float, demand: float) -> str:
@@ -216,7 +212,96 @@ def _change(limit: str, data: Data, cores: float, demand: float) -> str:
     return "run it on a node where nothing else runs"
 
 
+def lines(measured: Measured, verdict: Verdict) -> Iterator[str]:
+    """Yield the report."""
+    data, parts = measured.data, measured.parts
+    pixels = f" of about {data.width} x {data.height} pixels" if data.width else ""
+    yield (
+        f"{data.path}{f', {data.split}' if data.split else ''}: "
+        f"{words(data.samples, 'sample', 'samples')}, {size(data.size)}"
+        f"{f', {data.image}{pixels}' if data.image else ''}; {data.container} on "
+        f"{data.storage or 'an unknown file system'}, by {data.how}"
+        f"{f', staged at {data.staged}' if data.staged else ''}"
+    )
+    cores = words(data.cores, "core", "cores")
+    yield (
+        f"transform {data.transform or 'none'}{f' -> {data.result}' if data.result else ''}; "
+        f"batches of {data.batch}; {cores}, "
+        f"{words(data.gpus, 'GPU', 'GPUs') if data.gpus else 'no GPU'}"
+    )
+    yield f"{'':18}{'a sample':>9}  {'(quartiles)':<18}{'per second and core':>20}"
+    yield _part("first read", parts.first)
+    yield _part("read again", parts.read)
+    if parts.transform is not None:
+        making = "decode + crop" if data.image and not data.own else "transform"
+        yield _part(making, parts.transform)
+    yield _part("collate", parts.collate, parts.loose and f"not possible: {parts.loose}")
+    yield _part("copy to a GPU", parts.copy, parts.why_not_copy)
+    for load in measured.loads:
+        own = f"; each has {size(load.memory)} of memory for itself" if load.memory else ""
+        yield (
+            f"Loader, {load.workers} {load.kind}: {_rate(load.rate)} samples/s (batches of "
+            f"{load.batch}{own})"
+        )
+    for kind, why in measured.refused.items():
+        yield from _wrapped(f"Loader, {kind}: not possible: {why}")
+    if data.busy > _BUSY * data.cores:
+        yield (
+            f"Other programs were at work here (load {data.busy:.1f} on {cores}): on an idle node "
+            "it is faster."
+        )
+    if parts.bad:
+        yield f"left out, as they cannot be made: {parts.bad}; the first is {parts.first_bad}"
+    limits = verdict.limits
+    if verdict.share:
+        limits += f" ({_percent(verdict.share)} of worker time)"
+    rate, asked = f"{_rate(verdict.supply)} samples/s", f"the {_rate(measured.demand)}/s you asked"
+    if verdict.met:
+        times = f"{verdict.supply / measured.demand:.1f} times"
+        yield from _wrapped(
+            f"Fast enough: {rate}, {times} {asked} for. The bottleneck would be {limits}."
+        )
+        return
+    share = _percent(verdict.supply / measured.demand)
+    yield from _wrapped(f"Too slow: {rate}, {share} of {asked} for. The bottleneck is {limits}.")
+    yield from _wrapped(f"What to change: {verdict.change}.")
+
+
 def _ratio(one: float, other: float) -> float:
     if other > 0:
         return one / other
     return math.inf if one > 0 else 1.0
+
+
+def _part(name: str, spread: Spread | None, why: str = "") -> str:
+    if spread is None:
+        return f"  {name:<18} {'-':>7}  {why or 'not measured'}"
+    inside = f"({_time(spread.low)} … {_time(spread.high)})"
+    rate = 1 / spread.median if spread.median > 0 else 0.0
+    return f"  {name:<18} {_time(spread.median):>7}  {inside:<21}{_rate(rate):>14}"
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{_three(seconds / scale)} {unit}"
+    return f"{_three(seconds * 1e9)} ns"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %" if part >= 0.01 else f"{100 * part:.1g} %"
+
+
+def _rate(value: float) -> str:
+    """Return three digits of it: `9,200`."""
+    if value < 1000:
+        return _three(value)
+    return f"{int(round(value, 3 - len(str(int(value))))):,}"
+
+
+def _three(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)

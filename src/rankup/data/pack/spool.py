@@ -16,7 +16,7 @@ import xxhash
 
 from ...base.amounts import size
 from ...base.holder import boot
-from .. import indexes, resize
+from .. import images, indexes
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s
 from ..pool import spread
@@ -89,7 +89,7 @@ def _encoded(pack: Pack, source: Index) -> list[dict[str, Any]]:
                         if looks:
                             looker(span._replace(length=len(data)), data, data)
                         try:
-                            data = resize.resized(data, shorter_side)
+                            data = images.resized(data, shorter_side)
                         except BadContainer:
                             looker.add(span, [UNDECODABLE])
                     lengths[number, place] = out.write(data)

@@ -7,10 +7,16 @@ for images, labels in Loader(train, global_batch=1024):  # uint8, channels last
 
 from __future__ import annotations
 
+from ..transforms import seeded
 from .decoding import MAX_PIXELS, decode
-from .device import IMAGENET_MEAN, IMAGENET_STD, normalize
-from .seeding import seeded
-from .shaping import CenterCrop, RandomResizedCrop, Resize
+from .shaping import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    CenterCrop,
+    RandomResizedCrop,
+    Resize,
+    normalize,
+)
 
 __all__ = [
     "IMAGENET_MEAN",

@@ -1,10 +1,11 @@
-"""Transforms of photos to one size, written where they belong in the batch."""
+"""Photos of one size, written where they belong in the batch, and normalised on the device."""
 
 from __future__ import annotations
 
 import math
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,9 @@ _ALONE = 32_768
 # (top, left, height, width) in pixels.
 Part = tuple[int, int, int, int]
 _TRIES = 10
+# Of ImageNet's training photos, as parts of 1, red, green, blue.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class View(NamedTuple):
@@ -134,8 +138,31 @@ class RandomResizedCrop(Photo):
         return self.size, self.size, 3
 
     def view(self, height: int, width: int, rng: np.random.Generator) -> View:
-        part = random_crop(height, width, rng, self.scale, self.ratio)
+        part = self._part(height, width, rng)
         return View(part, (self.size, self.size), flip=rng.random() < self.flip)
+
+    def _part(self, height: int, width: int, rng: np.random.Generator) -> Part:
+        """Return a part of random area and shape at a random place.
+
+        Drawn as in Szegedy et al., "Going deeper with convolutions" (CVPR 2015), with the bounds
+        that torchvision has: ten tries, then the largest part of an allowed shape in the middle.
+        """
+        scale, ratio = self.scale, self.ratio
+        least, most = math.log(ratio[0]), math.log(ratio[1])
+        for _ in range(_TRIES):
+            area = height * width * (scale[0] + (scale[1] - scale[0]) * rng.random())
+            shape = math.exp(least + (most - least) * rng.random())
+            across, down = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+            if 0 < across <= width and 0 < down <= height:
+                top = int((height - down + 1) * rng.random())
+                left = int((width - across + 1) * rng.random())
+                return top, left, down, across
+        across, down = width, height
+        if width < ratio[0] * height:
+            down = max(1, min(height, round(width / ratio[0])))
+        elif width > ratio[1] * height:
+            across = max(1, min(width, round(height * ratio[1])))
+        return (height - down) // 2, (width - across) // 2, down, across
 
 
 @dataclass(frozen=True)
@@ -171,13 +198,19 @@ class CenterCrop(Photo):
         return self.size, self.size, 3
 
     def view(self, height: int, width: int, rng: np.random.Generator) -> View:
-        down, across, top, left = centre(height, width, self.size, self.resize)
+        shorter = round(self.size * 256 / 224) if self.resize is None else self.resize
+        if height <= width:
+            down, across = shorter, int(shorter * width / height)
+        else:
+            down, across = int(shorter * height / width), shorter
         if down * across > MAX_PIXELS:
             raise BadContainer(
                 f"this photo, of {width} x {height} pixels, is too narrow: with a shorter side of "
                 f"{min(down, across)} it would have {across} x {down}, and {MAX_PIXELS:,} is most"
             )
-        return View((0, 0, height, width), (down, across), (top, left))
+        # Rounded as torchvision does.
+        corner = round((down - self.size) / 2), round((across - self.size) / 2)
+        return View((0, 0, height, width), (down, across), corner)
 
 
 @dataclass(frozen=True)
@@ -209,64 +242,53 @@ class Resize(Photo):
         return View((0, 0, height, width), self.shape[:2])
 
 
-def random_crop(
-    height: int,
-    width: int,
-    rng: np.random.Generator,
-    scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> Part:
-    """A part of random area and shape at a random place.
+def normalize(
+    images: torch.Tensor,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """(images / 255 - mean) / std, on the device: a quarter of the bytes of float32 travel there.
 
-    Drawn as in Szegedy et al., "Going deeper with convolutions" (CVPR 2015), with the bounds that
-    torchvision has: ten tries, then the largest part of an allowed shape in the middle.
-
-    Args:
-        height, width: of the photo, at least 1.
-        scale: least and largest area, as parts of the photo's.
-        ratio: least and largest width / height.
-
-    Returns:
-        (top, left, height, width) in pixels, inside the photo.
-    """
-    least, most = math.log(ratio[0]), math.log(ratio[1])
-    for _ in range(_TRIES):
-        area = height * width * (scale[0] + (scale[1] - scale[0]) * rng.random())
-        shape = math.exp(least + (most - least) * rng.random())
-        across, down = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
-        if 0 < across <= width and 0 < down <= height:
-            top = int((height - down + 1) * rng.random())
-            left = int((width - across + 1) * rng.random())
-            return top, left, down, across
-    across, down = width, height
-    if width < ratio[0] * height:
-        down = max(1, min(height, round(width / ratio[0])))
-    elif width > ratio[1] * height:
-        across = max(1, min(width, round(height * ratio[1])))
-    return (height - down) // 2, (width - across) // 2, down, across
-
-
-def centre(
-    height: int, width: int, size: int, resize: int | None = None
-) -> tuple[int, int, int, int]:
-    """A photo's size with its shorter side at `resize`, and where its central square begins.
-
-    Rounded as torchvision does.
+    Reckoned in float32 (in float64 for a float64) and rounded once; on a GPU in one pass.
 
     Args:
-        height, width: of the photo, at least 1.
-        size: side of the square.
-        resize: at least `size`; by default `round(size * 256 / 224)`.
+        images: uint8 (n, channels, height, width), or (channels, height, width).
+        mean, std: of each channel, as parts of 1.
+        dtype: of the result: float32, bfloat16, float16.
+        device: to copy the bytes to before, without waiting where they are pinned; by default they
+            stay where they are.
 
     Returns:
-        (height, width, top, left) in pixels, of the resized photo.
+        of the same shape, in the same memory format.
+
+    Raises:
+        UserError: the images are not uint8, `dtype` is no float, or mean and std do not fit.
     """
-    shorter = round(size * 256 / 224) if resize is None else resize
-    if height <= width:
-        down, across = shorter, int(shorter * width / height)
-    else:
-        down, across = int(shorter * height / width), shorter
-    return down, across, round((down - size) / 2), round((across - size) / 2)
+    if images.dtype != torch.uint8:
+        raise UserError(f"normalize takes uint8 images of 0 to 255, and was given {images.dtype}")
+    if not dtype.is_floating_point:
+        raise UserError(f"normalize makes floats, and was asked for {dtype}")
+    channels = images.shape[-3] if images.dim() >= 3 else 0
+    if not len(mean) == len(std) == channels:
+        raise UserError(
+            f"a mean and a std for each channel: the images are {tuple(images.shape)}, with "
+            f"{len(mean)} means and {len(std)} stds"
+        )
+    if min(std) <= 0:
+        raise UserError(f"std={tuple(std)}: each is above 0")
+    if device is not None:
+        images = images.to(device, non_blocking=True)
+    both = [[1 / (255 * one) for one in std], [-m / s for m, s in zip(mean, std, strict=True)]]
+    wide = torch.promote_types(dtype, torch.float32)
+    # Not made on the device, for that waits until it has done all that it was given before.
+    constants = torch.tensor(both, dtype=wide, device="cpu")
+    scale, shift = constants.to(images.device, non_blocking=True)[..., None, None]
+    # A GPU converts on the way. A CPU would do so in small pieces, slower than at once.
+    source = images.to(wide) if images.device.type == "cpu" else images
+    out = source if source.dtype == dtype else torch.empty_like(images, dtype=dtype)
+    return torch.addcmul(shift, source, scale, out=out)
 
 
 def _positive(**values: int) -> None:

@@ -13,23 +13,6 @@
             mounts/                 SquashFS images that the job has mounted
 
 `place` names the folders and says whose job is over; `find` reads the marker; `memory` says what
-fits. `staging` has the order in which a copy is made, of a `plan`, by a `part` that compares the
-hashes on the way, or after a `broadcast`; it lists and removes copies. `mount` mounts images.
+fits. `staging` has the order in which a copy is made, by `copying`, which compares the hashes, or
+by a `broadcast`; it lists and removes copies. `mount` mounts images.
 """
-
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .staging import Staged, clean, listed, release, stage
-
-# Who opens a copy needs none of them, so that they are imported when they are used.
-__all__ = ["Staged", "clean", "listed", "release", "stage"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.staging"), name)

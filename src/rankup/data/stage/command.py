@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from ...base.signals import ended_as_an_exception
 from ...base.text import say
 from ..inspect.printing import safe
 from . import broadcast, copying, mount, place, staging
+from .find import Copy
 from .place import Alive
-from .staging import Fill, Staged
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ def stage(request: Request, alive: Alive) -> int:
     try:
         if request.release:
             done = staging.release(job, paths or None, to=to)
-            return _told(done, request, f"{place.shown(job)} has nothing staged here")
+            return _show(done, request, f"{place.shown(job)} has nothing staged here")
         if request.clean:
             done = staging.clean(alive, to=to)
-            return _told(done, request, "nothing was left behind here")
+            return _show(done, request, "nothing was left behind here")
         if request.listing:
             return _list(request, alive, to)
         if request.mount:
             for path in paths:
-                print(mount.mount(path, to=to).point)
+                print(mount.mount(path, to=to))
             return 0
         with ended_as_an_exception():
             return _stage(request, paths, to, alive)
@@ -95,8 +95,13 @@ def _stage(request: Request, paths: Sequence[Path], to: Path | None, alive: Aliv
     prefix = "--stage-" if os.environ.get("RANKUP_RUN_DIR") else "--"
     done = []
     for name, path in zip(request.files, paths, strict=True):
-        with _fill(request, path) as fill:
-            staged = staging.stage(
+        together = (
+            broadcast.together(path, os.environ, say)
+            if request.broadcast
+            else nullcontext(copying.fill)
+        )
+        with together as fill:
+            copy = staging.stage(
                 path,
                 to=to,
                 reserve=reserve,
@@ -105,47 +110,40 @@ def _stage(request: Request, paths: Sequence[Path], to: Path | None, alive: Aliv
                 prefix=prefix,
                 quiet=request.as_json,
             )
-        done.append(_about(staged))
+        done.append(copy)
         if not request.as_json:
-            _print(_words(staged, name))
+            _print(_words(copy, name))
     if request.as_json:
-        print(json.dumps(done, indent=2))
+        print(json.dumps(list(map(_about, done)), indent=2))
     if to is not None and to not in place.bases(os.environ):
         say(f"set {place.VARIABLE}={to} where it is opened: copies are looked for there alone")
     return 0
 
 
-def _fill(request: Request, path: Path) -> AbstractContextManager[Fill]:
-    return (
-        broadcast.together(path, os.environ, say)
-        if request.broadcast
-        else nullcontext(copying.fill)
-    )
-
-
-def _about(staged: Staged) -> dict[str, Any]:
+def _about(copy: Copy) -> dict[str, Any]:
     return {
-        "source": str(staged.source),
-        "path": str(staged.path),
-        "size": staged.size,
-        "seconds": round(staged.seconds, 3),
-        "shared": staged.shared,
-        "checked": staged.checked,
+        "source": str(copy.source),
+        "path": str(copy.root),
+        "size": copy.size,
+        "seconds": round(copy.seconds, 3),
+        "shared": copy.shared,
+        "checked": copy.checked,
     }
 
 
-def _words(staged: Staged, name: str) -> str:
-    amount = size(staged.size)
-    if staged.shared:
-        return f"{name}: {amount}, was there already: {staged.path}"
-    speed = f" ({size(staged.size / staged.seconds)}/s)" if staged.seconds > 0 else ""
+def _words(copy: Copy, name: str) -> str:
+    if copy.shared:
+        return f"{name}: {size(copy.size)}, was there already: {copy.root}"
     how = "each sample has the bytes that were packed"
-    if not staged.checked:
+    if not copy.checked:
         how = "there were no hashes to compare it with (`rankup pack` writes them)"
-    return f"{name}: {amount} in {duration(staged.seconds)}{speed}; {how}: {staged.path}"
+    return (
+        f"{name}: {size(copy.size)} in {duration(copy.seconds)} "
+        f"({size(copy.size / copy.seconds)}/s); {how}: {copy.root}"
+    )
 
 
-def _told(done: Sequence[str], request: Request, nothing: str) -> int:
+def _show(done: Sequence[str], request: Request, nothing: str) -> int:
     if request.as_json:
         print(json.dumps({"done": list(done)}, indent=2))
     else:

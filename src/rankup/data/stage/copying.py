@@ -1,4 +1,4 @@
-"""The bytes of a copy: read in large pieces, several at a time; then compared with their hashes."""
+"""The bytes of a copy: which they are, how they are read, and their comparison with the hashes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,75 @@ import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ...base import files
+from ...base.errors import UserError
 from ...site.gpus import usable_cores
-from .. import indexes, keys
+from .. import finding, indexes, keys, stamp
+from ..containers import Choice, detect
 from ..errors import BadContainer
+from ..index import Index, Int64s, data_path
 from ..inspect import verify
-from .plan import Plan, beside
+from ..stamp import Look
+from . import find
 
 # A buffer of 2 MiB stays in the caches between reading and writing it: with 16 MiB the same took
 # 13 % more of a core. File systems with larger blocks get one of them at a time.
 _LEAST, _MOST = 2 << 20, 16 << 20
 _PIECE = 64 << 20  # for which files are opened: that costs milliseconds on a parallel file system
+_PAGE = 4096
+_MORE = 1 << 20  # bytes for the marker and folders
 
-# Gets bytes and samples that are done in all.
-Watch = Callable[[int, int], None]
+# Gets bytes that are done in all.
+Watch = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The files and the index to be copied.
+
+    Attributes:
+        source: real path of a file or folder.
+        index: of all its samples, with `sizes`; of a single file that is no pack, of none.
+        packed: rankup has packed it.
+        seen: of the source, before anything was copied.
+    """
+
+    source: Path
+    index: Index
+    packed: bool
+    seen: tuple[Look, ...]
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of data."""
+        return int(self.index.sizes.sum())
+
+    @property
+    def needed(self) -> int:
+        """Return the bytes that all of the copy takes."""
+        pages = -(-self.index.sizes // _PAGE) * _PAGE
+        keys = self.index.keys
+        columns: list[npt.NDArray[Any] | None] = [keys.data, keys.ends, self.index.files.data]
+        for one in self.index.fields:
+            columns += [one.offset, one.length, one.file, one.hash]
+        columns.append(self.index.labels)
+        return int(pages.sum()) + sum(one.nbytes for one in columns if one is not None) + _MORE
+
+    @property
+    def checked(self) -> bool:
+        """Return True where every sample has a hash to be compared with."""
+        return bool(self.index.fields) and all(one.hash is not None for one in self.index.fields)
+
+    def files(self, root: Path) -> list[Path]:
+        """Return the files of the source, or of a copy at `root`."""
+        return [data_path(root, self.index.files, row) for row in range(len(self.index.files))]
 
 
 class _Piece(NamedTuple):
@@ -36,6 +87,40 @@ class _Piece(NamedTuple):
     size: int
     start: int
     stop: int
+
+
+def planned(source: Path) -> Plan:
+    """Look at a source.
+
+    Raises:
+        UserError: there is none, or staging it would not help.
+        BadContainer: it is damaged.
+        OSError: it cannot be read.
+    """
+    beside = indexes.place(source)
+    # Before the index is read, so that one that is replaced meanwhile is noticed.
+    first = stamp.looks([beside]) if beside.is_file() else ()
+    own = finding.fitting(source)
+    if own is not None:
+        index = own
+    elif source.is_file() and not source.name.endswith("index.npz"):
+        # One file is copied whatever is in it: of tokens each would be a sample of an index.
+        index = find.bare(source.stat().st_size)
+    elif detect.detect(source) == "files":
+        raise UserError(
+            f"{source} is a folder of single files, and what is staged are few large ones: "
+            f"`rankup pack {source} NAME.h5` makes one of them, and `rankup stage NAME.h5` "
+            f"then copies that"
+        )
+    else:
+        index = finding.found(source, Choice()).index
+    plan = Plan(source, replace(index, sizes=_sizes(index, source)), own is not None, first)
+    paths = plan.files(source)
+    if own is not None:
+        return replace(plan, seen=(*first, *stamp.looks(paths)))
+    if source.is_dir():  # it consists of what is in it
+        paths = [source, *dict.fromkeys(path.parent for path in paths), *paths]
+    return replace(plan, seen=stamp.looks(paths))
 
 
 def begin(plan: Plan, root: Path) -> None:
@@ -52,7 +137,7 @@ def begin(plan: Plan, root: Path) -> None:
 
 
 def fill(plan: Plan, root: Path, watch: Watch) -> None:
-    """Copy all files of a source.
+    """Copy all files of a source, several pieces at a time.
 
     Raises:
         BadContainer: the source is not as it was.
@@ -60,27 +145,26 @@ def fill(plan: Plan, root: Path, watch: Watch) -> None:
     """
     buffer = min(max(os.stat(plan.source).st_blksize, _LEAST), _MOST)
     spare = threading.local()
-    stop = threading.Event()
 
     def copied(piece: _Piece) -> int:
-        if stop.is_set():
-            return 0
-        try:
-            if not hasattr(spare, "buffer"):
-                spare.buffer = memoryview(bytearray(buffer))
-            return _copied(piece, spare.buffer)
-        except BaseException:
-            stop.set()  # the others need not go on
-            raise
+        if not hasattr(spare, "buffer"):
+            spare.buffer = memoryview(bytearray(buffer))
+        return _copied(piece, spare.buffer)
 
+    rows = zip(plan.files(plan.source), plan.files(root), plan.index.sizes.tolist(), strict=True)
+    pieces = [
+        _Piece(source, copy, size, start, min(start + _PIECE, size))
+        for source, copy, size in rows
+        for start in range(0, size, _PIECE)
+    ]
+    # More threads than cores: on a file system of many disks a read waits, and one stream is a
+    # fraction of what it gives. In memory two cores are busy with two (2.1 GB/s here, with 16
+    # threads 2.0).
     done = 0
-    with ThreadPoolExecutor(_threads(), "rankup-stage") as pool:
-        try:
-            for count in pool.map(copied, _pieces(plan, root)):
-                done += count
-                watch(done, 0)
-        finally:
-            stop.set()
+    with ThreadPoolExecutor(min(16, max(4, 2 * usable_cores())), "rankup-stage") as pool:
+        for count in pool.map(copied, pieces):  # which begins no other piece once one has failed
+            done += count
+            watch(done)
 
 
 def compare(plan: Plan, root: Path, watch: Watch) -> None:
@@ -97,14 +181,15 @@ def compare(plan: Plan, root: Path, watch: Watch) -> None:
     """
     if plan.packed:
         shutil.copyfile(indexes.place(plan.source), indexes.place(root))  # a pack by itself
-        for name in beside(plan.index):
+        beside = plan.index.facts.get("beside")
+        for name in map(str, beside) if isinstance(beside, dict) else ():
             if keys.safe(os.fsencode(name)):
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(plan.source / name, root / name)
     if not any(one.hash is not None for one in plan.index.fields):
         return
     index = replace(plan.index, times=None)  # those of the source's files
-    found = verify.verify(index, root, 0, len(index), watch).damaged
+    found = verify.verify(index, root, 0, len(index), lambda size, _: watch(size)).damaged
     if found:
         what = found[0].what.replace(str(root), str(plan.source))
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""
@@ -114,13 +199,12 @@ def compare(plan: Plan, root: Path, watch: Watch) -> None:
         )
 
 
-def _pieces(plan: Plan, root: Path) -> list[_Piece]:
-    rows = zip(plan.files(plan.source), plan.files(root), plan.index.sizes.tolist(), strict=True)
-    return [
-        _Piece(source, copy, size, start, min(start + _PIECE, size))
-        for source, copy, size in rows
-        for start in range(0, size, _PIECE)
-    ]
+def _sizes(index: Index, source: Path) -> Int64s:
+    """Return the bytes of each file, as the index says or as they are, int64 (files,)."""
+    if len(index.sizes):
+        return np.asarray(index.sizes, np.int64)
+    paths = [data_path(source, index.files, row) for row in range(len(index.files))]
+    return np.array([path.stat().st_size for path in paths], np.int64)
 
 
 def _copied(piece: _Piece, buffer: memoryview) -> int:
@@ -147,12 +231,3 @@ def _copied(piece: _Piece, buffer: memoryview) -> int:
             f"again once it is at rest"
         )
     return piece.stop - piece.start
-
-
-def _threads() -> int:
-    """Return how many pieces are read at a time.
-
-    More than cores: on a file system of many disks a read waits, and one stream is a fraction of
-    what it gives. In memory two cores are busy with two (2.1 GB/s here, with 16 threads 2.0).
-    """
-    return min(16, max(4, 2 * usable_cores()))

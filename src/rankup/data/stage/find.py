@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from ...base import files, holder
 from ...base import text as texts
 from .. import indexes, stamp
 from ..errors import BadContainer
-from ..index import Index, Int64s
+from ..index import Index
 from ..stamp import Look
 from ..strings import Strings
 from . import place
@@ -35,7 +35,8 @@ class Copy:
         source: real path of what it is a copy of.
         size: bytes of data.
         seen: of the source and its files path, bytes, mtime and inode.
-        checked: each sample was compared with its hash.
+        checked: each sample was compared with the hash that was packed with it.
+        seconds: that this process has copied; 0 where the copy was there.
     """
 
     folder: Path
@@ -43,6 +44,12 @@ class Copy:
     size: int
     seen: tuple[Look, ...]
     checked: bool
+    seconds: float = 0.0
+
+    @property
+    def shared(self) -> bool:
+        """True where it was there, or another process has made it."""
+        return self.seconds == 0
 
     @property
     def root(self) -> Path:
@@ -73,13 +80,9 @@ class Copy:
         return index
 
 
-def bare(file: Int64s) -> Index:
-    """Return an index of one file, and of no samples: who reads it knows what is in it.
-
-    Args:
-        file: its bytes, int64 (1,).
-    """
-    return Index("", Strings.of([b""]), (), Strings.of([]), (), sizes=file)
+def bare(size: int) -> Index:
+    """Return an index of one file, and of no samples: who reads it knows what is in it."""
+    return Index("", Strings.of([b""]), (), Strings.of([]), (), sizes=np.array([size], np.int64))
 
 
 def write(copy: Copy) -> None:
@@ -88,8 +91,14 @@ def write(copy: Copy) -> None:
     Raises:
         OSError: it could not be written.
     """
-    text = {**asdict(copy), "rankup_stage": _VERSION, "folder": None, "source": str(copy.source)}
-    text["boot"] = holder.boot()
+    text = {
+        "rankup_stage": _VERSION,
+        "source": str(copy.source),
+        "size": copy.size,
+        "seen": copy.seen,
+        "checked": copy.checked,
+        "boot": holder.boot(),
+    }
     # In ASCII, so that names that are no UTF-8 come through.
     files.write_atomic(copy.folder / MARKER, json.dumps(text, indent=2), private=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,6 @@ from ...base.amounts import size
 from ...site import cgroup, mounts
 from ...site.gpus import usable_cores, visible_gpus
 from . import place
-
-_ROOT = Path("/")
 
 # What is kept free for the processes that train, per rank, for its GPU, and per worker of its
 # loader. Guesses on the safe side: torch alone takes 0.2 GB, measured here on CPU; batches,
@@ -53,20 +52,26 @@ class Reserve:
     why: str
 
 
-def limits(environment: Mapping[str, str], ours: int, root: Path = _ROOT) -> list[Limit]:
-    """Return all bounds on memory that are known.
+def limits(environment: Mapping[str, str], ours: int, root: Path = Path("/")) -> list[Limit]:
+    """Return all bounds on memory that are known: of this process's cgroup and all above, and more.
 
     Args:
         ours: bytes that copies take already, for bounds that do not say what is in use.
         root: where `proc` and `sys` are, for tests.
     """
-    found = cgroups(root)
+    found = [
+        Limit(f"memory limit of the cgroup {group.name}", *limit)
+        for own in cgroup.own(root)
+        for group in cgroup.upwards(own)
+        if (limit := group.memory()) is not None
+    ]
     asked = _slurm(environment)
     if asked is not None:
         found.append(Limit("memory that the job has asked Slurm for", asked, ours))
-    available = _meminfo(root).get("MemAvailable")
-    if available is not None:
-        found.append(Limit("available memory of the node", available, 0))
+    with suppress(OSError):
+        text = (root / "proc/meminfo").read_text()
+        if available := re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.M):
+            found.append(Limit("available memory of the node", int(available[1]) << 10, 0))
     return found
 
 
@@ -83,16 +88,6 @@ def reserve(environment: Mapping[str, str]) -> Reserve:
     return Reserve(kept, f"{ranks} ranks of 1 GiB{of_gpus}, {workers} workers of 0.5 GiB")
 
 
-def cgroups(root: Path = _ROOT) -> list[Limit]:
-    """Return the memory limits of this process's cgroup and all above it, of version 2 and 1."""
-    return [
-        Limit(f"memory limit of the cgroup {group.name}", *limit)
-        for own in cgroup.own(root)
-        for group in cgroup.upwards(own)
-        if (limit := group.memory()) is not None
-    ]
-
-
 @dataclass(frozen=True)
 class Room:
     """The room that there is at a place.
@@ -103,7 +98,6 @@ class Room:
         free: bytes that its file system has left.
         limits: where it is memory, what else bounds it.
         reserve: what is kept of these.
-        full: no file can be made there any more, whatever bytes are free.
     """
 
     base: Path
@@ -111,13 +105,10 @@ class Room:
     free: int
     limits: tuple[Limit, ...]
     reserve: Reserve
-    full: bool = False
 
     @property
     def fits(self) -> int:
         """Return the bytes of a copy that can be taken in; not negative."""
-        if self.full:
-            return 0
         left = [self.free]
         if self.in_memory:
             left += [one.left - self.reserve.size for one in self.limits]
@@ -126,8 +117,6 @@ class Room:
     def numbers(self) -> list[str]:
         """Return the lines that say how `fits` comes about."""
         lines = [f"free in {self.base}: {size(self.free)}"]
-        if self.full:
-            lines.append("but no more files can be made there: it has no inodes left")
         if self.in_memory:
             for one in self.limits:
                 used = f" of {size(one.limit)}, {size(one.used)} in use" if one.used else ""
@@ -147,17 +136,7 @@ def room(base: Path, environment: Mapping[str, str], reserve: Reserve) -> Room:
     about = os.statvfs(base)
     in_memory = mounts.kind_of(base) in mounts.IN_MEMORY
     bounds = limits(environment, place.used(place.folder_of(base))) if in_memory else []
-    free = about.f_bavail * about.f_frsize
-    full = about.f_files > 0 and about.f_favail == 0  # some count no files at all
-    return Room(base, in_memory, free, tuple(bounds), reserve, full)
-
-
-def _meminfo(root: Path) -> dict[str, int]:
-    try:
-        text = (root / "proc/meminfo").read_text()
-    except OSError:
-        return {}
-    return {name: int(kib) << 10 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.M)}
+    return Room(base, in_memory, about.f_bavail * about.f_frsize, tuple(bounds), reserve)
 
 
 def _slurm(environment: Mapping[str, str]) -> int | None:

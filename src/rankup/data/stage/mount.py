@@ -11,7 +11,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.errors import RunFailed, UserError
@@ -28,28 +27,13 @@ _PACKAGES = (
 _FUSE = ("squashfuse_ll", "squashfuse")
 
 
-@dataclass(frozen=True)
-class Mounted:
-    """A mounted image.
-
-    Attributes:
-        image: what is mounted, the staged copy of it where there is one.
-        point: the folder in which its files are seen.
-        tool: `squashfuse_ll` or `squashfuse`; empty where it was mounted before.
-    """
-
-    image: Path
-    point: Path
-    tool: str
-
-
 def mount(
     image: str | os.PathLike[str],
     *,
     to: Path | None = None,
     job: str | None = None,
     say: Callable[[str], None] = say,
-) -> Mounted:
+) -> Path:
     """Mount a SquashFS image on this node, for one job; what that has mounted before is found.
 
     By `squashfuse_ll`, else by `squashfuse`. The staged copy of the image is taken where there is
@@ -59,6 +43,9 @@ def mount(
         to: see `staging.stage`.
         job: see `staging.stage`.
         say: gets a line about how it was mounted.
+
+    Returns:
+        The folder in which its files are seen.
 
     Raises:
         UserError: there is no such image, nothing here can mount one, or there is no place.
@@ -76,7 +63,7 @@ def mount(
     with place.alone(root, say):
         if str(point) in _points():
             if _answers(point):
-                return Mounted(lower, point, "")
+                return point
             _unmount(point)  # the process of FUSE is gone
         point.mkdir(0o700, parents=True, exist_ok=True)
         try:
@@ -89,7 +76,7 @@ def mount(
         f"{source} is mounted at {point} by {tool}, {of}; through FUSE, which costs CPU time that "
         f"loading lacks"
     )
-    return Mounted(lower, point, tool)
+    return point
 
 
 def below(folder: Path) -> list[Path]:
@@ -135,16 +122,13 @@ def _mounted(image: Path, point: Path) -> str:
         RunFailed: what can did not.
     """
     found = [name for name in _FUSE if shutil.which(name)]
-    if not found:
+    lacks = "" if found else f"squashfuse is not installed here; {_PACKAGES}"
+    if found and not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        lacks = "/dev/fuse is not there, or not for you; ask the site for FUSE on compute nodes"
+    if lacks:
         raise UserError(
-            f"{image} cannot be mounted: squashfuse is not installed here; {_PACKAGES}, or leave "
-            f"--mount away: rankup reads an image without mounting it"
-        )
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise UserError(
-            f"{image} cannot be mounted: /dev/fuse is not there, or not for you; ask the site for "
-            f"FUSE on compute nodes, or leave --mount away: rankup reads an image without "
-            f"mounting it"
+            f"{image} cannot be mounted: {lacks}, or leave --mount away: rankup reads an image "
+            f"without mounting it"
         )
     why = []
     for name in found:
@@ -198,11 +182,10 @@ def _unmount(point: Path) -> str:
     """Unmount it, at the latest when the last process has left it; return a line about it."""
     if str(point) not in _points():
         return f"{point} is not mounted any more"
-    fuse = [name for name in ("fusermount3", "fusermount") if shutil.which(name)]
-    ways: list[tuple[str, ...]] = [(name, "-u") for name in fuse]
-    lazily: list[tuple[str, ...]] = [(name, "-u", "-z") for name in fuse]
+    ways = [[name, "-u"] for name in ("fusermount3", "fusermount") if shutil.which(name)]
+    lazily = [[*words, "-z"] for words in ways]
     if os.geteuid() == 0:
-        ways, lazily = [("umount",), *ways], [("umount", "-l"), *lazily]
+        ways, lazily = [["umount"], *ways], [["umount", "-l"], *lazily]
     why = ""
     for words in (*ways, *lazily):
         why = _run(*words, str(point)) or why

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +16,15 @@ from ...base.errors import RunFailed, UserError
 from ...base.files import no_space
 from ...base.text import say
 from .. import indexes, stamp
-from . import copying, find, memory, place
-from .copying import Watch
+from . import copying, find, memory, mount, place
+from .copying import Plan, Watch
 from .find import Copy
 from .memory import Reserve, Room
 from .place import Alive
-from .plan import Plan, planned
 
 Say = Callable[[str], None]
 # Gets the bytes of all files of a copy, which are there and empty.
 Fill = Callable[[Plan, Path, Watch], None]
-
-
-@dataclass(frozen=True)
-class Staged:
-    """A copy that is ready.
-
-    Attributes:
-        source: real path of what it is a copy of.
-        path: the copy, a file or folder with the same name.
-        size: bytes of data.
-        seconds: that copying took; 0 where it was there.
-        shared: it was there, or another process has made it.
-        checked: each sample was compared with the hash that was packed with it.
-    """
-
-    source: Path
-    path: Path
-    size: int
-    seconds: float
-    shared: bool
-    checked: bool
 
 
 def stage(
@@ -60,7 +38,7 @@ def stage(
     fill: Fill = copying.fill,
     quiet: bool = False,
     prefix: str = "--",
-) -> Staged:
+) -> Copy:
     """Copy a container into the memory of this node, where `rankup.data.open` finds it by itself.
 
     A single file may be anything: of one that is no pack its bytes are copied, and `Tokens` finds
@@ -106,13 +84,13 @@ def stage(
         with place.alone(root, say):
             copy = _there(root, job, source, say)
             if copy is not None:
-                return _staged(copy, 0.0, shared=True)
+                return copy
             for line in clean(alive, to=bases[0]):
                 say(line)
-            plan = planned(source)
+            plan = copying.planned(source)
             base = _base(bases, plan, kept, prefix)
             entry = place.ours(base) / job / place.keyed(source)
-            return _made(entry, base, plan, fill, kept, prefix, quiet)
+            return _made(entry, base, plan, fill, prefix, quiet)
     except OSError as error:
         if not no_space(error):
             raise
@@ -213,60 +191,47 @@ def _base(bases: Sequence[Path], plan: Plan, reserve: Reserve, prefix: str) -> P
     """Return the first place that a copy fits into.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none; with all numbers.
     """
-    rooms, notes = [], []
+    rooms: list[Room] = []
     for base in bases:
         try:
             place.ours(base)
-        except UserError as error:
+        except UserError:
             if base == bases[0]:
                 raise
-            notes.append(f"{error}: not used")
             continue
         rooms.append(memory.room(base, os.environ, reserve))
         if rooms[-1].fits >= plan.needed:
             return base
-    raise UserError(refusal(plan, rooms, prefix, notes))
+    raise UserError(refusal(plan, rooms, prefix))
 
 
-def refusal(
-    plan: Plan, rooms: Sequence[Room], prefix: str = "--", notes: Sequence[str] = ()
-) -> str:
-    """Return what to say where a copy fits into none of these.
-
-    Args:
-        rooms: of the places that were tried.
-        prefix: see `stage`.
-        notes: why others were not.
-    """
+def refusal(plan: Plan, rooms: Sequence[Room], prefix: str) -> str:
+    """Return what to say where a copy fits into none of these places."""
     node = os.uname().nodename
     lines = [f"{plan.source} needs {size(plan.needed)} on node {node}, and does not fit:"]
     for one in rooms:
         lines.append(f"  {one.base} has room for {size(one.fits)}")
         lines += [f"    {line}" for line in one.numbers()]
-    lines += [f"  {note}" for note in notes]
     advice = [f"name a disk of this node ({prefix}to DIR)"]
     if any(one.in_memory for one in rooms):
         advice.append(f"keep less for the job's processes ({prefix}reserve SIZE)")
     advice.append("pack it smaller (rankup pack --resize)")
     advice.append("do not stage it: it is then read from where it lies")
-    return "\n".join(lines) + "\n" + "; or ".join(advice)
+    return "\n".join([*lines, "; or ".join(advice)])
 
 
-def _made(
-    entry: Path, base: Path, plan: Plan, fill: Fill, reserve: Reserve, prefix: str, quiet: bool
-) -> Staged:
+def _made(entry: Path, base: Path, plan: Plan, fill: Fill, prefix: str, quiet: bool) -> Copy:
     """Copy a source that is not there yet; nothing of it stays where that fails."""
     start = time.monotonic()
-    root = entry.parents[1]
     part = entry / find.PART / plan.source.name
     try:
         entry.mkdir(0o700, parents=True)
         copying.begin(plan, part)
-        with _progress("staging", plan, quiet) as watch:
+        with progress.shown("staging", plan.size, quiet=quiet) as watch:
             fill(plan, part, watch)
-        with _progress("comparing", plan, quiet) as watch:
+        with progress.shown("comparing", plan.size, quiet=quiet) as watch:
             copying.compare(plan, part, watch)
         if plan.packed:
             os.link(indexes.place(part), entry / find.INDEX)
@@ -279,35 +244,22 @@ def _made(
         copy = Copy(entry, plan.source, plan.size, plan.seen, plan.checked)
         find.write(copy)
     except BaseException as error:
-        full = isinstance(error, OSError) and no_space(error)
-        now = memory.room(base, os.environ, reserve) if full else None
-        taken = place.remove(entry, root)
-        if now is not None:
+        taken = place.remove(entry, entry.parents[1])
+        if isinstance(error, OSError) and no_space(error):
             raise RunFailed(
                 f"{base} on node {os.uname().nodename} was full after {size(taken)} of "
-                f"{size(plan.needed)} of {plan.source} ({'; '.join(now.numbers())}): what was "
-                f"copied is removed. Others write there too: make space, or choose another place "
-                f"({prefix}to DIR)"
+                f"{size(plan.needed)} of {plan.source}: what was copied is removed. Others write "
+                f"there too: make space, or choose another place ({prefix}to DIR)"
             ) from None
         raise
     finally:
         with suppress(OSError):  # nothing else of this job is there
             entry.parent.rmdir()
-    return _staged(copy, time.monotonic() - start, shared=False)
-
-
-def _progress(doing: str, plan: Plan, quiet: bool) -> AbstractContextManager[Watch]:
-    return progress.shown(doing, plan.size, quiet=quiet)
-
-
-def _staged(copy: Copy, seconds: float, *, shared: bool) -> Staged:
-    return Staged(copy.source, copy.root, copy.size, seconds, shared, copy.checked)
+    return replace(copy, seconds=time.monotonic() - start)
 
 
 def _removed(root: Path, folder: Path, whose: str) -> list[str]:
     """Remove a job's folder with all that is in it or mounted there; lines about it."""
-    from . import mount
-
     done = [f"{line}{whose}" for line in mount.unmount_all(folder)]
     for entry in place.keys(folder):
         copy = find.read(entry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import SplitResult, unquote_to_bytes
+from urllib.parse import SplitResult, quote, unquote_to_bytes
 
 from ...base import urls
 from ...base.errors import UserError
@@ -27,29 +27,24 @@ def parse(url: str) -> SplitResult:
 def place(url: str, folder: Path) -> Path:
     """Return the path of a file of the web below `folder`: `<host>/<path>`, never outside of it.
 
-    Two URLs share no place, but where they differ in user, password or fragment alone. What a name
-    does not show, since no file could have it or it may be secret, a digest in the name stands for.
+    Two URLs share no place, but where they differ in user, password or fragment alone. For what a
+    name does not show, since no file could have it or it may be secret, it has a digest.
     """
     parts = parse(url)
-    path = parts.path.partition(";")[0]
-    segments = [_decoded(raw) for raw in path.split("/")[1:]]
-    words = [word for word in segments if word not in ("", ".", "..")]
-    names = [_host(parts), *map(_name, words)]
-    listing = path.endswith("/") or not words
-    if listing:
-        names.append("index")
-    unseen = urls.hidden(url)  # it says which file it is (`?id=1`), and may hold a token
-    if listing or segments != words:
-        unseen += f" {path}"
-    if unseen:
-        names[-1] = _with_digest(names[-1], unseen)
-    return folder.joinpath(*names)
-
-
-def _host(parts: SplitResult) -> str:
-    """`host`, `host+port`; with http `http+host`: no host has a plus in its name."""
     words = ("" if parts.scheme == "https" else parts.scheme, parts.hostname, parts.port)
-    return _name("+".join(str(word) for word in words if word))
+    host = "+".join(str(word) for word in words if word)  # no host has a plus in its name
+    path = parts.path.partition(";")[0]
+    segments = [_decoded(segment) for segment in path.split("/") if segment]
+    names = [_name(word) for word in (host, *segments)]
+    if path.endswith("/") or not segments:
+        names.append("index")
+    # The query says which file it is (`?id=1`), and may hold a token.
+    whole = f"{host}{path}?{urls.hidden(url)}"
+    quoted = (quote(name, safe="+=,@~", errors="surrogateescape") for name in names[1:])
+    if whole != f"{'/'.join((names[0], *quoted))}?":
+        stem, dot, suffix = names[-1].partition(".")
+        names[-1] = f"{stem}-{urls.digest(whole)}{dot}{suffix}"
+    return folder.joinpath(*names)
 
 
 def _decoded(segment: str) -> str:
@@ -57,15 +52,7 @@ def _decoded(segment: str) -> str:
 
 
 def _name(word: str) -> str:
+    """A file name for a word: short, plain, and neither hidden nor a way up."""
     name = re.sub(r"[^\w.+=,@~-]", "_", word)
-    if name.startswith("."):  # our own files beside it are hidden ones
-        name = f"_{name[1:]}"
-    if len(name.encode()) > _LONGEST_NAME:
-        kept = name.encode()[: _LONGEST_NAME - 9].decode(errors="ignore")
-        return f"{kept}-{urls.digest(word)}"
-    return name if name == word else _with_digest(name, word)
-
-
-def _with_digest(name: str, text: str) -> str:
-    stem, dot, suffix = name.partition(".")
-    return f"{stem}-{urls.digest(text)}{dot}{suffix}"
+    name = f"_{name[1:]}" if name.startswith(".") else name  # our own files are hidden ones
+    return name.encode()[:_LONGEST_NAME].decode(errors="ignore")

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ...base import lock
-from ...base.amounts import size as in_words
-from ...base.files import fsync_directory, no_space, write_json
+from ...base.files import fsync_directory, write_json
 from ...base.text import say
 from ...base.urls import public
 from ...site.caches import Caches
-from ..record import Item
+from ..record import Item, Record
 from . import address, progress
-from .request import FetchFailed, FetchResult
+from .request import FetchFailed
 
 # Written last, before the folder gets its name.
 MARKER = ".rankup-unpacked.json"
@@ -40,7 +39,7 @@ class Archive:
     parts: tuple[str, ...]
 
 
-def fetch_archive(known: Archive, caches: Caches) -> FetchResult:
+def fetch_archive(key: str, known: Archive, caches: Caches) -> tuple[Record, list[str]]:
     """Download and unpack; the archive does not stay, it would only be there twice.
 
     Raises:
@@ -50,7 +49,7 @@ def fetch_archive(known: Archive, caches: Caches) -> FetchResult:
     folder = caches.own / "datasets" / known.folder
     files, size = _unpacked(folder, known) or _bring(folder, known, caches)
     item = Item(known.folder, public(known.url), str(folder), size, files, known.sha256)
-    return FetchResult((item,), lines=(f"in it: {', '.join(known.parts)}",))
+    return Record(key, items=(item,)), [f"in it: {', '.join(known.parts)}"]
 
 
 def _bring(folder: Path, known: Archive, caches: Caches) -> tuple[int, int]:
@@ -111,13 +110,6 @@ def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tup
         fsync_directory(folder.parent)
     except (tarfile.TarError, EOFError) as error:
         raise FetchFailed(f"{archive} cannot be unpacked: {error}") from None
-    except OSError as error:
-        if not no_space(error):
-            raise
-        raise FetchFailed(
-            f"no room in {folder.parent} after {files} files and {in_words(size)} "
-            f"({error.strerror}): free bytes or files, quotas count both; run it again"
-        ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return files, size

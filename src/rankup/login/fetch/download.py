@@ -19,9 +19,10 @@ from typing import BinaryIO
 import httpx
 
 from ...base import lock
-from ...base.files import fsync_directory, no_space, replacing, write_json
+from ...base.files import fsync_directory, replacing, write_json
 from ...base.text import say
 from ...base.urls import identity, public
+from ..record import Item
 from . import progress
 from .http import Broken, Changed, Unreached, Version, ask
 from .request import FetchFailed
@@ -47,21 +48,6 @@ class Patience:
     lock: lock.Pace = field(default_factory=lock.Pace)
 
 
-@dataclass(frozen=True)
-class Downloaded:
-    """A file that is there.
-
-    Attributes:
-        sha256: empty where the file was there already and none was asked for.
-        fresh: it came now.
-    """
-
-    path: Path
-    bytes: int
-    sha256: str
-    fresh: bool
-
-
 def download(
     url: str,
     target: Path,
@@ -71,8 +57,11 @@ def download(
     authorization: str = "",
     name: str = "",
     patience: Patience | None = None,
-) -> Downloaded:
+) -> Item:
     """Make `target` the file behind `url`; one that is there already is taken as it is.
+
+    Returns:
+        The file; without a checksum where it was there already and none was asked for.
 
     Args:
         sha256: what the file must have, also one that is there; empty: anything.
@@ -87,11 +76,11 @@ def download(
     patience = patience or Patience()
     sha256 = sha256.lower()
     # Before the lock: a cache that others keep may be there for reading only.
-    if (found := _present(target, sha256, replace)) is not None:
+    if (found := _present(url, target, sha256, replace)) is not None:
         return found
-    _make_folder(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with lock.held(target, say, patience.lock, doing="fetching") as held:
-        if (found := _present(target, sha256, replace)) is not None:
+        if (found := _present(url, target, sha256, replace)) is not None:
             return found
         part = _Part(target, url, trusted=bool(sha256), held=held)
         with progress.shown(name or target.name) as show:
@@ -104,27 +93,17 @@ def download(
                 f"{sha256} was asked for; it is removed"
             )
         part.finish(target)
-    return Downloaded(target, part.size, came, fresh=True)
+    return Item(target.name, public(url), str(target), part.size, 1, came)
 
 
-def _make_folder(target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        there = next(one for one in target.parents if one.exists())
-        raise FetchFailed(
-            f"{target} cannot be made: {there} is a file; name another place with --to"
-        ) from None
-
-
-def _present(target: Path, sha256: str, replace: bool) -> Downloaded | None:
+def _present(url: str, target: Path, sha256: str, replace: bool) -> Item | None:
     if not target.exists():
         return None
     if not target.is_file():
         raise FetchFailed(f"{target} is there and no file; name another one with --to")
     has = _sha256(target) if sha256 else ""
     if has == sha256:
-        return Downloaded(target, target.stat().st_size, has, fresh=False)
+        return Item(target.name, public(url), str(target), target.stat().st_size, 1, has)
     if replace:
         return None
     raise FetchFailed(
@@ -156,7 +135,7 @@ class _Part:
         self.path = target.with_name(f"{target.name}.part")
         self._note = target.with_name(f"{target.name}.part.json")
         self._identity, self._trusted, self._held = identity(url), trusted, held
-        self.size, self.version, self._refused = 0, Version(), False
+        self.size, self.version = 0, Version()
         self._hash, self._hashed = hashlib.sha256(), 0  # of the first bytes
         self._make_ours()
         # Another user may have written it: what is no note of ours is as good as none.
@@ -195,7 +174,6 @@ class _Part:
         lost its lock.
         """
         self._held.check()
-        self._refused = self.size > 0  # the server does not send the rest of a file
         self.remove()
         with self.path.open("xb"):
             pass
@@ -235,8 +213,7 @@ class _Part:
         self._note.unlink(missing_ok=True)
 
     def __str__(self) -> str:
-        kept = self.size and self.resumable and not self._refused
-        return f" ({self.size} bytes are kept)" if kept else ""
+        return f" ({self.size} bytes are kept)" if self.size and self.resumable else ""
 
 
 def _complete(
@@ -281,10 +258,7 @@ def _attempt(
             file.seek(part.size)
             show(part.size, total)
             for block in reply.blocks:
-                try:
-                    part.append(file, block)
-                except OSError as error:
-                    raise _unwritten(error, part) from None
+                part.append(file, block)
                 show(part.size, total)
 
 
@@ -297,12 +271,3 @@ def _check_space(part: _Part, url: str, start: int, total: int | None) -> None:
             f"{part.path.parent} has room for {free}; make room there, or name another place: "
             f"--to, or `cache` in [fetch] of rankup.toml{part}"
         )
-
-
-def _unwritten(error: OSError, part: _Part) -> Exception:
-    if not no_space(error):
-        return error
-    return FetchFailed(
-        f"{part.path.parent}: {os.strerror(error.errno or 0)}; make room there and run it "
-        f"again{part}"
-    )

@@ -15,9 +15,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,9 +31,8 @@ from ...sandbox import environment
 from ...sandbox.namespace import command, refusal
 from ...site.caches import Caches
 from .. import offline
-from ..record import Item, Proof
-from . import progress
-from .request import FetchFailed, FetchResult
+from ..record import Item, Proof, Record
+from .request import FetchFailed
 
 Kind = Literal["model", "dataset"]
 _WORD = r"\w[\w.-]*"
@@ -113,7 +111,9 @@ def hub_cache(caches: Caches) -> Path:
     return home / "hub"
 
 
-def fetch(name: Name, caches: Caches, texts: Path | None = None) -> FetchResult:
+def fetch(
+    key: str, name: Name, caches: Caches, texts: Path | None = None
+) -> tuple[Record, list[str]]:
     """Bring a repository into the hub's own cache, and load it once more without a network.
 
     Args:
@@ -125,38 +125,30 @@ def fetch(name: Name, caches: Caches, texts: Path | None = None) -> FetchResult:
     cache = hub_cache(caches)
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"{name.kind}s--{name.repo.replace('/', '--')}"
-    task = {
-        "kind": name.kind,
-        "name": name.repo,
-        "config": name.config,
-        "revision": name.revision,
-        "folder": str(folder),
-        "texts": texts and str(texts),
-        "prove": False,
-    }
+    task = {**asdict(name), "folder": str(folder), "texts": texts and str(texts), "prove": False}
     # One at a time for a repository: the libraries' own locks are flocks, which many parallel
     # file systems do not have.
     with lock.held(folder, say, doing="fetching") as held:
-        child = partial(_run_child, name, caches, folder, held)
-        done = child(task)
-        why = refusal()
-        proof = {**task, "prove": True, "block": bool(why), "files": done.get("files")}
+        done = _run_child(name, caches, held, task)
+        blocked = bool(refusal())
+        proof = {**task, "prove": True, "block": blocked, "files": done.get("files")}
+        proved: Proof = "blocked" if blocked else "namespace"
+        note = ""
         try:
-            child(proof, namespace=not why)
-            proved: Proof = "blocked" if why else "namespace"
-            note = ""
+            _run_child(name, caches, held, proof)
         except FetchFailed as failure:
             held.check()  # else it is no word on what is here
             proved, note = "failed", str(failure)
     moved = caches.variables()
-    return FetchResult(
-        _items(name, folder, done),
-        {key: value for key, value in moved.items() if key.startswith(_CACHE_VARIABLES)},
-        _OFFLINE,
-        proved,
-        note,
-        _advice(name, done),
+    record = Record(
+        key,
+        items=_items(name, folder, done),
+        variables={one: moved[one] for one in moved if one.startswith(_CACHE_VARIABLES)},
+        offline=_OFFLINE,
+        proof=proved,
+        note=note,
     )
+    return record, _advice(name, done)
 
 
 def _items(name: Name, folder: Path, done: Mapping[str, Any]) -> tuple[Item, ...]:
@@ -176,7 +168,7 @@ def _items(name: Name, folder: Path, done: Mapping[str, Any]) -> tuple[Item, ...
     return tuple(found)
 
 
-def _advice(name: Name, done: Mapping[str, Any]) -> tuple[str, ...]:
+def _advice(name: Name, done: Mapping[str, Any]) -> list[str]:
     lines = []
     if skipped := done.get("skipped"):
         lines.append(f"passed over, other formats of the same weights: {some(skipped)}")
@@ -190,60 +182,47 @@ def _advice(name: Name, done: Mapping[str, Any]) -> tuple[str, ...]:
     if texts := done.get("texts"):
         words = " ".join(f"--{Path(text).stem} {text}" for text in texts)
         lines.append(f"as plain text: rankup run language-model {words}")
-    return tuple(lines)
+    return lines
 
 
 def _run_child(
-    name: Name,
-    caches: Caches,
-    folder: Path,
-    held: lock.Held,
-    task: Mapping[str, Any],
-    namespace: bool = False,
+    name: Name, caches: Caches, held: lock.Held, task: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Have a child do a task, a proof offline; return its answer.
 
     Raises:
         FetchFailed: the child's error, in plain words.
     """
-    online, terminal = not task["prove"], sys.stderr.isatty()
+    online = not task["prove"]
     with tempfile.TemporaryDirectory(prefix="rankup-hub-") as temporary:
         own = Path(temporary)
-        answer, log = own / "answer.json", own / "log"
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                command([sys.executable, "-c", _START], network=not namespace),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=None if online and terminal else errors,
-                env=_environment(caches, own, online),
-                # A folder `org/name` where the user stands would be taken for the data set.
-                cwd=own,
-                start_new_session=True,
-            )
-            try:
-                assert process.stdin is not None
-                with suppress(BrokenPipeError), process.stdin:
-                    process.stdin.write(json.dumps({**task, "answer": str(answer)}).encode())
-                # Without a terminal, for the libraries' bars, a line now and then.
-                shown = progress.shown(str(name)) if online and not terminal else nullcontext()
-                with shown as show:
-                    while not _ended(process):
-                        held.check()
-                        if show is not None:
-                            show(_size(_files_in(folder)), None)
-            finally:
-                end_group(process)
+        answer = own / "answer.json"
+        process = subprocess.Popen(
+            command([sys.executable, "-c", _START], network=online or task["block"]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=None if online else subprocess.DEVNULL,
+            env=_environment(caches, own, online),
+            # A folder `org/name` where the user stands would be taken for the data set.
+            cwd=own,
+            start_new_session=True,
+        )
+        try:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(json.dumps({**task, "answer": str(answer)}).encode())
+            while not _ended(process):
+                held.check()
+        finally:
+            end_group(process)
         try:
             said: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            last = log.read_text(errors="replace").strip().splitlines()[-5:]
-            raise FetchFailed(
-                f"{name}: the process that fetched it ended with code {process.returncode}: "
-                + redacted(" / ".join(last) or "it said nothing", os.environ)
-            ) from None
+            what = "fetched" if online else "loaded"
+            code = process.returncode
+            raise FetchFailed(f"{name}: the process that {what} it ended with {code}") from None
     if "error" in said:
-        raise FetchFailed(_explain(name, said, folder.parent))
+        raise FetchFailed(_explain(name, said, Path(task["folder"]).parent))
     return said
 
 

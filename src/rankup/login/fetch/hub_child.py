@@ -26,14 +26,17 @@ _CONNECTING = frozenset(
 )
 # Weights of other frameworks and runtimes.
 _FOREIGN = re.compile(
-    r".*\.(h5|msgpack|ot|onnx|onnx_data|tflite|mlmodel|gguf|llamafile)|model\.ckpt\.(index|meta|data.*)"
+    r"(onnx|openvino|coreml|tflite|flax|metal)/.*|(.*/)?model\.ckpt\.(index|meta|data.*)"
+    r"|.*\.(h5|msgpack|ot|onnx|onnx_data|tflite|mlmodel|gguf|llamafile)"
 )
-_FOREIGN_FOLDERS = frozenset(("onnx", "openvino", "coreml", "tflite", "flax", "metal"))
 # How pickled weights are called; other .bin files may be anything.
 _PICKLED = re.compile(
     r"(pytorch_model|diffusion_pytorch_model|adapter_model|model)[.-].*bin(\.index\.json)?"
 )
 _SHARDED = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
+_SAFE = re.compile(r".*\.safetensors")
+# A maker's own format of what is there as safetensors too.
+_ORIGINAL = re.compile(r"original/.*\.(pth|safetensors)")
 
 
 def main() -> None:
@@ -61,7 +64,7 @@ def main() -> None:
 def _model(request: Mapping[str, Any]) -> dict[str, Any]:
     import huggingface_hub as hub
 
-    name, revision = request["name"], request["revision"]
+    name, revision = request["repo"], request["revision"]
     if request["prove"]:
         for file in request["files"]:
             with open(hub.hf_hub_download(name, file, revision=revision), "rb") as stream:
@@ -84,30 +87,29 @@ def needed(names: Iterable[str]) -> tuple[list[str], list[str]]:
     maker's own format. A repository that has only weights of other frameworks is needed as it is.
     """
     paths = [PurePosixPath(name) for name in sorted(set(names))]
-    safe = {path.parent for path in paths if path.suffix == ".safetensors"}
-    pickled = {path.parent for path in paths if _PICKLED.fullmatch(path.name)}
-    sharded = {path.parent for path in paths if _SHARDED.fullmatch(path.name)}
 
-    def passed_over(path: PurePosixPath) -> bool:
-        if path.parent in sharded and path.name.startswith("consolidated"):
-            return True
-        if path.parent in safe and _PICKLED.fullmatch(path.name):
-            return True
-        if safe and path.parts[0] == "original" and path.suffix in (".pth", ".safetensors"):
-            return True
-        if not (safe or pickled):
-            return False
-        return bool(_FOREIGN.fullmatch(path.name)) or path.parts[0] in _FOREIGN_FOLDERS
+    def folders(pattern: re.Pattern[str]) -> set[PurePosixPath]:
+        return {path.parent for path in paths if pattern.fullmatch(path.name)}
 
-    kept = [str(path) for path in paths if not passed_over(path)]
-    return kept, [str(path) for path in paths if passed_over(path)]
+    safe, pickled, sharded = folders(_SAFE), folders(_PICKLED), folders(_SHARDED)
+    kept: list[str] = []
+    skipped: list[str] = []
+    for path in paths:
+        over = (
+            (path.parent in safe and _PICKLED.fullmatch(path.name))
+            or (path.parent in sharded and path.name.startswith("consolidated"))
+            or (safe and _ORIGINAL.fullmatch(str(path)))
+            or ((safe or pickled) and _FOREIGN.fullmatch(str(path)))
+        )
+        (skipped if over else kept).append(str(path))
+    return kept, skipped
 
 
 def _dataset(request: Mapping[str, Any]) -> dict[str, Any]:
     import datasets
     import huggingface_hub as hub
 
-    name, config, revision = request["name"], request["config"], request["revision"]
+    name, config, revision = request["repo"], request["config"], request["revision"]
     if request["prove"]:
         _read_first_rows(datasets.load_dataset(name, config, revision=revision))
         return {}
@@ -144,7 +146,7 @@ def _bring_large(request: Mapping[str, Any], commit: str | None, wanted: Iterabl
     """
     import huggingface_hub as hub
 
-    name, kind, names = request["name"], request["kind"], set(wanted)
+    name, kind, names = request["repo"], request["kind"], set(wanted)
     blobs = Path(request["folder"]) / "blobs"
     tree = hub.HfApi().list_repo_tree(name, repo_type=kind, revision=commit, recursive=True)
     token = hub.get_token()

@@ -16,8 +16,8 @@ from ...script.downloads import Download, read
 _OPTIONS = {"dataset": "--dataset", "model": "--model", "url": "--url"}
 
 
-def show(script: Path, args: tuple[str, ...], *, as_json: bool) -> int:
-    """Print what the script fetches, how to fetch it, and what its text does not tell; 0.
+def show(script: Path, args: tuple[str, ...], *, as_json: bool) -> None:
+    """Print what the script fetches, how to fetch it, and what its text does not tell.
 
     Raises:
         UserError: it cannot be read, or is not Python.
@@ -33,12 +33,11 @@ def show(script: Path, args: tuple[str, ...], *, as_json: bool) -> int:
             "notes": list(found.notes),
         }
         print(json.dumps(values, indent=2))
-        return 0
+        return
     for note in found.notes:
         print(f"note: {clean(note)}", file=sys.stderr)
     for line in _lines(script, args, found.downloads):
         print(clean(line))
-    return 0
 
 
 def _command(found: Iterable[Download]) -> str:
@@ -72,45 +71,37 @@ def _lines(script: Path, args: tuple[str, ...], found: tuple[Download, ...]) -> 
         yield f"reading {script} finds no call that fetches something; to be sure: {whole}"
         return
     by_name = [one for one in found if one.by_name]
-    known = [one for one in found if one.known and not one.by_name]
-    unknown = [one for one in found if not one.known]
+    rest = [one for one in found if not one.by_name]
     if by_name:
         yield "can be fetched by name:"
         yield from _rows(by_name)
         yield from ("", f"  {_command(by_name)}", "")
         yield from ("or, in rankup.toml, for everybody who works on this:", "")
         yield from (f"  {line}".rstrip() for line in _table(by_name).split("\n"))
-    if known:
-        yield from [""] if by_name else []
-        yield "only the script's own call puts these where it looks for them:"
-        yield from _rows(known)
-    if unknown:
-        yield from [""] if by_name or known else []
-        yield "cannot be known by reading:"
-        yield from _rows(unknown)
-    if known or unknown:
-        yield from ("", f"  {whole}")
+        yield from [""] if rest else []
+    for title, known in (
+        ("only the script's own call puts these where it looks for them:", True),
+        ("cannot be known by reading:", False),
+    ):
+        if group := [one for one in rest if one.known is known]:
+            yield from (title, *_rows(group), "")
+    if rest:
+        yield f"  {whole}"
 
 
 def _rows(found: Iterable[Download]) -> Iterator[str]:
     """A row each: its kind, its name or why that is not known, and where it is fetched."""
-    rows = [
-        (
-            one.what,
-            one.wanted or one.why,
-            f"{one.how}, {_place(one)}" + (f" ({one.why})" if one.name and one.why else ""),
-        )
-        for one in found
-    ]
+    rows = [(one.what, one.wanted or one.why, _where(one)) for one in found]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for what, name, where in rows:
         yield f"  {what:{widths[0]}}  {name:{widths[1]}}  {where}"
 
 
-def _place(one: Download) -> str:
-    """`train.py:12`, relative to where this runs."""
+def _where(one: Download) -> str:
+    """`load_dataset, train.py:12`, relative to where this runs; and what is not known of it."""
     file = os.path.relpath(one.file)
-    return f"{one.file if file.startswith('..') else file}:{one.line}"
+    place = f"{one.how}, {one.file if file.startswith('..') else file}:{one.line}"
+    return f"{place} ({one.why})" if one.name and one.why else place
 
 
 def _toml(text: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.amounts import size
@@ -13,7 +13,7 @@ from ...base.errors import UserError
 from ...base.files import user_path
 from ...base.text import clean
 from ...slurm.times import parse_seconds
-from ..record import Item, Proof
+from ..record import Item
 from . import address
 
 
@@ -110,23 +110,6 @@ class Request:
             raise UserError(f"{self.script!r} {what}; give a script to run, or {advice}")
         if not path.is_file():
             raise UserError(f"no script {self.script!r} in {Path.cwd()}")
-
-
-@dataclass(frozen=True)
-class FetchResult:
-    """One thing that is here now.
-
-    Attributes:
-        variables, offline, proof, note: as in `Record`.
-        lines: what a user should know of it: what was left out, how it is loaded.
-    """
-
-    items: tuple[Item, ...]
-    variables: Mapping[str, str] = field(default_factory=dict)
-    offline: Mapping[str, str] = field(default_factory=dict)
-    proof: Proof = "none"
-    note: str = ""
-    lines: tuple[str, ...] = ()
 
 
 def table(title: str, items: Sequence[Item], more: str = "") -> list[str]:

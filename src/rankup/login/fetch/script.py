@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from ...base import lock
@@ -243,7 +242,6 @@ class _Fetch:
             return self.earlier  # a start that was broken off proves nothing new
         done = Record(
             key=record.script_key(self.start.script, self.start.args),
-            at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             items=self._items,
             variables=self.start.caches.variables(),
             offline=dict(self._offline),

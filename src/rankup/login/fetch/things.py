@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -14,11 +14,11 @@ from ...base.text import say
 from ...base.urls import identity, public
 from ...site.caches import Caches
 from ...site.needs import Needs, Url
-from ..record import Item, Record, key_of_url
+from ..record import Record, key_of_url
 from . import address, hub
 from .archive import Archive, fetch_archive
 from .hub import Name
-from .request import FetchResult, Request
+from .request import Request
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,13 @@ class Thing:
     Attributes:
         key: of its record.
         place: a folder that it will lie in.
-        get: brings it here, given what an earlier record says of it.
+        get: brings it here, given an earlier record of it; returns its record, and what a user
+            should know: what was left out, how it is loaded.
     """
 
     key: str
     place: Path
-    get: Callable[[Record | None], FetchResult]
+    get: Callable[[Record | None], tuple[Record, list[str]]]
 
 
 def asked(request: Request) -> Needs:
@@ -94,7 +95,8 @@ def things(needs: Needs, caches: Caches) -> list[Thing]:
     """
     found = [_dataset(text, caches) for text in dict.fromkeys(needs.datasets)]
     found += [
-        _on_hub(text, hub.parse(text, "model"), caches) for text in dict.fromkeys(needs.models)
+        _on_hub(f"model:{text}", hub.parse(text, "model"), caches)
+        for text in dict.fromkeys(needs.models)
     ]
     targets: dict[str, Url] = {}
     for url in dict.fromkeys(needs.urls):
@@ -110,42 +112,37 @@ def things(needs: Needs, caches: Caches) -> list[Thing]:
 
 
 def _dataset(text: str, caches: Caches) -> Thing:
-    known = NAMED.get(text)
+    key, known = f"dataset:{text}", NAMED.get(text)
     if isinstance(known, Archive):
         archive = known
-        return Thing(f"dataset:{text}", caches.own, lambda _: fetch_archive(archive, caches))
+        return Thing(key, caches.own, lambda _: fetch_archive(key, archive, caches))
     if known is not None:
-        return _on_hub(text, known.name, caches, known.texts)
+        return _on_hub(key, known.name, caches, known.texts)
     if "/" not in text and (near := get_close_matches(text, NAMED)):
         # The hub has some names without an owner, too: so this is no more than a hint.
         say(f"{text} is taken for a name on the hub; did you mean {near[0]}?")
-    return _on_hub(text, hub.parse(text, "dataset"), caches)
+    return _on_hub(key, hub.parse(text, "dataset"), caches)
 
 
-def _on_hub(text: str, name: Name, caches: Caches, texts: str | None = None) -> Thing:
+def _on_hub(key: str, name: Name, caches: Caches, texts: str | None = None) -> Thing:
     hub.check_installed(name.kind)
     folder = caches.own / "datasets" / texts if texts else None
-    place = hub.hub_cache(caches)
-    return Thing(f"{name.kind}:{text}", place, lambda _: hub.fetch(name, caches, folder))
+    return Thing(key, hub.hub_cache(caches), lambda _: hub.fetch(key, name, caches, folder))
 
 
 def _url(url: Url, target: Path) -> Thing:
-    def get(earlier: Record | None) -> FetchResult:
+    key = key_of_url(url)
+
+    def get(earlier: Record | None) -> tuple[Record, list[str]]:
         from .download import download  # httpx takes a tenth of a second
 
-        done = download(url.url, target, sha256=url.sha256, replace=url.to is None)
-        sha256 = done.sha256 or _known(earlier, done.path, done.bytes)
-        item = Item(target.name, public(url.url), str(target), done.bytes, 1, sha256)
+        item = download(url.url, target, sha256=url.sha256, replace=url.to is None)
+        for known in earlier.items if earlier and not item.sha256 else ():
+            if replace(known, sha256="") == item:  # it has been there since it was fetched
+                item = known
         # In the cache its place says which URL it is of; elsewhere it may be anything.
-        guessed = url.to is not None and not sha256
+        guessed = url.to is not None and not item.sha256
         line = "was there already, and is taken as it is; remove it to fetch it, or give --sha256"
-        return FetchResult((item,), lines=(line,) if guessed else ())
+        return Record(key, items=(item,)), [line] if guessed else []
 
-    return Thing(key_of_url(url), target.parent, get)
-
-
-def _known(earlier: Record | None, path: Path, size: int) -> str:
-    """Return the checksum of a file that has been there since it was fetched."""
-    items = earlier.items if earlier else ()
-    same = (item.sha256 for item in items if (item.path, item.bytes) == (str(path), size))
-    return next(same, "")
+    return Thing(key, target.parent, get)

@@ -51,13 +51,12 @@ class Progress:
             return
         self.final = False
         self._rate(record)
-        self.valid = number(record.get("valid_loss")) or self.valid
-        loss = record.get("loss")
-        known = isinstance(loss, float) or number(loss) is not None
+        if (valid := _loss(record.get("valid_loss"))) is not None:
+            self.valid = valid
         one = Step(
             step,
             number(record.get("time")),
-            float(loss) if known and loss is not None else None,
+            _loss(record.get("loss")),
             number(record.get("data_wait")),
         )
         while self.steps and self.steps[-1].number > step:
@@ -111,3 +110,8 @@ def _joined(before: Step, now: Step) -> Step:
         either(now.loss, before.loss),
         either(now.data_wait, before.data_wait),
     )
+
+
+def _loss(value: object) -> float | None:
+    """A loss, NaN and infinity included; None for what is no number."""
+    return value if isinstance(value, float) else number(value)

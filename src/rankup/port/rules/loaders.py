@@ -22,6 +22,11 @@ _EVERYTHING = "every rank would train on all of this data, the same again"
 _DONE = "each rank takes its part of every batch (rankup.shard)"
 _UNCLEAR = "this loop trains and evaluates, and which of them cannot be seen at its head"
 _UNSEEN = "where this loop has its batches from is not seen"
+_AHEAD = (
+    "this iterator draws a batch before the one it gives is trained on, and rankup.shard weighs "
+    "ranks by the batch drawn last"
+)
+_WORKERS = "go over the DataLoader itself: with num_workers it prepares batches ahead"
 _DEEPEST = 4
 
 
@@ -55,6 +60,10 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
             yield Hit(loop.node, _UNCLEAR, todo, partial(refuse, node=loop.node, reason=reason))
         sources = training.sources(loop)
         for source in sources:
+            ahead = next(filter(training.draws_ahead, training.script.above(source)), None)
+            if ahead is not None and not script.distributed:
+                reason = f"{_AHEAD}: {_WORKERS}"
+                yield Hit(ahead, _AHEAD, _WORKERS, partial(refuse, node=ahead, reason=reason))
             place = _place(training, loop, source)
             if place in placed or not _left_whole(file, script, source):
                 continue

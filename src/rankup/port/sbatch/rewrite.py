@@ -74,7 +74,7 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
         count = 0
         notes.append("asks for no GPU, so each node has one rank, on CPU")
     data = script.text.encode()
-    edits = Edits(File(path, data, script.text, "utf-8", "\n"))
+    edits = Edits(File(path, data, script.text, "utf-8"))
     directives = _Directives(script)
     wide = nodes or max(2, script.nodes() or 1)
     notes += _widen(directives, wide, count, site.cores if count == site.gpus else None)
