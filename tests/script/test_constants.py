@@ -51,7 +51,7 @@ def _names(folder: Path, text: str, *args: str) -> list[str]:
         (
             "class C:\n    def __init__(self):\n        self.n = 'a'\n    def set(self):\n"
             "        self.n = 'b'\n    def go(self):\n        load_dataset(self.n)",
-            ["?n is set in lines 4, 6"],
+            ["?self.n is set in lines 4, 6"],
         ),
         (
             "class C:\n    def __init__(self, n='a'):\n        super().__init__()\n"

@@ -16,9 +16,8 @@ from typing import Literal, TypeAlias
 
 from ..base.errors import UserError
 from ..base.urls import public
-from . import argv
 from .constants import Constants
-from .flow import Flow, argument, call_name
+from .flow import argument, call_name
 from .modules import gather
 from .source import File
 from .torch_names import last, root, words
@@ -87,10 +86,8 @@ def read(script: Path, args: tuple[str, ...] = (), folder: Path | None = None) -
         UserError: it cannot be read, or is not Python; the message names the line.
     """
     modules = gather(script)
-    constants = Constants(Flow(modules.files), folder or Path.cwd())
     try:
-        constants.options = argv.options(constants, args)
-        found = _all(constants)
+        found = _all(Constants(modules.files, folder or Path.cwd(), args))
     except RecursionError:
         raise UserError(f"{script}: nested too deeply to be understood") from None
     return Reading(tuple(found), modules.notes)
@@ -105,7 +102,7 @@ def fetches(dotted: str) -> bool:
 def _all(constants: Constants) -> list[Download]:
     found: dict[Download, None] = {}
     made: set[str] = set()
-    for file in constants.flow.files:
+    for file in constants.files:
         here: dict[Download, None] = {}
         for call in file.names.all(ast.Call):
             here.update(dict.fromkeys(in_call(constants, file, call)))
@@ -128,12 +125,12 @@ def in_call(constants: Constants, file: File, call: ast.Call) -> Iterator[Downlo
 
 def _called(constants: Constants, file: File, func: ast.expr) -> str:
     """The full name of what is called, where it is not the script's own."""
-    dotted = _looked_up(constants, file, func) or constants.flow.full_name(file, func)
+    dotted = _looked_up(constants, file, func) or constants.full_name(file, func)
     if dotted:
-        return "" if constants.flow.find(dotted) is not None else dotted
+        return "" if constants.find(dotted) is not None else dotted
     if isinstance(func, ast.Attribute) and func.attr in METHODS:
-        owner = constants.flow.owner(file, func.value)
-        if owner is None or not constants.flow.members(owner[0], owner[1], func.attr)[1]:
+        owner = constants.class_of(file, func.value)
+        if owner is None or not constants.members(*owner, func.attr)[1]:
             return f"{func.value.id if isinstance(func.value, ast.Name) else ''}.{func.attr}"
     return ""
 
@@ -147,7 +144,7 @@ def _looked_up(constants: Constants, file: File, func: ast.expr) -> str:
             pass
         case _:
             return ""
-    dotted, found = constants.flow.full_name(file, owner), constants.of(file, name)
+    dotted, found = constants.full_name(file, owner), constants.of(file, name)
     return f"{dotted}.{found.text}" if dotted and found.text else ""
 
 
@@ -203,8 +200,8 @@ class Use:
         node = self._node(position, name)
         if not isinstance(node, (ast.Attribute, ast.Name)):
             return ""
-        dotted = self.constants.flow.full_name(self.file, node)
-        if self.constants.flow.find(dotted) is not None:
+        dotted = self.constants.full_name(self.file, node)
+        if self.constants.find(dotted) is not None:
             return ""
         return ".".join(dotted.split(".")[-2 if isinstance(node, ast.Attribute) else -1 :])
 

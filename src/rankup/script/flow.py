@@ -43,31 +43,19 @@ class Origin:
 
 
 class Flow(Modules):
-    """Follows values over the files of one script."""
+    """Follows values over the files of one script.
+
+    Attributes:
+        exact: whether all counts that a name may be: also None, which elsewhere only stands for
+            what comes later, and the default of a parameter that some calls leave out.
+    """
+
+    exact = False
 
     def __init__(self, files: Sequence[File], notes: Sequence[str] = ()) -> None:
         super().__init__(files, notes)
         self._known: dict[ast.AST, tuple[Origin, ...]] = {}
         self._budget = 0
-
-    def owner(
-        self, file: File, node: ast.AST
-    ) -> tuple[File, ast.ClassDef, tuple[File, ast.Call] | None] | None:
-        """The class of these files that an expression is, or is an instance of.
-
-        With the call that makes the instance, and its file, where there is one.
-        """
-        if isinstance(node, ast.Name) and node.id in ("self", "cls"):
-            around = file.names.enclosing(node, ast.ClassDef)
-            return None if around is None else (file, around, None)
-        found = self.definition(file, node)
-        if found is not None and isinstance(found[1], ast.ClassDef):
-            return found[0], found[1], None
-        if not isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
-            return None
-        origins = self.origins(file, node)
-        made = self._made_by(origins[0]) if len(origins) == 1 else None
-        return (*made, (origins[0].file, origins[0].node)) if made else None  # type: ignore[return-value]
 
     def class_of(self, file: File, node: ast.AST) -> tuple[File, ast.ClassDef] | None:
         """The class of these files that an expression is an instance of."""
@@ -75,7 +63,9 @@ class Flow(Modules):
         return next((one for one in made if one is not None), None)
 
     def _made_by(self, origin: Origin) -> tuple[File, ast.ClassDef] | None:
-        """The class whose instance a call makes."""
+        """The class whose instance a call makes, or that is named itself."""
+        if isinstance(origin.node, ast.ClassDef):
+            return origin.file, origin.node
         if not isinstance(origin.node, ast.Call):
             return None
         found = self.definition(origin.file, run_by(origin.node))
@@ -87,6 +77,15 @@ class Flow(Modules):
         """The method of these files that `receiver.name` is, by the class of the receiver."""
         owner = self.class_of(file, receiver)
         return self.member(*owner, name) if owner is not None else None
+
+    def possible(self, file: File, bindings: Sequence[Binding]) -> Sequence[Binding]:
+        """Those of a name's bindings that may have given it its value."""
+        kept = _wrapped_alone([one.node for one in bindings])
+        return [one for one in bindings if one.node in kept]
+
+    def calls_of(self, file: File, function: Function) -> Sequence[tuple[File, ast.Call]]:
+        """The calls that may have run a function."""
+        return self.callers.get(function, ())
 
     # Values: each of these returns origins; `path` is what was passed already, `left` the depth.
 
@@ -144,9 +143,8 @@ class Flow(Modules):
         self, file: File, scope: Scope, bindings: Sequence[Binding], path: Path, left: int
     ) -> list[Origin]:
         found: list[Origin] = []
-        kept = _wrapped_alone([one.node for one in bindings])
-        for one in bindings:
-            if one.target not in path and one.node in kept:
+        for one in self.possible(file, bindings):
+            if one.target not in path:
                 found += self._binding(file, scope, one, path | {one.target}, left)
         return found
 
@@ -157,7 +155,7 @@ class Flow(Modules):
             case "value":
                 if one.path:
                     return self._unpacked(file, one.node, one.path, path, left)
-                return [] if is_none(one.node) else self._follow(file, one.node, path, left)
+                return [] if self._skipped(one.node) else self._follow(file, one.node, path, left)
             case "parameter" if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 return self._parameter(file, scope, one, path, left)
             case "import":
@@ -222,16 +220,28 @@ class Flow(Modules):
         if method and position == 0:
             return [Origin(file, parameter)]
         found: list[Origin] = []
-        for where, call in self.callers.get(owner, ()):
+        usual = default(owner.args, parameter)
+        for where, call in self.calls_of(file, owner):
             shift = 1 if method and not explicit_self(call) else 0
             place = None if position is None else position - shift
             value = argument(call, parameter.arg, place)
             if value is not None:
                 found += self._follow(where, value, path, left)
-        given = default(owner.args, parameter)
-        if not found and given is not None and not is_none(given):
-            found = self._follow(file, given, path, left)
+            elif self.exact:
+                spread = [*call.args, *(one.arg for one in call.keywords)]
+                if usual is None or any(
+                    one is None or isinstance(one, ast.Starred) for one in spread
+                ):
+                    found.append(Origin(file, parameter))
+                else:
+                    found += self._follow(file, usual, path, left)
+        if not found and usual is not None and not self._skipped(usual):
+            found = self._follow(file, usual, path, left)
         return found or [Origin(file, parameter)]
+
+    def _skipped(self, value: ast.AST) -> bool:
+        """True of None, where it only stands for what a name is given elsewhere."""
+        return is_none(value) and not self.exact
 
     def _attribute(self, file: File, node: ast.Attribute, path: Path, left: int) -> list[Origin]:
         if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
@@ -256,14 +266,22 @@ class Flow(Modules):
 
     def _of_instance(self, origin: Origin, name: str, path: Path, left: int) -> list[Origin]:
         made = self._made_by(origin)
-        return self._of_class(*made, name, path, left) if made is not None else []
+        if made is None:
+            return []
+        call = origin.node
+        if isinstance(call, ast.Call) and self.member(*made, "__init__") is None:  # a dataclass
+            value = argument(call, name)
+            if value is not None:
+                return self._follow(origin.file, value, path, left)
+        return self._of_class(*made, name, path, left)
 
     def _of_class(
         self, file: File, owner: ast.ClassDef, name: str, path: Path, left: int
     ) -> list[Origin]:
         found: list[Origin] = []
         for where, at in self.family(file, owner):
-            for one in where.names.attributes(at).get(name, ()):
+            own = [one for one in where.names.members(at).get(name, ()) if one.kind == "value"]
+            for one in self.possible(where, where.names.attributes(at).get(name, own)):
                 if one.target not in path:
                     scope = where.names.scope(one.target)
                     found += self._binding(where, scope, one, path | {one.target}, left)
@@ -291,15 +309,6 @@ class Flow(Modules):
         for origin in self._follow(file, node.value, path, left):
             found += self._any(origin.file, _entries(origin.node, key), path, left)
         return found or [Origin(file, node)]
-
-
-def _named(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """The modules that an import names, or may name: `a` and `a.b` of `from a import b`."""
-    names = [alias.name for alias in node.names]
-    if isinstance(node, ast.Import):
-        return names
-    base = "." * node.level + (node.module or "")
-    return [base, *(f"{base}{'' if base.endswith('.') else '.'}{name}" for name in names)]
 
 
 def call_name(call: ast.Call) -> str:

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from .names import walk
 
+_BRACES = re.compile(r"\{\{|\{")  # two of them are one that is shown
 _Offset = Callable[[int, int], int]  # of a line and a column in bytes, as `ast` has them
 
 
@@ -22,7 +23,7 @@ def correct(tree: ast.Module, text: str, offset: _Offset) -> None:
     for node in walk(tree):  # outer ones first
         if isinstance(node, ast.JoinedStr):
             # What this reader does not know keeps the positions that Python has counted.
-            with suppress(SyntaxError, ValueError, IndexError, tokenize.TokenError):
+            with suppress(SyntaxError, StopIteration, tokenize.TokenError):
                 _correct_string(node, text, offset)
 
 
@@ -31,14 +32,39 @@ def _correct_string(node: ast.JoinedStr, text: str, offset: _Offset) -> None:
     assert node.end_col_offset is not None
     start = offset(node.lineno, node.col_offset)
     code = text[start : offset(node.end_lineno, node.end_col_offset)]
-    fields = [span for begin, end in _strings(code) for span in _fields(code, begin, end)]
-    values = list(_values(node))
-    if len(fields) != len(values):
-        return  # within another f-string's format: its own place is not known either
-    for (begin, end), value in zip(fields, values, strict=True):
+    for value, (begin, end) in _places(code, node):
         before = code[:begin]
         line = before.count("\n") + before.count("\r") - before.count("\r\n")
         _move(value, text, start + begin, start + end, node.lineno - 1 + line)
+
+
+def _places(code: str, node: ast.JoinedStr) -> list[tuple[ast.expr, tuple[int, int]]]:
+    """The values in an f-string, each with its begin and end.
+
+    Raises:
+        StopIteration: one is not found: it is within another f-string's format.
+    """
+    braces = (one for string in _strings(code) for one in _BRACES.finditer(code, *string))
+    openings = [one.end() for one in braces if one[0] == "{"]
+    found: list[tuple[ast.expr, tuple[int, int]]] = []
+    for value in _values(node):
+        at = found[-1][1][1] if found else 0
+        places = (
+            (begin, end)
+            for begin in openings
+            for end in range(begin + 1, len(code))
+            if begin > at and code[end] in "}!:="
+        )
+        found.append((value, next(one for one in places if _is(value, code[slice(*one)]))))
+    return found
+
+
+def _is(value: ast.expr, code: str) -> bool:
+    """True where a piece of code is this expression."""
+    try:
+        return ast.dump(ast.parse(f"({code})", mode="eval").body) == ast.dump(value)
+    except (SyntaxError, ValueError):
+        return False
 
 
 def _values(node: ast.JoinedStr) -> Iterator[ast.expr]:
@@ -64,58 +90,6 @@ def _strings(code: str) -> Iterator[tuple[int, int]]:
                 quotes = 3 if code[begin : begin + 3] in ('"""', "'''") else 1
                 end = begin - len(prefix) + len(token.string) - quotes
                 yield begin + quotes, end
-
-
-def _fields(code: str, at: int, end: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of the expressions between braces."""
-    while at < end:
-        if code[at : at + 2] in ("{{", "}}"):
-            at += 2
-        elif code[at] != "{":
-            at += 1
-        else:
-            stop = _expression_end(code, at + 1)
-            yield at + 1, stop
-            colon = stop
-            while code[colon] not in ":}":  # `=` and `!r`
-                colon += 1
-            close = _closing(code, colon)
-            if code[colon] == ":":
-                yield from _fields(code, colon + 1, close)
-            at = close + 1
-
-
-def _expression_end(code: str, at: int) -> int:
-    depth, quote = 0, ""
-    while True:
-        if quote:
-            if code.startswith(quote, at):
-                at += len(quote) - 1
-                quote = ""
-        elif code[at] in "'\"":
-            quote = code[at] * 3 if code.startswith(code[at] * 3, at) else code[at]
-            at += len(quote) - 1
-        elif code[at] in "([{":
-            depth += 1
-        elif depth and code[at] in ")]}":
-            depth -= 1
-        elif not depth:
-            if code[at : at + 2] in ("==", "!=", "<=", ">=", ":="):
-                if code[at] == ":":
-                    return at
-                at += 1
-            elif code[at] in "}:!=":
-                return at
-        at += 1
-
-
-def _closing(code: str, at: int) -> int:
-    """The brace that ends a field whose format begins at a place."""
-    depth = 0
-    while depth or code[at] != "}":
-        depth += (code[at] == "{") - (code[at] == "}")
-        at += 1
-    return at
 
 
 def _move(value: ast.expr, text: str, start: int, end: int, line: int) -> None:

@@ -7,7 +7,6 @@ at all, and which function or class of these files a call runs.
 from __future__ import annotations
 
 import ast
-import builtins
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +21,6 @@ from .torch_names import RETURNS_SELF
 
 _MOST_FILES = 200
 _MOST_BYTES = 4_000_000  # of all local modules together
-_MOST_HOPS = 20
-_MOST_BINDINGS = 30  # of one name, that are looked at
 _MAIN = "__main__"
 # Methods of so many library classes that a class of the script with one says nothing.
 _COMMON_METHODS = RETURNS_SELF | {"step", "forward", "update"}
@@ -101,62 +98,6 @@ class Modules:
         if found is None or found[0] is file or len(found[1]) != 1:
             return None
         return found[0], found[1][0]
-
-    def full_name(self, file: File, node: ast.AST, hops: int = 0) -> str:
-        """The full name of something that no file of the script defines itself, else empty.
-
-        It is followed through variables and through what local modules import. What a call returns
-        has the name of what is called with `()` behind it: `requests.Session().get`.
-        """
-        if hops > _MOST_HOPS:
-            return ""
-        match node:
-            case ast.Attribute(value=value, attr=attr):
-                inner = self.full_name(file, value, hops + 1)
-                return self._through(f"{inner}.{attr}", hops) if inner else ""
-            case ast.Call(func=func):
-                inner = self.full_name(file, func, hops + 1)
-                return f"{inner}()" if inner else ""
-            case ast.Name(id=name):
-                _, found = file.names.bindings(name, file.names.scope(node))
-                if not found:
-                    return self.starred(file, name) or file.names.dotted(node)
-                # `except ImportError: datasets = None` is not what will be called.
-                first = found[:_MOST_BINDINGS]
-                one = next((one for one in first if one.kind == "import"), found[-1])
-                if one.kind == "import":
-                    return self._through(self.absolute(file, one.dotted), hops)
-                whole = one.kind in ("value", "entered") and not one.path
-                if whole and isinstance(one.node, (ast.Name, ast.Attribute, ast.Call)):
-                    return self.full_name(file, one.node, hops + 1)
-        return ""
-
-    def _through(self, dotted: str, hops: int) -> str:
-        """The name of what a local module has imported from elsewhere."""
-        place = self.find(dotted) if hops <= _MOST_HOPS else None
-        if place is None or not place[1]:
-            return dotted
-        file, (first, *rest) = place
-        found = file.names.members(file.tree).get(first, [])
-        imported = next((one for one in found if one.kind == "import"), None)
-        if imported is not None:
-            onward = self.absolute(file, imported.dotted)
-        else:
-            onward = "" if found else self.starred(file, first)
-        if not onward or onward == dotted:
-            return dotted
-        return self._through(".".join([onward, *rest]), hops + 1)
-
-    def starred(self, file: File, name: str) -> str:
-        """The full name of what `from module import *` may have brought, else empty."""
-        for star in reversed(file.names.stars):
-            module = self.absolute(file, star)
-            place = self.find(module)
-            if place is None and not hasattr(builtins, name):
-                return f"{module}.{name}"
-            if place is not None and name in place[0].names.members(place[0].tree):
-                return f"{module}.{name}"
-        return ""
 
     # Definitions: the function or class that a name means, and who calls it.
 

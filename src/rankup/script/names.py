@@ -164,11 +164,11 @@ class Names:
         return self._attributes.get(owner, {})
 
     def dotted(self, node: ast.AST) -> str:
-        """Where a name or attribute comes from: `torch.optim.Adam`, `builtins.print`.
+        """Where a name, an attribute or an import is from: `torch.optim.Adam`, `builtins.print`.
 
         Empty where it is neither of an imported module nor a builtin.
         """
-        if self.stars or not isinstance(node, ast.Attribute | ast.Name):  # they may get others
+        if self.stars and not isinstance(node, ast.alias):  # names may get others
             return self._find_dotted(node)
         if node not in self._dotted:
             self._dotted[node] = self._find_dotted(node)
@@ -330,6 +330,7 @@ class Names:
                 first = dotted.split(".")[0]
                 name, means = (alias.asname, dotted) if alias.asname else (first, first)
                 self._put(scope, name, Binding("import", alias, node, (), means))
+                self._dotted[alias] = means
             return
         base = _unvendored("." * node.level + (node.module or ""))
         self.imported.append(base)
@@ -341,6 +342,7 @@ class Names:
             self.imported.append(dotted)
             name = alias.asname or alias.name
             self._put(scope, name, Binding("import", alias, node, (), dotted))
+            self._dotted[alias] = dotted
 
 
 def children(node: ast.AST) -> tuple[ast.AST, ...]:

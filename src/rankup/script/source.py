@@ -56,7 +56,6 @@ class File:
         data: its bytes; empty where it could not be read.
         text: decoded, without a byte order mark.
         encoding: of the bytes, by their coding comment or UTF-8.
-        newline: the one it uses most, `"\\n"`, `"\\r\\n"` or `"\\r"`.
         unreadable: why there is no text, if so.
     """
 
@@ -64,7 +63,6 @@ class File:
     data: bytes
     text: str
     encoding: str
-    newline: str
     unreadable: ParseError | None = None
 
     @cached_property
@@ -168,14 +166,14 @@ def read(path: Path) -> File:
         data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
         size = f"more than {_LARGEST // 1024**2} MiB: not written by a person"
-        return File(path, b"", "", "utf-8", "\n", ParseError(1, 1, size))
+        return File(path, b"", "", "utf-8", ParseError(1, 1, size))
     return from_bytes(path, data)
 
 
 def from_bytes(path: Path, data: bytes) -> File:
     """The file that these bytes would be."""
     encoding, text, error = _decode(data)
-    return File(path, data, text, encoding, _newline(data), error)
+    return File(path, data, text, encoding, error)
 
 
 def _decode(data: bytes) -> tuple[str, str, ParseError | None]:
@@ -192,16 +190,6 @@ def _decode(data: bytes) -> tuple[str, str, ParseError | None]:
         line = data[:at].count(b"\n") + 1
         return "utf-8", "", ParseError(line, 1, f"the bytes are not the encoding said: {error}")
     return encoding, text.removeprefix("\ufeff"), None
-
-
-def _newline(data: bytes) -> str:
-    windows = data.count(b"\r\n")
-    counts = {
-        "\n": data.count(b"\n") - windows,
-        "\r\n": windows,
-        "\r": data.count(b"\r") - windows,
-    }
-    return max(counts, key=lambda name: counts[name])
 
 
 def _parse(text: str) -> ast.Module | ParseError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def words(text: str) -> frozenset[str]:
     """The words of a text."""
@@ -101,23 +103,45 @@ EXITS = words("exit _exit abort quit")
 # What a reinforcement learner draws its data from.
 ENVIRONMENTS = words("gym gymnasium pettingzoo procgen dm_control stable_baselines3 envpool")
 
+# Frameworks: the packages that they are, and what is called (or imported) where they train.
+_FITS = words("fit train run boost")
 FRAMEWORKS = {
-    "fastai": ("fastai", "fastcore"),
-    "lightning": ("lightning", "pytorch_lightning", "lightning_fabric"),
-    "accelerate": ("accelerate",),
-    "keras": ("keras",),
-    "ignite": ("ignite",),
-    "composer": ("composer",),
-    "deepspeed": ("deepspeed",),
-    "colossalai": ("colossalai",),
-    "ray": ("ray",),
-    "mmengine": ("mmengine", "mmcv"),
-    "sb3": ("stable_baselines3",),
+    "fastai": (
+        words("fastai fastcore"),
+        words("fit fine_tune fit_one_cycle fit_flat_cos fit_sgdr"),
+    ),
+    "lightning": (
+        words("lightning pytorch_lightning lightning_fabric"),
+        words("Trainer Fabric LightningCLI"),
+    ),
+    "accelerate": (words("accelerate"), words("Accelerator")),
+    "keras": (words("keras"), _FITS),
+    "ignite": (words("ignite"), words("ignite.distributed create_supervised_trainer")),
+    "composer": (words("composer"), _FITS),
+    "deepspeed": (words("deepspeed"), words("deepspeed.initialize")),
+    "colossalai": (words("colossalai"), _FITS),
+    "ray": (words("ray"), words("ray.train")),
+    "mmengine": (words("mmengine mmcv"), _FITS),
+    "sb3": (words("stable_baselines3"), words("learn")),
+    "hf-trainer": (
+        words("transformers trl sentence_transformers"),
+        words(
+            "Trainer Seq2SeqTrainer SFTTrainer DPOTrainer ORPOTrainer PPOTrainer RewardTrainer "
+            "SentenceTransformerTrainer GRPOTrainer"
+        ),
+    ),
 }
-HF_TRAINERS = words(
-    "Trainer Seq2SeqTrainer SFTTrainer DPOTrainer ORPOTrainer PPOTrainer RewardTrainer "
-    "SentenceTransformerTrainer GRPOTrainer"
-)
+# The calls that join ranks, by their full names, or by the name alone where that is not known.
+RUNTIMES = {
+    "torch": re.compile(r"(.*\.)?init_process_group|.*distributed\.init_device_mesh"),
+    "rankup": re.compile(r"rankup\.(setup|parallelize)"),
+    "course": re.compile(r"distributed_utils\.setup"),
+    "horovod": re.compile(r"horovod\..*\binit"),
+    "deepspeed": re.compile(r"deepspeed\.(initialize|init_distributed)"),
+    "accelerate": re.compile(r"accelerate\.(.*\.)?Accelerator"),
+    "ignite": re.compile(r"idist\..*|ignite\.distributed\.Parallel"),
+    "fastai": re.compile(r"(.*\.)?distrib_ctx"),
+}
 
 
 def is_draw(dotted: str) -> bool:

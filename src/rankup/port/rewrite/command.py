@@ -12,7 +12,7 @@ from ...base.files import write_atomic
 from ...base.say import say
 from ...base.text import clean
 from ...script.names import RUNTIME
-from ...script.source import is_port, reached, read
+from ...script.source import read
 from .context import Note
 from .ported import Ported, evaluations, port
 
@@ -81,7 +81,7 @@ def port_file(
             if one.target.is_dir():
                 raise UserError(f"{one.target} is a folder, where the port would be: move it away")
             if not (in_place or force):
-                _refuse_edited(one.path, one.target, data, ported)
+                _refuse_edited(one.path, one.target, data)
         if vendor:
             try:
                 copy_runtime(ported.target.parent)
@@ -120,40 +120,16 @@ def _port_batch_file(path: Path, in_place: bool, diff: bool, force: bool) -> Non
         say(clean(f"  {note}")) if diff else print(clean(f"  {note}"))
 
 
-def _refuse_edited(path: Path, target: Path, data: bytes, ported: Ported | None = None) -> None:
+def _refuse_edited(path: Path, target: Path, data: bytes) -> None:
     """Raise UserError where a port is there that is not what port would write."""
     if not target.exists() or target.read_bytes() == data:
         return
-    reasons, also, name = "it was edited, or", "", clean(path.name)
-    other = ported and _another_script(target, ported)
-    if ported is not None and (other or target != ported.target):
-        other = clean(other or "another script")
-        reasons = f"it is the port for {other}, it was edited, or"
-        also = (
-            f", also for {other} (then port that again with --diff and compare; where they differ, "
-            "port each script in a copy of the folder)"
-        )
     raise UserError(
-        f"{clean(str(target))} is there and is not what port would write: {reasons} {name} has "
-        f"changed since; --force overwrites it{also}, --diff shows the port without writing it"
+        f"{clean(str(target))} is there and is not what port would write: it was edited, it is the "
+        f"port for another script, or {clean(path.name)} has changed since; --force overwrites it, "
+        "--diff shows the port without writing it. A module of two scripts may need another port "
+        "for each: port them in copies of the folder"
     )
-
-
-def _another_script(target: Path, ported: Ported) -> str | None:
-    """The name of another script whose port is, or imports, a file that is there already.
-
-    A module that two scripts share may need other edits for each of them.
-    """
-    own = {one.target for one in ported.files} - {target}
-    for one in (target, *sorted(ported.path.parent.glob("*_dist.py"))):
-        if one in own or one == ported.target or not is_port(one):
-            continue
-        file = read(one)
-        if file.error is not None or "rankup.setup()" not in file.text:
-            continue
-        if one == target or any(module.path.samefile(target) for module in reached(file)):
-            return one.stem.removesuffix("_dist") + one.suffix
-    return None
 
 
 def _write(target: Path, data: bytes) -> None:

@@ -35,21 +35,26 @@ class MaskedMean:
 
 
 def masked_means(
-    training: Training, expression: ast.AST, loop: ast.AST | None, depth: int = 0
+    training: Training,
+    expression: ast.AST,
+    loop: ast.AST | None,
+    depth: int = 0,
+    of: Script | None = None,
 ) -> list[MaskedMean]:
     """Return the masked means that an expression is made of, through the names of its function.
 
     Args:
         loop: what it stands in; a name that is given a value there does not have one of elsewhere.
+        of: the file of the expression, if it is not the one that trains.
     """
-    script = training.script
+    script = of or training.script
     calls = list(script.inside(expression, ast.Call))
     found = [
         one
         for call in calls
         if (
             one := _of_torch(script, call)
-            or _of_transformers(training, call)
+            or _of_transformers(training, script, call)
             or _packed(script, call)
             or over_selected(script, call)
         )
@@ -68,12 +73,12 @@ def masked_means(
     if found:
         return found
     for name in script.inside(expression, ast.Name):
-        values = [value for _, value in training.script.assigned(name.id, script.scope(name))]
+        values = [value for _, value in script.assigned(name.id, script.scope(name))]
         if loop is not None:
             values = [one for one in values if loop in script.above(one)] or values
         for value in values:
             if value is not expression and name not in script.inside(value, ast.Name):
-                found += masked_means(training, value, loop, depth + 1)
+                found += masked_means(training, value, loop, depth + 1, of)
     return found
 
 
@@ -83,9 +88,7 @@ def _returns_masked(training: Training, other: Script, function: Function, depth
     parts = [one for value in values for one in other.inside(value, ast.Name)]
     if any(divided(other, one.id, function) for one in parts):
         return True
-    if other is not training.script:
-        return False
-    return any(masked_means(training, value, None, depth + 2) for value in values)
+    return any(masked_means(training, value, None, depth + 2, other) for value in values)
 
 
 def divided_by_mask(script: Script, node: ast.BinOp) -> str:
@@ -187,9 +190,8 @@ def _made(script: Script, func: ast.expr) -> Iterator[tuple[Script, ast.Call]]:
             yield script.sibling(one.file), one.node
 
 
-def _of_transformers(training: Training, call: ast.Call) -> MaskedMean | None:
+def _of_transformers(training: Training, script: Script, call: ast.Call) -> MaskedMean | None:
     """`model(input_ids=…, labels=…)` of a language model of transformers."""
-    script = training.script
     if "transformers" not in script.modules:
         return None
     names = {model.name for model in training.models} | training.parameter_names

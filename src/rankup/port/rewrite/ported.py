@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from ...base.errors import UserError
 from ...base.text import clean
 from ...script import roles
-from ...script.flow import argument, literal
+from ...script.flow import argument
 from ...script.loops import is_backward
 from ...script.names import RUNTIME
 from ...script.source import File, read
@@ -20,22 +19,15 @@ from ...script.understand import understand
 from ..rules import RULES
 from ..rules.decisions import broadcast_decisions, metrics_of_one_rank
 from ..rules.evaluation import Obstacle, obstacle
-from ..rules.facts import integer
 from ..rules.metrics import training_numbers
 from ..rules.steering import decided_alike
 from ..rules.unfit import BY_HAND
 from ..rules.wrapping import wrap_models
 from .context import Context, Note, Options
 from .edits import Edits
+from .imports import beside, import_ports, pickled_classes, refuse_registered_twice
 from .script import Script
-from .start import (
-    beside,
-    import_ports,
-    import_rankup,
-    join,
-    pickled_classes,
-    refuse_registered_twice,
-)
+from .start import import_rankup, join
 from .training import training_in
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
@@ -79,7 +71,6 @@ _FIXES: tuple[str | Callable[[Context], None], ...] = (
     "RK188",
 )
 _LAUNCHED = {"hf-trainer": "a Hugging Face Trainer", "accelerate": "accelerate"}
-_EXAMPLE = 4
 _PLACES = 3  # that are named in one line of the report
 _TRAINING = {"fit", "fit_one_cycle", "fine_tune", "fit_flat_cos", "fit_sgdr"}
 _CONTEXT = "with {learner}.distrib_ctx():"
@@ -435,31 +426,17 @@ def effective(context: Context) -> None:
     script = context.script
     if context.options.batch == "global":
         return
-    for call in context.training.loader_calls:
-        size = argument(call, "batch_size", 1)
-        if size is None:
-            continue
-        text = script.code(size)
-        whole = f" ({int(text) * _EXAMPLE} on {_EXAMPLE})" if integer(size) else ""
-        context.leave(
-            call,
-            f"the effective batch is {text} times the number of GPUs{whole}: fewer steps per epoch",
-            comment=False,
-        )
-        break
+    sizes = [(call, argument(call, "batch_size", 1)) for call in context.training.loader_calls]
+    for call, size in [(call, size) for call, size in sizes if size is not None][:1]:
+        text = f"the effective batch is {script.code(size)} times the number of GPUs"
+        context.leave(call, f"{text}: fewer steps per epoch", comment=False)
     for call in context.training.optimizers:
         rate = argument(call, "lr", 1)
         text = script.code(rate) if rate is not None else "lr"
-        numbers = ""
-        if rate is not None and type(literal(rate)) in (int, float):
-            value = float(text)
-            numbers = (
-                f"; on {_EXAMPLE} GPUs {value * _EXAMPLE:g} and {value * math.sqrt(_EXAMPLE):g}"
-            )
         context.leave(
             call,
             f"learning rate unchanged. The linear rule (SGD, with warm-up) would make it {text} x "
-            f"GPUs, the square-root rule (Adam) {text} x sqrt(GPUs){numbers}",
+            f"GPUs, the square-root rule (Adam) {text} x sqrt(GPUs)",
             comment=False,
         )
 
