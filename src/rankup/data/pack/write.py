@@ -65,7 +65,7 @@ def fill(pack: Pack, source: Index, base: Path, layout: Layout) -> tuple[Layout,
 
             def show() -> None:
                 done = units.done()
-                progress(int(sizes[done].sum()), int(samples[done].sum()))
+                progress(int(sizes[done].sum()), samples=int(samples[done].sum()))
 
             show()
             copy(pack, Reader(source, base), layout, units, show)
@@ -164,7 +164,7 @@ def stream(pack: Pack, source: Index, base: Path) -> tuple[Index, int]:
             if time.monotonic() - looked > _POLL:
                 looked = time.monotonic()
                 pack.watch()
-                progress(done, row)
+                progress(done, samples=row)
             digest = xxhash.xxh3_64()
             for chunk in looker.passing(span, reader.chunks(span)):
                 digest.update(chunk)
