@@ -16,6 +16,10 @@ from .handmade import BEGIN, POWER, made, per_gpu
 from .traces import one_of_four, two_lives
 
 
+_BUSY = {"rank_cpu": 300.0, "rank_workers_cpu": 0.0}
+_IDLE = {"rank_cpu": 0.0, "rank_workers_cpu": 0.0}
+
+
 def efficiency(recording: Recording) -> float:
     found = cost(recording, ()).efficiency
     assert found is not None
@@ -59,7 +63,9 @@ def test_work_is_use_and_power(util: float, power: float, expected: float) -> No
     [
         ({"power": np.nan, "util": 80.0}, 0.8, "power is not known"),
         ({"util": np.nan, "power": 0.35 * POWER}, 0.5, "use is not known"),
-        ({"gpus": 0, "cpu": 25.0}, 0.5, "CPU use"),
+        # 4 ranks at 3 of 48 cores each; somebody else has the others.
+        ({"gpus": 0, "ranks": 4, "cpu": 100.0, **_BUSY}, 0.5, "CPU use of the ranks"),
+        ({"gpus": 0, "ranks": 4, "cpu": 100.0, **_IDLE}, 0.0, "CPU use of the ranks"),
     ],
 )
 def test_what_is_not_known_is_done_without(
@@ -70,8 +76,11 @@ def test_what_is_not_known_is_done_without(
     assert said in cost(recording, ()).formula
 
 
-def test_nothing_known_gives_no_number() -> None:
-    recording = made(util=np.nan, power=np.nan)
+@pytest.mark.parametrize(
+    "changes", [{"util": np.nan, "power": np.nan}, {"gpus": 0, "ranks": 0, "cpu": 100.0}]
+)
+def test_nothing_known_gives_no_number(changes: dict[str, Any]) -> None:
+    recording = made(**changes)
     paid = cost(recording, diagnose(recording))
     assert (paid.efficiency, paid.used, paid.wasted) == (None, None, None)
     assert paid.billed == pytest.approx(48.0)

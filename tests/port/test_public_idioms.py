@@ -219,9 +219,7 @@ CUT = (
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (CUT, r":9: .*cuts its batches out of the data by hand, and `state` goes on"),
-        (CUT.replace("x, state = net(batch(data, i), state)", "x = net(data[i : i + 5])"),
-         r":9: .*rankup\.shard takes those of a torch DataLoader"),
+        (CUT, r":11: .*batches that are cut by hand; .* where a state goes on from batch to batch"),
         (CUT.replace("net(batch(data, i)", "net(data"), "sees all data at once"),
         ("import gym\n" + CUT.replace("x, state = net", "x = envs.step(1)\n    x = net"),
          r":11: .*reinforcement learning"),

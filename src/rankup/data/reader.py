@@ -136,18 +136,18 @@ class PackedDataset(Dataset[Any]):
     @property
     def labels(self) -> Int64s | None:
         """int64 (n,): the class of each sample, -1 where it has none; None without labels."""
-        index = self.samples.index
-        if index.labels is None:
-            return None
-        start = self.start
-        labels = index.labels[start : start + len(self.samples)]
-        return labels if self._rows is None else labels[self._rows]
+        labels = self.samples.index.labels
+        return None if labels is None else self._own(labels)
 
     @property
     def lengths(self) -> Int64s:
         """int64 (n,): bytes of each sample; -1 where that is not known before it is read."""
-        lengths = self.fields[0].length[self.start : self.start + len(self.samples)]
-        return lengths if self._rows is None else lengths[self._rows]
+        return self._own(self.fields[0].length)
+
+    def _own(self, column: Int64s) -> Int64s:
+        """Return what a column of the index has for the samples of this data set."""
+        split = column[self.start : self.start + len(self.samples)]
+        return split if self._rows is None else split[self._rows]
 
     @property
     def start(self) -> int:

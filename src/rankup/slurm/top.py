@@ -91,7 +91,9 @@ def environment(job: JobScript) -> Iterator[str]:
         yield f"    source {activate}"
         yield "}"
         yield f'[ -r {activate} ] || end_life 1 "cannot read "{activate}'
+        yield """trap 'end_life 1 "the environment file calls exit, which ends the job"' EXIT"""
         yield f'activate || echo "rankup: warning: exit code $? from "{activate} >&2'
+        yield "trap - EXIT"
         yield "set +e"
         yield f"cd -- {folder} || exit 1 # wherever that went"
     elif job.path:

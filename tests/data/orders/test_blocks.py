@@ -57,20 +57,11 @@ def check(order: Blocks, epoch: int, batch: int, worlds: tuple[int, ...]) -> Non
         assert np.array_equal(np.concatenate([whole[:start], *joined]), whole)
 
 
-@given(order=blocks, epoch=st.integers(0, 5), batch=st.integers(0, 40))
+@given(order=blocks, epoch=st.integers(0, 1 << 40), batch=st.integers(0, 700))
 def test_an_epoch_has_each_sample_once_and_goes_on_anywhere(
     order: Blocks, epoch: int, batch: int
 ) -> None:
-    check(order, epoch, batch, (1, 3))
-
-
-@pytest.mark.slow
-@settings(max_examples=100)
-@given(order=blocks, epoch=st.integers(0, 1 << 40), batch=st.integers(0, 700))
-def test_an_epoch_has_each_sample_once_and_goes_on_anywhere_often(
-    order: Blocks, epoch: int, batch: int
-) -> None:
-    check(order, epoch, batch, (1, 2, 5, 9))
+    check(order, epoch, batch, (1, 3, 5))
 
 
 @pytest.mark.slow

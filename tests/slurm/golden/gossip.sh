@@ -262,7 +262,7 @@ on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of 
 
 # ---- run -----------------------------------------------------------------------------------------
 SLURM_KILL_BAD_EXIT=0 on_every_node --wait=120 preflight ||
-    end_life 1 "the preflight failed on the nodes named above; torch was not started anywhere"
+    end_life 1 "the preflight failed, on the nodes or with the words of srun above; torch was not started anywhere"
 rm -f -- "$RANKUP_RUN_DIR/log/ended" # of an earlier life
 SLURM_NO_KILL='set' on_every_node --kill-on-bad-exit=0 launch "${words[@]}"
 code=$?

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from ...runtime.keys import derive
 from ...runtime.order import Order
 from ...runtime.shard import part
 from ..index import Int64s
-from .keyed import Kept, keys, permuted
-from .plain import column, identity
+from .keyed import keys, permuted
+from .plain import Computed, column, identity
 
 _LANES = 64
 _BLOCK, _WINDOW = 128, 1024
@@ -25,7 +25,7 @@ _MEMORY = 4 << 30
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Computed):
     """Blocks of consecutive samples in random order, then shuffled within windows of them.
 
     1. The epoch's samples, turned by a random number, are cut into blocks; the blocks are permuted.
@@ -65,7 +65,6 @@ class Blocks:
     block: int = _BLOCK
     window: int = _WINDOW
     lanes: int = _LANES
-    _kept: Kept = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "block", "window", "lanes"):
@@ -73,7 +72,6 @@ class Blocks:
                 raise UserError(f"Blocks: {name}={getattr(self, name)} has to be 1 or more")
         if self.n < 0:
             raise UserError(f"Blocks: there cannot be {self.n} samples")
-        object.__setattr__(self, "_kept", Kept(self.at, self.n))
 
     @classmethod
     def of(
@@ -107,18 +105,10 @@ class Blocks:
         return cls(len(sizes), seed, global_batch, block, window, lanes)
 
     @property
-    def samples(self) -> int:
-        return self.n
-
-    @property
     def identity(self) -> str:
         return identity("Blocks", block=self.block, window=self.window, lanes=self._lanes)
 
-    def slice(self, epoch: int, start: int, stop: int) -> Int64s:
-        return self._kept.slice(epoch, start, stop)
-
     def at(self, epoch: int, positions: Int64s) -> Int64s:
-        """Samples at any positions of an epoch, int64 of the same shape."""
         batch, slot = np.divmod(positions, self.global_batch)
         size = np.where(batch == self._whole, self._rest, self.global_batch)
         lane = slot * self._lanes // np.maximum(size, 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -11,9 +9,6 @@ from ..index import Int64s, UInt64s
 
 ROUNDS = 10
 _SMALL = 31
-# Positions of an epoch that are computed together: numpy's calls cost microseconds each, whatever
-# their length, so that a short batch would mostly pay for them.
-_PIECE = 1 << 14
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _ONE = np.uint64(1)
@@ -93,27 +88,3 @@ def _mixed(state: UInt64s) -> UInt64s:
     state = (state ^ (state >> np.uint64(27))) * _MIX2
     mixed: UInt64s = state ^ (state >> np.uint64(31))
     return mixed
-
-
-class Kept:
-    """Slices of an order that is a function, asked for one after another: computed in pieces.
-
-    Args:
-        at: (epoch, positions) -> samples, int64 arrays of equal shape.
-        n: positions of an epoch.
-    """
-
-    def __init__(self, at: Callable[[int, Int64s], Int64s], n: int) -> None:
-        self._function, self._n = at, n
-        # Epoch, first position and samples: replaced in one piece, since threads may share this.
-        self._at = (-1, 0, np.empty(0, np.int64))
-
-    def slice(self, epoch: int, start: int, stop: int) -> Int64s:
-        """Samples at positions [start, stop), int64; a view, not to be written to."""
-        at, first, piece = self._at
-        if epoch != at or not first <= start <= stop <= first + len(piece):
-            first = start
-            until = min(self._n, max(stop, start + _PIECE))
-            piece = self._function(epoch, np.arange(first, until, dtype=np.int64))
-            self._at = (epoch, first, piece)
-        return piece[start - first : stop - first]

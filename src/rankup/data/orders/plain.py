@@ -1,4 +1,4 @@
-"""The protocol of an order, and the two simple ones: as stored, and fully shuffled."""
+"""The protocol of an order, what computed ones share, and two: as stored, and fully shuffled."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import xxhash
 from torch.utils.data import Dataset
 
 from ...base.errors import UserError
-from ...runtime.order import Window
+from ...runtime.order import Order
 from ..index import Int64s
 from ..splits import unwrapped
+
+# Positions of an epoch that are computed together: numpy's calls cost microseconds each, whatever
+# their length, so that a short batch would mostly pay for them.
+_PIECE = 1 << 14
 
 
 def column(given: npt.ArrayLike | Dataset[Any] | None, name: str) -> npt.ArrayLike | None:
@@ -80,6 +85,42 @@ def identity(kind: str, **parameters: Any) -> str:
     return f"{kind}({', '.join(words)})" if words else kind
 
 
+class Computed:
+    """An order that is a function, computed in pieces, of which the last one is kept."""
+
+    n: int
+    # Epoch, first position and samples: replaced in one piece, since threads may share this.
+    _kept = (-1, 0, np.empty(0, np.int64))
+
+    @property
+    def samples(self) -> int:
+        return self.n
+
+    def at(self, epoch: int, positions: Int64s) -> Int64s:
+        """Samples at any positions of an epoch, int64 of the same shape."""
+        raise NotImplementedError
+
+    def piece(self, epoch: int, start: int) -> tuple[int, Int64s]:
+        """Return samples, among them that at position `start`, and the position of the first."""
+        stop = min(self.n, start + _PIECE)
+        return start, self.at(epoch, np.arange(start, stop, dtype=np.int64))
+
+    def slice(self, epoch: int, start: int, stop: int) -> Int64s:
+        """Samples at positions [start, stop), int64; not to be written to."""
+        parts = []
+        while start < stop:
+            at, first, samples = self._kept
+            if epoch != at or not first <= start < first + len(samples):
+                first, samples = self.piece(epoch, start)
+                object.__setattr__(self, "_kept", (epoch, first, samples))  # the others are frozen
+            end = min(stop, first + len(samples))
+            parts.append(samples[start - first : end - first])
+            start = end
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
 @dataclass(frozen=True)
 class Sequential:
     """The samples as they are stored: for evaluation."""
@@ -101,24 +142,16 @@ class Sequential:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class Shuffled(Computed):
     """A random permutation per epoch, the run's `Order`."""
 
     n: int
     seed: int = 0
     global_batch: int | None = None
-    _window: Window = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_window", Window(self.n, self.seed))
-
-    @property
-    def samples(self) -> int:
-        return self.n
 
     @property
     def identity(self) -> str:
         return identity("Shuffled")
 
-    def slice(self, epoch: int, start: int, stop: int) -> Int64s:
-        return self._window.slice(epoch, start, stop).numpy()
+    def at(self, epoch: int, positions: Int64s) -> Int64s:
+        return Order(self.n, self.seed, epoch)(torch.from_numpy(positions)).numpy()
