@@ -13,8 +13,7 @@ from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.training import training_in
-from .facts import calls
-from .guards import guard
+from .facts import calls, guard
 from .rule import Hit, rule
 
 _SETS = words("builtins.set builtins.frozenset")
