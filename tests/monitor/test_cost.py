@@ -15,7 +15,6 @@ from rankup.monitor.thresholds import LIMITS
 from .handmade import BEGIN, POWER, made, per_gpu
 from .traces import one_of_four, two_lives
 
-
 _BUSY = {"rank_cpu": 300.0, "rank_workers_cpu": 0.0}
 _IDLE = {"rank_cpu": 0.0, "rank_workers_cpu": 0.0}
 
