@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,12 @@ import pytest
 
 from rankup.monitor.cost import cost
 from rankup.monitor.diagnose import diagnose
+from rankup.monitor.load import load
 from rankup.monitor.recording import Life, Recording
 from rankup.monitor.thresholds import LIMITS
 
 from .handmade import BEGIN, POWER, made, per_gpu
 from .traces import one_of_four, two_lives
-
 
 _BUSY = {"rank_cpu": 300.0, "rank_workers_cpu": 0.0}
 _IDLE = {"rank_cpu": 0.0, "rank_workers_cpu": 0.0}
@@ -95,6 +97,18 @@ def test_all_lives_are_billed_and_the_time_between_is_not() -> None:
     assert paid.lives == pytest.approx((48.0, 1600 / 3600 * 2 * 48))
     assert paid.billed == pytest.approx(sum(paid.lives))
     assert paid.node_hours == pytest.approx(2 * 3400 / 3600)
+
+
+def test_a_killed_life_ends_with_the_last_that_was_heard_of_it(tmp_path: Path) -> None:
+    """Not when the next one began: the time between was spent in the queue."""
+    trace = two_lives()
+    trace.write(tmp_path)
+    first, second = trace.facts().lives
+    facts = trace.facts(lives=(replace(first, end=None, state="UNKNOWN"), second))
+    recording = load(tmp_path, facts)
+    seconds = cost(recording, ()).lives[0] / 48 / 2 * 3600
+    assert seconds == pytest.approx(1800, abs=20)
+    assert {gap.why for gap in recording.gaps} == {"between lives"}
 
 
 def test_the_billed_time_counts_and_not_the_sampled() -> None:

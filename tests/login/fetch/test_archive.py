@@ -136,7 +136,7 @@ def test_a_folder_of_the_users_own_is_not_touched(web: Web, tmp_path: Path) -> N
     folder = tmp_path / "cache" / "rankup" / "datasets" / "imagewoof2-320"
     folder.mkdir(parents=True)
     (folder / "mine").write_text("x")
-    with pytest.raises(FetchFailed, match="was not made by rankup"):
+    with pytest.raises(FetchFailed, match="is not what rankup has unpacked; remove it"):
         _fetch(_archive(web, _tar(FILES)), tmp_path)
     assert os.listdir(folder) == ["mine"]
 

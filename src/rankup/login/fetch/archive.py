@@ -8,6 +8,7 @@ import secrets
 import shutil
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -17,8 +18,8 @@ from ...base.text import say
 from ...base.urls import public
 from ...site.caches import Caches
 from ..record import Item, Record
-from . import address, progress
-from .request import FetchFailed
+from . import progress
+from .request import FetchFailed, place
 
 # Written last, before the folder gets its name.
 MARKER = ".rankup-unpacked.json"
@@ -46,42 +47,32 @@ def fetch_archive(key: str, known: Archive, caches: Caches) -> tuple[Record, lis
         FetchFailed: it did not come, is no such archive, or holds what does not belong into one.
         OSError: the folder cannot be written to.
     """
+    from .download import download  # httpx takes a tenth of a second
+
     folder = caches.own / "datasets" / known.folder
-    files, size = _unpacked(folder, known) or _bring(folder, known, caches)
+    if (found := _unpacked(folder, known)) is None:
+        with lock.held(folder, say, doing="fetching") as held:
+            if (found := _unpacked(folder, known)) is None:
+                archive = place(known.url, caches.own / "files")
+                download(known.url, archive, sha256=known.sha256, replace=True)
+                found = _unpack(archive, folder, known, held)
+                archive.unlink(missing_ok=True)
+    files, size = found
     item = Item(known.folder, public(known.url), str(folder), size, files, known.sha256)
     return Record(key, items=(item,)), [f"in it: {', '.join(known.parts)}"]
 
 
-def _bring(folder: Path, known: Archive, caches: Caches) -> tuple[int, int]:
-    from .download import download  # httpx takes a tenth of a second
-
-    with lock.held(folder, say, doing="fetching") as held:
-        if (found := _unpacked(folder, known)) is not None:
-            return found
-        archive = address.place(known.url, caches.own / "files")
-        download(known.url, archive, sha256=known.sha256, replace=True)
-        found = _unpack(archive, folder, known, held)
-        archive.unlink(missing_ok=True)
-        return found
-
-
 def _unpacked(folder: Path, known: Archive) -> tuple[int, int] | None:
     """Return the numbers of files and bytes that lie there, where it is whole."""
-    try:
+    if not folder.exists():
+        return None
+    with suppress(OSError, ValueError, TypeError, KeyError):
         note = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-        found = note["files"], note["bytes"]
-        whole = note["sha256"] == known.sha256
-    except FileNotFoundError:
-        if not folder.exists():
-            return None
-        raise FetchFailed(
-            f"{folder} is there and was not made by rankup; remove it, or move it away"
-        ) from None
-    except (OSError, ValueError, TypeError, KeyError):
-        raise FetchFailed(f"{folder}: {MARKER} is damaged; remove the folder") from None
-    if not whole or not all((folder / part).is_dir() for part in known.parts):
-        raise FetchFailed(f"{folder} is no longer what was unpacked there; remove it")
-    return found
+        if note["sha256"] == known.sha256 and all((folder / one).is_dir() for one in known.parts):
+            return note["files"], note["bytes"]
+    raise FetchFailed(
+        f"{folder} is there, and is not what rankup has unpacked; remove it, or move it away"
+    )
 
 
 def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tuple[int, int]:
@@ -91,7 +82,10 @@ def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tup
     from its beginning all the same.
     """
     part = folder.with_name(f"{folder.name}.part")
-    _clear(part)
+    if os.path.lexists(part):  # another user's can only be moved out of the way
+        aside = part.with_name(f".{part.name}.{secrets.token_hex(4)}")
+        part.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
     part.mkdir(parents=True)
     files = size = 0
     try:
@@ -115,25 +109,16 @@ def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tup
     return files, size
 
 
-def _clear(part: Path) -> None:
-    """Remove what an interrupted one has left; another user's folder is moved out of the way."""
-    if not os.path.lexists(part):
-        return
-    aside = part.with_name(f".{part.name}.{secrets.token_hex(4)}")
-    part.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 def _members(archive: Path, top: str, into: Path) -> Iterator[int]:
     """Write each file below `top` into a folder; yield the bytes of each."""
     with tarfile.open(archive, "r|*") as tar:
         for member in tar:
             path = PurePosixPath(member.name)
-            if path.is_absolute() or ".." in path.parts:
-                raise FetchFailed(f"{archive}: {member.name!r} would land outside; not unpacked")
-            if not (member.isfile() or member.isdir()):
-                # A link could lead the next file anywhere, a device is no data.
-                raise FetchFailed(f"{archive}: {member.name!r} is no file or folder; not unpacked")
+            outside = path.is_absolute() or ".." in path.parts
+            # A link could lead the next file anywhere, a device is no data.
+            if outside or not (member.isfile() or member.isdir()):
+                why = "would land outside" if outside else "is no file or folder"
+                raise FetchFailed(f"{archive}: {member.name!r} {why}; not unpacked")
             if path.parts[:1] != (top,):
                 continue
             target = into.joinpath(*path.parts[1:])

@@ -15,10 +15,10 @@ from ...base.urls import identity, public
 from ...site.caches import Caches
 from ...site.needs import Needs, Url
 from ..record import Record, key_of_url
-from . import address, hub
+from . import hub
 from .archive import Archive, fetch_archive
 from .hub import Name
-from .request import Request
+from .request import Request, place
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def things(needs: Needs, caches: Caches) -> list[Thing]:
     ]
     targets: dict[str, Url] = {}
     for url in dict.fromkeys(needs.urls):
-        target = url.to or address.place(url.url, caches.own / "files")
+        target = url.to or place(url.url, caches.own / "files")
         other = targets.setdefault(os.path.realpath(target), url)
         if identity(other.url) != identity(url.url):
             raise UserError(
