@@ -563,7 +563,9 @@ def test_a_step_that_is_told_whether_to_train(
     text += f"def step(x, {name}):\n    loss = net(x).mean()\n    {test}\n{lines}    return loss\n"
     text += "def run(loader, train, kind='train'):\n    for x in loader:\n"
     text += f"        step(x, {flag})\n"
-    text += "run(DataLoader(data, batch_size=4), True)\nrun(DataLoader(more, batch_size=4), False)\n"
+    text += (
+        "run(DataLoader(data, batch_size=4), True)\nrun(DataLoader(more, batch_size=4), False)\n"
+    )
     if phase:
         sharded = f"rankup.shard(loader) if {phase} else loader:"
         assert sharded in _ported(tmp_path, text).text
