@@ -161,5 +161,5 @@ def test_sizes_by_bytes() -> None:
 
 @pytest.mark.parametrize("name", ["global_batch", "block", "window", "lanes"])
 def test_numbers_without_sense(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name}=0 has to be 1 or more"):
+    with pytest.raises(UserError, match=f"{name}=0 has to be a whole number, 1 or more"):
         Blocks(**{"n": 10, "seed": 0, "global_batch": 4, name: 0})  # type: ignore[arg-type]

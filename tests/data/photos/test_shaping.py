@@ -303,7 +303,7 @@ def test_batches_of_a_loader_are_channels_last(data_root: Path | None, tmp_path:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: RandomResizedCrop(0), "size=0: it is a number of pixels"),
+        (lambda: RandomResizedCrop(0), "size=0 has to be a whole number"),
         (lambda: RandomResizedCrop(224.0), "size=224.0"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(224, scale=(0.0, 1.0)), r"scale=\(0.0, 1.0\)"),
         (lambda: RandomResizedCrop(224, scale=(0.5, 1.1)), "at most 1"),
