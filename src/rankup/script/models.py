@@ -99,8 +99,6 @@ def find_models(flow: Flow, optimizers: Iterable[Role]) -> tuple[Role, ...]:
             given = call.args[0]
         if given is not None:
             found += _owners(flow, optimizer.file, given, 1.0)
-    if not found:
-        found = _guessed(flow)
     return unique(found)
 
 
@@ -197,29 +195,6 @@ def _model_role(origin: Origin, sure: float) -> Role | None:
     if isinstance(origin.node, ast.Call):
         return role("model", origin, sure)
     return role("model", origin, sure * 0.6)
-
-
-def _guessed(flow: Flow) -> list[Role]:
-    """Without an optimizer that one knows: what `.train()` or `.parameters()` is called on."""
-    found: list[Role] = []
-    for file in flow.files:
-        for method in ("train", "parameters"):
-            for receiver in _receivers(file, method).values():
-                if isinstance(receiver, ast.Name) and receiver.id == "self":
-                    continue
-                for origin in flow.origins(file, _whole(receiver)):
-                    one = _model_role(origin, 0.8 if method != "train" else 0.5)
-                    if one is not None and _may_be_model(flow, origin):
-                        found.append(one)
-    return found
-
-
-def _may_be_model(flow: Flow, origin: Origin) -> bool:
-    if not isinstance(origin.node, ast.Call):
-        return isinstance(origin.node, ast.arg)
-    owner = flow.class_of(origin.file, origin.node)
-    bases = flow.bases(*owner) if owner is not None else ["nn.Module"]
-    return any(base.endswith("Module") or "nn." in base for base in bases)
 
 
 def is_loader(flow: Flow, origin: Origin) -> float:
