@@ -6,7 +6,7 @@ import ast
 import itertools
 from collections.abc import Iterable
 
-from .flow import Flow, call_name, first_argument, literal
+from .flow import Flow, call_name, first_argument, is_backward, literal
 from .models import is_loader, role, unique
 from .names import Function, calls_in, walk
 from .roles import Count, Loop, LoopNode, Role, RoleKind
@@ -55,14 +55,6 @@ def find_loops(
             eval_loaders += found
             evaluation.append(Loop(file, node, iterated, found, (), counts(file, node)))
     return tuple(train), tuple(evaluation), unique(train_loaders), unique(eval_loaders)
-
-
-def is_backward(call: ast.Call) -> bool:
-    """`loss.backward()`, `accelerator.backward(loss)`, `torch.autograd.backward(loss)`."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
-        return False
-    receiver = call.func.value
-    return not (isinstance(receiver, ast.Name) and receiver.id in ("self", "ctx", "super"))
 
 
 def _loops_of(flow: Flow, file: File, node: ast.AST, depth: int) -> list[tuple[File, LoopNode]]:

@@ -9,8 +9,8 @@ from functools import cached_property, lru_cache
 
 from ...script import roles
 from ...script.effects import callee, leads_to, trains
-from ...script.flow import call_name, given
-from ...script.loops import drawn_from, gradients_off, is_backward
+from ...script.flow import call_name, given, is_backward
+from ...script.loops import drawn_from, gradients_off
 from ...script.models import is_loader
 from ...script.names import (
     Function,
