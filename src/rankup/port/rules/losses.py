@@ -12,8 +12,8 @@ from ...script.names import Function
 from ...script.source import File
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, differentiated
-from ..rewrite.masked import MaskedMean, masked_means
-from ..rewrite.means import declared
+from ..rewrite.masked import MaskedMean
+from ..rewrite.means import declared, masked_means
 from ..rewrite.training import Training, training_in
 from .facts import calls
 from .rule import Hit, refuse, rule
@@ -110,10 +110,10 @@ def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
     training = training_in(script, file)
     yield from _in_the_model(training)
     for call in training.backwards:
-        start = call.func.value if isinstance(call.func, ast.Attribute) else call
+        loss = differentiated(call) or call
         above = training.script.above(call)
         loop = next((up for up in above if isinstance(up, roles.LoopNode)), None)
-        found = {one.call: one for one in masked_means(training, start, loop)}
+        found = {one.call: one for one in masked_means(training, loss)}
         if not found:
             continue
         first = next(iter(found.values()))
