@@ -83,18 +83,7 @@ def models_of(script: Script) -> Models:
                 made = _taken(one, expression, call)
             models |= {(model.name, model.scope): model for model in reversed(made)} | models
     found.models = list(models.values())
-    for model in found.models:
-        values = (
-            [model.given]
-            if model.given is not None
-            else [
-                value
-                for made in model.made
-                if isinstance(value := getattr(made, "value", None), ast.expr)
-            ]
-        )
-        for value in values:
-            found.trained |= {one.node for one in script.flow.origins(model.script.file, value)}
+    found.trained = {one.node for one in understood.models}
     return found
 
 
