@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .flow import Flow, Origin, call_name, first_argument, method_calls, receiver
 from .names import walk
-from .roles import Role, RoleKind
+from .roles import Role, RoleKind, unique
 from .source import File
 from .torch_names import LOADERS, OPTIMIZERS, SCHEDULES, last, words
 
@@ -21,15 +21,6 @@ _NOT_LOADERS = words("builtins.range builtins.open builtins.dict os.listdir")
 def role(kind: RoleKind, origin: Origin, confidence: float) -> Role:
     """The role of what a value is made by."""
     return Role(origin.file, origin.node, kind, confidence)
-
-
-def unique(roles: Iterable[Role]) -> tuple[Role, ...]:
-    """One role for each node, the most certain one."""
-    best: dict[ast.AST, Role] = {}
-    for one in roles:
-        if one.node not in best or best[one.node].confidence < one.confidence:
-            best[one.node] = one
-    return tuple(best.values())
 
 
 def makes_optimizer(flow: Flow, file: File, call: ast.Call) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -42,6 +42,15 @@ class Role(_Placed):
 
     kind: RoleKind
     confidence: float
+
+
+def unique(roles: Iterable[Role]) -> tuple[Role, ...]:
+    """One role for each node, the most certain one."""
+    best: dict[ast.AST, Role] = {}
+    for one in roles:
+        if one.node not in best or best[one.node].confidence < one.confidence:
+            best[one.node] = one
+    return tuple(best.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +135,6 @@ class Script:
     models: tuple[Role, ...] = ()
     optimizers: tuple[Role, ...] = ()
     schedulers: tuple[Role, ...] = ()
-    train_loaders: tuple[Role, ...] = ()
-    eval_loaders: tuple[Role, ...] = ()
     train_loops: tuple[Loop, ...] = ()
     eval_loops: tuple[Loop, ...] = ()
     saves: tuple[Site, ...] = ()
@@ -138,6 +145,16 @@ class Script:
     def trains(self) -> bool:
         """True where the script trains: by a `.backward()`, or by a framework that has it."""
         return bool(self.train_loops) or bool(self.frameworks)
+
+    @cached_property
+    def train_loaders(self) -> tuple[Role, ...]:
+        """The loaders of the loops that train."""
+        return unique(one for loop in self.train_loops for one in loop.loaders)
+
+    @cached_property
+    def eval_loaders(self) -> tuple[Role, ...]:
+        """The loaders of the loops that evaluate."""
+        return unique(one for loop in self.eval_loops for one in loop.loaders)
 
     @property
     def distributed(self) -> bool:

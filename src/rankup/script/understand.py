@@ -29,7 +29,6 @@ def understand(file: File, known: dict[str, File] | None = None) -> Script:
         return Script(file, flow.files, flow)
     optimizers = find_optimizers(flow)
     models = find_models(flow, optimizers)
-    train, evaluation, train_loaders, eval_loaders = find_loops(flow, models)
     return Script(
         file,
         flow.files,
@@ -39,10 +38,7 @@ def understand(file: File, known: dict[str, File] | None = None) -> Script:
         models,
         optimizers,
         find_schedulers(flow),
-        train_loaders,
-        eval_loaders,
-        train,
-        evaluation,
+        *find_loops(flow),
         *find_sites(flow),
     )
 

@@ -153,9 +153,7 @@ def _of_transformers(training: Training, script: Script, call: ast.Call) -> Mask
     """`model(input_ids=…, labels=…)` of a language model of transformers."""
     if "transformers" not in script.modules:
         return None
-    names = {model.name for model in training.models} | training.parameter_names
-    name = script.dotted(call.func)
-    if name not in names and not name.endswith("model"):
+    if not (training.runs_model(script, call) or script.dotted(call.func).endswith("model")):
         return None
     labels = argument(call, "labels")
     stars = [one.value for one in call.keywords if one.arg is None]

@@ -338,7 +338,7 @@ class _Scope:
             value = call.func.value
         if value is None:
             kind = self._of_each(call, rest)
-            return Kind.ROWS if name == "next" or self._trained(call) else kind
+            return Kind.ROWS if name == "next" or self.training.runs_model(script, call) else kind
         return self._method(call, name, value, rest)
 
     def _further(self, call: ast.Call, full: str) -> Kind | None:
@@ -400,7 +400,7 @@ class _Scope:
     ) -> Kind:
         """The kind of what a function of the script's files returns."""
         script, function = found
-        model = self._trained(call)
+        model = self.training.runs_model(self.script, call)
         if self.depth > 4:
             return Kind.ROWS
         passed = {}
@@ -424,11 +424,6 @@ class _Scope:
         if inner.masked and (kind in _SUMS or not model):
             self.masked.append(MaskedMean(call, ""))
         return Kind.ROWS if model and kind in (Kind.FIXED, Kind.UNKNOWN) else kind
-
-    def _trained(self, call: ast.Call) -> bool:
-        """True of `model(x)` of a model that is trained."""
-        origins = self.script.flow.origins(self.script.file, call.func)
-        return bool({one.node for one in origins} & self.training.trained)
 
 
 def _numbers(node: ast.expr) -> list[int]:

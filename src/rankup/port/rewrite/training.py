@@ -224,14 +224,14 @@ class Training:
         return [call for call in self.optimizers if call in self._found.unresolved]
 
     @property
-    def parameter_names(self) -> set[str]:
-        """How this file writes the models of which an optimizer is given the parameters."""
-        return self._found.named.get(self.script.file, set())
-
-    @property
     def trained(self) -> set[ast.AST]:
         """The expressions that make the models that are trained, in any file."""
         return self._found.trained
+
+    def runs_model(self, script: Script, call: ast.Call) -> bool:
+        """True of `model(x)` of a model that is trained, in a file of the script."""
+        origins = script.flow.origins(script.file, call.func)
+        return any(one.node in self.trained for one in origins)
 
     # Loops.
 
