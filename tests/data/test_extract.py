@@ -192,8 +192,9 @@ def test_arrays_come_back_as_numpy_saves_them(tmp_path: Path) -> None:
     for split in splits:
         for name, array in arrays.items():
             np.save(tmp_path / "one.npy", array[split.start : split.stop])
-            folder = split.folder or split.name
-            expected[f"{folder}/{name}.npy"] = (tmp_path / "one.npy").read_bytes()
+            expected[os.path.join(split.folder, f"{name}.npy")] = (
+                tmp_path / "one.npy"
+            ).read_bytes()
     assert found == expected
 
 

@@ -98,7 +98,7 @@ def test_a_script_that_no_rank_prefix_marks_is_shown_with_its_traceback(tmp_path
 
 def test_the_preflight_names_its_nodes(tmp_path: Path) -> None:
     fault = "preflight: node n2: cannot read /data; is its file system mounted on compute nodes?"
-    lines = [fault, fault, "rankup: the preflight failed on the nodes named above; torch was not"]
+    lines = [fault, fault, "rankup: the preflight failed, on the nodes or with the words of srun"]
     assert _text(tmp_path, lines) == fault
 
 

@@ -84,8 +84,8 @@ def test_behind_a_recipe_every_own_option_is_refused(here: Path, word: str) -> N
 # --- the run directory
 
 
-def _fails(directory: Path, job: Job, error: BaseException) -> None:
-    with created(directory, job):
+def _fails(directory: Path, job: Job, error: BaseException, runs: Path) -> None:
+    with created(directory, job, runs):
         assert rundir.read(directory) == job
         (directory / "log" / "x").touch()
         raise error
@@ -94,12 +94,13 @@ def _fails(directory: Path, job: Job, error: BaseException) -> None:
 def test_what_was_made_goes_when_the_block_fails_and_what_was_there_stays(here: Path) -> None:
     directory, job = new(Request("train.py"), here / "runs")
     with pytest.raises(KeyboardInterrupt):
-        _fails(directory, job, KeyboardInterrupt())
+        _fails(directory, job, KeyboardInterrupt(), here / "runs")
     assert sorted(path.name for path in here.iterdir()) == ["rankup.toml", "train.py"]
     (here / "mine").mkdir()
     with pytest.raises(OSError, match="full"):
-        _fails(here / "mine", job, OSError("full"))
+        _fails(here / "mine", job, OSError("full"), here / "runs")
     assert list((here / "mine").iterdir()) == []
+    assert not (here / "runs").exists()
 
 
 def test_what_cannot_be_removed_hides_no_failure(
@@ -112,12 +113,12 @@ def test_what_cannot_be_removed_hides_no_failure(
 
     monkeypatch.setattr(Path, "rmdir", refuses)
     with pytest.raises(UserError, match="the cause"):
-        _fails(directory, job, UserError("the cause"))
+        _fails(directory, job, UserError("the cause"), here / "runs")
 
 
 def test_a_resume_adds_to_the_arguments_of_the_run(here: Path) -> None:
     directory, job = new(Request("train.py", ("--lr", "1")), here / "runs")
-    with created(directory, job):
+    with created(directory, job, here / "runs"):
         pass
     found, again = resumed(Request("train.py", ("--lr", "2"), resume=job.id), here / "runs")
     assert (found, again.args) == (directory, ["--lr", "1", "--lr", "2"])

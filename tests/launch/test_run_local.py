@@ -265,6 +265,23 @@ def test_a_run_is_not_started_twice(rankup_here: RunRankup, tmp_path: Path) -> N
         assert len(json.loads((out / "job.json").read_text())["lives"]) == 1
 
 
+def test_a_run_in_a_folder_of_its_own_is_listed_and_is_the_last(
+    rankup_here: RunRankup, tmp_path: Path
+) -> None:
+    out = tmp_path / "elsewhere"
+    done = rankup_here(["run", "--local", "--out", out, script(tmp_path, "pass")])
+    assert done.returncode == 0, done.stderr
+    run_id = json.loads((out / "job.json").read_text())["id"]
+    assert run_id in rankup_here(["status"]).stdout
+    for name in ("last", run_id):
+        assert str(out) in rankup_here(["status", name]).stdout
+    refused = rankup_here(
+        ["run", "--local", "--out", tmp_path / "b", "--stage", "no.h5", "script.py"]
+    )
+    assert refused.returncode == 2
+    assert len(list((tmp_path / "runs").glob("*/*"))) == 1
+
+
 SAVES = """
 import os, signal, sys, time
 def save(number, frame):

@@ -46,7 +46,7 @@ class Fake:
             raise UserError("no such thing")
         runs = Path.cwd() / "runs"
         directory, job = new(request, runs)
-        with created(directory, job):
+        with created(directory, job, runs):
             pass
         start = 1.7e9
         life = {"started": "2026-11-22T10:00:00+0000", "nproc": ranks, "node": "n", "code": code,

@@ -20,7 +20,7 @@ from rankup.slurm.client import Client
 
 from ..conftest import RunRankup
 from ..slurm.fake import FakeSlurm
-from .handmade import asked, make_run, record
+from .handmade import RECORDED, asked, make_run, record
 
 NO_SLURM = Client(environment={"PATH": os.devnull})
 
@@ -197,6 +197,20 @@ def test_the_table_shows_what_a_rank_wrote_down(tmp_path: Path) -> None:
     failure.write(path / "log", own)
     (short,), _ = status.newest(tmp_path / "runs", NO_SLURM)
     assert (short.state, short.words) == ("FAILED", "rank 3 on n2 failed: ValueError: no")
+
+
+def test_the_table_names_the_rank_that_was_killed_and_not_one_that_lost_its_peer(
+    tmp_path: Path,
+) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n[1-2]")
+    record(path, end=200, code=1)
+    peer = "Connection closed by peer [127.0.0.1]:2001"
+    failure.write(path / "log", failure.Failure(0, "n1", 150.0, peer, "", 1, consequence=True))
+    (path / "log" / "12.out").write_text((RECORDED / "killed.txt").read_text())
+    (short,), _ = status.newest(tmp_path / "runs", NO_SLURM)
+    assert short.words.startswith("rank 2 on localhost failed: its process was killed by SIGKILL")
 
 
 def test_a_life_that_stopped_with_a_checkpoint_says_so(

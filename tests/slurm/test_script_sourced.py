@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rankup.site import rundir
 from rankup.slurm.script import JobScript
 
 from .jobscripts import ONE, Bash, Ran, in_folders
@@ -73,6 +74,19 @@ def test_an_environment_that_ends_badly_is_warned_of(
     assert ran.code == 0, ran.output
     assert ran.environment[0]["FOUND"] == "yes"
     assert f"rankup: warning: exit code {code} from {activate}" in ran.output
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_environment_that_calls_exit_fails_the_job_and_says_so(
+    bash: Bash, tmp_path: Path, code: int
+) -> None:
+    activate = tmp_path / "activate.sh"
+    activate.write_text(f"exit {code}\n")
+    job = in_folders(tmp_path, ONE)
+    ran = bash.run(replace(job, activate=str(activate)))
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert "the environment file calls exit, which ends the job" in ran.output
+    assert rundir.records(Path(job.run_dir))[-1]["code"] == 1
 
 
 def test_an_environment_that_is_gone_stops_the_job(bash: Bash, tmp_path: Path) -> None:

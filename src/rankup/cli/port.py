@@ -110,7 +110,10 @@ def verify(
     from ..port.verify import Request
     from ..port.verify import verify as start
 
-    request = Request(original, ported, tuple(args or ()), tuple(stand_ins or ()), time)
+    given = tuple(args or ())
+    if ported is not None and not ported.endswith((".py", ".ipynb")):
+        given, ported = (ported, *given), None  # the first word after `--`
+    request = Request(original, ported, given, tuple(stand_ins or ()), time)
     raise typer.Exit(start(request))
 
 

@@ -8,7 +8,9 @@ all others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,11 @@ class Field:
     hash: UInt64s | None = None
     dtype: str = ""
     shape: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Bytes of each sample of an array."""
+        return math.prod(self.shape) * (np.dtype(self.dtype).itemsize if self.dtype else 1)
 
 
 @dataclass(frozen=True)
@@ -156,6 +163,17 @@ def data_path(root: Path, files: Strings, row: int) -> Path:
     """
     name = files.text(row)
     return root / name if name else root
+
+
+def folders(splits: Sequence[Split]) -> list[bytes]:
+    """Return what stands before the keys of each split as files: a folder with a `/`, or nothing.
+
+    It is the split's own folder, or its name where two of them have the same.
+    """
+    names = [one.folder for one in splits]
+    if len(set(names)) < len(names):
+        names = [one.name for one in splits]
+    return [os.fsencode(name) + b"/" if name else b"" for name in names]
 
 
 def ordered(index: Index, split_of: npt.NDArray[np.integer], splits: tuple[Split, ...]) -> Index:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -183,7 +182,7 @@ def _fields(index: Index) -> str:
     for one in index.fields:
         if one.dtype and np.dtype(one.dtype).hasobject:
             return f"field {one.name} would be Python objects"
-        if min(one.shape, default=0) < 0 or _bytes(one) > _MOST:
+        if min(one.shape, default=0) < 0 or one.width > _MOST:
             return f"a sample of field {one.name} would have the shape {one.shape}"
     return _twice("fields", [one.name for one in index.fields])
 
@@ -202,10 +201,6 @@ def _splits(index: Index) -> str:
 def _twice(what: str, names: list[str]) -> str:
     twice = sorted({name for name in names if names.count(name) > 1})
     return f"two {what} are called {twice[0]!r}" if twice else ""
-
-
-def _bytes(one: Field) -> int:
-    return math.prod(one.shape) * (np.dtype(one.dtype).itemsize if one.dtype else 1)
 
 
 def stray(index: Index, root: Path) -> bytes | None:

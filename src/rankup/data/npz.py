@@ -85,15 +85,21 @@ def _member(archive: zipfile.ZipFile, file: BinaryIO, name: str, array: npt.NDAr
     at = file.tell() + _LOCAL.size + len(info.filename) + 20 + 4
     info.extra = struct.pack("<HH", _EXTRA_ID, -at % _ALIGN) + bytes(-at % _ALIGN)
     with archive.open(info, "w", force_zip64=True) as member:
-        header = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            header, np.lib.format.header_data_from_array_1_0(array)
-        )
-        member.write(header.getvalue())
+        member.write(array_header(array.dtype, array.shape))
         # Not by array.tofile: the zip counts its CRC on the way.
         flat = array.reshape(-1).view(np.uint8)
         for start in range(0, len(flat), 1 << 24):
             member.write(flat[start : start + (1 << 24)].data)
+
+
+def array_header(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bytes:
+    """Return what stands in front of the values of an array in an .npy."""
+    head = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))  # type: ignore[no-untyped-call]
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": descr, "fortran_order": False, "shape": shape}
+    )
+    return head.getvalue()
 
 
 def load(path: Path) -> dict[str, npt.NDArray[Any]]:

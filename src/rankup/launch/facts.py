@@ -13,6 +13,7 @@ from typing import Any
 from ..base import secrets
 from ..monitor import recording
 from ..monitor.recording import Facts
+from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client
@@ -97,7 +98,7 @@ def _ended(life: recording.Life, code: int) -> recording.Life:
 def _queued(job: Job, found: Sequence[Life]) -> float | None:
     """Seconds between what was submitted and the first life of each job; None: never in a queue."""
     submitted = {
-        life["job"]: lives.moment(life.get("submitted")) for life in job.lives if "job" in life
+        life["job"]: rundir.moment(life.get("submitted")) for life in job.lives if "job" in life
     }
     waits = []
     for number, when in submitted.items():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +241,7 @@ def _earlier(own: Sequence[Mapping[str, Any]], now: Mapping[str, JobState]) -> l
 
 
 def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Life:
-    code, ended = _number(life.get("code")), moment(life.get("ended"))
+    code, ended = _number(life.get("code")), rundir.moment(life.get("ended"))
     node = str(life.get("node") or f"allocation {life.get('allocation', '?')}")
     live = False
     if code is not None:
@@ -268,7 +266,7 @@ def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Life:
         state=state,
         words=words,
         nodes=(node,),
-        started=moment(life.get("started")),
+        started=rundir.moment(life.get("started")),
         ended=ended,
         expected=None,
         exit_code=None if code is None else int(code),
@@ -293,10 +291,3 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e12 else None
-
-
-def moment(text: object) -> float | None:
-    """Seconds of a local life's "2026-11-20T20:45:54+0100"."""
-    with suppress(ValueError, TypeError, OverflowError):
-        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    return None

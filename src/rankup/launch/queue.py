@@ -95,10 +95,10 @@ def run(request: Request, client: Client, inside: bool) -> int:
     if link is not None:
         link_runs(config.runs, link)
     if inside:
-        with _restored(directory) if resume else created(directory, job):
+        with _restored(directory) if resume else created(directory, job, config.runs):
             pass
         return allocation.start(client, plan, job, directory, text)
-    number = _submit(client, plan, job, directory, text, resume)
+    number = _submit(client, plan, job, directory, text, None if resume else config.runs)
     _say(plan, job, directory, number)
     if not request.follow:
         return 0
@@ -107,10 +107,16 @@ def run(request: Request, client: Client, inside: bool) -> int:
     return follow(directory)
 
 
-def _submit(client: Client, plan: Plan, job: Job, directory: Path, text: str, resume: bool) -> str:
-    """Write what the job needs and submit it; if it is refused, all is as it was."""
-    with _restored(directory) if resume else created(directory, job):
-        if resume:  # somebody else may have resumed it since it was looked at
+def _submit(
+    client: Client, plan: Plan, job: Job, directory: Path, text: str, runs: Path | None
+) -> str:
+    """Write what the job needs and submit it; if it is refused, all is as it was.
+
+    Args:
+        runs: the folder of all runs; None: the run is there already, and is resumed.
+    """
+    with _restored(directory) if runs is None else created(directory, job, runs):
+        if runs is None:  # somebody else may have resumed it since it was looked at
             _refuse_second(client, directory, rundir.read(directory))
             rundir.write(directory, job)
         jobscript.write_script(plan, directory, text)

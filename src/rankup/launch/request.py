@@ -107,19 +107,30 @@ def new(request: Request, runs: Path, *, strict: bool = False) -> tuple[Path, Jo
 
 
 @contextmanager
-def created(directory: Path, job: Job) -> Iterator[None]:
-    """Make the run directory with all that the run needs; it goes again if the block raises."""
-    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+def created(directory: Path, job: Job, runs: Path) -> Iterator[None]:
+    """Make the run directory with all that the run needs; it goes again if the block raises.
+
+    One that lies elsewhere (`--out`) is linked from among the others in `runs`.
+    """
+    link = runs / Path(job.target).stem / job.id
+    folders = dict.fromkeys((directory, *directory.parents, *link.parents))
+    made = [folder for folder in folders if not folder.exists()]
     rundir.create(directory)
     try:
         if job.kind == "recipe":
             recipes.find(job.target).parse(job.args).prepare(directory)
         code.keep(Path(job.cwd), Path(job.target) if job.kind == "script" else None, directory)
         rundir.write(directory, job)
+        if link.resolve() != directory.resolve():
+            with suppress(OSError):  # who names a folder of their own may have no right to `runs`
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(directory)
         yield
     except BaseException:
         # Half a run directory helps nobody: what was made goes, what was there stays.
         with suppress(OSError):  # what is wrong is what was raised
+            if link.is_symlink():
+                link.unlink()
             for path in directory.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             for folder in made:

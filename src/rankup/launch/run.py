@@ -63,7 +63,7 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
     job = replace(job, launch={**job.launch, **stage.recorded(staging)})
     with ExitStack() as until_the_end:
         # What cannot be staged is refused before the run begins, and leaves no run directory.
-        with nullcontext() if request.resume else created(directory, job):
+        with nullcontext() if request.resume else created(directory, job, runs):
             found = until_the_end.enter_context(stage.staged(staging))
         until_the_end.enter_context(rundir.locked(directory))
         life: dict[str, Any] = {

@@ -99,13 +99,13 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
 
 
 def _row(path: Path, job: Job, found: Sequence[Life]) -> Summary:
-    """`summary`, with the cause where a rank has written one down: those files are small."""
+    """`summary`, with the cause where a rank has written one down."""
     short = summary(path, job, found)
     last = lives.newest(found)
     if last is None or not last.failed:
         return short
     folder = meant.folder(path, last.task)
-    written = cause.find(folder / "log", []) if _noted(folder, last) else None
+    written = cause.of_run(path, last.task) if _noted(folder, last) else None
     return replace(short, words=written.text.splitlines()[-1]) if written else short
 
 
@@ -125,7 +125,7 @@ def report(path: Path, config: Config, client: Client) -> Report:
     job = lives.read_job(path)
     found = tuple(lives.of_run(path, job, client))
     last = lives.newest(found)
-    why = cause.of_run(path, last.task, last.job) if last and last.failed else None
+    why = cause.of_run(path, last.task) if last and last.failed else None
     return Report(
         summary=summary(path, job, found),
         job=job,

@@ -135,6 +135,7 @@ _MADE_TO_WRITE = words(
     "cv2.VideoWriter imageio.get_writer pandas.ExcelWriter lmdb.open "
     "logging.handlers.RotatingFileHandler logging.handlers.TimedRotatingFileHandler"
 )
+_SQL = ("CREATE ", "INSERT ", "UPDATE ", "DELETE ", "REPLACE ", "DROP ")
 # No files of the disk: what goes to these need not be kept to one rank.
 _STREAMS = ("io.BytesIO", "io.StringIO", "sys.stdout", "sys.stderr")
 _MODE = frozenset("rwaxbtU+-:|gzx2*")
@@ -178,6 +179,10 @@ def written(flow: Flow, file: File, call: ast.Call) -> Site | None:
             writes = literal(argument(call, "readonly")) is not True
         path = first_argument(call)
         return Site(file, call, dotted, "file", path, "object", True) if writes else None
+    if dotted == "sqlite3.connect":
+        path = first_argument(call)
+        writes = literal(path) != ":memory:" and _changes_tables(flow)
+        return Site(file, call, dotted, "file", path, "object", True) if writes else None
     owner = receiver(call) if not dotted else None
     if owner is not None and name == "save" and _saves_itself(flow, file, owner):
         return Site(file, call, ".save", "file", first_argument(call), "call", False)
@@ -196,6 +201,12 @@ def written(flow: Flow, file: File, call: ast.Call) -> Site | None:
     checkpoint = dotted in _CHECKPOINTS or (name in _CHECKPOINTS and not dotted)
     kind: Literal["checkpoint", "file"] = "checkpoint" if checkpoint else "file"
     return Site(file, call, dotted or f".{name}", kind, path, "call", known in _WITH_RESULT)
+
+
+def _changes_tables(flow: Flow) -> bool:
+    """True where one of the files says so in SQL."""
+    texts = (str(literal(one)) for file in flow.files for one in file.names.all(ast.Constant))
+    return any(text.strip().upper().startswith(_SQL) for text in texts)
 
 
 def _given(call: ast.Call, where: tuple[int, str]) -> ast.expr | None:

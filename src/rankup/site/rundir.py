@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..base.files import open_regular, user_path, write_json
 
 JOB = "job.json"
 LIVES = Path("log") / "lives.jsonl"
+_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 _LONGEST = 4 * 1024 * 1024  # bytes of records that are read, the last ones
 
 
@@ -62,7 +64,14 @@ def new_id() -> str:
 
 def now() -> str:
     """The time as `job.json` has it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return time.strftime(_FORMAT)
+
+
+def moment(text: object) -> float | None:
+    """Unix seconds of what `now` returned; None for anything else."""
+    with suppress(ValueError, TypeError, OverflowError):
+        return datetime.strptime(str(text), _FORMAT).timestamp()
+    return None
 
 
 def create(path: Path) -> Path:
@@ -171,8 +180,19 @@ def _allocations(job: Job) -> list[str]:
 
 
 def all_runs(runs: Path) -> list[Path]:
-    """The run directories below `runs`, oldest first."""
-    return sorted((path.parent for path in runs.glob(f"*/*/{JOB}")), key=lambda path: path.name)
+    """The run directories below `runs`; the one that was started or resumed last comes last."""
+    return sorted((path.parent for path in runs.glob(f"*/*/{JOB}")), key=_asked_for)
+
+
+def _asked_for(path: Path) -> tuple[float, str]:
+    """When a run was asked for last: by its own record, else by its name."""
+    when = None
+    with suppress(Exception):  # whatever is wrong with one run, the others are found
+        when = moment(read(path).lives[-1]["started"])
+    if when is None:
+        with suppress(ValueError, OverflowError):
+            when = time.mktime(time.strptime(path.name[:15], "%Y%m%d-%H%M%S"))
+    return when or 0.0, path.name
 
 
 def find(runs: Path, run: str) -> Path:

@@ -205,7 +205,7 @@ def test_keys_only_where_they_are_fit(tmp_path: Path) -> None:
     assert keys(id=["a", None]) == numbers
     assert keys(id=["a" * 5000, "b"]) == numbers
     path = write(tmp_path / "x.arrow", {"v": values, "name": ["b", "b"]})
-    with pytest.raises(BadContainer, match=r"'name' cannot be keys: .* twice"):
+    with pytest.raises(UserError, match="'name' cannot be keys: keys are texts, each once"):
         arrow.scan(path, Choice(key="name"))
     # What is no key is no less a column of the user.
     path = write(tmp_path / "x.arrow", {"v": values, "id": ["b", "b"]})
@@ -222,12 +222,12 @@ def test_labels(tmp_path: Path) -> None:
     assert labels(pa.array(["ü", "a"])) == ([1, 0], ("a", "ü"))
     assert labels(pa.array([True, False])) == ([1, 0], ())
     assert labels(pa.array([0.5, 1.5])) == (None, ())  # a regression's target is an array
-    with pytest.raises(UserError, match="labels are whole numbers or names"):
+    with pytest.raises(UserError, match="has no labels: they are one whole number or one text"):
         labels(pa.array([0.5, 1.5]), label="label")
     for bad in (pa.array([-2, 0]), pa.array([2**63, 0], pa.uint64())):
-        with pytest.raises(UserError, match="cannot be labels: they are"):
+        with pytest.raises(UserError, match="has labels from"):
             labels(bad)
-    with pytest.raises(UserError, match="no column 'lable'; did you mean label"):
+    with pytest.raises(UserError, match="no column 'lable' in it; did you mean label"):
         labels(pa.array([1, 0]), label="lable")
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data.containers import Choice, hugging_face
+from rankup.data.containers import Choice, arrow
 from rankup.data.errors import BadContainer
 
 from .made import read
@@ -44,7 +44,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_datasets_has_saved(saved: Path) -> None:
-    found = hugging_face.scan(saved, Choice())
+    found = arrow.scan(saved, Choice())
     assert found.classes == ("cat", "dog")
     assert [(s.name, s.start, s.stop) for s in found.splits] == [
         ("train", 0, 2500),
@@ -61,7 +61,7 @@ def test_what_datasets_has_saved(saved: Path) -> None:
 
 
 def test_one_split_alone_and_the_image_alone(saved: Path) -> None:
-    found = hugging_face.scan(saved / "test", Choice(split="val", fields=("image",)))
+    found = arrow.scan(saved / "test", Choice(split="val", fields=("image",)))
     assert [(s.name, s.folder) for s in found.splits] == [("val", "")]
     assert found.classes == ("cat", "dog")
     assert [(one.key, one.values[0]) for one in read(found, saved / "test")] == [
@@ -73,13 +73,13 @@ def test_rows_that_were_chosen_later(tmp_path: Path) -> None:
     """A filter is flattened by save_to_disk; should it not be, the rows would be wrong ones."""
     every = datasets.Dataset.from_dict({"text": ["a", "b", "c", "d"]})
     every.select([3, 1]).save_to_disk(str(tmp_path / "some"))
-    found = hugging_face.scan(tmp_path / "some", Choice())
+    found = arrow.scan(tmp_path / "some", Choice())
     assert [one.values[0] for one in read(found, tmp_path / "some")] == [b"d", b"b"]
     state = tmp_path / "some" / "state.json"
     about = json.loads(state.read_text())
     state.write_text(json.dumps({**about, "_indices_files": [{"filename": "indices.arrow"}]}))
     with pytest.raises(UserError, match="flatten_indices"):
-        hugging_face.scan(tmp_path / "some", Choice())
+        arrow.scan(tmp_path / "some", Choice())
 
 
 def _state(folder: Path, **about: Any) -> None:
@@ -90,8 +90,9 @@ def _state(folder: Path, **about: Any) -> None:
 def test_what_is_torn_or_hostile(tmp_path: Path) -> None:
     def refused(match: str, error: type[UserError] = BadContainer) -> None:
         with pytest.raises(error, match=match):
-            hugging_face.scan(tmp_path, Choice())
+            arrow.scan(tmp_path, Choice())
 
+    (tmp_path / "dataset_info.json").write_text("{}")
     refused("no state.json")
     (tmp_path / "state.json").write_text("[1")
     refused("no JSON")
@@ -111,7 +112,7 @@ def test_what_is_torn_or_hostile(tmp_path: Path) -> None:
         table = pa.table({"v": [b"1"]})
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
-    assert len(hugging_face.scan(tmp_path, Choice())) == 1
+    assert len(arrow.scan(tmp_path, Choice())) == 1
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["../x"]}')
     refused(r"a split '\.\./x'")
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')

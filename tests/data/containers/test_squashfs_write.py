@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data.containers.squashfs import LABELS, files_of, folders, indexed, members
+from rankup.data.containers.squashfs import LABELS, files_of, indexed, members
 from rankup.data.containers.squashfs_write import Member, write
 from rankup.data.errors import BadContainer
-from rankup.data.index import Field, Index, Split
+from rankup.data.index import Field, Index, Split, folders
 from rankup.data.strings import Strings
 
 from .squashfs_made import (
@@ -110,7 +110,7 @@ def test_several_fields_and_arrays(tmp_path: Path) -> None:
             Field("box", none, np.full(5, 24), dtype=">i4", shape=(2, 3)),
         ),
     )
-    assert folders(source) == [b"train/", b"val/", b"test/"]
+    assert folders(source.splits) == [b"train/", b"val/", b"test/"]
 
     def chunks(field: int, row: int) -> list[bytes]:
         return [values[row].tobytes() if field == 2 else texts[row][:2], texts[row][2:]][

@@ -168,7 +168,7 @@ def test_missing_files_are_counted(root: Path) -> None:
     message = str(caught.value)
     assert "of the 34 files" in message
     assert "31 files or folders cannot be packed" in message
-    assert "none03.jpg: No such file" in message
+    assert "none03.jpg cannot be read: No such file" in message
     assert "none05" not in message
 
 

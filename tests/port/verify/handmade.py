@@ -34,18 +34,15 @@ def rank(world: int, number: int, epochs: int = 2) -> Events:
                 first, last = number * len(batch) // size, (number + 1) * len(batch) // size
                 ids = batch[first:last]
                 sums = [f"content of {dataset}/{one}" for one in ids]
-                fields = {"ids": list(ids), "sums": sums, "after": count}
-                events.append({"event": "batch", **key, **fields})
+                events.append({"event": "batch", **key, "ids": list(ids), "sums": sums})
                 if not grad:
                     continue
-                weights = {"n": count, "samples": len(ids), "units": None, "where": "x.py:12"}
+                weights = {"samples": len(ids), "units": None, "where": "x.py:12"}
                 events.append({"event": "backward", **weights, "loss": loss(ids)})
                 count += 1
-                step = {"optimizer": 0, "n": count, "after": count}
-                events.append(
-                    {"event": "step", **step, "gradient": loss(batch), "parameters": 7 * count}
-                )
-            events.append({"event": "iterated", **key, "trained": grad})
+                step = {"optimizer": 0, "gradient": loss(batch), "parameters": 7 * count}
+                events.append({"event": "step", **step})
+            events.append({"event": "iterated", **key})
         if number == 0:
             text = f"epoch {epoch}: loss 1.2345 in {3 * size} s"
             events.append({"event": "line", "text": text, "phase": "eval"})

@@ -34,19 +34,16 @@ def results(
     for name in killed:
         each[name].append("kill")
     (folder / "train.py").write_text(script, encoding="utf-8", newline="")
-    project = start.Project(folder, Path("train.py"), Path("port.py"), None)
 
     def placed(box: Sandbox) -> Iterator[Run]:
         for run, text in _runs(ports, each):
-            (folder / "port.py").write_text(text, encoding="utf-8", newline="")
-            place = box.copy / run.name
-            start.copy_project(project, place)
+            place, names = box.copy / run.name, (Path("train.py"), Path("port.py"))
+            start.copy_project(start.Project(folder, *names, {names[1]: text}), place)
             file = place / ("port.py" if run.world else "train.py")
             yield replace(run, script=str(file), folder=str(place))
 
     with start.sandbox() as box:
-        job = start.Job(project, (), (), seconds)
-        outcomes = start.run(job, box, lambda _: None, [*placed(box)])
+        outcomes = start.run(box, folder, placed(box), lambda _: None, seconds=seconds)
         seen = {one.run.name: protocol.read(start.journals(box), one) for one in outcomes}
         assert not seen[ORIGINAL].failed, compare.failure(seen[ORIGINAL])
         originals = {name: run for name, run in seen.items() if not run.world}
@@ -54,8 +51,8 @@ def results(
         for name in ports:
             own = {kind: f"{name}-{kind}" for kind in each[name]}
             runs = {kind: seen[run] for kind, run in own.items() if run in seen}
-            worlds = {run.name: run.world for run in start.runs() if run.name in own}
-            found[name] = compare.results({**originals, **runs}, worlds)
+            planned = [run for run in start.runs() if run.name in own]
+            found[name] = compare.results({**originals, **runs}, planned)
         return found
 
 

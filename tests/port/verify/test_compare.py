@@ -9,15 +9,17 @@ import pytest
 
 from rankup.port.verify import compare, verdict
 from rankup.port.verify.compare import output
-from rankup.port.verify.protocol import Journal, RankEnd, Seen
+from rankup.port.verify.protocol import Journal, RankEnd, Run, Seen
 from rankup.port.verify.verdict import CHECKS, Result
 
 from .handmade import Events, Runs, ended, rank
 
+TWO = Run("2", "the port on 2 ranks", 2)
+
 
 def _results(runs: Runs) -> dict[str, Result]:
     original, port = runs.seen()
-    found = compare.results({"original": original, "2": port}, {"2": 2})
+    found = compare.results({"original": original, "2": port}, [TWO])
     return {one.check: one for one in found}
 
 
@@ -167,19 +169,26 @@ def test_ranks_with_random_numbers_of_their_own() -> None:
     states = {"torch's random": "a"}
     use = {"event": "random", "dataset": 0, "pass": 1, "n": 1, "what": "loop", "states": states}
     apart = [*other, {**use, "states": {"torch's random": "b"}}]
-    found = compare.results({"original": original, "free": _free([*one, use], apart)}, {"free": 2})
+    found = compare.results(
+        {"original": original, "free": _free([*one, use], apart)}, [Run("free", "", 2, free=True)]
+    )
     assert {result.state for result in found} == {"proved"}, found
     for wrong, word in (
         ([*other, use], "draw the same numbers from torch's random in the training loop"),
         ([{**event, "content": "0"} for event in other], "same content on rank 0 and rank 1"),
     ):
         free = _free([*one, use], wrong)
-        checks = compare.results({"original": original, "free": free}, {"free": 2})
+        checks = compare.results(
+            {"original": original, "free": free}, [Run("free", "", 2, free=True)]
+        )
         differ = [result for result in checks if result.state == "differs"]
         assert [result.check for result in differ] == ["samples"]
         assert word in differ[0].differences[0]
-    fewer = [event for event in other if event.get("n") != 3]
-    first = compare.results({"original": original, "free": _free(one, fewer)}, {"free": 2})[0]
+    fewer = other.copy()
+    fewer.remove([event for event in other if event["event"] == "backward"][2])
+    first = compare.results(
+        {"original": original, "free": _free(one, fewer)}, [Run("free", "", 2, free=True)]
+    )[0]
     assert "called backward 3 times, rank 0 4 times" in first.differences[0]
 
 
@@ -207,7 +216,9 @@ def test_numbers_of_rank_0_are_told_from_wrong_ones(whole: str, part: str, state
     ranks = (Journal(tuple(lines)), Journal(tuple(runs.ranks[1])))
     alike = Seen(outcome, ranks)
     seen = {"original": original, "original-alike": original, "2": port, "alike": alike}
-    found = {one.check: one for one in compare.results(seen, {"2": 2, "alike": 2})}
+    found = {
+        one.check: one for one in compare.results(seen, [TWO, Run("alike", "", 2, alike=True)])
+    }
     assert found["output"].state == state, found["output"]
     assert all(one.state != "proved" for one in found.values() if one.differences)
 
@@ -286,11 +297,11 @@ def test_a_run_that_broke_off_is_a_difference() -> None:
         ended("2", RankEnd(None, False), RankEnd(1, False), world=2),
         (port.ranks[0], Journal((error,))),
     )
-    first, *rest = compare.results({"original": original, "2": broken}, {"2": 2})
+    first, *rest = compare.results({"original": original, "2": broken}, [TWO])
     assert first.state == "differs"
     assert "rank 1 of 2 failed:\nValueError: no" in first.differences[0]
     assert {one.state for one in rest} == {"not seen"}
-    assert compare.results({"original": original}, {"2": 2})[0].state == "differs"
+    assert compare.results({"original": original}, [TWO])[0].state == "differs"
 
 
 @pytest.mark.parametrize(
@@ -353,7 +364,7 @@ def test_a_batch_that_is_only_looked_at_may_keep_a_rank_in_step() -> None:
     runs = Runs()
     for events in (runs.original, *runs.ranks):
         last = max(place for place, one in enumerate(events) if one["event"] == "batch")
-        key = {"dataset": 0, "pass": 2, "grad": True, "after": 4}
+        key = {"dataset": 0, "pass": 2, "grad": True}
         content = {"ids": [9], "sums": ["content of 0/9"]}
         events.insert(last, {"event": "batch", **key, **content})
     assert _results(runs)["samples"].state == "proved"

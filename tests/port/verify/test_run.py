@@ -86,7 +86,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _nothing_is_left(project: Path) -> None:
-    assert sorted(path.name for path in project.iterdir()) == ["port.py", "train.py"]
+    assert [path.name for path in project.iterdir()] == ["train.py"]
     assert not list((project.parent / "tmp").iterdir())
     for process in psutil.Process().children(recursive=True):
         assert "verify.inside.server" not in " ".join(_words(process))

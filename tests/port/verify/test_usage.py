@@ -9,6 +9,7 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.port.verify import Request, start, verify
+from tests.conftest import RunRankup
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,16 @@ def test_two_ports_are_refused(line: str, tmp_path: Path, monkeypatch: pytest.Mo
         verify(Request("train_dist.py", "train.py"))
 
 
-def test_a_copy_has_links_to_what_is_large(tmp_path: Path) -> None:
+def test_without_a_port_all_behind_two_dashes_is_the_scripts(
+    run_rankup: RunRankup, tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    done = run_rankup(["verify", "a.py", "--", "--epochs", "2"])
+    assert done.returncode == 2
+    assert "a.py is no PyTorch training script" in done.stderr
+
+
+def test_a_copy_has_links_to_what_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tmp_path / "project"
     (project / "src").mkdir(parents=True)
     (project / "src" / "a.py").write_text("pass\n")
@@ -66,13 +76,14 @@ def test_a_copy_has_links_to_what_is_large(tmp_path: Path) -> None:
     (project / ".git").mkdir()
     os.mkfifo(project / "pipe")
     (project / "dangling").symlink_to("nowhere")
-    (tmp_path / "elsewhere").mkdir()
-    port = tmp_path / "elsewhere" / "a_dist.py"
-    port.write_text("1\n")
-    found = start.project_of(project / "src" / "a.py", port, project)
+    monkeypatch.chdir(project)
+    script, port = project / "src" / "a.py", project / "src" / "a_dist.py"
+    found = start.project_of(script, port, {port: "1\n"})
     start.copy_project(found, tmp_path / "copy")
     copy = tmp_path / "copy"
     assert sorted(path.name for path in copy.iterdir()) == ["big.bin", "dangling", "src"]
     assert (copy / "big.bin").is_symlink()
     assert not (copy / "src" / "helper.py").is_symlink()
     assert (copy / found.port).read_text() == "1\n"
+    with pytest.raises(UserError, match="put them beside one another"):
+        start.project_of(script, tmp_path / "a_dist.py", {})

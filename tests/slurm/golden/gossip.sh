@@ -110,6 +110,7 @@ needs=() # every node has to see these
 programs=(torchrun python3 rankup-rank)
 # srun does not take --cpus-per-task over from sbatch since Slurm 22.05
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"
+export PYTHONHASHSEED="${PYTHONHASHSEED:-0}" # ranks have one order of a set
 threads=$((SRUN_CPUS_PER_TASK / ranks)) # torchrun would set 1
 export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"
 set -u
@@ -261,7 +262,7 @@ on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of 
 
 # ---- run -----------------------------------------------------------------------------------------
 SLURM_KILL_BAD_EXIT=0 on_every_node --wait=120 preflight ||
-    end_life 1 "the preflight failed on the nodes named above; torch was not started anywhere"
+    end_life 1 "the preflight failed, on the nodes or with the words of srun above; torch was not started anywhere"
 rm -f -- "$RANKUP_RUN_DIR/log/ended" # of an earlier life
 SLURM_NO_KILL='set' on_every_node --kill-on-bad-exit=0 launch "${words[@]}"
 code=$?

@@ -107,7 +107,9 @@ activate() { # in a function: what it sources sees no words of this script
     source /p/project/activate.sh
 }
 [ -r /p/project/activate.sh ] || end_life 1 "cannot read "/p/project/activate.sh
+trap 'end_life 1 "the environment file calls exit, which ends the job"' EXIT
 activate || echo "rankup: warning: exit code $? from "/p/project/activate.sh >&2
+trap - EXIT
 set +e
 cd -- /p/project || exit 1 # wherever that went
 
@@ -122,6 +124,7 @@ needs=(/p/project /p/project/train.py) # every node has to see these
 programs=(torchrun python3)
 # srun does not take --cpus-per-task over from sbatch since Slurm 22.05
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"
+export PYTHONHASHSEED="${PYTHONHASHSEED:-0}" # ranks have one order of a set
 threads=$((SRUN_CPUS_PER_TASK / ranks)) # torchrun would set 1
 export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"
 set -u
@@ -277,7 +280,7 @@ on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of 
 
 # ---- run -----------------------------------------------------------------------------------------
 SLURM_KILL_BAD_EXIT=0 on_every_node --wait=120 preflight ||
-    end_life 1 "the preflight failed on the nodes named above; torch was not started anywhere"
+    end_life 1 "the preflight failed, on the nodes or with the words of srun above; torch was not started anywhere"
 on_every_node --kill-on-bad-exit=1 launch "${words[@]}"
 code=$?
 # A rank failed, and srun ended the others by a signal: the signal is not what happened.

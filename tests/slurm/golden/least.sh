@@ -102,6 +102,7 @@ needs=() # every node has to see these
 programs=(torchrun python3)
 # srun does not take --cpus-per-task over from sbatch since Slurm 22.05
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"
+export PYTHONHASHSEED="${PYTHONHASHSEED:-0}" # ranks have one order of a set
 set -u
 
 # ---- until when: the ranks save and stop before this ---------------------------------------------
@@ -186,7 +187,7 @@ on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of 
 
 # ---- run -----------------------------------------------------------------------------------------
 SLURM_KILL_BAD_EXIT=0 on_every_node --wait=120 preflight ||
-    end_life 1 "the preflight failed on the nodes named above; torch was not started anywhere"
+    end_life 1 "the preflight failed, on the nodes or with the words of srun above; torch was not started anywhere"
 on_every_node --kill-on-bad-exit=1 launch "${words[@]}"
 code=$?
 # A rank failed, and srun ended the others by a signal: the signal is not what happened.

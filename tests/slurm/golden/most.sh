@@ -112,7 +112,9 @@ activate() { # in a function: what it sources sees no words of this script
     source /p/project/activate.sh
 }
 [ -r /p/project/activate.sh ] || end_life 1 "cannot read "/p/project/activate.sh
+trap 'end_life 1 "the environment file calls exit, which ends the job"' EXIT
 activate || echo "rankup: warning: exit code $? from "/p/project/activate.sh >&2
+trap - EXIT
 set +e
 cd -- /p/project || exit 1 # wherever that went
 private=$rankup_base/env # from --env; a file of yours that nobody else can read
@@ -137,6 +139,7 @@ mounts=(/p/data/photos.sqsh) # each node mounts these first
 export RANKUP_STAGE_DIR=/local/nvme # on each node
 # srun does not take --cpus-per-task over from sbatch since Slurm 22.05
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"
+export PYTHONHASHSEED="${PYTHONHASHSEED:-0}" # ranks have one order of a set
 threads=$((SRUN_CPUS_PER_TASK / ranks)) # torchrun would set 1
 export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"
 set -u
@@ -345,7 +348,7 @@ on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of 
 
 # ---- run -----------------------------------------------------------------------------------------
 SLURM_KILL_BAD_EXIT=0 on_every_node --wait=120 preflight ||
-    end_life 1 "the preflight failed on the nodes named above; torch was not started anywhere"
+    end_life 1 "the preflight failed, on the nodes or with the words of srun above; torch was not started anywhere"
 launcher=launch
 if ! command -v rankup >/dev/null; then
     echo "rankup: this job has no rankup on PATH, so nothing is staged or mounted:" \

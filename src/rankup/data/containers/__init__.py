@@ -72,7 +72,7 @@ KNOWN = {
     "zip": "zipped",
     "parquet": "parquet",
     "numpy": "arrays",
-    "hf": "hugging_face",
+    "hf": "arrow",
 }
 
 

@@ -13,7 +13,8 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.amounts import size
-from ...base.errors import UserError, nearest
+from ...base.errors import UserError
 from .. import npz
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split
-from ..roles import LABELS, SPLITS, split_order
+from ..index import Field, Index
+from ..roles import SPLITS, split_order
 from ..stage import memory
-from ..strings import Strings
 from . import Choice, Fallback
+from .columns import Column, Table, check_known, indexed
 
 _MAGIC = b"\x93NUMPY"
 _RATIO = 1032  # bytes that deflate can make of one, at most
@@ -73,9 +74,8 @@ class Array:
 def scan(path: Path, choice: Choice) -> Index:
     """The arrays of a file: each is a field, its rows are the samples.
 
-    Names tell splits where all do (`x_train`, `test_images`), and labels (`y`, `labels`, `targets`:
-    of one axis, whole numbers or text). A lone array beside labels is the field `data`. Keys are
-    numbers of rows.
+    Names tell splits where all do (`x_train`, `test_images`), and labels and keys, see `columns`. A
+    lone array beside these is the field `data`.
 
     Raises:
         BadContainer: it is damaged, or not what it seems to be.
@@ -91,6 +91,10 @@ def scan(path: Path, choice: Choice) -> Index:
             raise _too_many(path, rows, f", and {size(left)} are left")
     try:
         return _scan(path, choice, arrays)
+    except BadContainer:
+        raise
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except MemoryError:
         raise _too_many(path, rows) from None
 
@@ -105,34 +109,52 @@ def _too_many(path: Path, rows: int, left: str = "") -> UserError:
 
 def _scan(path: Path, choice: Choice, arrays: Sequence[Array]) -> Index:
     named = _by_split(arrays, choice)
-    label, names = _roles(path, named, choice)
-    order = sorted(named, key=lambda split: split_order(split.lower()))
-    splits: list[Split] = []
-    for name in order:
-        at = splits[-1].stop if splits else 0
-        count = _count(path, [one for key, one in named[name].items() if key in (label, *names)])
-        splits.append(Split(name, at, at + count, name if len(order) > 1 else ""))
-    parts = {
-        "data" if len(names) == 1 else name: [named[split][name] for split in order]
-        for name in names
-    }
-    labels: Int64s | None = None
-    classes: tuple[str, ...] = ()
-    if label is not None:
-        sizes = [split.stop - split.start for split in splits]
-        found = [named[split].get(label) for split in order]
-        labels, classes = _labels(path, found, sizes)
-    return Index(
-        "numpy",
-        Strings.of([b""]),
-        tuple(splits),
-        Strings.numbered([one.stop - one.start for one in splits], 8),
-        tuple(_field(name, of) for name, of in parts.items()),
-        labels,
-        classes,
-        np.array([path.stat().st_size], np.int64),
-        facts={"arrays": {name: [one.name for one in of] for name, of in parts.items()}},
+    check_known(choice, {name for of in named.values() for name in of}, "array")
+    splits = sorted(named, key=lambda split: split_order(split.lower()))
+    tables = [
+        Table(
+            split,
+            split if len(splits) > 1 else "",
+            {name: _column(path, one) for name, one in named[split].items()},
+        )
+        for split in splits
+    ]
+    index = indexed("numpy", tables, choice, path.stat().st_size, width=8)
+    columns = index.facts["columns"].items()
+    names = {field: [named[split][name].name for split in splits] for field, name in columns}
+    return replace(index, facts={"arrays": names})
+
+
+def _column(path: Path, one: Array) -> Column:
+    kind = ""
+    if one.shape[1:] in ((), (1,)):
+        kind = {"i": "number", "u": "number", "S": "text", "U": "text"}.get(one.dtype.kind, "")
+    return Column(
+        kind,
+        lambda: one.shape[0],
+        partial(_field, one),
+        partial(_values, path, one, kind == "text"),
     )
+
+
+def _field(one: Array, first: int) -> Field:
+    rows = np.arange(one.shape[0], dtype=np.int64)
+    offset = one.start + rows * one.row if one.start >= 0 else ~(first + rows)
+    length = np.full(len(rows), one.row, np.int64)
+    return Field("", offset, length, dtype=one.dtype.str, shape=one.shape[1:])
+
+
+def _values(path: Path, one: Array, text: bool) -> npt.NDArray[Any] | list[bytes]:
+    if one.start < 0:
+        found = _member(path, one.name).reshape(-1)
+    else:
+        found = np.fromfile(path, one.dtype, one.shape[0], offset=one.start)
+    if not text:
+        return found
+    return [
+        value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+        for value in found.tolist()
+    ]
 
 
 def fallback(index: Index, root: Path) -> Fallback:
@@ -179,106 +201,6 @@ def _by_split(arrays: Sequence[Array], choice: Choice) -> dict[str, dict[str, Ar
         split, name = match[1] or match[4], match[2] or match[3]
         found.setdefault(split, {})[name] = one
     return found
-
-
-def _roles(
-    path: Path, named: Mapping[str, Mapping[str, Array]], choice: Choice
-) -> tuple[str | None, list[str]]:
-    """The name of the labels, and those of the fields."""
-    known = {name: one for arrays in named.values() for name, one in arrays.items()}
-    if choice.key:
-        raise UserError(f"{path}: samples of arrays are named by their numbers, not by a column")
-    for name in (choice.label, *choice.fields):
-        if name and name not in known:
-            raise UserError(f"{path} has no array {name!r}: {nearest(name, known)}")
-    able = [name for name, one in known.items() if _can_label(one)]
-    free = [name for name in able if name.lower() in LABELS and name not in choice.fields]
-    label = choice.label or next(iter(free), None)
-    if label is not None and label not in able:
-        raise UserError(
-            f"{path}: {label} is no labels: one axis of whole numbers or text expected, not "
-            f"{known[label].dtype} of shape {known[label].shape}"
-        )
-    if label is not None and len(known) == 1 and choice.label is None:
-        label = None  # a lone array is data, whatever its name
-    fields = [name for name in known if (name in choice.fields or not choice.fields)]
-    fields = [name for name in fields if name != label]
-    for split, arrays in named.items():
-        for name in fields:
-            if name not in arrays:
-                raise UserError(f"{path} has no {name} of the split {split}, as of others")
-            if (arrays[name].dtype, arrays[name].shape[1:]) != (
-                known[name].dtype,
-                known[name].shape[1:],
-            ):
-                raise UserError(f"{path}: {name} has other types or shapes in other splits")
-    if not fields:
-        raise UserError(f"{path} has labels only: no array is left to be the data")
-    return label, fields
-
-
-def _can_label(one: Array) -> bool:
-    flat = len(one.shape) == 1 or (len(one.shape) == 2 and one.shape[1] == 1)
-    return flat and one.dtype.kind in "iuSU"
-
-
-def _count(path: Path, arrays: Sequence[Array]) -> int:
-    counts = {one.shape[0] for one in arrays}
-    if len(counts) > 1:
-        all_of_them = ", ".join(f"{one.name} {one.shape[0]}" for one in arrays)
-        raise UserError(
-            f"{path} has arrays of different lengths ({all_of_them}): the first axis of all should "
-            "count the samples; `--fields` takes some of them"
-        )
-    return counts.pop()
-
-
-def _labels(
-    path: Path, found: Sequence[Array | None], counts: Sequence[int]
-) -> tuple[Int64s, tuple[str, ...]]:
-    """Numbers and class names; a split without labels has -1."""
-    parts = []
-    for one, count in zip(found, counts, strict=True):
-        if one is None:
-            parts.append(np.full(count, -1))
-        elif one.start < 0:
-            parts.append(_member(path, one.name).reshape(-1))
-        else:
-            parts.append(np.fromfile(path, one.dtype, count, offset=one.start))
-    if any(part.dtype.kind in "SU" for part in parts):
-        if not all(part.dtype.kind in "SU" or (part == -1).all() for part in parts):
-            raise UserError(f"{path}: labels of one split are text, of another numbers")
-        texts = [_texts(part) for part in parts]
-        names = sorted({name for part in texts for name in part} - {""})
-        number_of = {"": -1} | {name: number for number, name in enumerate(names)}
-        numbers = [number_of[name] for part in texts for name in part]
-        return np.array(numbers, np.int64), tuple(names)
-    for part in parts:
-        if len(part) and (int(part.min()) < -1 or int(part.max()) >= 1 << 31):
-            raise UserError(
-                f"{path}: labels from {part.min()} to {part.max()}; numbers of classes expected, "
-                "-1 for none"
-            )
-    return np.concatenate(parts).astype(np.int64), ()
-
-
-def _texts(labels: npt.NDArray[Any]) -> list[str]:
-    """Text of labels; empty for none."""
-    if labels.dtype.kind == "S":
-        return [one.decode("utf-8", "surrogateescape") for one in labels.tolist()]
-    return labels.tolist() if labels.dtype.kind == "U" else [""] * len(labels)
-
-
-def _field(name: str, parts: Sequence[Array]) -> Field:
-    offsets, at = [], 0
-    for one in parts:
-        rows = np.arange(one.shape[0], dtype=np.int64)
-        offsets.append(one.start + rows * one.row if one.start >= 0 else ~(at + rows))
-        at += one.shape[0]
-    first = parts[0]
-    length = np.full(at, first.row, np.int64)
-    offset = np.concatenate(offsets)
-    return Field(name, offset, length, dtype=first.dtype.str, shape=first.shape[1:])
 
 
 def _member(path: Path, name: str) -> npt.NDArray[Any]:

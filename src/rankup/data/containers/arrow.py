@@ -7,37 +7,102 @@ counts them.
 
 from __future__ import annotations
 
+import json
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from ...base.errors import UserError
+from .. import keys
 from ..errors import BadContainer
 from ..index import Index
 from . import Choice
-from .arrow_index import File, Source, files_below
+from .arrow_index import File, Source, files_below, in_order
 from .arrow_index import scan as index_of
 from .arrow_tables import Tables
+from .detect import HUGGING_FACE
 
 
 def scan(path: Path, choice: Choice) -> Index:
-    """An Arrow file, or a folder of them; see `Format.scan`.
+    """An Arrow file, or a folder of them, also as `save_to_disk` makes it; see `Format.scan`.
 
-    A folder's files are splits by their names (`train.arrow`, `test-00000-of-00002.arrow`). Labels
-    are in a column of `roles.LABELS`, or in what Hugging Face calls a ClassLabel; keys in one of
-    `roles.KEYS` if its values are unique paths, else they are numbers. A file that rankup has
-    written is read as any other, without its hashes: what is known of it stands in its index.
+    A folder's files are splits by their names (`train.arrow`, `test-00000-of-00002.arrow`), or as
+    Hugging Face's JSON beside them says. Labels are in a column of `roles.LABELS`, or in what it
+    calls a ClassLabel; keys in one of `roles.KEYS` if its values are unique paths, else they are
+    numbers. A file that rankup has written is read as any other, without its hashes: what is known
+    of it stands in its index.
     """
-    return index_of(source(path, files_below(path, ".arrow", choice.split), {}), choice)
+    if path.is_dir() and any((path / name).exists() for name in HUGGING_FACE):
+        files, features = _saved(path, choice)
+        return index_of(Source("hf", path, in_order(files), RecordBatches, features), choice)
+    files = files_below(path, ".arrow", choice.split)
+    return index_of(Source("arrow", path, files, RecordBatches, {}), choice)
 
 
-def source(
-    path: Path, files: Sequence[File], features: Mapping[str, Any], name: str = "arrow"
-) -> Source:
-    """Return what an index of these files is made from."""
-    return Source(name, path, files, RecordBatches, features)
+def _saved(path: Path, choice: Choice) -> tuple[list[File], dict[str, Any]]:
+    """The files of `save_to_disk`, of one data set or several splits, and what they hold."""
+    if (path / "dataset_dict.json").is_file():
+        splits = _json(path / "dataset_dict.json").get("splits")
+        if not isinstance(splits, list) or not splits:
+            raise BadContainer(f"{path / 'dataset_dict.json'} lists no splits")
+        folders = [(str(split), str(split)) for split in splits]
+    else:
+        folders = [("", choice.split)]
+    files: list[File] = []
+    features: dict[str, Any] = {}
+    for folder, split in folders:
+        if folder and (not keys.safe(folder.encode("utf-8", "replace")) or "/" in folder):
+            raise BadContainer(f"{path / 'dataset_dict.json'} has a split {folder!r}")
+        files += _files(path, folder, split)
+        info = path / folder / "dataset_info.json"
+        found = _json(info).get("features") if info.is_file() else None
+        if isinstance(found, dict):
+            if features and found != features:
+                raise UserError(
+                    f"the splits of {path} have different columns or classes; pack them apart"
+                )
+            features = found
+    return files, features
+
+
+def _files(path: Path, folder: str, split: str) -> list[File]:
+    state = path / folder / "state.json"
+    if not state.is_file():
+        raise BadContainer(
+            f"{path / folder} has no state.json, so it was not saved by save_to_disk, or not wholly"
+        )
+    about = _json(state)
+    if about.get("_indices_files"):
+        raise UserError(
+            f"{state} selects rows through a list of indices; save the data set anew after "
+            f"flatten_indices()"
+        )
+    listed = about.get("_data_files")
+    try:
+        names = [str(one["filename"]) for one in listed or []]
+    except (TypeError, KeyError):
+        raise BadContainer(f"{state} does not list its files") from None
+    if not names:
+        raise BadContainer(f"{state} lists no files")
+    for name in names:
+        if not keys.safe(name.encode("utf-8", "replace")) or "/" in name:
+            raise BadContainer(f"{state} lists {name!r}, which is no file of this folder")
+        if not (path / folder / name).is_file():
+            raise BadContainer(f"{state} lists {name}, which is missing in {path / folder}")
+    return [File(f"{folder}/{name}" if folder else name, split, folder) for name in names]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BadContainer(f"{path} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadContainer(f"{path} should hold a JSON object, and holds {type(found).__name__}")
+    return found
 
 
 def fallback(index: Index, root: Path) -> Tables:

@@ -1,15 +1,16 @@
-"""From tables to an index: which files are which splits, and what their rows are called.
-
-Shared by Arrow files, Hugging Face's folders and Parquet.
-"""
+"""From the columns of Arrow's and Parquet's files to an index: which files are which splits."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,36 +18,34 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as t
 
 from ...base.errors import UserError
-from .. import images
-from .. import keys as key_rules
+from .. import images, keys
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split
+from ..index import Field, Index, Int64s
 from ..roles import kind_of, split_in, split_order
 from ..strings import Strings
 from . import Choice
-from .arrow_columns import ABOUT, Column, Roles, features_of, is_text, roles, same
-from .arrow_columns import Path as ColumnPath
+from .arrow_layout import ABOUT
 from .arrow_tables import Opener, Reader, pack
 from .arrow_values import (
-    Unfit,
-    as_array,
     broken,
     check_full,
+    column_type,
     gathered,
-    labels,
+    is_bytes,
+    is_text,
     lengths,
     member,
     places,
-    strings,
+    plain,
     value,
 )
+from .columns import Column, Table, check_known, indexed
 
 # As Hugging Face names the files of a split: `train-00000-of-00008.parquet`.
 _NUMBERED = re.compile(r"^(.+?)-\d{2,6}-of-\d{2,6}$")
-# What every key that is not safe has in it, see `keys.safe`, but for too many bytes.
-_DOUBTFUL = r"\\|\x00|(^|/)\.{0,2}(/|$)"
 
 
 class File(NamedTuple):
@@ -120,29 +119,6 @@ def split_of(stem: str) -> str:
     return last if kind_of(last) else numbered[1]  # `train_extra` is not `train`
 
 
-def scan(source: Source, choice: Choice) -> Index:
-    """Return the index of all rows of some files, in their order.
-
-    Raises:
-        BadContainer, UserError, OSError: as `Format.scan`.
-    """
-    unfit: list[ColumnPath] = []
-    while True:
-        files, taken = _roles(source, choice, unfit)
-        if taken.key is None:
-            return _index(source, files, taken, None)
-        try:
-            names = _keys(source, files, taken.key)
-        except Unfit as why:
-            if taken.asked:
-                raise BadContainer(
-                    f"{source.root}: column {taken.key[0]!r} cannot be keys: {why}"
-                ) from None
-            unfit.append(taken.key)
-        else:
-            return _index(source, files, taken, names)
-
-
 @contextmanager
 def _open(source: Source, file: File) -> Iterator[tuple[Reader, Path]]:
     path = source.root / file.name if file.name else source.root
@@ -152,193 +128,255 @@ def _open(source: Source, file: File) -> Iterator[tuple[Reader, Path]]:
             yield reader, path
         finally:
             reader.close()
-    except (UserError, Unfit):
+    except UserError:
         raise
     except broken() as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        first = str(error).partition("\n")[0] or type(error).__name__
-        raise BadContainer(f"{path} is damaged, or not what its name says: {first}") from None
+        raise _damaged(path, error) from None
 
 
-def _roles(source: Source, choice: Choice, unfit: Sequence[ColumnPath]) -> tuple[list[File], Roles]:
-    """Return what all files have in common, and these with the splits that our own ones are."""
-    found, files = [], []
+def _damaged(path: Path, error: BaseException) -> BaseException:
+    if isinstance(error, OSError) and error.errno:
+        return error
+    first = str(error).partition("\n")[0] or type(error).__name__
+    return BadContainer(f"{path} is damaged, or not what its name says: {first}")
+
+
+def scan(source: Source, choice: Choice) -> Index:
+    """Return the index of all rows of some files, in their order.
+
+    Raises:
+        BadContainer, UserError, OSError: as `Format.scan`.
+    """
+    try:
+        return _scan(source, choice)
+    except BadContainer as error:
+        inside = str(error).startswith(str(source.root))
+        raise error if inside else BadContainer(f"{source.root}: {error}") from None
+    except UserError as error:
+        raise UserError(f"{source.root}: {error}") from None
+    except broken() as error:  # by what a schema says
+        raise _damaged(source.root, error) from None
+
+
+def _scan(source: Source, choice: Choice) -> Index:
+    found, sizes = [], []
     for file in source.files:
         with _open(source, file) as (reader, path):
-            metadata = reader.schema.metadata
-            features = source.features or features_of(metadata)
-            found.append((str(path), roles(reader.schema, choice, features, str(path), unfit)))
-        if metadata and ABOUT in metadata:  # rankup names its files after their splits
-            file = file._replace(split=path.stem, folder=path.stem)
-        files.append(file)
-    return in_order(files), same(found)
+            if len(set(reader.schema.names)) < len(reader.schema.names):
+                raise UserError(f"{path} has two columns of one name, which cannot be told apart")
+            if ABOUT in (reader.schema.metadata or {}):  # rankup names its files after their splits
+                file = file._replace(split=path.stem, folder=path.stem)
+            found.append((file, reader.schema))
+            sizes.append(path.stat().st_size)
+    found.sort(key=lambda one: split_order(one[0].split))
+    files = [file for file, _ in found]
+    columns: list[_Column] = []
+    tables, at = [], 0
+    for split, some in itertools.groupby(found, lambda one: one[0].split):
+        here = [(at + row, *one) for row, one in enumerate(some)]
+        names = dict.fromkeys(name for _, _, schema in here for name in schema.names)
+        rows: list[int] = []
+        made = [
+            _Column(source, name, here, rows) for name in names if not _is_hash(here[0][2], name)
+        ]
+        tables.append(Table(split, here[0][1].folder, {one.name: one.column() for one in made}))
+        columns += made
+        at += len(here)
+    check_known(choice, {one.name for one in columns}, "column")
+    index = indexed(source.container, tables, choice, 0, width=6)
+    by_name = {one.name: one for one in columns}
+    taken = {field: list(by_name[name].type.path) for field, name in index.facts["columns"].items()}
+    nulls: Counter[str] = Counter()
+    for one in columns:
+        nulls[one.name] += one.nulls
+    facts: dict[str, Any] = {"columns": taken, "nulls": dict(+nulls)}
+    alone = [replace(one, file=None) for one in index.fields]
+    return replace(
+        index,
+        files=Strings.of(file.name.encode("utf-8", "surrogateescape") for file in files),
+        sizes=np.array(sizes, np.int64),
+        fields=index.fields if len(files) > 1 else tuple(alone),
+        facts=facts if facts["nulls"] else {"columns": taken},
+    )
 
 
-def _column(source: Source, file: File, path: ColumnPath) -> Iterator[pa.Array]:
-    """The values of a column of one file, many at a time."""
-    with _open(source, file) as (reader, _):
-        batches = (
-            batch for group in range(reader.groups) for batch in reader.batches(group, path[:1])
-        )
-        yield from gathered(member(batch.column(0), path) for batch in batches)
+def _is_hash(schema: pa.Schema, name: str) -> bool:
+    """Return True for a column of the hashes that rankup has put into its own file."""
+    ours = ABOUT in (schema.metadata or {})
+    return ours and name.rstrip("_").endswith("hash") and str(schema.field(name).type) == "uint64"
 
 
-def _keys(source: Source, files: Sequence[File], path: ColumnPath) -> Strings:
-    parts = [Strings.joined(list(map(strings, _column(source, file, path)))) for file in files]
-    found = Strings.joined(parts)
-    array = as_array(found)
-    # One search over all of them: the rule in Python would take a second per million.
-    for row in np.flatnonzero(pc.match_substring_regex(array, _DOUBTFUL).to_numpy(False)):
-        if not key_rules.safe(found[int(row)]):
-            shown = key_rules.shown(found[int(row)])
-            raise Unfit(f"{shown} cannot be a path below a folder")
-    for split in _splits(files, [len(one) for one in parts]):
-        some = array.slice(split.start, split.stop - split.start)
-        ascend = pc.all(pc.less(some[:-1], some[1:])).as_py()  # ours do, and so are all different
-        if ascend is False and pc.count_distinct(some).as_py() != len(some):
-            raise Unfit("some of its values occur twice")
-    return found
+class _Column:
+    """A column of the files of a split, see `columns.Column`; each is read through for itself.
 
-
-class _Spans:
-    """Where the values of a column lie, in all files.
+    Args:
+        files: with their numbers and schemas.
+        rows: of each file, shared by all columns of the split; filled when one is read.
 
     Attributes:
-        nulls: how many are missing; these have no bytes.
-        head: the first bytes of the first value that has any.
+        nulls: values that are missing, of those that `field` has read; these have no bytes.
     """
 
-    def __init__(self, column: Column) -> None:
-        self.column = column
-        self.nulls, self.head = 0, b""
-        self._offsets: list[Int64s] = [np.empty(0, np.int64)]
-        self._lengths: list[Int64s] = [np.empty(0, np.int64)]
+    def __init__(
+        self,
+        source: Source,
+        name: str,
+        files: Sequence[tuple[int, File, pa.Schema]],
+        rows: list[int],
+    ) -> None:
+        self._source, self.name, self._files, self._rows = source, name, files, rows
+        self._schemas = [schema for _, _, schema in files]
+        self.nulls, self._head = 0, b""
 
-    def add(self, array: pa.Array, mapped: range, numbers: tuple[int, int, int]) -> None:
-        """Add the values of a batch.
+    def column(self) -> Column:
+        """Return it as all formats have it."""
+        schema = next(one for one in self._schemas if self.name in one.names)
+        type_, features = schema.field(self.name).type, self._source.features
+        at = -1
+        if t.is_struct(plain(type_)):
+            at = plain(type_).get_field_index("path")
+        beside = at >= 0 and is_text(plain(type_).field(at).type)
+        return Column(
+            _kind(type_),
+            lambda: sum(self._rows),
+            self.field,
+            lambda: self._values((self.name,)),
+            self._suffix,
+            (lambda: self._values((self.name, "path"))) if beside else None,
+            _classes(features or _features(schema.metadata), self.name),
+        )
 
-        Args:
-            numbers: of its file, its group, and of its first row in that.
+    @cached_property
+    def type(self) -> Any:
+        """The type in all files of the split.
+
+        Raises:
+            UserError: they differ, or it cannot be samples.
         """
-        if self.column.dtype:
-            check_full(array, self.column)
+        if not keys.safe(self.name.encode("utf-8", "surrogateescape")) or "/" in self.name:
+            raise UserError(
+                f"a column named {keys.shown(self.name.encode())} cannot be a field, since files "
+                "are named after it; choose others with --fields"
+            )
+        types = {
+            column_type(self.name, one.field(self.name).type) if self.name in one.names else None
+            for one in self._schemas
+        }
+        if len(types) > 1:
+            raise UserError(
+                f"its files have different columns, as {self.name}, and cannot be one data set; "
+                "pack them apart, or choose what they share with --fields and --label"
+            )
+        return next(iter(types))
+
+    def field(self, first: int) -> Field:
+        """Return the field that it becomes."""
+        type_ = self.type
+        offsets: list[Int64s] = [np.empty(0, np.int64)]
+        sizes: list[Int64s] = [np.empty(0, np.int64)]
+        rows, total = [], 0
+        for number, file, _ in self._files:
+            with _open(self._source, file) as (reader, path):
+                total += path.stat().st_size
+                rows.append(0)
+                for group in range(reader.groups):
+                    row = 0
+                    for batch in reader.batches(group, type_.path[:1]):
+                        batch.validate()
+                        array = member(batch.column(0), type_.path)
+                        offset, length = self._places(array, reader.mapped, (number, group, row))
+                        offsets.append(offset)
+                        sizes.append(length)
+                        row += len(array)
+                    rows[-1] += row
+        self._rows[:] = rows
+        offset, length = np.concatenate(offsets), np.concatenate(sizes)
+        if int(length[offset >= 0].sum()) > total:
+            raise BadContainer(
+                f"the values of column {self.name!r} are longer together than the file: its "
+                "record batches overlap"
+            )
+        shape = type_.shape
+        if shape is None:
+            if len(length) and (length != length[0]).any():
+                raise UserError(
+                    f"column {self.name!r} has lists of different lengths ({length.min()} to "
+                    f"{length.max()} bytes), which are no array; leave it out by naming the "
+                    "columns to take: --fields a,b"
+                )
+            shape = (int(length[0] if len(length) else 0) // np.dtype(type_.dtype).itemsize,)
+        of_file = np.repeat(np.array([one[0] for one in self._files], np.uint32), rows)
+        return Field("", offset, length, of_file, None, type_.dtype, shape)
+
+    def _places(
+        self, array: pa.Array, mapped: range, numbers: tuple[int, int, int]
+    ) -> tuple[Int64s, Int64s]:
+        """Offsets and lengths of the values of a batch, by its file, group and first row in it."""
+        type_ = self.type
+        if type_.dtype:
+            check_full(array, type_)
         found = places(array, mapped)
         if found is None:
             array.validate(full=True)
             file, group, first = numbers
             offset = ~pack(file, group, np.arange(first, first + len(array)))
-            length = lengths(array, self.column)
+            length = lengths(array, type_)
         else:
             offset, length = found
         if array.null_count:
             self.nulls += array.null_count
             length = np.where(pc.is_valid(array).to_numpy(zero_copy_only=False), length, 0)
-        if not self.head and not self.column.dtype and length.any():
-            self.head = bytes(value(array, int(np.argmax(length > 0)), self.column)[:32])
-        self._offsets.append(offset)
-        self._lengths.append(length)
+        if not self._head and not type_.dtype and length.any():
+            self._head = bytes(value(array, int(np.argmax(length > 0)), type_)[:32])
+        return offset, length
 
-    def field(self, root: Path, sizes: Int64s, of_file: npt.NDArray[np.uint32] | None) -> Field:
-        """Return the field that the column becomes."""
-        column, shape = self.column, self.column.shape
-        offset, length = np.concatenate(self._offsets), np.concatenate(self._lengths)
-        if int(length[offset >= 0].sum()) > int(sizes.sum()):
-            raise BadContainer(
-                f"{root}: the values of column {column.name!r} are longer together than the file: "
-                "its record batches overlap"
-            )
-        if shape is None:
-            if len(length) and (length != length[0]).any():
-                raise UserError(
-                    f"{root}: column {column.name!r} has lists of different lengths "
-                    f"({length.min()} to {length.max()} bytes), which are no array; leave it out "
-                    f"by naming the columns to take: --fields a,b"
-                )
-            first = int(length[0]) if len(length) else 0
-            shape = (first // np.dtype(column.dtype).itemsize,)
-        return Field(column.name, offset, length, of_file, None, column.dtype, shape)
+    def _suffix(self) -> str:
+        if self.type.dtype:
+            return ""
+        return images.suffix_of(self._head) or (".txt" if self.type.text else ".bin")
 
-
-def _index(source: Source, files: Sequence[File], taken: Roles, keys: Strings | None) -> Index:
-    spans = [_Spans(column) for column in taken.fields]
-    names = list(dict.fromkeys(one.path[0] for one in taken.fields))
-    rows, sizes = [], np.zeros(len(files), np.int64)
-    for number, file in enumerate(files):
-        with _open(source, file) as (reader, path):
-            sizes[number] = path.stat().st_size
-            rows.append(0)
-            for group in range(reader.groups):
-                first = 0
-                for batch in reader.batches(group, names):
-                    batch.validate()
-                    for one in spans:
-                        array = batch.column(names.index(one.column.path[0]))
-                        array = member(array, one.column.path)
-                        one.add(array, reader.mapped, (number, group, first))
-                    first += batch.num_rows
-                rows[number] += first
-    of_file = np.repeat(np.arange(len(files), dtype=np.uint32), rows) if len(files) > 1 else None
-    fields = [one.field(source.root, sizes, of_file) for one in spans]
-    if len(fields) == 1 and not fields[0].dtype:
-        fields = [replace(fields[0], name="data")]
-    facts: dict[str, Any] = {
-        "columns": {one.name: list(c.path) for one, c in zip(fields, taken.fields, strict=True)}
-    }
-    nulls = {one.column.name: one.nulls for one in spans if one.nulls}
-    if nulls:
-        facts["nulls"] = nulls
-    splits = _splits(files, rows)
-    if keys is None:
-        counts = [split.stop - split.start for split in splits]
-        keys = Strings.numbered(counts, 6, _suffix(spans[0]) if len(spans) == 1 else "")
-    numbers, classes = _labels(source, files, taken)
-    return Index(
-        source.container,
-        Strings.of(file.name.encode("utf-8", "surrogateescape") for file in files),
-        splits,
-        keys,
-        tuple(fields),
-        numbers,
-        classes,
-        sizes,
-        facts=facts,
-    )
+    def _values(self, path: tuple[str, ...]) -> Any:
+        """All values of labels or keys, many batches at a time since one may have one row."""
+        texts: list[bytes | None] = []
+        numbers: list[npt.NDArray[Any]] = [np.empty(0, np.int64)]
+        for _, file, _ in self._files:
+            with _open(self._source, file) as (reader, _):
+                groups = range(reader.groups)
+                batches = (one for group in groups for one in reader.batches(group, path[:1]))
+                for array in gathered(member(batch.column(0), path) for batch in batches):
+                    if is_bytes(array.type):
+                        texts += array.cast(pa.large_binary()).to_pylist()
+                        continue
+                    if t.is_boolean(array.type):
+                        array = array.cast(pa.int8())
+                    found = pc.fill_null(array, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+                    there = pc.is_valid(array).to_numpy(zero_copy_only=False)
+                    numbers.append(np.where(there, found, -1))
+        return texts if texts or len(numbers) == 1 else np.concatenate(numbers)
 
 
-def _labels(
-    source: Source, files: Sequence[File], taken: Roles
-) -> tuple[Int64s | None, tuple[str, ...]]:
-    if taken.label is None:
-        return None, taken.classes
-    path = taken.label
+def _kind(type_: Any) -> str:
+    """The kind of a column, see `columns.Column`."""
+    of = type_.value_type if t.is_dictionary(type_) else type_
+    if t.is_integer(of) or t.is_boolean(of):
+        return "number"
+    return "text" if is_text(of) else "bytes" if is_bytes(type_) else ""
+
+
+def _features(metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
+    """Hugging Face's description of the columns, from a schema's metadata; empty without one."""
     try:
-        numbers, names = labels(one for file in files for one in _column(source, file, path))
-    except Unfit as why:
-        raise UserError(f"{source.root}: column {path[0]!r} cannot be labels: {why}") from None
-    if names:
-        return numbers, tuple(name.decode("utf-8", "surrogateescape") for name in names)
-    if taken.classes and len(numbers) and int(numbers.max()) >= len(taken.classes):
-        raise BadContainer(
-            f"{source.root} has label {numbers.max()}, and {len(taken.classes)} classes"
-        )
-    return numbers, taken.classes
+        about = json.loads((metadata or {}).get(b"huggingface", b"{}"))
+        found = about["info"]["features"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _splits(files: Sequence[File], rows: Sequence[int]) -> tuple[Split, ...]:
-    splits: list[Split] = []
-    at = 0
-    for file, count in zip(files, rows, strict=True):
-        if splits and splits[-1].name == file.split:
-            splits[-1] = replace(splits[-1], stop=at + count)
-        else:
-            splits.append(Split(file.split, at, at + count, file.folder))
-        at += count
-    return tuple(splits)
-
-
-def _suffix(of: _Spans) -> str:
-    """Return what files of the samples would end with, by the first one that has bytes."""
-    if of.column.dtype:
-        return ""
-    return images.suffix_of(of.head) or (".txt" if is_text(of.column.type) else ".bin")
+def _classes(features: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """The names of a ClassLabel of Hugging Face's; empty for other columns."""
+    about = features.get(name)
+    if not isinstance(about, dict) or about.get("_type") != "ClassLabel":
+        return ()
+    names = about.get("names")
+    return tuple(map(str, names)) if isinstance(names, list) else ()

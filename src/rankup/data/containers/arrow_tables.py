@@ -18,8 +18,7 @@ from ...base.errors import UserError
 from ..errors import BadContainer
 from ..index import Index, Int64s, data_path
 from ..strings import Strings
-from .arrow_columns import Column
-from .arrow_values import broken, member, value
+from .arrow_values import ColumnType, broken, member, value
 
 _ROW_BITS, _GROUP_BITS, _FILE_BITS = 26, 21, 16
 _HELD = 256 << 20  # bytes of decoded values that a process keeps
@@ -84,7 +83,7 @@ class _Kept:
         self.first, self.size = 0, 0
         self.array: Any = None
 
-    def forward(self, row: int, column: Column) -> None:
+    def forward(self, row: int, column: ColumnType) -> None:
         """Go on to the piece that a row is in."""
         while self.array is None or row >= self.first + len(self.array):
             self.first += 0 if self.array is None else len(self.array)
@@ -104,7 +103,7 @@ class Tables:
     """
 
     def __init__(
-        self, root: Path, files: Strings, columns: Mapping[str, Column], opener: Opener
+        self, root: Path, files: Strings, columns: Mapping[str, ColumnType], opener: Opener
     ) -> None:
         self._root, self._files, self._columns, self._opener = root, files, columns, opener
         self._mine = threading.local()
@@ -115,8 +114,7 @@ class Tables:
         try:
             paths = {name: tuple(map(str, path)) for name, path in index.facts["columns"].items()}
             columns = {
-                one.name: Column(one.name, paths[one.name], None, one.dtype, one.shape)
-                for one in index.fields
+                one.name: ColumnType(paths[one.name], one.dtype, one.shape) for one in index.fields
             }
         except (KeyError, TypeError, AttributeError) as error:
             raise BadContainer(
@@ -130,7 +128,7 @@ class Tables:
         column = self._columns[field]
         path = data_path(self._root, self._files, file)
         try:
-            array, first = self._at(path, group, row, column)
+            array, first = self._at(path, group, row, field)
             found = value(array, row - first, column)
         except broken() as error:
             raise BadContainer(
@@ -138,13 +136,14 @@ class Tables:
             ) from None
         yield found
 
-    def _at(self, path: Path, group: int, row: int, column: Column) -> tuple[pa.Array, int]:
+    def _at(self, path: Path, group: int, row: int, field: str) -> tuple[pa.Array, int]:
         """The piece that a row is in, and the row it begins at."""
+        column = self._columns[field]
         mine = self._mine.__dict__
         if mine.get("pid") != os.getpid():
             mine.clear()
             mine.update(pid=os.getpid(), readers={}, kept={})
-        place = (path, group, column.name)
+        place = (path, group, field)
         kept = mine["kept"].pop(place, None)
         if kept is None or row < kept.first:
             kept = _Kept(self._reader(mine["readers"], path).batches(group, column.path[:1]))

@@ -1,9 +1,11 @@
-"""Values of columns as pyarrow gives them: where they lie, their bytes, names and labels."""
+"""Columns of pyarrow's types: what they become, where their values lie, and the bytes of these."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,80 @@ import pyarrow.types as t
 
 from ...base.errors import UserError
 from ..index import Int64s
-from ..strings import Strings
-from .arrow_columns import Column, is_bytes, number
-from .arrow_columns import Path as ColumnPath
 
-LONGEST_NAME = 4096  # bytes of a key or a class name
 _TOGETHER = 1 << 12  # batches whose labels or keys are looked at in one go
 
 
-class Unfit(Exception):  # noqa: N818 - no error where other names can be given
-    """The values of a column cannot be names of samples or classes; the message says why."""
+@dataclass(frozen=True)
+class ColumnType:
+    """What a column becomes.
+
+    Attributes:
+        path: of the column: its name, and of a struct's member that of the member.
+        dtype, shape: as in `index.Field`; the shape is None where it is that of the first list.
+        text: True where its bytes are a text.
+    """
+
+    path: tuple[str, ...]
+    dtype: str = ""
+    shape: tuple[int, ...] | None = ()
+    text: bool = False
+
+
+def column_type(name: str, type_: Any) -> ColumnType:
+    """Return what a column of a type becomes.
+
+    Raises:
+        UserError: it has no form as samples.
+    """
+    type_ = plain(type_)
+    if t.is_struct(type_) and {one.name for one in type_} in ({"bytes", "path"}, {"bytes"}):
+        inner = type_.field(type_.get_field_index("bytes")).type
+        if is_bytes(inner):  # as Hugging Face has images and sounds
+            return ColumnType((name, "bytes"), text=is_text(inner))
+    value = type_.value_type if t.is_dictionary(type_) else type_
+    if is_bytes(value) or t.is_fixed_size_binary(value):
+        return ColumnType((name,), text=is_text(value))
+    shape: tuple[int, ...] | None = ()
+    if t.is_list(value) or t.is_large_list(value):
+        value, shape = value.value_type, None
+    while shape is not None and t.is_fixed_size_list(value):
+        value, shape = value.value_type, (*shape, value.list_size)
+    if min(shape or (), default=0) < 0:
+        raise ValueError(f"column {name!r} has lists of a negative size")
+    dtype = number(value)
+    if dtype is None or t.is_dictionary(type_):
+        raise UserError(
+            f"column {name!r} is {type_}, which has no form as samples of their own bytes; leave "
+            "it out by naming the columns to take: --fields a,b"
+        )
+    return ColumnType((name,), dtype, shape)
+
+
+def plain(type_: Any) -> Any:
+    """Return the storage type of an extension type; other types as they are."""
+    while hasattr(type_, "storage_type"):
+        type_ = type_.storage_type
+    return type_
+
+
+def is_text(type_: Any) -> bool:
+    """Return True for a type of strings, of any of Arrow's kinds."""
+    return t.is_string(type_) or t.is_large_string(type_) or t.is_string_view(type_)
+
+
+def is_bytes(type_: Any) -> bool:
+    """Return True for a type of bytes or strings of various lengths."""
+    return is_text(type_) or (
+        t.is_binary(type_) or t.is_large_binary(type_) or t.is_binary_view(type_)
+    )
+
+
+def number(type_: Any) -> str | None:
+    """numpy's name of a numeric type, with its byte order; None for other types."""
+    if not (t.is_integer(type_) or t.is_floating(type_) or t.is_boolean(type_)):
+        return None
+    return np.dtype(type_.to_pandas_dtype()).newbyteorder("<").str
 
 
 def broken() -> tuple[type[BaseException], ...]:
@@ -41,26 +107,21 @@ def broken() -> tuple[type[BaseException], ...]:
     )
 
 
-def member(array: pa.Array, path: ColumnPath) -> pa.Array:
+def member(array: pa.Array, path: Sequence[str]) -> pa.Array:
     """Return the values of a column, or of a struct's member in it, in their plain form.
 
     Values that lie in the file as they are stay there.
     """
-    array = _stored(array)
-    for name in path[1:]:
-        array = _stored(pc.struct_field(array, [name]))
+    while hasattr(array.type, "storage_type"):
+        array = array.storage
+    if path[1:]:
+        return member(pc.struct_field(array, list(path[1:])), path[:1])
     if t.is_dictionary(array.type):
         return array.dictionary_decode()
     if t.is_binary_view(array.type):
         return array.cast(pa.large_binary())
     if t.is_string_view(array.type):
         return array.cast(pa.large_string())
-    return array
-
-
-def _stored(array: pa.Array) -> pa.Array:
-    while hasattr(array.type, "storage_type"):
-        array = array.storage
     return array
 
 
@@ -113,7 +174,7 @@ def width_of(type_: Any) -> int | None:
     return None if dtype is None or t.is_boolean(type_) else np.dtype(dtype).itemsize
 
 
-def lengths(array: pa.Array, column: Column) -> Int64s:
+def lengths(array: pa.Array, column: ColumnType) -> Int64s:
     """Return the bytes of each value; a null has none."""
     if not column.dtype:
         found = pc.fill_null(pc.binary_length(array), 0)
@@ -122,22 +183,22 @@ def lengths(array: pa.Array, column: Column) -> Int64s:
     if column.shape is None:
         found = pc.list_value_length(array).to_numpy(zero_copy_only=False)
         return found.astype(np.int64) * width
-    return np.full(len(array), width * int(np.prod(column.shape, dtype=np.int64)), np.int64)
+    return np.full(len(array), width * math.prod(column.shape), np.int64)
 
 
-def check_full(array: pa.Array, column: Column) -> None:
+def check_full(array: pa.Array, column: ColumnType) -> None:
     """Refuse an array with nulls among its numbers, for which there are no bytes."""
     while not array.null_count:
         if not hasattr(array, "flatten"):
             return
         array = array.flatten()
     raise UserError(
-        f"column {column.name!r} has missing values (nulls) among its numbers, which an array "
+        f"column {column.path[0]!r} has missing values (nulls) among its numbers, which an array "
         f"cannot have; fill them, or leave the column out with --fields"
     )
 
 
-def value(array: pa.Array, row: int, column: Column) -> bytes | memoryview:
+def value(array: pa.Array, row: int, column: ColumnType) -> bytes | memoryview:
     """Return the bytes of one value."""
     one = array.slice(row, 1)
     if column.dtype:
@@ -157,69 +218,9 @@ def value(array: pa.Array, row: int, column: Column) -> bytes | memoryview:
     return memoryview(second[0]).cast("B")[begin:end] if end > begin else b""
 
 
-def strings(array: pa.Array) -> Strings:
-    """Return binary or string values.
-
-    Raises:
-        Unfit: some are null, or too long for a name.
-    """
-    if not is_bytes(array.type):
-        raise Unfit(f"its values are {array.type}")
-    if array.null_count:
-        raise Unfit("some of its values are missing (null)")
-    array = array.cast(pa.large_binary())
-    if not len(array):
-        return Strings.of([])
-    _, ends, data = array.buffers()
-    found = np.frombuffer(ends, np.int64)[array.offset : array.offset + len(array) + 1]
-    if np.diff(found).max() > LONGEST_NAME:
-        raise Unfit(f"some of its values are longer than {LONGEST_NAME} bytes")
-    held = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    return Strings(held[found[0] : found[-1]].copy(), found - found[0])
-
-
-def as_array(found: Strings) -> pa.Array:
-    """Return pyarrow's array of them, whose functions run over millions; shares memory."""
-    ends = pa.py_buffer(np.ascontiguousarray(found.ends))
-    data = pa.py_buffer(np.ascontiguousarray(found.data))
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(found), [None, ends, data])
-
-
 def gathered(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
     """Yield arrays of many rows made of arrays of few, since a file may have a batch per row."""
     while some := list(itertools.islice(arrays, _TOGETHER)):
         array = pa.concat_arrays(some)
         array.validate(full=True)
         yield array
-
-
-def labels(arrays: Iterable[pa.Array]) -> tuple[Int64s, tuple[bytes, ...]]:
-    """Return labels, and the names of classes in the order of their bytes; a null is -1.
-
-    Raises:
-        Unfit: the values are no labels.
-    """
-    parts: list[Int64s] = [np.empty(0, np.int64)]
-    known: dict[bytes, int] = {}
-    for array in arrays:
-        if is_bytes(array.type):
-            coded = array.cast(pa.large_binary()).dictionary_encode()
-            seen = [known.setdefault(name, len(known)) for name in strings(coded.dictionary)]
-            rows = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
-            parts.append(np.array([*seen, -1], np.int64)[rows])  # of a null the last one
-            continue
-        if t.is_boolean(array.type):
-            array = array.cast(pa.int8())
-        found = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
-        if len(found) and (int(found.min()) < -1 or int(found.max()) >= 1 << 63):
-            raise Unfit(
-                f"they are {found.min()} to {found.max()}, and labels are -1 (none), 0, 1, …"
-            )
-        there = pc.is_valid(array).to_numpy(zero_copy_only=False)
-        parts.append(np.where(there, found.astype(np.int64), -1))
-    names = sorted(known)
-    numbers = np.concatenate(parts)
-    if names:
-        place = {name: at for at, name in enumerate(names)}
-        numbers = np.array([*(place[name] for name in known), -1], np.int64)[numbers]
-    return numbers, tuple(names)

@@ -32,7 +32,7 @@ _BEGINS = {
 }
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _BLOCK = 512  # of a tar
-_HUGGING_FACE = ("dataset_dict.json", "dataset_info.json", "state.json")
+HUGGING_FACE = ("dataset_dict.json", "dataset_info.json", "state.json")
 _LISTS = (".csv", ".tsv", ".json", ".jsonl", ".pkl", ".pickle")
 _SINGLE = (".h5", ".hdf5", ".sqsh", ".squashfs", ".sfs")
 SEVERAL = (".arrow", ".tar", ".parquet")  # formats of which a folder of files is one data set
@@ -138,7 +138,7 @@ def _folder(path: Path) -> str:
         names = [one.name for one in entries if not roles.hidden(os.fsencode(one.name))]
     if not names:
         raise UserError(f"{path} is an empty folder; what can be opened: {KNOWN}")
-    if any(name in names for name in _HUGGING_FACE):
+    if any(name in names for name in HUGGING_FACE):
         return "hf"
     ends = {os.path.splitext(name)[1].lower() for name in names}
     for end in SEVERAL:

@@ -1,4 +1,8 @@
-"""HDF5: our files, the course's, and other people's arrays."""
+"""HDF5 files of others: groups, or the root, with data sets whose rows are samples.
+
+Numbers that lie in one piece are read where they lie, like our own. Rows of variable length, as
+the `images` of many a course, are read by `hdf5_data`; compressed ones by h5py, chunk by chunk.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +12,46 @@ import itertools
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import h5py
+import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import UserError
+from .. import images
 from ..errors import BadContainer
-from ..index import Index
-from . import Choice, hdf5_foreign, hdf5_heap, hdf5_parts
-from .hdf5_parts import opened
+from ..index import Field, Index, Int64s
+from ..roles import CLASSES, KEYS, LABELS, kind_of, split_order
+from . import Choice, hdf5_data
+from .columns import Column, Table, check_known, indexed
+from .hdf5_data import column, members, opened, place
 
+_FACT = "hdf5"
+_DEPTH = 16
 # Rows are kept in blocks of at most so many bytes: a compressed chunk is unpacked as a whole.
 _KEPT = 32 << 20
 _BLOCKS = 4
 
 
 def scan(path: Path, choice: Choice) -> Index:
-    """Where everything lies; see `hdf5_foreign` for what is understood.
+    """Return the index of a file of others; splits are its groups.
 
     Raises:
         BadContainer: it is damaged, hostile, or no HDF5.
-        UserError: what `choice` names is not in it.
+        UserError: what `choice` names is not in it, or what is there cannot be samples.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:  # for its own errors; those of h5py do not tell
         size = os.fstat(file.fileno()).st_size
     try:
         with opened(path) as file:
-            if hdf5_parts.MARK in file.attrs:
-                raise BadContainer(_ours(path, int(file.attrs[hdf5_parts.MARK])))
-            return hdf5_foreign.scan(file, size, choice)
+            if hdf5_data.MARK in file.attrs:
+                raise BadContainer(_ours(path, int(file.attrs[hdf5_data.MARK])))
+            return _scan(file, size, choice)
     except UserError as error:
         raise type(error)(f"{path}: {error}") from None
     except Exception as error:  # whatever libhdf5 found, and what its lies led to
@@ -58,9 +70,209 @@ def _ours(path: Path, version: int) -> str:
     )
 
 
+def _scan(file: h5py.File, size: int, choice: Choice) -> Index:
+    groups = _chosen(file, choice)
+    tables = [
+        Table(
+            *_named(path.rpartition("/")[2], path, len(groups), choice),
+            {name: _column(one, size) for name, one in data.items()},
+        )
+        for path, data in groups
+    ]
+    splits = [table.split for table in tables]
+    if len(set(splits)) != len(splits):
+        raise UserError(f"two of its groups would be the same split: {', '.join(sorted(splits))}")
+    order = sorted(range(len(tables)), key=lambda row: split_order(tables[row].split))
+    classes = _class_names(file, size)
+    index = indexed("hdf5", [tables[row] for row in order], choice, size, width=1, classes=classes)
+    lies = [
+        [
+            groups[row][0],
+            next(iter(tables[row].columns.values())).rows(),
+            _heaps(groups[row][1], size),
+        ]
+        for row in order
+    ]
+    base, lone = hdf5_data.base(file), index.facts["columns"].get("data", "")
+    return replace(index, facts={_FACT: {"tables": lies, "base": base, "data": lone}})
+
+
+def _chosen(file: h5py.File, choice: Choice) -> list[tuple[str, dict[str, h5py.Dataset]]]:
+    """The groups that have samples, by their paths, with the data sets that may be taken."""
+    found = []
+    known: set[str] = set()
+    for group, everything in _groups(file):
+        data = {
+            name: one for name, one in everything.items() if one.ndim and not _is_classes(name, one)
+        }
+        known.update(data)
+        if choice.fields:
+            wanted = {*choice.fields, choice.label, choice.key, *LABELS, *KEYS}
+            if not set(choice.fields) & set(data):
+                continue
+            data = {name: one for name, one in data.items() if name in wanted}
+        if data:
+            found.append((str(group.name), data))
+    check_known(choice, known, "data set")
+    if not found:
+        raise UserError("there is no data set in it whose rows could be samples")
+    return found
+
+
+def _groups(file: h5py.File) -> Iterator[tuple[h5py.Group, dict[str, h5py.Dataset]]]:
+    """Every group with its data sets; each once, also where links make a circle."""
+    seen = set()
+    left = [(file["/"], 0)]
+    while left:
+        group, depth = left.pop()
+        address = h5py.h5o.get_info(group.id).addr
+        if address in seen:
+            continue
+        seen.add(address)
+        if depth > _DEPTH or len(seen) > 1000:
+            raise BadContainer("its groups are nested very deeply, or more than a thousand")
+        tree = dict(members(group))
+        yield group, {name: one for name, one in tree.items() if isinstance(one, h5py.Dataset)}
+        left += [(one, depth + 1) for one in tree.values() if isinstance(one, h5py.Group)]
+
+
+def _named(last: str, path: str, tables: int, choice: Choice) -> tuple[str, str]:
+    """Split and folder of a group; a group alone is one split, whatever its name is."""
+    if tables == 1:
+        return (last, last) if kind_of(last) else (choice.split, "")
+    name = path.strip("/").replace("/", ".") or choice.split
+    return name, name
+
+
+def _heaps(data: dict[str, h5py.Dataset], size: int) -> dict[str, int]:
+    """Where the tables of rows of variable length lie that can be read without h5py."""
+    places = {
+        name: place(one, size)
+        for name, one in data.items()
+        if one.dtype.kind == "O" and hdf5_data.is_heap(one)
+    }
+    return {name: at for name, at in places.items() if at is not None}
+
+
+def _column(data: h5py.Dataset, size: int) -> Column:
+    kind = ""
+    if math.prod(data.shape[1:]) == 1:
+        kind = "text" if _is_text(data) else "number" if _dtype(data).kind in "iub" else ""
+    return Column(
+        kind,
+        lambda: int(data.shape[0]),
+        partial(_field, data, size),
+        partial(_texts if kind == "text" else column, data, size),
+        partial(_suffix, data, size) if _dtype(data).kind == "O" else str,
+    )
+
+
+def _dtype(data: h5py.Dataset) -> np.dtype[Any]:
+    try:
+        found: np.dtype[Any] = data.dtype
+    except TypeError as error:
+        raise UserError(
+            f"the data set {data.name} is of a type that numpy does not have ({error}); leave it "
+            "out by naming the others with --fields"
+        ) from None
+    return found
+
+
+def _texts(data: h5py.Dataset, size: int) -> list[bytes]:
+    found: list[bytes] = column(data, size).tolist()
+    return found
+
+
+def _suffix(data: h5py.Dataset, size: int) -> str:
+    at = place(data, size)
+    if not len(data) or at is None or not hdf5_data.is_heap(data):
+        return ""
+    try:
+        with open(data.file.filename, "rb") as file:
+            head = next(hdf5_data.row(file.fileno(), at, hdf5_data.base(data.file)), b"")
+    except BadContainer:  # a damaged sample is named by who reads it
+        return ""
+    return images.suffix_of(head)
+
+
+def _field(data: h5py.Dataset, size: int, first: int) -> Field:
+    """A data set as a field; `first` is the number of its first row."""
+    at, dtype = place(data, size), _dtype(data)
+    n = int(data.shape[0])
+    if n > size * 1032:  # more than deflate can make of so many bytes
+        raise BadContainer(f"{data.name} has {n} rows, more than {size} bytes can hold")
+    number = ~np.arange(first, first + n, dtype=np.int64)
+    if dtype.kind == "O":
+        _check_variable(data)
+        return Field("", number, _lengths(data, at, size))
+    if dtype.kind == "V":
+        raise UserError(
+            f"the data set {data.name} is {dtype}, a structure; leave it out by naming the others "
+            "with --fields"
+        )
+    shape = tuple(map(int, data.shape[1:]))
+    one = math.prod(shape) * dtype.itemsize
+    raw = data.id.get_type()
+    lies = at is not None and raw.get_size() == dtype.itemsize and _as_in_memory(raw, dtype)
+    offset = (at or 0) + np.arange(n, dtype=np.int64) * one if lies else number
+    return Field("", offset, np.full(n, one, np.int64), None, None, dtype.str, shape)
+
+
+def _as_in_memory(raw: h5py.h5t.TypeID, dtype: np.dtype[np.generic]) -> bool:
+    """Return True where the bytes in the file are those that numpy has in memory."""
+    if dtype.kind in "Sb":
+        return True
+    return dtype.kind in "iuf" and raw == h5py.h5t.py_create(dtype)
+
+
+def _check_variable(data: h5py.Dataset) -> None:
+    if h5py.check_ref_dtype(data.dtype) is not None:
+        raise BadContainer(f"{data.name} has references to other objects, which are not followed")
+    inner = h5py.check_vlen_dtype(data.dtype)
+    text = h5py.check_string_dtype(data.dtype) is not None
+    if data.ndim != 1 or not (text or (inner is not None and inner.itemsize == 1)):
+        raise UserError(
+            f"the data set {data.name} has rows of different lengths that are no bytes and no "
+            f"text ({inner or data.dtype}); leave it out by naming the others with --fields"
+        )
+
+
+def _lengths(data: h5py.Dataset, at: int | None, size: int) -> Int64s:
+    n = int(data.shape[0])
+    if at is None or not hdf5_data.is_heap(data):
+        return np.fromiter((len(one) for one in _each(data)), np.int64, n)
+    length = hdf5_data.lengths(data, at)
+    if int(length.sum()) > size:
+        raise BadContainer(f"the rows of {data.name} are longer together than the file")
+    return length
+
+
+def _each(data: h5py.Dataset) -> Iterator[bytes]:
+    for start in range(0, int(data.shape[0]), 64):
+        yield from data[start : start + 64]
+
+
+def _is_text(data: h5py.Dataset) -> bool:
+    """Return True where each element is a string, of fixed or variable length."""
+    return data.dtype.kind == "S" or h5py.check_string_dtype(data.dtype) is not None
+
+
+def _is_classes(name: str, data: h5py.Dataset) -> bool:
+    """Return True where a data set has names of classes, and no samples."""
+    return name.lower() in CLASSES and data.ndim == 1 and _is_text(data)
+
+
+def _class_names(file: h5py.File, size: int) -> tuple[str, ...]:
+    """From the root; empty where it has none."""
+    for name, one in members(file):
+        if isinstance(one, h5py.Dataset) and _is_classes(name, one):
+            return tuple(text.decode("utf-8", "surrogateescape") for text in _texts(one, size))
+    return ()
+
+
 def fallback(index: Index, root: Path) -> Rows:
     """Reads what is compressed or of variable length."""
-    about = index.facts.get(hdf5_foreign.FACT) or {"tables": [], "base": 0, "data": ""}
+    about = index.facts.get(_FACT) or {"tables": [], "base": 0, "data": ""}
     try:
         groups = [Group(str(path), int(rows), dict(heaps)) for path, rows, heaps in about["tables"]]
         return Rows(root, groups, int(about["base"]), str(about["data"]))
@@ -76,7 +288,7 @@ class Group(NamedTuple):
     Attributes:
         path: of a group in the file.
         rows: how many each of its data sets has.
-        heaps: name of a data set -> where its `hdf5_heap` rows lie.
+        heaps: name of a data set -> where its rows of variable length lie.
     """
 
     path: str
@@ -124,8 +336,8 @@ class Rows:
             raw = self._raw  # a name of its own keeps it open while another thread replaces it
             if raw is None:
                 raw = self._raw = io.FileIO(self._path)
-            at = heap + row * hdf5_heap.WIDTH
-            yield from hdf5_heap.row(raw.fileno(), at, self._base)
+            at = heap + row * hdf5_data.WIDTH
+            yield from hdf5_data.row(raw.fileno(), at, self._base)
         except Exception as error:  # as in `scan`
             why = str(error) if isinstance(error, BadContainer) else repr(error)
             raise BadContainer(
@@ -157,7 +369,7 @@ class Rows:
     def _data(self, path: str) -> h5py.Dataset:
         file = self._opened()
         if path not in self._known:  # an index from elsewhere may name what `scan` would refuse
-            self._known[path] = hdf5_parts.at(file, path)
+            self._known[path] = hdf5_data.at(file, path)
         return self._known[path]
 
     def _opened(self) -> h5py.File:

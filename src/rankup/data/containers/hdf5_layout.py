@@ -36,7 +36,7 @@ from ...base.files import pwrite_all
 from ..index import Field, Index, Int64s, Split, UInt64s
 from ..pack.layout import Piece, Shape, units
 from ..strings import Strings
-from .hdf5_parts import CLASSES, MARK, VERSION, opened
+from .hdf5_data import CLASSES, MARK, VERSION, opened
 
 _RESERVED = {"labels", "keys", "key_offsets", "hashes", "offsets", CLASSES}
 # Samples that a unit has at most: what a process holds of them is bounded.
@@ -166,12 +166,11 @@ def _check_field(field: Field) -> None:
             f"the field {field.name!r} is {dtype}, which rankup does not write to HDF5: leave it "
             "out (--fields), or turn it into numbers"
         )
-    one = math.prod(field.shape) * dtype.itemsize
-    wrong = np.flatnonzero(field.length != one)
+    wrong = np.flatnonzero(field.length != field.width)
     if len(wrong):
         raise UserError(
             f"sample {wrong[0]} of the field {field.name!r} has {field.length[wrong[0]]} bytes, "
-            f"not the {one} of {dtype} of shape {field.shape}"
+            f"not the {field.width} of {dtype} of shape {field.shape}"
         )
 
 

@@ -24,9 +24,9 @@ import numpy as np
 import xxhash
 
 from ...base.errors import UserError
-from .. import indexes
+from .. import indexes, npz
 from ..errors import BadContainer
-from ..index import Field, Index, UInt64s
+from ..index import Index, UInt64s, folders
 from ..strings import Strings
 from . import Choice, detect
 from .grouping import LONE
@@ -162,7 +162,7 @@ def _files(source: Index) -> Iterator[_File]:
     lengths = {n: one.length.tolist() for n, one in enumerate(source.fields) if not one.dtype}
     lone = len(source.fields) == 1 and source.fields[0].name == LONE
     ends = [b"" if lone else b"." + os.fsencode(one.name) for one in source.fields]
-    for split, folder in zip(source.splits, folders(source), strict=True):
+    for split, folder in zip(source.splits, folders(source.splits), strict=True):
         for row in range(split.start, split.stop):
             stem = folder + source.keys[row]
             for number, of in lengths.items():
@@ -171,7 +171,8 @@ def _files(source: Index) -> Iterator[_File]:
             if one.dtype:
                 path = folder + os.fsencode(one.name) + b".npy"
                 rows = range(split.start, split.stop)
-                yield _File(path, _npy_head(one, len(rows)), number, rows, _row_bytes(one))
+                head = npz.array_header(one.dtype, (len(rows), *one.shape))
+                yield _File(path, head, number, rows, one.width)
 
 
 def _bytes(one: _File, chunks: Callable[[int, int], Iterable[Buffer]]) -> Iterator[Buffer]:
@@ -179,17 +180,6 @@ def _bytes(one: _File, chunks: Callable[[int, int], Iterable[Buffer]]) -> Iterat
         yield one.head
     for row in one.rows:
         yield from chunks(one.field, row)
-
-
-def folders(source: Index) -> list[bytes]:
-    """Return the folder of each split, or its name where two have the same.
-
-    With a `/` at its end, or empty.
-    """
-    names = [one.folder for one in source.splits]
-    if len(set(names)) < len(names):
-        names = [one.name for one in source.splits]
-    return [os.fsencode(name) + b"/" if name else b"" for name in names]
 
 
 def indexed(source: Index, out: Path, hashes: UInt64s | None = None) -> Index:
@@ -213,7 +203,7 @@ def indexed(source: Index, out: Path, hashes: UInt64s | None = None) -> Index:
         replace(
             one,
             offset=np.array(offset, np.int64),
-            length=np.full(len(source), _row_bytes(one)) if one.dtype else one.length,
+            length=np.full(len(source), one.width) if one.dtype else one.length,
             file=None,
         )
         for one, offset in zip(source.fields, offsets, strict=True)
@@ -257,20 +247,6 @@ def _check(index: Index, out: Path, end: int, hashes: UInt64s | None) -> None:
                     )
 
 
-def _row_bytes(one: Field) -> int:
-    size = np.dtype(one.dtype).itemsize
-    for axis in one.shape:
-        size *= axis
-    return size
-
-
-def _npy_head(one: Field, rows: int) -> bytes:
-    head = io.BytesIO()
-    about = {"descr": one.dtype, "fortran_order": False, "shape": (rows, *one.shape)}
-    np.lib.format.write_array_header_1_0(head, about)
-    return head.getvalue()
-
-
 def _labels(source: Index) -> bytes:
     """Path and label of each sample as CSV; empty where there are none, or folders tell them."""
     if source.labels is None:
@@ -285,7 +261,7 @@ def _labels(source: Index) -> bytes:
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(("path", "label"))
-    for split, folder in zip(source.splits, folders(source), strict=True):
+    for split, folder in zip(source.splits, folders(source.splits), strict=True):
         for row in range(split.start, split.stop):
             if labels[row] >= 0:
                 known = labels[row] < len(names)

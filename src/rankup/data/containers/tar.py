@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import tarfile
+from collections import Counter
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
@@ -123,6 +124,12 @@ class _Headers:
         return self._file.read(size)
 
 
+class _Place(NamedTuple):
+    offset: int
+    length: int
+    key: bytes | None  # the true one, where rankup has written it under another name
+
+
 def _walk(file: BinaryIO, where: str, size: int, part: int, members: Members) -> None:
     """Add the members of one tar."""
     head = file.read(8)
@@ -133,8 +140,7 @@ def _walk(file: BinaryIO, where: str, size: int, part: int, members: Members) ->
                 f"before it: unpack it once with `{program} -d`, which leaves a tar"
             )
     file.seek(0)
-    rows: dict[bytes, int] = {}
-    first = len(members.names)
+    found: dict[bytes, _Place] = {}  # of members of one name the last
     at = 0
     try:
         archive: Any = tarfile.TarFile(
@@ -150,7 +156,7 @@ def _walk(file: BinaryIO, where: str, size: int, part: int, members: Members) ->
             if archive.pax_headers.keys() & _ALL:
                 raise tarfile.ReadError("a global header gives all members one name or size")
             at = archive.offset
-            _member(info, where, part, members, rows)
+            _member(info, where, found, members.passed)
         at = archive.offset
     except (BadContainer, OSError):
         raise
@@ -159,49 +165,53 @@ def _walk(file: BinaryIO, where: str, size: int, part: int, members: Members) ->
             f"{where}: no tar, or a damaged or cut one: {error} (from byte {at} on)"
         ) from None
     _check_end(file, where, at, size)
-    _keep_last(members, first, rows)
+    for name, (offset, length, key) in found.items():
+        if key is not None:
+            members.keys[len(members.names)] = key
+        members.names.append(name)
+        members.offset.append(offset)
+        members.length.append(length)
+        members.part.append(part)
 
 
 def _member(
-    info: tarfile.TarInfo, where: str, part: int, members: Members, rows: dict[bytes, int]
+    info: tarfile.TarInfo, where: str, found: dict[bytes, _Place], passed: Counter[str]
 ) -> None:
     name = plain(info.name.encode("utf-8", "surrogateescape"))
     if info.isdir():
         if name.strip(b"/."):
             safe_keys.check(name, where)
-        members.passed["folders"] += 1
+        passed["folders"] += 1
         return
     if info.type in _FOREIGN:
-        members.passed["records of other programs"] += 1
+        passed["records of other programs"] += 1
         return
     safe_keys.check(name, where)
     if info.issym():
-        members.passed["symbolic links"] += 1  # which nobody follows
+        passed["symbolic links"] += 1  # which nobody follows
         return
-    key = info.pax_headers.get(KEY.decode())
-    offset, length = info.offset_data, info.size
+    true = info.pax_headers.get(KEY.decode())
+    key = None if true is None else true.encode("utf-8", "surrogateescape")
+    place = _Place(info.offset_data, info.size, key)
     if info.islnk():  # its target's bytes under another name
         target = plain(info.linkname.encode("utf-8", "surrogateescape"))
-        if target not in rows:
+        if target not in found:
             shown, to = safe_keys.shown(name), safe_keys.shown(target)
             raise BadContainer(f"{where}: {shown} is a link to {to}, which does not come before")
-        offset, length = members.offset[rows[target]], members.length[rows[target]]
-        members.passed["hard links"] += 1
+        place = found[target]._replace(key=key)
+        passed["hard links"] += 1
         if name == target:
             return
     else:
         _check_plain(info, where)
-    if key is None and roles.hidden(name):
-        members.passed["hidden"] += 1
-        return
-    row = rows[name] = len(members.names)
-    members.names.append(name)
-    members.offset.append(offset)
-    members.length.append(length)
-    members.part.append(part)
     if key is not None:
-        members.keys[row] = key.encode("utf-8", "surrogateescape")
-        safe_keys.check(members.keys[row], where)
+        safe_keys.check(key, where)
+    elif roles.hidden(name):
+        passed["hidden"] += 1
+        return
+    if found.pop(name, None) is not None:
+        passed["written twice, the last counts"] += 1
+    found[name] = place
 
 
 def _check_plain(info: tarfile.TarInfo, where: str) -> None:
@@ -233,16 +243,3 @@ def _check_end(file: BinaryIO, where: str, at: int, size: int) -> None:
             f"{where}: something follows the block of zeros at byte {at} that ends a tar: tars put "
             f"together with cat (tar --concatenate does it right), or a damaged one"
         )
-
-
-def _keep_last(members: Members, first: int, rows: dict[bytes, int]) -> None:
-    """Keep of the members of one name in one tar the last."""
-    twice = len(members.names) - first - len(rows)
-    if not twice:
-        return
-    kept = [*range(first), *sorted(rows.values())]
-    new = {row: number for number, row in enumerate(kept)}
-    for column in (members.names, members.offset, members.length, members.part):
-        column[:] = [column[row] for row in kept]  # type: ignore[assignment, call-overload]
-    members.keys = {new[row]: key for row, key in members.keys.items() if row in new}
-    members.passed["written twice, the last counts"] += twice

@@ -12,6 +12,7 @@ name. Mode, owner and time are the same for all, so that the same samples give t
 from __future__ import annotations
 
 import re
+import tarfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -32,7 +33,6 @@ _NAME = 100
 _LARGE = 8**11
 _SIZE = slice(124, 135)
 _SUM = slice(148, 154)
-_PAX_NAME = b"././@PaxHeader"
 
 # What has no extension gets one: WebDataset passes over a member without.
 BARE = b"data"
@@ -40,6 +40,23 @@ BARE = b"data"
 # WebDataset's pattern is no line end; what begins with `__` it takes for its own.
 _LONE = re.compile(rb"(?!__)(?:[^%\n]*/)?[^/.%\n]+\.(?!__)[^/.%\n]+")
 _STEM = re.compile(rb"(?!__)(?:[^%\n]*/)?[^/.%\n]+")
+
+_TEMPLATE = b"".join(
+    (
+        bytes(_NAME),
+        b"0000644\0",  # mode
+        b"0000000\0" * 2,  # owner, group
+        b"0" * 11 + b"\0",  # size
+        b"0" * 11 + b"\0",  # time
+        b" " * 8,  # sum
+        b"0",  # a file
+        bytes(100),  # target of a link
+        b"ustar\0" + b"00",
+        bytes(64),  # names of owner and group
+        b"0000000\0" * 2,  # device
+        bytes(155 + 12),
+    )
+)
 
 Blocks = npt.NDArray[np.uint8]
 
@@ -58,7 +75,7 @@ def length(name: bytes, size: int, key: bytes | None = None) -> int:
     """Bytes of the headers of one member, PAX included."""
     if key is None and fits(name, size):
         return BLOCK
-    return BLOCK + BLOCK + padded(len(_records(name, size, key)))
+    return len(_extended(name, size, key))
 
 
 def headers(names: Sequence[bytes], sizes: Int64s, keys: Mapping[int, bytes]) -> list[bytes]:
@@ -69,7 +86,7 @@ def headers(names: Sequence[bytes], sizes: Int64s, keys: Mapping[int, bytes]) ->
         sizes: int64, bytes of each.
         keys: row -> true key, for those that are written under another name.
     """
-    blocks = _blocks(names, np.where(sizes < _LARGE, sizes, 0), b"0").tobytes()
+    blocks = _blocks(names, np.where(sizes < _LARGE, sizes, 0)).tobytes()
     result = [blocks[at : at + BLOCK] for at in range(0, len(blocks), BLOCK)]
     listed = sizes.tolist()
     odd = [
@@ -78,14 +95,23 @@ def headers(names: Sequence[bytes], sizes: Int64s, keys: Mapping[int, bytes]) ->
         if not fits(name, size) or row in keys
     ]
     for row in odd:
-        result[row] = _pax(_records(names[row], listed[row], keys.get(row))) + result[row]
+        result[row] = _extended(names[row], listed[row], keys.get(row))
     return result
 
 
-def _blocks(names: Sequence[bytes], sizes: Int64s, kind: bytes) -> Blocks:
+def _extended(name: bytes, size: int, key: bytes | None) -> bytes:
+    """The headers of a member of which one does not say all."""
+    info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
+    info.size = size
+    if key is not None:
+        info.pax_headers = {KEY.decode(): key.decode("utf-8", "surrogateescape")}
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _blocks(names: Sequence[bytes], sizes: Int64s) -> Blocks:
     """uint8 (n, 512): ustar headers. Names are cut to 100 bytes."""
     rows = np.empty((len(names), BLOCK), np.uint8)
-    rows[:] = np.frombuffer(_template(kind), np.uint8)
+    rows[:] = np.frombuffer(_TEMPLATE, np.uint8)
     cells = np.array(names, dtype=f"S{_NAME}") if names else np.empty(0, f"S{_NAME}")
     rows[:, :_NAME] = cells.view(np.uint8).reshape(len(names), _NAME)
     rows[:, _SIZE] = _octal(sizes, 11)
@@ -100,59 +126,6 @@ def _octal(values: Int64s, digits: int) -> Blocks:
     return (((values[:, None] >> shifts) & 7) + ord("0")).astype(np.uint8)
 
 
-def _template(kind: bytes) -> bytes:
-    fields = (
-        bytes(_NAME),
-        b"0000644\0",  # mode
-        b"0000000\0" * 2,  # owner, group
-        b"0" * 11 + b"\0",  # size
-        b"0" * 11 + b"\0",  # time
-        b" " * 8,  # sum
-        kind,
-        bytes(100),  # target of a link
-        b"ustar\0" + b"00",
-        bytes(64),  # names of owner and group
-        b"0000000\0" * 2,  # device
-        bytes(155 + 12),
-    )
-    return b"".join(fields)
-
-
-def _pax(records: bytes) -> bytes:
-    header = _blocks([_PAX_NAME], np.array([len(records)]), b"x").tobytes()
-    return header + records + bytes(-len(records) % BLOCK)
-
-
-def _records(name: bytes, size: int, key: bytes | None) -> bytes:
-    found = []
-    if key is not None:
-        found.append((KEY, key))
-    if len(name) > _NAME or not name.isascii():
-        found.append((b"path", name))
-    if size >= _LARGE:
-        found.append((b"size", b"%d" % size))
-    if not all(_is_utf8(value) for _, value in found):
-        found.insert(0, (b"hdrcharset", b"BINARY"))
-    return b"".join(_record(keyword, value) for keyword, value in found)
-
-
-def _record(keyword: bytes, value: bytes) -> bytes:
-    r"""`27 path=…\n`, with its own length, which counts its own digits."""
-    rest = len(keyword) + len(value) + 3
-    total = rest
-    while total != rest + len(str(total)):
-        total = rest + len(str(total))
-    return b"%d %s=%s\n" % (total, keyword, value)
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def lone_names(keys: Strings, splits: Sequence[tuple[int, int]]) -> dict[int, bytes]:
     """Row -> name, for the samples of one field whose name is not their key.
 
@@ -161,28 +134,18 @@ def lone_names(keys: Strings, splits: Sequence[tuple[int, int]]) -> dict[int, by
     """
     changed: dict[int, bytes] = {}
     for start, stop in splits:
-        rows = range(start, stop)
-        names = [keys[row] for row in rows]
+        names = [keys[row] for row in range(start, stop)]
         stems = [cut(name)[0] for name in names]
-        often = _twice(stems)
-        for row, name, stem in zip(rows, names, stems, strict=True):
-            if stem in often or not _LONE.fullmatch(name) or _is_label(name):
-                if stem not in often and _STEM.fullmatch(name):
-                    changed[row] = name + b"." + BARE
-                else:
-                    changed[row] = _escaped(name) + b"." + _extension(name)
+        often = Counter(stems) if len(set(stems)) < len(stems) else {}
+        for row, (name, stem) in enumerate(zip(names, stems, strict=True), start):
+            if often.get(stem, 1) > 1 or not _LONE.fullmatch(name) or _is_label(name):
+                changed[row] = _escaped(name) + b"." + _extension(name)
     return changed
 
 
 def stem_names(keys: Strings) -> dict[int, bytes]:
     """Row -> stem, for the samples of several fields whose stem is not their key."""
     return {row: _escaped(key) for row, key in enumerate(keys) if not _STEM.fullmatch(key)}
-
-
-def _twice(stems: Sequence[bytes]) -> set[bytes]:
-    if len(set(stems)) == len(stems):
-        return set()
-    return {stem for stem, count in Counter(stems).items() if count > 1}
 
 
 def _is_label(name: bytes) -> bool:

@@ -8,7 +8,6 @@ info.json           shards, samples and classes, as timm reads them
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from ...base.errors import UserError
 from ...base.files import write_atomic
 from .. import keys as safe_keys
+from .. import npz
 from ..index import Field, Index, Int64s, Split, UInt64s
 from ..pack.layout import Piece, Shape, units
 from ..strings import Strings
@@ -190,7 +190,10 @@ def plan(source: Index, shape: Shape) -> TarLayout:
     changed = (
         tar_headers.lone_names(source.keys, spans) if lone else tar_headers.stem_names(source.keys)
     )
-    heads = tuple(_npy(field) for field in source.fields)
+    # A row of an array field is an .npy file.
+    heads = tuple(
+        npz.array_header(one.dtype, one.shape) if one.dtype else b"" for one in source.fields
+    )
     before, total = _lengths(source, changed, heads, lone)
     starts, files, names, sizes = _shards(source.splits, total, shape.shard)
     at = starts.copy()
@@ -243,18 +246,6 @@ def _is_lone(index: Index) -> bool:
 def _suffix(field: Field) -> bytes:
     name = f".{field.name}.npy" if field.dtype else f".{field.name}"
     return name.encode("utf-8", "surrogateescape")
-
-
-def _npy(field: Field) -> bytes:
-    """The header that makes a row of an array field an .npy file."""
-    if not field.dtype:
-        return b""
-    head = io.BytesIO()
-    dtype = np.lib.format.dtype_to_descr(np.dtype(field.dtype))
-    np.lib.format.write_array_header_1_0(
-        head, {"descr": dtype, "fortran_order": False, "shape": field.shape}
-    )
-    return head.getvalue()
 
 
 def _lengths(

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
 from ...base.amounts import size
 from ...base.errors import UserError
 from ...base.files import pwrite_all
-from .. import keys
+from ...base.progress import Progress
+from .. import keys, npz
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split
+from ..index import Field, Index, Int64s, Split, folders
 from ..pack.source import unsound
 from ..pool import cores, spread
 from ..verified import Reader, SourceProblem, Span
-from .verify import CHANGED, Damage, Watch, end_of, name, parts
+from .verify import CHANGED, Damage, end_of, name, parts
 
 PART = ".part"
 LABELS = "labels"
@@ -49,7 +47,7 @@ class Extracted:
 
 
 def extract(
-    index: Index, root: Path, splits: tuple[Split, ...], out: Path, watch: Watch
+    index: Index, root: Path, splits: tuple[Split, ...], out: Path, watch: Progress
 ) -> Extracted:
     """Write the samples of splits below a new folder, on all cores, comparing hashes on the way.
 
@@ -70,7 +68,7 @@ def extract(
     if wrong:
         raise BadContainer(f"{root} is damaged, or not what it seems: {wrong}")
     out = Path(os.path.abspath(out))
-    folders = _folders(index, splits, str(root))
+    needed = _folders(index, splits, str(root))
     start, stop = (splits[0].start, splits[-1].stop) if splits else (0, 0)
     part = _begin(out, sum(_bytes(one, start, stop) for one in index.fields))
     base = os.path.join(os.fsencode(part), b"")
@@ -78,15 +76,17 @@ def extract(
     bad: list[tuple[int, int, str]] = []
     arrays: dict[tuple[str, int], _Array] = {}
     with _space(part):
-        for folder in folders:
+        for folder in needed:
             os.makedirs(base + folder, exist_ok=True)
         try:
             _make_arrays(arrays, base, index, splits)
-            write = _Write(Reader(index, root), base, arrays)
+            names = (one.name for one in splits)
+            folder_of = dict(zip(names, folders(splits), strict=True))
+            write = _Write(Reader(index, root), base, arrays, folder_of)
             for done, spans, found in spread(write, parts(index, start, stop), cores()):
                 total, count = total + done, count + spans
                 bad += found
-                watch(total, count)
+                watch(total, samples=count)
         finally:
             for array in arrays.values():
                 os.close(array.descriptor)
@@ -103,12 +103,8 @@ def extract(
 def _bytes(field: Field, start: int, stop: int) -> int:
     """Return the bytes of the files of a field, as far as they are known before they are read."""
     if field.dtype:
-        return (stop - start) * _array_bytes(field)
+        return (stop - start) * field.width
     return int(field.length[start:stop].clip(0).sum())
-
-
-def _array_bytes(field: Field) -> int:
-    return np.dtype(field.dtype).itemsize * math.prod(field.shape)
 
 
 @contextlib.contextmanager
@@ -166,32 +162,16 @@ def _folders(index: Index, splits: tuple[Split, ...], where: str) -> set[bytes]:
     Raises:
         BadContainer: a name would not stay below the folder that all is written to.
     """
-    needed: set[bytes] = set()
-    bytes_too = any(not one.dtype for one in index.fields)
+    needed = set()
     for one in index.fields:
         keys.check(b"x." + os.fsencode(one.name), f"{where} (as a field)")
-    for split in splits:
-        for one in index.fields:
-            path = _of_array(split, one.name, len(splits) == 1)
-            keys.check(path, f"{where} (as a split)")
-            if one.dtype:
-                needed.add(os.path.dirname(path))
-        for row in range(split.start, split.stop) if bytes_too else ():
-            key = index.keys[row]
-            keys.check(key, where)
-            needed.add(os.path.dirname(_of_sample(split, key, "")))
+    for split, folder in zip(splits, folders(splits), strict=True):
+        keys.check(folder + b"x", f"{where} (as a split)")
+        needed.add(folder)
+        for row in range(split.start, split.stop) if any(not f.dtype for f in index.fields) else ():
+            keys.check(index.keys[row], where)
+            needed.add(os.path.dirname(folder + index.keys[row]))
     return needed
-
-
-def _of_sample(split: Split, key: bytes, end: str) -> bytes:
-    path = key + b"." + os.fsencode(end) if end else key
-    return os.fsencode(split.folder) + b"/" + path if split.folder else path
-
-
-def _of_array(split: Split, field: str, alone: bool) -> bytes:
-    """Return the file of an array field of a split; that of the only one needs no folder."""
-    folder = split.folder or ("" if alone else split.name)
-    return os.fsencode(f"{folder}/{field}.npy" if folder else f"{field}.npy")
 
 
 @dataclass(frozen=True)
@@ -229,30 +209,18 @@ def _make_arrays(
     labels = index.labels
     if fields and labels is not None and LABELS not in [one.name for one in index.fields]:
         fields.append((-1, Field(LABELS, labels, labels, dtype="<i8")))
-    for split in splits:
+    for split, folder in zip(splits, folders(splits), strict=True):
         for number, field in fields:
-            path = base + _of_array(split, field.name, len(splits) == 1)
-            array = _new_array(path, field, split)
-            arrays[split.name, number] = array
+            count = split.stop - split.start
+            head = npz.array_header(field.dtype, (count, *field.shape))
+            path = base + folder + os.fsencode(field.name) + b".npy"
+            descriptor = os.open(path, _NEW, 0o666)
+            arrays[split.name, number] = _Array(descriptor, split, len(head), field.width)
+            pwrite_all(descriptor, head, 0)
+            os.truncate(descriptor, len(head) + count * field.width)
             if number < 0 and labels is not None:
                 rows = labels[split.start : split.stop]
-                pwrite_all(array.descriptor, rows.tobytes(), array.start)
-
-
-def _new_array(path: bytes, field: Field, split: Split) -> _Array:
-    dtype, count = np.dtype(field.dtype), split.stop - split.start
-    head = io.BytesIO()
-    about = {
-        "descr": np.lib.format.dtype_to_descr(dtype),  # type: ignore[no-untyped-call]
-        "fortran_order": False,
-        "shape": (count, *field.shape),
-    }
-    np.lib.format.write_array_header_1_0(head, about)
-    start, item = head.tell(), _array_bytes(field)
-    descriptor = os.open(path, _NEW, 0o666)
-    pwrite_all(descriptor, head.getvalue(), 0)
-    os.truncate(descriptor, start + count * item)
-    return _Array(descriptor, split, start, item)
+                pwrite_all(descriptor, rows.tobytes(), len(head))
 
 
 @dataclass
@@ -262,6 +230,7 @@ class _Write:
     reader: Reader
     base: bytes
     arrays: Mapping[tuple[str, int], _Array]
+    folders: Mapping[str, bytes]
     size: int = 0
 
     def __call__(self, rows: Int64s) -> tuple[int, int, list[tuple[int, int, str]]]:
@@ -276,7 +245,8 @@ class _Write:
                     if field.dtype:
                         why = self.arrays[split.name, number].write(data, span.row)
                     else:
-                        why = self._file(data, _of_sample(split, index.keys[span.row], end))
+                        key = self.folders[split.name] + index.keys[span.row]
+                        why = self._file(data, key + b"." + os.fsencode(end) if end else key)
                 except SourceProblem as error:
                     why = f"it cannot be read: {error}"
                 if not why and field.hash is not None and state.intdigest() != field.hash[span.row]:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +21,13 @@ import numpy as np
 from ...base.errors import UserError, nearest
 from .. import keys
 from ..containers import Choice
-from ..containers.files import refuse, shown
+from ..containers.files import refuse, shown, stats
 from ..index import Field, Index, Int64s, Split, ordered
 from ..roles import LABELS, PATHS, SPLIT_COLUMNS, split_in, split_order
 from ..strings import Strings
 from . import tables
 from .tables import Table
 
-_THREADS = 16  # a `stat` costs milliseconds on a parallel file system
-_AT_ONCE = 1024
 _PLAIN = (str, int, float, bool, type(None))  # what a label may be, or be refused by name
 
 
@@ -62,7 +58,8 @@ def scan(path: Path, choice: Choice) -> Index:
     roles = _roles(path, table, choice)
     base = _base(path, table.columns[roles.paths[0]])
     names, rows_of = _files(path, table, roles.paths, base)
-    sizes, times = _stats(path, names)
+    sizes, times, problems = stats(b"", names)
+    refuse(problems, f"of the {len(names)} files in {path}", "cannot be packed")
     split_names, split_of = _splits(path, table, roles, choice)
     found, folders = _keys(path, table, roles, names, rows_of, split_of, split_names)
     labels: Int64s | None = None
@@ -203,34 +200,6 @@ def _files(
             rows[row] = number_of.setdefault(name, len(number_of))
         rows_of.append(rows)
     return list(number_of), rows_of
-
-
-def _stats(path: Path, names: Sequence[bytes]) -> tuple[Int64s, Int64s]:
-    """Sizes and times of a list's files.
-
-    Raises:
-        UserError: some are missing or no files; all are counted, the first ones named.
-    """
-    sizes, times = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
-
-    def ask(start: int) -> list[str]:
-        problems = []
-        for row in range(start, min(start + _AT_ONCE, len(names))):
-            try:
-                about = os.stat(names[row])
-            except OSError as error:
-                problems.append(f"{shown(names[row])}: {error.strerror}")
-                continue
-            if not stat.S_ISREG(about.st_mode):
-                problems.append(f"{shown(names[row])} is no file")
-            sizes[row], times[row] = about.st_size, about.st_mtime_ns
-        return problems
-
-    with ThreadPoolExecutor(_THREADS, "rankup-list") as pool:
-        parts = pool.map(ask, range(0, len(names), _AT_ONCE))
-        problems = [problem for part in parts for problem in part]
-    refuse(problems, f"of the {len(names)} files in {path}", "cannot be packed")
-    return sizes, times
 
 
 def _splits(path: Path, table: Table, roles: _Roles, choice: Choice) -> tuple[list[str], Int64s]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ...base.errors import UserError
 from ..containers import Choice
-from ..containers.files import Tree, lone, refuse, shown, walk
+from ..containers.files import refuse, shown, walk
 from ..index import Index, Split, ordered
 from ..strings import Strings
 
@@ -54,7 +55,7 @@ def imagenet(path: Path, choice: Choice) -> Index:
     if not {"train", "val"} & set(names):
         raise _no_imagenet(path, f"neither train/ nor val/ is in it or its {_TREE}/")
     tree = walk(root, names)
-    found = [_parts(name) for name in tree.names]
+    found = [_parts(name) for name in tree.files]
     wnids = {folder for split, folder in found if folder and split != "test"}
     others = sorted(wnid for wnid in wnids if not _WNID.fullmatch(wnid))
     if others:
@@ -118,7 +119,7 @@ def _index(
     path: Path,
     root: Path,
     splits: Sequence[str],
-    tree: Tree,
+    tree: Index,
     wnids: Sequence[str],
     given: Mapping[bytes, str],
     names: Mapping[str, str],
@@ -134,7 +135,7 @@ def _index(
     number_of = {wnid: number for number, wnid in enumerate(wnids)}
     below = os.fsencode(root.relative_to(path)) + b"/" if root != path else b""
     labels, split_of, problems = [], [], []
-    for name in tree.names:
+    for name in tree.files:
         split, folder = _parts(name)
         wnid = given.get(name) or folder
         labels.append(number_of.get(wnid, -1))
@@ -142,17 +143,12 @@ def _index(
         if labels[-1] < 0 and split != "test":
             problems.append(f"{shown(name)}: {wnid!r}" if wnid else f"{shown(name)}: no label")
     refuse(problems, f"in {root}", "of no known class")
-    index = Index(
-        "files",
-        Strings.of(below + name for name in tree.names),
-        (),
-        Strings.of(name.partition(b"/")[2] for name in tree.names),
-        (lone(np.arange(len(tree.names)), tree.sizes),),
-        np.array(labels, np.int64),
-        tuple(f"{wnid} {names[wnid]}" if wnid in names else wnid for wnid in wnids),
-        tree.sizes,
-        facts=tree.facts,
-        times=tree.times,
+    index = replace(
+        tree,
+        files=Strings.of(below + name for name in tree.files),
+        keys=Strings.of(name.partition(b"/")[2] for name in tree.files),
+        labels=np.array(labels, np.int64),
+        classes=tuple(f"{wnid} {names[wnid]}" if wnid in names else wnid for wnid in wnids),
     )
     folders = tuple(Split(split, 0, 0, split) for split in splits)
     return ordered(index, np.array(split_of, np.int64), folders)
@@ -177,7 +173,7 @@ def _names(near: Sequence[Path]) -> dict[str, str]:
     return {}
 
 
-def _validation(near: Sequence[Path], folder: Path, tree: Tree) -> dict[bytes, str]:
+def _validation(near: Sequence[Path], folder: Path, tree: Index) -> dict[bytes, str]:
     """`val/<name>` -> wnid for the images of a flat validation folder."""
     found = (_find(near, name) for name in (_SOLUTION, _SYNSET_LABELS))
     path = next((one for one in found if one is not None), None)
@@ -190,7 +186,7 @@ def _validation(near: Sequence[Path], folder: Path, tree: Tree) -> dict[bytes, s
         rows = [line.partition(",") for line in _lines(path)[1:] if line.strip()]
         return {f"val/{name}.JPEG".encode(): told.split(" ")[0] for name, _, told in rows}
     told = [line.strip() for line in _lines(path) if line.strip()]
-    flat = sorted(name for name in tree.names if _parts(name) == ("val", ""))
+    flat = sorted(name for name in tree.files if _parts(name) == ("val", ""))
     if len(told) != len(flat):
         raise UserError(f"{path} has {len(told)} labels, and {folder} has {len(flat)} images")
     return dict(zip(flat, told, strict=True))

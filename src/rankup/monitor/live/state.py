@@ -7,7 +7,6 @@ import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +105,9 @@ def _newest_life(
             end, code = record["end"], record.get("code")
     last = job.lives[-1] if isinstance(job.lives, list) and job.lives else None
     if isinstance(last, dict) and "job" not in last:
-        started = _moment(last.get("started"))
+        started = rundir.moment(last.get("started"))
         if started is not None and (begin is None or started >= begin):
-            ended, said = _moment(last.get("ended")), last.get("code")
+            ended, said = rundir.moment(last.get("ended")), last.get("code")
             return started, ended, said if isinstance(said, int) else None
     return begin, end, code
 
@@ -117,12 +116,6 @@ def _word(over: bool, code: float | None) -> str:
     if not over:
         return "RUNNING"
     return "FAILED" if code else "COMPLETED"
-
-
-def _moment(text: object) -> float | None:
-    with suppress(ValueError, OverflowError):
-        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    return None
 
 
 def _steps(job: Job) -> int | None:

@@ -44,14 +44,18 @@ def differentiated(call: ast.Call) -> ast.expr | None:
 
 
 def function_of(script: Script, call: ast.Call) -> tuple[Script, Function] | None:
-    """The function of the script's own files that a call runs; of a module its `forward`."""
+    """The function of the script's own files that a call runs; of an object its `__call__`."""
     flow = script.flow
     found = flow.definition(script.file, call.func)
     if found is None or isinstance(found[1], ast.ClassDef):
-        found = flow.method(script.file, call.func, "forward") or (
-            flow.method(script.file, call.func.value, call.func.attr)
-            if isinstance(call.func, ast.Attribute)
-            else None
+        found = (
+            flow.method(script.file, call.func, "forward")
+            or flow.method(script.file, call.func, "__call__")
+            or (
+                flow.method(script.file, call.func.value, call.func.attr)
+                if isinstance(call.func, ast.Attribute)
+                else None
+            )
         )
     if found is None or isinstance(found[1], ast.ClassDef):
         return None

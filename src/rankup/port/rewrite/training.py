@@ -29,6 +29,7 @@ from ...script.torch_names import LOADER_WRAPPERS
 from .models import Model, Models, models_of, optimizers
 from .script import ForNode, Script, Where
 
+_BATCHES = {"__iter__", "__next__", "next"}
 # `zip` and `chain` have several.
 _UNPACKED = LOADER_WRAPPERS - {"zip", "chain", "shard"}
 
@@ -130,10 +131,17 @@ class Training:
             if self._trains_here(call)
         ]
         for call in self.script.inside(loop.node.body, ast.Call, deep=False):
-            # What is drawn behind the last backward is for an evaluation.
-            if trained and self.script.line(call) <= max(trained):
+            # What is drawn behind the last backward is for an evaluation, or for the next round.
+            behind = trained and self.script.line(call) > max(trained)
+            if trained and (not behind or self._goes_on_with(loop.node, call)):
                 found += self._drawn(call)
         return list(dict.fromkeys(found))
+
+    def _goes_on_with(self, node: LoopNode, call: ast.Call) -> bool:
+        """True of `x = it.next()` in `while x is not None:`."""
+        statement = self.script.statement(call)
+        tested = mentioned(node.test) if isinstance(node, ast.While) else set()
+        return isinstance(statement, ast.Assign) and bool(tested & stored(*assigned(statement)))
 
     def _drawn(self, call: ast.Call) -> list[ast.expr]:
         """The loaders of `next(it)`, and of a method of the script that calls it."""
@@ -142,12 +150,14 @@ class Training:
         function = self.script.called(call)
         if found or function is None or function in self._trainers:
             return found
-        return [
-            one
-            for inner in self.script.inside(function.body, ast.Call, deep=False)
-            if (at := drawn_from(inner)) is not None
-            for one in self._begun(at, 0)
+        inner = [
+            (one, at)
+            for one in self.script.inside(function.body, ast.Call, deep=False)
+            if (at := drawn_from(one)) is not None
         ]
+        if any(isinstance(up, LoopNode) for one, _ in inner for up in self.script.above(one)):
+            return []  # it goes over the batches itself
+        return [source for _, at in inner for source in self._begun(at, 0)]
 
     def for_evaluation(self, loop: Loop, drawn: ast.Assign) -> bool:
         """True where a training loop draws a batch of a loader that it does not train on."""
@@ -163,12 +173,13 @@ class Training:
             return [node]
         if isinstance(node, ast.Call) and depth < 4:
             function = script.called(node)
-            passes = call_name(node) in LOADER_WRAPPERS or (
+            own = self._iterates(node) or (
                 function is not None and any(script.inside(function, ast.Yield))
             )
+            passes = own or call_name(node) in LOADER_WRAPPERS
             if passes and call_name(node) not in ("range", "trange", "shard"):
-                several = call_name(node) in ("zip", "chain") or function is not None
-                given_ = node.args if several else node.args[:1]
+                several = own or call_name(node) in ("zip", "chain")
+                given_ = given(node) if several else node.args[:1]
                 return [one for arg in given_ for one in self._begun(arg, depth + 1)]
         if isinstance(node, ast.Name | ast.Attribute) and depth < 4:
             name, scope = script.dotted(node), script.scope(node)
@@ -184,6 +195,25 @@ class Training:
             if inner:
                 return inner
         return [node] if self.loader_of(node) is not None else []
+
+    def _iterates(self, call: ast.Call) -> bool:
+        """True of `Prefetcher(loader)`, an iterator that the script's files define."""
+        found = self.script.flow.class_of(self.script.file, call)
+        return found is not None and not _BATCHES.isdisjoint(found[0].names.members(found[1]))
+
+    def draws_ahead(self, call: ast.AST) -> bool:
+        """True where such an iterator holds the next batch when it gives one."""
+        found = self.script.flow.class_of(self.script.file, call)
+        if found is None or not isinstance(call, ast.Call):
+            return False
+        file, owner = found
+        return any(
+            isinstance(one, ast.Call) and drawn_from(one) is not None
+            for bindings in file.names.attributes(owner).values()
+            for binding in bindings
+            if binding.node is not None and _method(file, binding.target) not in _BATCHES
+            for one in walk(binding.node)
+        )
 
     def derived(self, loop: Loop) -> set[str]:
         """Names that a loop makes of its batch: what may differ from rank to rank."""
@@ -419,6 +449,11 @@ class Training:
                         if isinstance(one, ast.Name) and not _sized(script, assign.value):
                             loop.batch.add(one.id)
         return loop
+
+
+def _method(file: File, node: ast.AST) -> str:
+    function = file.names.function(node)
+    return getattr(function, "name", "")
 
 
 def unpacked(script: Script, expression: ast.expr) -> ast.expr:

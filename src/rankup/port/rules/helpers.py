@@ -23,7 +23,7 @@ from ...script.torch_names import (
     words,
 )
 from ..rewrite.context import Context
-from .guards import by_every_rank, guard, rank0_first
+from .facts import by_every_rank, guard, rank0_first
 from .rule import Hit
 
 # Methods that change what they are called on, so that ranks that leave them out differ.
@@ -66,10 +66,15 @@ def helpers_that_write(file: File, script: Script, *, checkpoint: bool) -> Itera
         ):
             alone = isinstance(file.names.parents[helper.call], ast.Expr)  # nothing is given back
             called = file.code(helper.call.func)
+            todo = f"let rank 0 go first, `rankup.rank0_first({called}, …)`"
+            if all(
+                isinstance(one.file.names.parents[one.node], ast.Assign) for one in helper.sites
+            ):
+                todo = "give the others nowhere to write to, `rankup.path0(path)`"
             yield Hit(
                 helper.call,
                 f"every rank writes the same file in {_at(helper)}",
-                ALONE if alone else f"let rank 0 go first, `rankup.rank0_first({called}, …)`",
+                ALONE if alone else todo,
                 partial(_call_alone, helper=helper),
                 comment=False,
             )
@@ -134,6 +139,8 @@ def _handed_to_open(helper: Helper) -> ast.expr | None:
     if len(helper.sites) != 1 or helper.sites[0].form != "path":
         return None
     path = helper.sites[0].path
+    if isinstance(path, ast.Call) and call_name(path) == "Path" and len(path.args) == 1:
+        path = path.args[0]
     names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
     if not isinstance(path, ast.Name) or path.id not in names or file is not helper.sites[0].file:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,18 +43,26 @@ def verify(request: Request) -> int:
     original = _script(request.original)
     _must_be_original(original)
     stand_ins = tuple(_folder(one) for one in request.stand_ins)
+    made = _port(original) if request.ported is None else {}
+    ported = next(iter(made)) if request.ported is None else _script(request.ported)
+    if ported.resolve() == original.resolve():
+        raise UserError(f"{original} is both the original and the port: give two scripts")
+    project = start.project_of(original, ported, made)
     with start.sandbox() as box:
-        ported = _script(request.ported) if request.ported else _port(original, box.folder)
-        if ported.resolve() == original.resolve():
-            raise UserError(f"{original} is both the original and the port: give two scripts")
-        project = start.project_of(original, ported, Path.cwd())
-        job = start.Job(project, request.args, stand_ins, request.seconds)
-        outcomes = start.run(job, box, lambda run: say(f"running {run.title}"))
+        outcomes = start.run(
+            box,
+            project.root,
+            start.placed(project, box),
+            lambda run: say(f"running {run.title}"),
+            args=request.args,
+            stand_ins=stand_ins,
+            seconds=request.seconds,
+        )
         seen = {one.run.name: read(start.journals(box), one) for one in outcomes}
     if ORIGINAL not in seen:
         raise UserError(f"{original} did not come to an end in its time; see --time")
     _must_train(seen[ORIGINAL], original)
-    results = compare.results(seen, {run.name: run.world for run in start.runs() if run.world})
+    results = compare.results(seen, [run for run in start.runs() if run.world])
     verdict.show(results, _notes(seen))
     states = {one.state for one in results}
     unseen = sorted({one.check for one in results if one.state == "not seen"})
@@ -170,17 +177,11 @@ def _folder(name: str) -> Path:
     return path
 
 
-def _port(original: Path, state: Path) -> Path:
-    """The port that `rankup port` makes, with its modules in a folder of its own."""
+def _port(original: Path) -> dict[Path, str]:
+    """The port that `rankup port` makes, with its modules: texts by their places."""
     from ..rewrite.ported import port  # only where no port is given
 
     ported = port(original)
     if ported.why:
         raise UserError(f"{original} was not ported: {ported.why}")
-    # Below one another as their originals are, however far up a module lies.
-    top = os.path.commonpath([one.target.absolute().parent for one in ported.files])
-    for one in reversed(ported.files):
-        target = state / "port" / one.target.absolute().relative_to(top)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(one.text.encode("utf-8", "surrogateescape"))
-    return target
+    return {one.target: one.text for one in ported.files}

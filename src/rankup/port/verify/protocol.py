@@ -15,8 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+JOURNALS = "journals"  # folder of the sandbox
 FILE = "plan.json"
-OUTCOMES = "outcomes.json"
+OUTCOMES = "outcomes.jsonl"
 ORIGINAL = "original"
 # Divisible by 2 and 3, so that a hand-written port can give each rank an equal part of a batch.
 BATCH = 12
@@ -160,25 +161,19 @@ def journal_path(state: str, run: str, rank: int) -> str:
     return os.path.join(state, f"{run}-{rank}.jsonl")
 
 
-def write_outcomes(state: str, outcomes: Sequence[Outcome]) -> None:
-    """Replace the outcomes in the state folder."""
-    path = os.path.join(state, OUTCOMES)
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump([asdict(one) for one in outcomes], file)
-    os.replace(f"{path}.new", path)
+def write_outcome(state: str, outcome: Outcome) -> None:
+    """Add it to the outcomes in the state folder."""
+    with open(os.path.join(state, OUTCOMES), "a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(outcome)) + "\n")
 
 
-def read_outcomes(state: Path) -> tuple[Outcome, ...]:
+def read_outcomes(state: Path) -> Iterator[Outcome]:
     """The outcomes so far; none where no run came to its end."""
-    with suppress(OSError):
-        found = json.loads((state / OUTCOMES).read_text(encoding="utf-8"))
-        return tuple(_outcome(one) for one in found)
-    return ()
-
-
-def _outcome(values: dict[str, Any]) -> Outcome:
-    ranks = tuple(RankEnd(**one) for one in values.pop("ranks"))
-    return Outcome(Run(**values.pop("run")), Try(**values.pop("tried")), ranks=ranks, **values)
+    with suppress(FileNotFoundError), (state / OUTCOMES).open(encoding="utf-8") as file:
+        for values in map(json.loads, file):
+            ranks = tuple(RankEnd(**one) for one in values.pop("ranks"))
+            run, tried = Run(**values.pop("run")), Try(**values.pop("tried"))
+            yield Outcome(run, tried, ranks=ranks, **values)
 
 
 @dataclass(frozen=True)
@@ -313,7 +308,7 @@ def passes(journal: Journal) -> list[Pass]:
     """Return all ways through all loaders."""
     found: dict[tuple[int, int], Pass] = {}
     since: list[Pass] = []  # whose batches were drawn since the last backward
-    for event in journal.of("iterate", "batch", "iterated", "dropped", "backward"):
+    for event in journal.of("iterate", "batch", "iterated", "backward"):
         if event["event"] == "backward":
             for one in since[:-1]:
                 if one.grad and not one.ended and since.count(one) == 1:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,10 @@ from ...base.errors import UserError
 from ...login import offline
 from ...sandbox import copies, environment, namespace
 from ...sandbox.copies import Sandbox
-from ...sandbox.inside.spec import STATE
 from ...sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
-from ...script.source import local_modules, read
 from ...site import config, detect
 from ...site.caches import caches
-from .protocol import FULL, ONE, ORIGINAL, Outcome, Plan, Run, read_outcomes
+from .protocol import FULL, JOURNALS, ONE, ORIGINAL, Outcome, Plan, Run, journal_path, read_outcomes
 
 _CHILD = (
     "import sys; sys.path = [p for p in sys.path if p]; "
@@ -40,27 +37,13 @@ class Project:
     Attributes:
         root: absolute, without links.
         script, port: of both scripts, below the root.
-        port_source: where the port lies, when that is elsewhere.
+        made: what `port` has made just now, by its places below the root.
     """
 
     root: Path
     script: Path
     port: Path
-    port_source: Path | None
-
-
-@dataclass(frozen=True)
-class Job:
-    """A request to run a script and its port.
-
-    Attributes:
-        seconds: limit of each of the runs.
-    """
-
-    project: Project
-    args: tuple[str, ...]
-    stand_ins: tuple[Path, ...]
-    seconds: float
+    made: Mapping[Path, str] = field(default_factory=dict)
 
 
 def runs() -> Iterator[Run]:
@@ -91,29 +74,37 @@ def sandbox() -> Iterator[Sandbox]:
 
 def journals(box: Sandbox) -> Path:
     """Where the plan, the journals and the outcomes are: no copy lies below it."""
-    return box.folder / "journals"
+    return box.folder / JOURNALS
 
 
 def run(
-    job: Job, box: Sandbox, report: Callable[[Run], None], placed: Sequence[Run] | None = None
+    box: Sandbox,
+    project: Path,
+    runs: Iterable[Run],
+    report: Callable[[Run], None],
+    *,
+    args: Sequence[str] = (),
+    stand_ins: Sequence[Path] = (),
+    seconds: float = 120.0,
 ) -> tuple[Outcome, ...]:
-    """Make all runs; return how they ended. Their journals are in `journals`.
+    """Make runs; return how they ended. Their journals are in `journals`.
 
     Args:
-        placed: other runs, with the files that they are of.
+        runs: with their copies of the project.
+        stand_ins: folders with modules for packages that are missing here.
+        seconds: limit of each run.
 
     Raises:
         UserError: the machine does not let the runs be made, or no torch is installed.
         KeyboardInterrupt: a signal asked for the end.
     """
-    stand_ins = tuple(str(one.resolve()) for one in job.stand_ins)
-    each = tuple(placed or _placed(job.project, box))
+    folders = tuple(str(one.resolve()) for one in stand_ins)
     state, temporary = str(journals(box)), str(box.temporary)
-    plan = Plan(state, temporary, job.args, stand_ins, job.seconds, each)
+    plan = Plan(state, temporary, tuple(args), folders, seconds, tuple(runs))
     plan.write()
     output = box.folder / "output.txt"
     with Interrupt() as interrupt, output.open("wb") as out:
-        ended = _watch(job, plan, interrupt, out.fileno(), report)
+        ended = _watch(box, project, plan, interrupt, out.fileno(), report)
     if interrupt.number is not None:
         raise (
             KeyboardInterrupt
@@ -125,14 +116,15 @@ def run(
             f"the scripts took more than {ended.memory / 1e9:.1f} GB of memory, half of what is "
             "free here; verify where there is more, or give a smaller model after `--`"
         )
-    outcomes = read_outcomes(journals(box))
+    outcomes = tuple(read_outcomes(journals(box)))
     if not outcomes and ended.why != "time":
         tail = output.read_bytes()[-2000:].decode("utf-8", "replace").strip()
         raise UserError(f"no script could be started here (exit code {ended.code}):\n{tail}")
     return outcomes
 
 
-def _placed(project: Project, box: Sandbox) -> Iterator[Run]:
+def placed(project: Project, box: Sandbox) -> Iterator[Run]:
+    """All runs, each with its copy of the project."""
     for run in runs():
         folder = box.copy / run.name
         copy_project(project, folder)
@@ -141,63 +133,60 @@ def _placed(project: Project, box: Sandbox) -> Iterator[Run]:
 
 
 def _watch(
-    job: Job,
+    box: Sandbox,
+    project: Path,
     plan: Plan,
     interrupt: Interrupt,
     out: int,
     report: Callable[[Run], None],
 ) -> Ended:
-    state = Path(plan.state)
-    settings = config.load(job.project.root)
+    settings = config.load(project)
     profile, _ = detect.choose(settings, os.environ, os.uname().nodename, cluster_name=lambda: None)
     known = caches(settings, profile, os.environ)
-    temporary, quiet = Path(plan.temporary), offline.silent()
-    own = environment.child(os.environ, known, state, temporary, 1, Path.home(), quiet)
-    package = str(Path(__file__).resolve().parents[3])
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    quiet = {**offline.variables(offline.known()), **offline.silent()}
     variables = {
-        **own,
-        STATE: str(state),
-        "PYTHONPATH": os.pathsep.join(paths),
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
+        **environment.child(os.environ, known, box.folder, box.temporary, 1, Path.home(), quiet),
         "MPLBACKEND": "Agg",
-        "MPLCONFIGDIR": str(Path(plan.temporary, "matplotlib")),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
+        "MPLCONFIGDIR": str(box.temporary / "matplotlib"),
     }
     shown: set[str] = set()
 
     def look() -> bool:
         for run in plan.runs:
-            if run.name not in shown and (state / f"{run.name}-0.jsonl").exists():
+            if run.name not in shown and Path(journal_path(plan.state, run.name, 0)).exists():
                 shown.add(run.name)
                 report(run)
         return False
 
     # The original may be tried in several ways.
-    most = _STARTING + job.seconds * (len(plan.runs) + 3)
+    most = _STARTING + plan.seconds * (len(plan.runs) + 3)
     return watch(
         namespace.command([sys.executable, "-c", _CHILD], network=True),
         variables,
         Limits(most, default_memory()),
         interrupt,
-        mark=str(state),
+        mark=str(box.folder),
         look=look,
         stdout=out,
     )
 
 
-def project_of(original: Path, port: Path, here: Path) -> Project:
-    """The folder that the user works in, where the script lies there, else the script's own."""
-    original, port, here = original.resolve(), port.resolve(), here.resolve()
+def project_of(original: Path, port: Path, made: Mapping[Path, str]) -> Project:
+    """The folder that the user works in, where the script lies there, else the script's own.
+
+    Raises:
+        UserError: the port lies elsewhere.
+    """
+    here, original, port = Path.cwd().resolve(), original.resolve(), port.resolve()
     root = here if original.is_relative_to(here) else original.parent
-    script = original.relative_to(root)
-    if port.is_relative_to(root):
-        return Project(root, script, port.relative_to(root), None)
-    name = port.name if port.name != original.name else f"{port.stem}_port.py"
-    return Project(root, script, script.with_name(name), port)
+    if not port.is_relative_to(root):
+        raise UserError(
+            f"{port} lies outside of {root}, the folder that both scripts are run in a copy of; "
+            "put them beside one another"
+        )
+    inner = {path.resolve(): text for path, text in made.items()}
+    files = {p.relative_to(root): text for p, text in inner.items() if p.is_relative_to(root)}
+    return Project(root, original.relative_to(root), port.relative_to(root), files)
 
 
 def copy_project(project: Project, target: Path) -> None:
@@ -209,27 +198,10 @@ def copy_project(project: Project, target: Path) -> None:
     target.mkdir(parents=True)
     chain = {project.root / parent for parent in (*project.script.parents, *project.port.parents)}
     copies.fill(project.root, target, chain)
-    for path in (project.script, project.port):
-        _own_file(project.root / path, target / path)
-    if project.port_source is not None:
-        _beside(project.port_source, target / project.port, target)
-
-
-def _own_file(source: Path, target: Path) -> None:
-    if source.is_file():
-        target.unlink(missing_ok=True)
-        shutil.copyfile(source, target)
-
-
-def _beside(port: Path, target: Path, copy: Path) -> None:
-    """A port from elsewhere, with what it may import from there: modules, a vendored runtime."""
-    _own_file(port, target)
-    for path in (*port.parent.glob("*.py"), *(one.path for one in local_modules(read(port)))):
-        place = Path(os.path.normpath(target.parent / os.path.relpath(path, port.parent)))
-        newer = path.stem.endswith("_dist") or not place.exists()
-        if path != port and newer and place.is_relative_to(copy):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            _own_file(path, place)
-    for path in port.parent.glob("*rankup*"):
-        if path.is_dir() and not (target.parent / path.name).exists():
-            shutil.copytree(path, target.parent / path.name)
+    files = {path: text.encode("utf-8", "surrogateescape") for path, text in project.made.items()}
+    for path in {project.script, project.port} - files.keys():
+        files[path] = (project.root / path).read_bytes()
+    for path, data in files.items():
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        (target / path).unlink(missing_ok=True)
+        (target / path).write_bytes(data)

@@ -24,10 +24,12 @@ _SHOWN = 4  # differences of a check
 
 
 @dataclass(frozen=True)
-class Found:
+class Result:
     """The finding of one check.
 
     Attributes:
+        check: a key of `CHECKS`.
+        world: the number of ranks.
         state: `not seen`: the script did nothing of the kind that could be compared; `rank 0's`:
             all that differs are numbers of rank 0's part of the training batches, as a port
             promises; `-`: means nothing on so many ranks.
@@ -38,12 +40,6 @@ class Found:
     state: State
     detail: str = ""
     differences: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Result(Found):
-    """The same, with the check, a key of `CHECKS`, and the number of ranks."""
-
     check: str = ""
     world: int = 0
 
@@ -58,9 +54,9 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
 
 
-def differs(detail: str, *differences: str) -> Found:
+def differs(detail: str, *differences: str) -> Result:
     """Return that there are differences."""
-    return Found("differs", detail, differences)
+    return Result("differs", detail, differences)
 
 
 def merged(results: Iterable[Result]) -> list[Result]:

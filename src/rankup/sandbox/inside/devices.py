@@ -338,19 +338,26 @@ def _reexport(module: Any, *names: str) -> None:
 
 
 def launcher_variables() -> dict[str, str]:
-    """torchrun's and srun's variables of a world of one; a port that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """torchrun's and srun's variables of a world of one."""
+    return {**torchrun_variables(0, 1, free_port()), **_SRUN}
+
+
+def torchrun_variables(rank: int, world: int, port: int) -> dict[str, str]:
+    """torchrun's variables of a rank, on one machine."""
     return {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
+        **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world)),
+        "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        **_SRUN,
     }
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 class _Done:

@@ -111,22 +111,15 @@ class AfterImport:
             original(module)
             self._apply(name, module)
 
-        try:
-            loader.exec_module = exec_module
-        except AttributeError as error:
-            self._journal.problem(name, error)
-            if any(change in self._needed for change in self._changes[name]):
-                self._refuse(name, error)
+        loader.exec_module = exec_module
 
     def _apply(self, name: str, module: ModuleType) -> None:
         for number, change in enumerate(self._changes[name], 1):
-            self._try(f"{name}, change {number}", change, module)
-
-    def _try(self, what: str, change: Change, module: ModuleType) -> None:
-        try:
-            change(module)
-        except Exception as error:
-            # A version that we do not know: the script is not to suffer from it.
-            self._journal.problem(what, error)
-            if change in self._needed:
-                self._refuse(what, error)
+            try:
+                change(module)
+            except Exception as error:  # noqa: PERF203 - the others are made all the same
+                # A version that we do not know: the script is not to suffer from it.
+                what = f"{name}, change {number}"
+                self._journal.problem(what, error)
+                if change in self._needed:
+                    self._refuse(what, error)

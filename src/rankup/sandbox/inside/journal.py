@@ -33,10 +33,12 @@ class Journal:
 
     def __init__(self, path: str, script: str, shadow: str = "") -> None:
         self._path = path
-        self._places = _Places(script)
-        self._places.follow_threads()
+        self._home = os.path.dirname(script) + os.sep
         self._shadow = json.dumps(shadow)[1:-1].encode() if shadow else b""
         self._told: set[object] = set()
+        self._foreign = _foreign_folders()
+        self._users: dict[str, bool] = {}  # files
+        self._follow_threads()
 
     def must(self, event: str, **fields: Any) -> None:
         """Append an event that the parent cannot do without.
@@ -60,8 +62,20 @@ class Journal:
             self.must(event, **fields)
 
     def where(self) -> str:
-        """Return `train.py:12 in main` of the innermost call in the user's code, else nothing."""
-        return self._places.where()
+        """Return `train.py:12 in main` of the innermost call in the user's code, else nothing.
+
+        A thread without such a call (a library's downloads) has the place that started it.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if self._is_users(name):
+                shown = name[len(self._home) :] if name.startswith(self._home) else name
+                function = frame.f_code.co_name
+                inside = "" if function == "<module>" else f" in {function}"
+                return f"{shown}:{frame.f_lineno}{inside}"
+            frame = frame.f_back
+        return str(getattr(threading.current_thread(), _STARTED, ""))
 
     def once(self, *key: object) -> bool:
         """Return True for the first call with this key in this process."""
@@ -75,24 +89,7 @@ class Journal:
         if self.once("problem", what):
             self.tell("problem", what=what, error=f"{type(error).__name__}: {error}")
 
-
-class _Places:
-    """Tells the user's files from all others, and remembers the answers."""
-
-    def __init__(self, script: str) -> None:
-        self._home = os.path.dirname(script) + os.sep
-        self._foreign = _foreign_folders()
-        self._known: dict[str, bool] = {}
-
-    def where(self) -> str:
-        """Return the innermost call in the user's code.
-
-        A thread without such a call (a library's downloads) has the place that started it.
-        """
-        found = self._innermost(sys._getframe(1))
-        return found or getattr(threading.current_thread(), _STARTED, "")
-
-    def follow_threads(self) -> None:
+    def _follow_threads(self) -> None:
         """Have each thread know the place that starts it."""
         original = threading.Thread.start
 
@@ -103,30 +100,14 @@ class _Places:
 
         threading.Thread.start = start  # type: ignore[assignment, method-assign]
 
-    def _innermost(self, frame: FrameType | None) -> str:
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if self._is_users(name):
-                shown = name[len(self._home) :] if name.startswith(self._home) else name
-                function = frame.f_code.co_name
-                inside = "" if function == "<module>" else f" in {function}"
-                return f"{shown}:{frame.f_lineno}{inside}"
-            frame = frame.f_back
-        return ""
-
     def _is_users(self, name: str) -> bool:
-        known = self._known.get(name)
+        known = self._users.get(name)
         if known is None:
-            known = self._known[name] = self._judge(name)
+            parts = name.split(os.sep)
+            library = "site-packages" in parts or "dist-packages" in parts
+            known = os.path.isabs(name) and not library and not name.startswith(self._foreign)
+            self._users[name] = known
         return known
-
-    def _judge(self, name: str) -> bool:
-        if name.startswith("<") or not os.path.isabs(name):
-            return False
-        parts = name.split(os.sep)
-        if "site-packages" in parts or "dist-packages" in parts:
-            return False
-        return not name.startswith(self._foreign)
 
 
 def _foreign_folders() -> tuple[str, ...]:

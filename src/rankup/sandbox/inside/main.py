@@ -45,21 +45,22 @@ def main() -> int:
     _set_bounds(given, journal)
     journal.must("start", python=sys.version.split()[0], script=given.script)
     if given.deadline is not None:
-        with open(given.stack, "ab") as stack:
+        with open(given.file(spec.STACK), "ab") as stack:
             # The descriptor of the duplicate is faulthandler's, and stays open.
             left = max(0.1, given.deadline - time.time())
             faulthandler.dump_traceback_later(left, file=os.dup(stack.fileno()))
-    return _Script(given, ending).run()
+    return _run(given, ending)
 
 
 def install(given: Spec) -> tuple[Journal, Ending]:
     """Watch this process from now on."""
     main_process = int(os.environ.get(MAIN, os.getpid()))
-    journal = Journal(given.events, given.script, given.shadow)
+    journal = Journal(given.file(spec.EVENTS), given.script, given.shadow)
     hook = Hook()
     ending = Ending(journal, hook, main_process)
     training = Training(journal, ending)
-    files = Files(journal, given.shadow, given.ignored, given.free, given.folder)
+    ignored = (*map(given.file, spec.OURS), given.temporary)
+    files = Files(journal, given.shadow, ignored, given.free, given.folder)
     net = Network(journal, block=given.block, main=main_process, used=training.network_used)
     changes: Changes = {
         **devices.redirections(journal, given.threads, pretend=given.pretend, alone=True),
@@ -153,47 +154,44 @@ def _compiled(source: bytes, path: str) -> CodeType:
     return compile(source, path, "exec", dont_inherit=True)
 
 
-class _Script:
-    def __init__(self, given: Spec, ending: Ending) -> None:
-        self._given = given
-        self._ending = ending
-        self._main = os.getpid()
-        self._code = 0
-        self._error: BaseException | None = None
+def _run(given: Spec, ending: Ending) -> int:
+    """Run the script; return the exit code that Python would end with."""
+    script, code = os.getpid(), 0
+    unhandled: BaseException | None = None
 
-    def run(self) -> int:
-        """Run it; return the exit code that Python would end with."""
-        # The first to be registered is the last to run: after the script's threads and its atexit.
-        atexit.register(self._ended)
-        error = run_as_main(self._given.script, self._given.args, _compiled)
-        if isinstance(error, SystemExit):
-            self._code = _exit_code(error)
-        elif error is not None:
-            self._error = error
-            self._code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-            self._show(error)
-        return self._code
-
-    def _show(self, error: BaseException) -> None:
-        told = without_ours(error)
-        shown, kept = sys.stderr, io.StringIO()
-        sys.stderr = kept
-        try:
-            sys.excepthook(*told)
-        except Exception:  # the script's own hook
-            sys.__excepthook__(*told)
-        finally:
-            sys.stderr = shown
-            text = kept.getvalue()
-            if self._given.shadow:
-                text = text.replace(self._given.shadow, "")
-            with suppress(OSError), open(self._given.traceback, "wb") as file:
-                file.write(text.encode(errors="backslashreplace"))
-
-    def _ended(self) -> None:
-        if os.getpid() == self._main:
+    def ended() -> None:
+        if os.getpid() == script:
             with suppress(Exception):
-                self._ending.ended(self._code, self._error)
+                ending.ended(code, unhandled)
+
+    # The first to be registered is the last to run: after the script's threads and its atexit.
+    atexit.register(ended)
+    error = run_as_main(given.script, given.args, _compiled)
+    if isinstance(error, SystemExit):
+        code = _exit_code(error)
+    elif error is not None:
+        unhandled = error
+        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        _write_traceback(given, error)
+    return code
+
+
+def _write_traceback(given: Spec, error: BaseException) -> None:
+    """Keep what Python would show of an error for the parent."""
+    told = without_ours(error)
+    shown, kept = sys.stderr, io.StringIO()
+    sys.stderr = kept
+    try:
+        sys.excepthook(*told)
+    except Exception:  # the script's own hook
+        sys.__excepthook__(*told)
+    finally:
+        sys.stderr = shown
+        text = kept.getvalue()
+        if given.shadow:
+            text = text.replace(given.shadow, "")
+        with suppress(OSError), open(given.file(spec.TRACEBACK), "wb") as file:
+            file.write(text.encode(errors="backslashreplace"))
 
 
 def _import_from_copy(shadow: str) -> None:

@@ -204,29 +204,27 @@ def _watch_bodies(response: Any, network: Network) -> None:
 
 def _watch_httpx(module: Any, network: Network) -> None:
     """Tell of each request of httpx or httpx2, redirects included."""
-    one, many = module.Client._send_single_request, module.AsyncClient._send_single_request
-
-    def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        network.request(str(request.url), request.method)
-        return one(self, request, *args, **kwargs)
-
-    async def send_async(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        network.request(str(request.url), request.method)
-        return await many(self, request, *args, **kwargs)
-
-    module.Client._send_single_request = send
-    module.AsyncClient._send_single_request = send_async
+    for client in (module.Client, module.AsyncClient):
+        _before(
+            client, "_send_single_request", lambda one: network.request(str(one.url), one.method)
+        )
 
 
 def _watch_aiohttp(module: Any, network: Network) -> None:
     """Tell of each request of aiohttp; it follows redirects by itself."""
-    original = module.ClientSession._request
+    _before(module.ClientSession, "_request", lambda method, url: network.request(str(url), method))
 
-    async def request(self: Any, method: str, url: Any, *args: Any, **kwargs: Any) -> Any:
-        network.request(str(url), method)
-        return await original(self, method, url, *args, **kwargs)
 
-    module.ClientSession._request = request
+def _before(client: Any, name: str, tell: Callable[..., None]) -> None:
+    """Tell of each call of a method, given its arguments without names."""
+    original = getattr(client, name)
+
+    @wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tell(*args)
+        return original(self, *args, **kwargs)
+
+    setattr(client, name, call)
 
 
 def _whole_url(connection: Any, target: str) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 STATE = "RANKUP_SANDBOX"  # variable: the state folder
 MAIN = "RANKUP_SANDBOX_MAIN"  # variable: process id of the script itself
 SPEC = "spec.json"
 EVENTS = "events.jsonl"
-STACK = "stack.txt"
-TRACEBACK = "traceback.txt"
+STACK = "stack.txt"  # of all threads, when the script's time is nearly over
+TRACEBACK = "traceback.txt"  # of the error that ends it; shown unless there is another start
 LOCK = "links.lock"
+OURS = (EVENTS, STACK, TRACEBACK, LOCK)  # of which nothing is told
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Spec:
 
     folder: str
     script: str
-    args: tuple[str, ...] = ()
+    args: Sequence[str] = ()
     shadow: str = ""
-    free: tuple[str, ...] = field(default=())
+    free: Sequence[str] = ()
     block: bool = False
     pretend: bool = False
     threads: int = 4
@@ -48,29 +49,9 @@ class Spec:
     temporary: str = ""
     deadline: float | None = None
 
-    @property
-    def events(self) -> str:
-        """The file that events are appended to."""
-        return os.path.join(self.folder, EVENTS)
-
-    @property
-    def traceback(self) -> str:
-        """The file that the traceback of an error which ends the script goes into.
-
-        The parent shows it, unless it has another start in mind.
-        """
-        return os.path.join(self.folder, TRACEBACK)
-
-    @property
-    def stack(self) -> str:
-        """The file that the stacks of all threads are written to when its time is nearly over."""
-        return os.path.join(self.folder, STACK)
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """The files and folders of ours, of which nothing is told."""
-        lock = os.path.join(self.folder, LOCK)
-        return (self.events, self.traceback, self.stack, lock, self.temporary)
+    def file(self, name: str) -> str:
+        """The path of one of our files."""
+        return os.path.join(self.folder, name)
 
 
 def load() -> Spec:
@@ -81,8 +62,4 @@ def load() -> Spec:
     """
     folder = os.path.realpath(os.environ[STATE])
     with open(os.path.join(folder, SPEC), encoding="utf-8") as file:
-        values: dict[str, Any] = json.load(file)
-    known = {name: values[name] for name in Spec.__dataclass_fields__ if name in values}
-    for name in ("args", "free"):
-        known[name] = tuple(known.get(name, ()))
-    return Spec(**{**known, "folder": folder})
+        return Spec(**{**json.load(file), "folder": folder})

@@ -1,6 +1,6 @@
 # ---- run -----------------------------------------------------------------------------------------
 SLURM_KILL_BAD_EXIT=0 on_every_node --wait=120 preflight ||
-    end_life 1 "the preflight failed on the nodes named above; torch was not started anywhere"
+    end_life 1 "the preflight failed, on the nodes or with the words of srun above; torch was not started anywhere"
 on_every_node --kill-on-bad-exit=1 launch "${words[@]}"
 code=$?
 # A rank failed, and srun ended the others by a signal: the signal is not what happened.

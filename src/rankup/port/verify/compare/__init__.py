@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from ..protocol import ORIGINAL, Seen
-from ..verdict import CHECKS, Found, Result, differs, merged
+from ..protocol import ORIGINAL, Run, Seen
+from ..verdict import CHECKS, Result, differs, merged
 from . import output, samples, training
 
 _BROKEN = (
@@ -15,12 +16,12 @@ _BROKEN = (
 )
 
 
-def results(runs: Mapping[str, Seen], planned: Mapping[str, int]) -> list[Result]:
+def results(runs: Mapping[str, Seen], planned: Iterable[Run]) -> list[Result]:
     """Return all that the runs show.
 
     Args:
         runs: by their names; the originals that did not come to their end are left out.
-        planned: names of the ports' runs and their ranks.
+        planned: those of the ports.
     """
     halves, known = runs.get("original-alike"), None
     if halves is not None and not halves.failed:
@@ -29,25 +30,22 @@ def results(runs: Mapping[str, Seen], planned: Mapping[str, int]) -> list[Result
             known = output.alike(runs[ORIGINAL], halves, port)
     else:
         halves = None
-    found: list[tuple[int, dict[str, Found]]] = []
-    for name, world in planned.items():
-        port = runs.get(name)
-        if name == "kill" or name.endswith("-kill"):
-            found.append((world, {"killed": killed(port)}))
+    found = []
+    for run in planned:
+        port, checks = runs.get(run.name), {}
+        if run.kill_at:
+            checks = {"killed": killed(port)}
         elif port is not None:
             original = runs.get(port.run.against)
             if original is not None:
-                found.append((world, _of_port(original, port, known)))
-        elif name != "alike" or halves is not None:
-            found.append((world, _failed(_BROKEN)))
-    return merged(
-        Result(**vars(one), check=check, world=world)
-        for world, checks in found
-        for check, one in checks.items()
-    )
+                checks = _of_port(original, port, known)
+        elif not run.alike or halves is not None:
+            checks = _failed(_BROKEN)
+        found += [replace(one, check=check, world=run.world) for check, one in checks.items()]
+    return merged(found)
 
 
-def _of_port(original: Seen, port: Seen, known: output.Alike | None) -> dict[str, Found]:
+def _of_port(original: Seen, port: Seen, known: output.Alike | None) -> dict[str, Result]:
     if port.failed:
         how = "with random numbers and a clock of each rank's own, as in life, "
         return _failed((how if port.run.free else "") + failure(port))
@@ -61,10 +59,10 @@ def _of_port(original: Seen, port: Seen, known: output.Alike | None) -> dict[str
     return found if port.run.free else {**found, "saved": output.saved(original, port)}
 
 
-def _failed(why: str) -> dict[str, Found]:
+def _failed(why: str) -> dict[str, Result]:
     """Return the results of a run that broke off: nothing of it is worth a comparison."""
     first, *rest = [name for name in CHECKS if name != "killed"]
-    return {first: differs("failed", why), **dict.fromkeys(rest, Found("not seen", "failed"))}
+    return {first: differs("failed", why), **dict.fromkeys(rest, Result("not seen", "failed"))}
 
 
 def failure(run: Seen) -> str:
@@ -95,12 +93,12 @@ def failure(run: Seen) -> str:
     )
 
 
-def killed(run: Seen | None) -> Found:
+def killed(run: Seen | None) -> Result:
     """Check 7: rank 1 is killed in the middle, and rank 0 must not go on as if nothing were."""
     if run is None:
-        return Found("not seen", "failed")
+        return Result("not seen", "failed")
     if not run.ranks[1].of("killed"):
-        return Found("not seen", "ended before")
+        return Result("not seen", "ended before")
     rest = run.outcome.ranks[0]
     if rest.finished or rest.code == 0:
         return differs(
@@ -114,4 +112,4 @@ def killed(run: Seen | None) -> Found:
             f"rank 1 was killed, and rank 0 still ran after {run.outcome.patience:.0f} s, also "
             "after SIGTERM: it catches what should end it",
         )
-    return Found("proved", f"in {run.outcome.patience:.1f} s")
+    return Result("proved", f"in {run.outcome.patience:.1f} s")

@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from ..protocol import Event, Seen
-from ..verdict import Found, count, differs
+from ..verdict import Result, count, differs
 from .samples import evaluations, unreached
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])")
@@ -108,7 +108,7 @@ def alike(base: Seen, original: Seen, port: Seen) -> Alike:
     return Alike(frozenset(both - wrong), frozenset(varying))
 
 
-def evaluation(original: Seen, port: Seen, known: Alike | None) -> Found:
+def evaluation(original: Seen, port: Seen, known: Alike | None) -> Result:
     """The samples drawn without gradients, and the numbers that are printed behind them."""
     wrong, total, number = evaluations(original, port)
     if not port.run.free:
@@ -120,15 +120,15 @@ def evaluation(original: Seen, port: Seen, known: Alike | None) -> Found:
     missed = unreached(original)
     if not number:
         detail = f"not reached: {missed[0]}" if missed else "no evaluation"
-        return Found("not seen", detail)
+        return Result("not seen", detail)
     if missed:
-        return Found("not seen", f"not reached: {missed[0]}")
+        return Result("not seen", f"not reached: {missed[0]}")
     if not port.run.free and not _evaluated_numbers(original, known):
-        return Found("not seen", "prints no number of it")
-    return Found("proved", f"{total} in {count(number, 'pass')}")
+        return Result("not seen", "prints no number of it")
+    return Result("proved", f"{total} in {count(number, 'pass')}")
 
 
-def output(original: Seen, port: Seen, known: Alike | None) -> Found:
+def output(original: Seen, port: Seen, known: Alike | None) -> Result:
     """Files by their names and writers; lines by their words and numbers."""
     wrong = _writers(port)
     for rank, journal in enumerate(port.ranks[1:], 1):
@@ -148,13 +148,13 @@ def output(original: Seen, port: Seen, known: Alike | None) -> Found:
     files, lines = len(port.ranks[0].written()), len(_lines(port))
     if own:
         texts = tuple(dict.fromkeys(one.text() for one in own))
-        return Found("rank 0's", f"{len(own)} of {lines} lines", texts)
+        return Result("rank 0's", f"{len(own)} of {lines} lines", texts)
     if not files and not lines and not original.ranks[0].written():
-        return Found("not seen", "prints nothing")
-    return Found("proved", f"{count(files, 'file')}, {count(lines, 'line')}")
+        return Result("not seen", "prints nothing")
+    return Result("proved", f"{count(files, 'file')}, {count(lines, 'line')}")
 
 
-def saved(original: Seen, port: Seen) -> Found:
+def saved(original: Seen, port: Seen) -> Result:
     """The port's files, as its rank 0 has compared them with the original's."""
     files = [one for event in port.ranks[0].of("loaded") for one in event["files"]]
     wrong = [f"{one['path']}: {one['why']}" for one in files if one["why"]]
@@ -163,11 +163,11 @@ def saved(original: Seen, port: Seen) -> Found:
     others = original.ranks[0].written() - {one["path"] for one in files}
     for name in sorted(others):
         if name.lower().endswith(_MODEL_FILES):
-            return Found("not seen", f"{name} is not compared")
+            return Result("not seen", f"{name} is not compared")
     if not files:
-        return Found("not seen", "saves nothing")
+        return Result("not seen", "saves nothing")
     models = sum(one["models"] for one in files)
-    return Found("proved", f"{count(len(files), 'file')}, {count(models, 'model')}")
+    return Result("proved", f"{count(len(files), 'file')}, {count(models, 'model')}")
 
 
 def differences(original: Seen, port: Seen) -> list[Unlike]:

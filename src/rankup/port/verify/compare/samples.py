@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..protocol import Pass, Seen, passes
-from ..verdict import Found, count, differs
+from ..verdict import Result, count, differs
 
 Passes = Mapping[tuple[int, int], Pass]
 
 
-def samples(original: Seen, port: Seen) -> Found:
+def samples(original: Seen, port: Seen) -> Result:
     """The training samples of all ranks, pass by pass, against the original's."""
     ours = [one for one in passes(original.ranks[0]) if one.trained]
     theirs = [_by_key(journal_passes) for journal_passes in map(passes, port.ranks)]
     if not ours:
-        return Found("not seen", "batches drawn by a function")
+        return Result("not seen", "batches drawn by a function")
     wrong: dict[int, str] = {}
     for mine in ours:
         parts = [found.get(mine.key) for found in theirs]
@@ -28,7 +28,7 @@ def samples(original: Seen, port: Seen) -> Found:
     if found:
         return differs("other samples", *found)
     total = sum(len(one.samples) for one in ours)
-    return Found("proved", f"{total} in {count(len(ours), 'pass')}")
+    return Result("proved", f"{total} in {count(len(ours), 'pass')}")
 
 
 def evaluations(original: Seen, port: Seen) -> tuple[list[str], int, int]:

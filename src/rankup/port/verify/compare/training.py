@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..protocol import Event, Journal, Seen
-from ..verdict import Found, differs
+from ..verdict import Result, differs
 
 _LOSS = 1e-4  # relative: float32 sums in another order
 _GRADIENT = 2e-3
 
 
-def losses(original: Seen, port: Seen) -> Found:
+def losses(original: Seen, port: Seen) -> Result:
     """Compare each backward's loss and each step's gradient with the original's."""
     ours = original.ranks[0].of("backward")
     theirs = [journal.of("backward") for journal in port.ranks]
@@ -39,7 +39,7 @@ def losses(original: Seen, port: Seen) -> Found:
     return _gradients(original, port, len(ours), worst)
 
 
-def same_number(port: Seen) -> Found:
+def same_number(port: Seen) -> Result:
     """Compare how often the ranks of a free run call backward, whatever they draw at random."""
     counts = [len(journal.of("backward")) for journal in port.ranks]
     for rank, count in enumerate(counts):
@@ -49,7 +49,7 @@ def same_number(port: Seen) -> Found:
                 f"{counts[0]} times: something that a rank computes or draws by itself decides"
             )
             return differs(f"{count} for {counts[0]}", text)
-    return Found("proved", f"{counts[0]} losses")
+    return Result("proved", f"{counts[0]} losses")
 
 
 def over_all(parts: Sequence[Event]) -> list[float] | None:
@@ -74,7 +74,7 @@ def _weight(event: Event) -> float:
     return float(event["samples"] if units is None else units)
 
 
-def _gradients(original: Seen, port: Seen, count: int, worst: float) -> Found:
+def _gradients(original: Seen, port: Seen, count: int, worst: float) -> Result:
     ours = original.ranks[0].of("step")
     theirs = port.ranks[0].of("step")
     if len(ours) != len(theirs):
@@ -94,7 +94,7 @@ def _gradients(original: Seen, port: Seen, count: int, worst: float) -> Found:
                 f"{other:.6g} on rank 0 where the original's has {one:.6g} "
                 f"({ratio:.3g} times): {_why(ratio, port.world)}",
             )
-    return Found("proved", f"{count} losses, {worst:.0e}")
+    return Result("proved", f"{count} losses, {worst:.0e}")
 
 
 def _why(ratio: float, world: int) -> str:
@@ -125,10 +125,10 @@ def _apart(one: float, other: float) -> float:
     return abs(one - other) / max(abs(one), 1e-6)
 
 
-def parameters(port: Seen) -> Found:
+def parameters(port: Seen) -> Result:
     """The parameters of all ranks against rank 0's: initial ones, after each step, at the end."""
     if port.world < 2:
-        return Found("-")
+        return Result("-")
     first, *others = port.ranks
     wrong = []
     for rank, journal in enumerate(others, 1):
@@ -138,7 +138,7 @@ def parameters(port: Seen) -> Found:
         wrong = [text for rank, one in enumerate(others, 1) if (text := _at_end(rank, one, first))]
     if wrong:
         return differs("apart", *wrong)
-    return Found("proved", f"{len(first.of('step'))} steps")
+    return Result("proved", f"{len(first.of('step'))} steps")
 
 
 def _initial(rank: int, journal: Journal, first: Journal) -> str:

@@ -18,7 +18,9 @@ from .draws import Progress
 
 _TICK = 1e-3
 _APART = 61.0  # seconds between the clocks of two ranks of a free run
-_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
+_DROPOUTS = (
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"
+)  # fmt: skip
 _NO_DROPOUT = "dropout: off"
 
 
@@ -42,8 +44,14 @@ class Comparable:
 
     def _no_dropout(self, torch: Any) -> None:
         functional = torch.nn.functional
-        for name in (*_DROPOUTS, "feature_alpha_dropout"):
-            setattr(functional, name, self._same(getattr(functional, name)))
+
+        def off(given: dict[str, Any]) -> None:
+            if given.get("training", True) and given.get("p", 0.5):
+                self._progress.note(_NO_DROPOUT)
+            given["training"] = False
+
+        for name in _DROPOUTS:
+            change_arguments(functional, name, off)
         attention = functional.scaled_dot_product_attention
 
         @wraps(attention)
@@ -70,41 +78,21 @@ class Comparable:
             self._progress.note(_NO_DROPOUT)
             module.dropout = 0.0
 
-    def _same(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def same(input: Any, p: float = 0.5, training: bool = True, *rest: Any, **kw: Any) -> Any:
-            if training and p:
-                self._progress.note(_NO_DROPOUT)
-            return input
-
-        return same
-
     def _no_batch_statistics(self, torch: Any) -> None:
-        functional = torch.nn.functional
-        original = functional.batch_norm
-
-        @wraps(original)
-        def batch_norm(
-            input: Any,
-            running_mean: Any,
-            running_var: Any,
-            weight: Any = None,
-            bias: Any = None,
-            training: bool = False,
-            momentum: float = 0.1,
-            eps: float = 1e-5,
-        ) -> Any:
-            if training or running_mean is None:
+        def running(given: dict[str, Any]) -> None:
+            mean = given["running_mean"]
+            if mean is None or given.get("training"):
                 self._progress.note(
                     "batch norm: normalises with its running statistics, since those of a batch "
                     "are each rank's own (`port --sync-bn` makes them common)"
                 )
-            if running_mean is None:
-                running_mean = input.new_zeros(input.shape[1])
-                running_var = input.new_ones(input.shape[1])
-            return original(input, running_mean, running_var, weight, bias, False, momentum, eps)
+            if mean is None:
+                channels, new = given["input"].shape[1], given["input"]
+                given["running_mean"] = new.new_zeros(channels)
+                given["running_var"] = new.new_ones(channels)
+            given["training"] = False
 
-        functional.batch_norm = batch_norm
+        change_arguments(torch.nn.functional, "batch_norm", running)
         plain = torch.nn.modules.batchnorm._BatchNorm.forward
         torch.nn.SyncBatchNorm.forward = lambda module, input: plain(module, input)
 

@@ -91,12 +91,8 @@ class Data:
         module = data.dataloader
         change_arguments(module.DataLoader, "__init__", lambda given: self._loader(given, data))
         change_arguments(data.BatchSampler, "__init__", lambda given: self._batched(given, data))
-        for kind, name in (
-            (data.DistributedSampler, "dataset"),
-            (data.RandomSampler, "data_source"),
-            (data.SequentialSampler, "data_source"),
-        ):
-            change_arguments(kind, "__init__", self._cut_argument(name))
+        for kind in (data.DistributedSampler, data.RandomSampler, data.SequentialSampler):
+            change_arguments(kind, "__init__", self._sampler)
         shorten_samplers(data, self._run.samples, in_order=not self._run.free)
         self._watch(module._BaseDataLoaderIter)
         if self._run.free:
@@ -241,8 +237,9 @@ class Data:
         evaluated = self._run.alike and number not in self._known.trained
         return self._run.samples - 1 if evaluated else self._run.samples
 
-    def _cut_argument(self, name: str) -> Callable[[dict[str, Any]], None]:
-        return lambda given: given.update({name: self.cut(given[name])})
+    def _sampler(self, given: dict[str, Any]) -> None:
+        name = "dataset" if "dataset" in given else "data_source"
+        given[name] = self.cut(given[name])
 
     def _loader(self, given: dict[str, Any], data: Any) -> None:
         before = self._count
@@ -260,7 +257,7 @@ class Data:
         given["batch_size"] = self._size(asked, given.get("sampler"), dataset, data)
         if before != self._count and not self._run.world:
             number = getattr(dataset, NUMBER, before)
-            self._journal.tell("batched", dataset=number, asked=asked, size=given["batch_size"])
+            self._journal.tell("batched", dataset=number, size=given["batch_size"])
 
     def _batched(self, given: dict[str, Any], data: Any) -> None:
         if isinstance(given.get("batch_size"), int):
@@ -309,7 +306,7 @@ class Data:
         backwards = self._progress.backwards
         drawing = self._open = _Drawing(number, count, kept, self._open, backwards)
         # A loop that breaks drops its iterator.
-        weakref.finalize(iterator, self._dropped, drawing).atexit = False
+        weakref.finalize(iterator, self._end, drawing).atexit = False
         fields = {
             **drawing.key,
             "grad": torch.is_grad_enabled(),
@@ -333,10 +330,8 @@ class Data:
         try:
             batch = draw(iterator)
         except StopIteration:
-            trained = progress.backwards > drawing.backwards
-            self._trained[drawing.dataset] += trained
+            self._trained[drawing.dataset] += progress.backwards > drawing.backwards
             progress.epochs = max(self._trained.values())
-            self._journal.tell("iterated", **drawing.key, trained=trained)
             self._end(drawing)
             raise
         finally:
@@ -348,7 +343,7 @@ class Data:
         progress.batch, progress.calls = ids, 0
         if grad:
             progress.drawn = len(ids)
-        fields = {**drawing.key, "grad": grad, "ids": ids, "after": progress.backwards}
+        fields = {**drawing.key, "grad": grad, "ids": ids}
         if self._run.free:
             fields["content"] = digest(batch)
             drawing.left = fingerprints() if grad else None
@@ -360,16 +355,12 @@ class Data:
         self._journal.tell("batch", **fields)
         return batch
 
-    def _dropped(self, drawing: _Drawing) -> None:
-        if not drawing.ended:
-            self._journal.tell("dropped", **drawing.key)
-            self._end(drawing)
-
     def _end(self, drawing: _Drawing) -> None:
         """Go on with the random states at the beginning, as a port does behind a training pass."""
         if drawing.ended:
             return
         drawing.ended, drawing.left = True, None
+        self._journal.tell("iterated", **drawing.key)
         while self._open is not None and self._open.ended:
             self._open = self._open.outer
         # Of `zip(one, other)` the inner one is dropped after the outer one has ended.

@@ -9,6 +9,7 @@ comes from states that are seeded by the batch (`data.py`).
 from __future__ import annotations
 
 import hashlib
+import pickle
 import random
 import zlib
 from collections.abc import Callable
@@ -84,12 +85,10 @@ class Progress:
     drawn: int = 0
     batch: list[Any] = field(default_factory=list)
     calls: int = 0
-    _noted: set[str] = field(default_factory=set)
 
     def note(self, text: str) -> None:
         """Record, once, what is changed to make the runs comparable."""
-        if text not in self._noted:
-            self._noted.add(text)
+        if self.journal.once("note", text):
             self.journal.tell("note", text=text)
 
 
@@ -124,17 +123,11 @@ def seed(key: object) -> None:
 
 def fingerprints() -> dict[str, str]:
     """Return a hash of each random state."""
-    import numpy as np
-    import torch
-
-    numpy: Any = np.random.get_state()
-    found = {
-        "Python's random": repr(random.getstate()).encode(),
-        "NumPy's random": numpy[1].tobytes() + repr(numpy[2:]).encode(),
-        "torch's random": torch.get_rng_state().numpy().tobytes(),
-    }
+    python, numpy, torch = states()
+    values = {"Python's": python, "NumPy's": numpy, "torch's": torch.numpy()}
     return {
-        name: hashlib.blake2b(value, digest_size=8).hexdigest() for name, value in found.items()
+        f"{name} random": hashlib.blake2b(pickle.dumps(value), digest_size=8).hexdigest()
+        for name, value in values.items()
     }
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
-import socket
-import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from ....sandbox.inside import devices
 from ....sandbox.inside.spec import STATE
 from ..protocol import (
+    JOURNALS,
     SHORT,
     TRIES,
     Journal,
@@ -24,7 +24,7 @@ from ..protocol import (
     journal_path,
     load,
     read_journal,
-    write_outcomes,
+    write_outcome,
 )
 from .rank import DataSets, run_rank
 
@@ -37,11 +37,12 @@ _PATIENCE = 20.0  # seconds for the others to end by themselves once a rank has 
 _GRACE = 5.0  # and then after SIGTERM
 _LOOK = 0.05
 _LOG = ".stderr"  # behind the name of a journal
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if os.path.exists("/sys/class/net/lo") else {}
 
 
 def main() -> int:
     """Make the runs of the plan in the folder that the environment names; always 0."""
-    plan = load(os.path.realpath(os.environ[STATE]))
+    plan = load(os.path.join(os.environ[STATE], JOURNALS))
     for name in _PRELOADED:
         __import__(name)
     for name in _LIKELY:
@@ -54,7 +55,6 @@ def main() -> int:
 class _Runs:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._outcomes: list[Outcome] = []
         self._known = DataSets({}, frozenset())
 
     def make(self) -> None:
@@ -70,75 +70,66 @@ class _Runs:
             mine = [one for one in ports if one.against == run.name]
             if run is not base and not self._run(run, tried):
                 # The script does not bear this size itself: its ports meet the first one.
-                mine = [_like_base(one, base) for one in mine if not one.alike]
+                mine = [
+                    replace(one, samples=SHORT, against=base.name) for one in mine if not one.alike
+                ]
             for port in mine:
                 self._run(port, tried)
 
     def _first(self, run: Run) -> Try | None:
         """Run the original in the first way in which it comes to its end; None: in no way."""
-        best: Outcome | None = None
-        kept = b""
         path = journal_path(self._plan.state, run.name, 0)
+        first: Outcome | None = None
         for tried in TRIES:
-            with suppress(FileNotFoundError):
-                os.remove(path)
             outcome = self._outcome(run, tried)
-            if all(one.finished for one in outcome.ranks):
-                self._record(outcome)
+            if _finished(outcome):
+                write_outcome(self._plan.state, outcome)
                 return tried
-            if best is None:  # what the first try fails of is what the user knows
-                best = outcome
-                with suppress(FileNotFoundError), open(path, "rb") as file:
-                    kept = file.read()
             ends = read_journal(path).of("end")
+            if first is None:  # what the first try fails of is what the user knows
+                first = outcome
+                os.replace(path, f"{path}.first")
             # A package is missing, or the arguments are wrong: another try ends no otherwise.
             if outcome.why == "time" or any(e.get("missing") or e.get("code") == 2 for e in ends):
                 break
-        assert best is not None
-        with open(path, "wb") as file:
-            file.write(kept)
-        self._record(best)
+        assert first is not None
+        os.replace(f"{path}.first", path)
+        write_outcome(self._plan.state, first)
         return None
 
     def _run(self, run: Run, tried: Try) -> bool:
         outcome = self._outcome(run, tried)
-        self._record(outcome)
-        return all(one.finished for one in outcome.ranks)
+        write_outcome(self._plan.state, outcome)
+        return _finished(outcome)
 
     def _outcome(self, run: Run, tried: Try) -> Outcome:
         """Start all ranks of a run at once, and wait for their ends."""
-        launched = _environment(run) if run.world else {}
+        port = devices.free_port()
         ranks: list[_Rank] = []
         try:
-            for rank in range(run.ranks):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if launched else {}
-                ranks.append(self._fork(run, tried, rank, {**launched, **own}))
+            ranks.extend(self._fork(run, tried, rank, port) for rank in range(run.ranks))
             return _watched(ranks, run, tried, self._plan.seconds)
         finally:
             _end(ranks)
 
-    def _fork(self, run: Run, tried: Try, rank: int, environment: dict[str, str]) -> _Rank:
+    def _fork(self, run: Run, tried: Try, rank: int, port: int) -> _Rank:
         journal = journal_path(self._plan.state, run.name, rank)
-        # The log is there before the rank is.
-        log = os.open(
-            f"{journal}{_LOG}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o600
-        )
-        pid = os.fork()
-        if pid == 0:
-            os.environ.update(environment)
-            run_rank(self._plan, run, tried, rank, self._known, log)
-        os.close(log)
+        # Both files are there before the rank is.
+        Path(journal).write_bytes(b"")
+        with open(journal + _LOG, "wb") as log:
+            pid = os.fork()
+            if pid == 0:
+                if run.world:
+                    os.environ.update(devices.torchrun_variables(rank, run.world, port))
+                    os.environ.update(_LOOPBACK)
+                run_rank(self._plan, run, tried, rank, self._known, log.fileno())
         with suppress(OSError):
             os.setpgid(pid, pid)
         return _Rank(pid, journal)
 
-    def _record(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-        write_outcomes(self._plan.state, self._outcomes)
 
-
-def _like_base(run: Run, base: Run) -> Run:
-    return dataclasses.replace(run, samples=SHORT, against=base.name)
+def _finished(outcome: Outcome) -> bool:
+    return all(one.finished for one in outcome.ranks)
 
 
 @dataclass
@@ -148,25 +139,20 @@ class _Rank:
     pid: int
     journal: str
     code: int | None = None
-    gone: bool = False
 
     def look(self) -> None:
         """See whether it has ended, and keep its stderr short."""
-        with suppress(OSError):
-            if os.path.getsize(self.journal + _LOG) > _MOST_STDERR:
-                os.truncate(self.journal + _LOG, 0)
-        if not self.gone:
+        if os.path.getsize(self.journal + _LOG) > _MOST_STDERR:
+            os.truncate(self.journal + _LOG, 0)
+        if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.code, self.gone = os.waitstatus_to_exitcode(status), True
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
 
     def ended(self) -> RankEnd:
         """Return how it has ended, so far."""
-        with open(self.journal + _LOG, "rb") as file:
-            file.seek(max(0, os.path.getsize(file.name) - _KEPT))
-            tail = file.read().decode("utf-8", "replace")
+        last = Path(self.journal + _LOG).read_bytes()[-_KEPT:].decode("utf-8", "replace")
         finished = any(end["code"] == 0 for end in read_journal(self.journal).of("end"))
-        return RankEnd(self.code, finished, tail)
+        return RankEnd(self.code, finished, last)
 
 
 def _watched(ranks: list[_Rank], run: Run, tried: Try, seconds: float) -> Outcome:
@@ -175,30 +161,27 @@ def _watched(ranks: list[_Rank], run: Run, tried: Try, seconds: float) -> Outcom
     failed: float | None = None
     asked = False
     why = "exit"
-    while True:
+    while any(one.code is None for one in ranks):
         time.sleep(_LOOK)
         for one in ranks:
             one.look()
         now = time.monotonic()
-        running = [one for one in ranks if not one.gone]
-        if not running:
-            break
-        if failed is None and any(one.gone and one.code != 0 for one in ranks):
+        if failed is None and any(one.code for one in ranks):
             failed = now
         if now - began > seconds:
             why = "time"
             break
         if failed is not None and now - failed > _PATIENCE and not asked:
             asked = True
-            for one in running:
-                with suppress(OSError):
+            for one in ranks:
+                if one.code is None:
                     os.kill(one.pid, signal.SIGTERM)
         if failed is not None and now - failed > _PATIENCE + _GRACE:
             why = "stuck"
             break
-    waited = time.monotonic() - failed if failed is not None else 0.0
+    now = time.monotonic()
     ends = tuple(one.ended() for one in ranks)
-    return Outcome(run, tried, why, time.monotonic() - began, ends, waited)
+    return Outcome(run, tried, why, now - began, ends, now - failed if failed is not None else 0.0)
 
 
 def _end(ranks: list[_Rank]) -> None:
@@ -207,25 +190,8 @@ def _end(ranks: list[_Rank]) -> None:
         with suppress(OSError):
             os.killpg(one.pid, signal.SIGKILL)
     for one in ranks:
-        if not one.gone:
-            with suppress(ChildProcessError):
-                os.waitpid(one.pid, 0)
-            one.gone = True
-
-
-def _environment(run: Run) -> dict[str, str]:
-    """torchrun's variables, but the rank's own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return {
-        "WORLD_SIZE": str(run.world),
-        "LOCAL_WORLD_SIZE": str(run.world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GROUP_RANK": "0",
-        **({"GLOO_SOCKET_IFNAME": "lo"} if os.path.exists("/sys/class/net/lo") else {}),
-    }
+        if one.code is None:
+            os.waitpid(one.pid, 0)
 
 
 def _data_sets(journal: Journal) -> DataSets:
@@ -236,7 +202,3 @@ def _data_sets(journal: Journal) -> DataSets:
             batches.setdefault(event["dataset"], event["size"])
     trained = (event["dataset"] for event in journal.of("batch") if event["grad"])
     return DataSets(batches, frozenset(trained))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

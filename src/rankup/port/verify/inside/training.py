@@ -89,7 +89,7 @@ class Steps:
                 # What was drawn only keeps this rank in step, or a function has drawn it.
                 samples = ledger.samples[0]
             units = ledger.units if ledger.units is not None else units
-        return {"n": self._progress.backwards, "samples": samples, "units": units}
+        return {"samples": samples, "units": units}
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         initial = optimizer.__dict__.pop("_rankup_initial", None)
@@ -111,10 +111,9 @@ class Steps:
         self._progress.steps += 1
         number = getattr(optimizer, "_rankup_number", -1)
         # A checksum of numbers that are not finite may differ although all is as bad everywhere.
-        fields = {"optimizer": number, "n": self._progress.steps, "after": self._progress.backwards}
         shown = norm if math.isfinite(norm) else str(norm)
         sums = _checksum(_parameters(optimizer))
-        self._journal.tell("step", **fields, gradient=shown, parameters=sums)
+        self._journal.tell("step", optimizer=number, gradient=shown, parameters=sums)
         if self._rank == 1 and self._progress.steps == self._run.kill_at:
             self._journal.tell("killed")
             os.kill(os.getpid(), signal.SIGKILL)
