@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 
-from ...base import lock
+from ...base import lock, progress
 from ...base.errors import UserError
 from ...base.files import fsync_directory, user_path, write_json
 from ...base.text import say
@@ -24,7 +24,7 @@ from ...base.urls import identity, public
 from ...site.caches import Caches
 from ...site.needs import Needs, Url
 from ..record import Item, Record, key_of_url
-from . import hub, progress
+from . import hub
 from .hub import Name
 from .request import FetchFailed, Request, place
 

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 from ...script import roles
 from ...script.effects import callee, leads_to, trains
-from ...script.flow import call_name, given
+from ...script.flow import call_name, given, is_none
 from ...script.loops import drawn_from, gradients_off, is_backward
 from ...script.models import is_loader
 from ...script.names import (
@@ -356,7 +356,7 @@ class Training:
         found: set[str | None] = set()
         for call in script.inside(node.body, ast.Call, deep=False):
             if call in self.backwards or script.called(call) in self._trainers:
-                found.add(self._plain(self._condition(node, call)))
+                found.add(self._plain(self._condition(node, call)) or self._of_step(call))
         if found == {""} or not found:
             return "", False
         only = found.pop() if len(found) == 1 else None
@@ -374,6 +374,37 @@ class Training:
         if not all(isinstance(one, plain) for one in walk(test)):
             return None
         return self.script.code(test) if holds else _negated(self.script, test)
+
+    def _of_step(self, call: ast.Call) -> str | None:
+        """The condition under which a step that a loop calls trains, in the loop's own words."""
+        script, function = self.script, self.script.called(call)
+        if function is None or call in self.backwards:
+            return ""
+        found: set[str | None] = set()
+        for backward in self.backwards:
+            if script.scope(backward) is not function:
+                continue
+            condition = self._condition(function, backward)
+            if condition is None:
+                found.add("")
+                continue
+            test, holds = condition
+            name = test.left if isinstance(test, ast.Compare) else test
+            passed = (
+                script.given(function, name.id, call)
+                if isinstance(name, ast.Name) and name.id in script.parameters(function)
+                else None
+            )
+            alone = isinstance(test, ast.Name) or (
+                isinstance(test, ast.Compare) and is_none(test.comparators[0])
+            )
+            if passed is None or not alone or not isinstance(passed, ast.Name | ast.Attribute):
+                always = isinstance(passed, ast.Constant) and bool(passed.value) is holds
+                found.add("" if always else None)
+                continue
+            text = script.code(test).replace(script.code(name), script.code(passed), 1)
+            found.add(text if holds else f"not ({text})")
+        return found.pop() if len(found) == 1 else (None if found else "")
 
     def _condition(self, node: LoopNode | Function, call: ast.Call) -> tuple[ast.expr, bool] | None:
         """The test under which a call in a loop or a function runs, and which way it goes."""
