@@ -25,12 +25,11 @@ import httpcore
 import httpx
 
 from ... import __version__
-from ...base import lock
+from ...base import lock, progress
 from ...base.files import fsync_directory, replacing, write_json
 from ...base.text import say
 from ...base.urls import cleaned, identity, public, web_parts
 from ..record import Item
-from . import progress
 from .request import FetchFailed
 
 _BLOCK = 1 << 20  # bytes

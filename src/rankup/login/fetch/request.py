@@ -1,4 +1,4 @@
-"""The command line of `rankup fetch`, where its URLs lie, and a table of what came."""
+"""The command line of `rankup fetch`, where its URLs lie, and how it shows what comes."""
 
 from __future__ import annotations
 
