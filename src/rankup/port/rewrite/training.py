@@ -9,8 +9,8 @@ from functools import cached_property, lru_cache
 
 from ...script import roles
 from ...script.effects import callee, leads_to, trains
-from ...script.flow import call_name, given, is_none
-from ...script.loops import drawn_from, gradients_off, is_backward
+from ...script.flow import call_name, given, is_backward, is_none
+from ...script.loops import drawn_from, gradients_off
 from ...script.models import is_loader
 from ...script.names import (
     Function,
@@ -194,7 +194,20 @@ class Training:
             ]
             if inner:
                 return inner
+        if isinstance(node, ast.Subscript) and self._holds_iterators(node.value):
+            return []
         return [node] if self.loader_of(node) is not None else []
+
+    def _holds_iterators(self, node: ast.expr) -> bool:
+        """True of `{"a": iter(first), "b": iter(second)}`, which no call can shard."""
+        script, name = self.script, self.script.dotted(node)
+        values = script.assigned(name, script.scope(node)) if name else []
+        return any(
+            call_name(call) == "iter"
+            for _, value in values
+            if isinstance(value, ast.Dict | ast.List | ast.DictComp | ast.ListComp)
+            for call in script.inside(value, ast.Call)
+        )
 
     def _iterates(self, call: ast.Call) -> bool:
         """True of `Prefetcher(loader)`, an iterator that the script's files define."""
@@ -254,14 +267,14 @@ class Training:
         return [call for call in self.optimizers if call in self._found.unresolved]
 
     @property
-    def parameter_names(self) -> set[str]:
-        """How this file writes the models of which an optimizer is given the parameters."""
-        return self._found.named.get(self.script.file, set())
-
-    @property
     def trained(self) -> set[ast.AST]:
         """The expressions that make the models that are trained, in any file."""
         return self._found.trained
+
+    def runs_model(self, script: Script, call: ast.Call) -> bool:
+        """True of `model(x)` of a model that is trained, in a file of the script."""
+        origins = script.flow.origins(script.file, call.func)
+        return any(one.node in self.trained for one in origins)
 
     # Loops.
 
