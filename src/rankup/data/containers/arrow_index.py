@@ -273,11 +273,14 @@ class _Column:
             for one in self._schemas
         }
         if len(types) > 1:
-            raise UserError(
-                f"its files have different columns, as {self.name}, and cannot be one data set; "
-                "pack them apart, or choose what they share with --fields and --label"
-            )
+            raise self._different()
         return next(iter(types))
+
+    def _different(self) -> UserError:
+        return UserError(
+            f"its files have different columns or classes, as {self.name}, and cannot be one data "
+            "set; pack them apart, or choose what they share with --fields and --label"
+        )
 
     def field(self, first: int) -> Field:
         """Return the field that it becomes."""
@@ -347,8 +350,8 @@ class _Column:
 
     def _values(self, path: tuple[str, ...]) -> Any:
         """All values of labels or keys, many batches at a time since one may have one row."""
-        if len(self._classes) > 1:
-            raise UserError(f"its files have different names of the classes of {self.name}")
+        if len(self._classes) > 1 or not all(self.name in one.names for one in self._schemas):
+            raise self._different()
         texts: list[bytes | None] = []
         numbers: list[npt.NDArray[Any]] = [np.empty(0, np.int64)]
         for _, file, _ in self._files:
