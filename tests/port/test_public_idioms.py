@@ -572,3 +572,25 @@ def test_a_step_that_is_told_whether_to_train(
     else:
         with pytest.raises(UserError, match="which of them cannot be seen at its head"):
             _ported(tmp_path, text)
+
+
+def test_iterators_in_a_dictionary_are_refused(tmp_path: Path) -> None:
+    loop = "batches = {'a': iter(DataLoader(data)), 'b': iter(DataLoader(more))}\n"
+    loop += "for step in range(9):\n    x = next(batches['b' if step % 3 else 'a'])\n" + STEP
+    with pytest.raises(UserError, match="where this loop has its batches from is not seen"):
+        _ported(tmp_path, HEAD + MADE + loop)
+
+
+def test_statistics_over_a_batch_that_a_layer_of_its_own_takes_are_said(tmp_path: Path) -> None:
+    layer = "import torch\n\nclass Norm(torch.nn.Module):\n    def __init__(self):\n"
+    layer += (
+        "        super().__init__()\n        self.register_buffer('running_mean', torch.zeros(2))\n"
+    )
+    layer += "    def forward(self, x):\n        self.running_mean.copy_(x.detach().mean(0))\n"
+    layer += "        return x - self.running_mean\n"
+    made = MADE.replace(
+        "torch.nn.Linear(2, 1)", "torch.nn.Sequential(Norm(), torch.nn.Linear(2, 1))"
+    )
+    loop = "for x in DataLoader(data, batch_size=4):\n" + STEP
+    ported = _ported(tmp_path, HEAD + "from layers import Norm\n" + made + loop, layers=layer)
+    assert any("layer of the script's own" in note.text for note in ported.left)

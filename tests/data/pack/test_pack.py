@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Iterator
@@ -272,6 +273,20 @@ def test_a_container_that_cannot_fit_is_refused_before(
             file.truncate(1 << 42)
     assert run(request(source.parent, tmp_path, container)) == 2
     assert "are missing" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["source"]
+
+
+@pytest.mark.parametrize("container", ["hdf5", "squashfs"])
+def test_a_file_larger_than_the_limit_is_refused_before(
+    tmp_path: Path,
+    container: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = tree(tmp_path / "source", 20)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10_000, 10_000))
+    assert run(request(source, tmp_path, container)) == 2
+    assert "(ulimit -f)" in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == ["source"]
 
 

@@ -1,4 +1,4 @@
-"""The command line of `rankup fetch`, where its URLs lie, and how it shows what comes."""
+"""The command line of `rankup fetch`, and where its URLs lie."""
 
 from __future__ import annotations
 

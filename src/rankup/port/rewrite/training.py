@@ -196,7 +196,20 @@ class Training:
             ]
             if inner:
                 return inner
+        if isinstance(node, ast.Subscript) and self._holds_iterators(node.value):
+            return []
         return [node] if self.loader_of(node) is not None else []
+
+    def _holds_iterators(self, node: ast.expr) -> bool:
+        """True of `{"a": iter(first), "b": iter(second)}`, which no call can shard."""
+        script, name = self.script, self.script.dotted(node)
+        values = script.assigned(name, script.scope(node)) if name else []
+        return any(
+            call_name(call) == "iter"
+            for _, value in values
+            if isinstance(value, ast.Dict | ast.List | ast.DictComp | ast.ListComp)
+            for call in script.inside(value, ast.Call)
+        )
 
     def _iterates(self, call: ast.Call) -> bool:
         """True of `Prefetcher(loader)`, an iterator that the script's files define."""
