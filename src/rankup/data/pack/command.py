@@ -292,6 +292,8 @@ def _failure(error: BaseException, of: Pack) -> tuple[str, int]:
         return str(error), EXIT_BAD_INPUT
     if isinstance(error, lock.Taken):
         return f"another process is at it: {error}", EXIT_BAD_INPUT
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"OUT {of.out.name} is too long a name; choose a shorter one", EXIT_BAD_INPUT
     there = of.part.exists()
     kept = f"what is done is kept in {of.part}, and --resume goes on from there"
     if of.container not in LAYOUTS:

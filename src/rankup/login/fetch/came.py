@@ -186,10 +186,8 @@ def of_programs(events: Sequence[Event], others: Iterable[str]) -> list[Made]:
     spawned = [event.texts("words") for event in of(events, "spawn")]
     if not any(words[1:] or (words and _BRING.fullmatch(words[0])) for words in spawned):
         return []
-    urls = [word for words in spawned for word in words if "://" in word]
-    urls += [event.text("url") for event in events if brings(event)]
-    sources = ((path, next((url for url in urls if same_name(path, url)), "")) for path in others)
-    return [Made(path, path, url, len(events), program=True) for path, url in sources]
+    names = {_name(word): word for words in spawned for word in words if "://" in word}
+    return [_named(Made(path, path, "", len(events), program=True), names) for path in others]
 
 
 def needed(files: Iterable[Made], caches: Iterable[Path]) -> set[str]:
