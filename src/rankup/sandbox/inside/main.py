@@ -63,7 +63,9 @@ def install(given: Spec) -> tuple[Journal, Ending]:
     files = Files(journal, given.shadow, ignored, given.free, given.folder)
     net = Network(journal, block=given.block, main=main_process, used=training.network_used)
     changes: Changes = {
-        **devices.redirections(journal, given.threads, pretend=given.pretend, alone=True),
+        **devices.redirections(
+            devices.Devices(journal), given.threads, gpus=int(given.pretend), alone=True
+        ),
         "torch.nn.modules.module": [training.watch_modules],
         "torch.autograd": [training.watch_autograd],
         "torch.optim.optimizer": [training.watch_optimizers],

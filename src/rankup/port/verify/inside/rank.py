@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ....base.processes import die_with
 from ....sandbox.inside import devices
@@ -59,15 +59,15 @@ class _Rank:
         progress = Progress(self._journal)
         files = Writing(run.folder, plan.temporary, plan.state, self._journal)
         self._hook = Hook()
-        redirected = devices.redirections(self._journal, 1, pretend=tried.gpu, alone=False)
+        comparable = Comparable(progress, free=run.free)
+        gpus = max(1, run.world) if tried.gpu else 0
+        redirected = devices.redirections(comparable, 1, gpus=gpus, alone=False)
         needed = [change for changes in redirected.values() for change in changes]
         changes = {**redirected, **writers(files, self._hook)}
         AfterImport(changes, self._journal, needed, _refuse).install()
         torch.save = torch.serialization.save
-        if tried.gpu:
-            _number_gpus(torch, rank, run.world)
         seed((SEED, rank))  # as in life: a script that sets none has others on each rank
-        Comparable(progress, free=run.free).install(torch)
+        comparable.install(torch)
         if not run.free:
             Draws(progress).install(torch)
         Data(run, tried, known, progress).install(data)
@@ -135,16 +135,3 @@ def _end_threads(code: int) -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     ended.cancel()
-
-
-def _number_gpus(torch: Any, rank: int, world: int) -> None:
-    """Each rank has its own pretended GPU."""
-    properties = torch.cuda.get_device_properties
-
-    def own(*args: Any, **kwargs: Any) -> Any:
-        found = properties(*args, **kwargs)
-        found.uuid = f"verify-{rank}"
-        return found
-
-    torch.cuda.get_device_properties = own
-    torch.cuda.device_count = lambda: max(1, world)
