@@ -13,11 +13,18 @@ from typing import Literal
 
 from ...base.amounts import size
 from ...base.text import say
-from ...sandbox import environment, namespace
+from ...sandbox import namespace
 from ...sandbox.copies import Sandbox, sandbox
 from ...sandbox.events import Event, Journal
 from ...sandbox.inside import spec
-from ...sandbox.watch import Ended, Interrupt, Limits, watch
+from ...sandbox.watch import (
+    Ended,
+    Interrupt,
+    Limits,
+    cache_folders,
+    child_environment,
+    watch,
+)
 from ...site.caches import Caches
 from .. import offline
 from . import came, explain
@@ -65,7 +72,7 @@ class Start:
     @property
     def cache_folders(self) -> tuple[Path, ...]:
         """The folders where what a library downloads may lie."""
-        return environment.cache_folders(os.environ, self.caches, Path.home(), self.roots)
+        return cache_folders(os.environ, self.caches, Path.home(), self.roots)
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,7 @@ def _watch(
 ) -> tuple[Ended, tuple[Event, ...], str]:
     places = (box.folder, box.temporary)
     quiet = offline.silent()
-    own = environment.child(os.environ, start.caches, *places, start.threads, Path.home(), quiet)
+    own = child_environment(os.environ, start.caches, *places, start.threads, Path.home(), quiet)
     journal = box.journal
     folder = box.inside(Path.cwd())
     follow = Follow(journal, box.inside, quiet=start.network != "open")

@@ -15,9 +15,16 @@ from typing import Any
 
 from ...base.errors import UserError
 from ...login import offline
-from ...sandbox import copies, environment, namespace
+from ...sandbox import copies, namespace
 from ...sandbox.copies import Sandbox
-from ...sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
+from ...sandbox.watch import (
+    Ended,
+    Interrupt,
+    Limits,
+    child_environment,
+    default_memory,
+    watch,
+)
 from ...site import config, detect
 from ...site.caches import caches
 from .protocol import FULL, JOURNALS, ONE, ORIGINAL, Outcome, Plan, Run, journal_path, read_outcomes
@@ -145,7 +152,7 @@ def _watch(
     known = caches(settings, profile, os.environ)
     quiet = {**offline.variables(offline.known()), **offline.silent()}
     variables = {
-        **environment.child(os.environ, known, box.folder, box.temporary, 1, Path.home(), quiet),
+        **child_environment(os.environ, known, box.folder, box.temporary, 1, Path.home(), quiet),
         "MPLBACKEND": "Agg",
         "MPLCONFIGDIR": str(box.temporary / "matplotlib"),
     }

@@ -18,13 +18,12 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType
 
 from . import children, devices, network, spec
-from .ending import Ending, without_ours
 from .files import Files, writers
 from .hooks import AfterImport, Changes, Hook
 from .journal import Journal
 from .network import Network
 from .spec import MAIN, Spec
-from .training import Training
+from .training import Ending, Training, without_ours
 
 _NICE = 10
 

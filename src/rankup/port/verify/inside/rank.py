@@ -12,18 +12,17 @@ from typing import NoReturn
 
 from ....base.processes import die_with
 from ....sandbox.inside import devices
-from ....sandbox.inside.ending import without_ours
 from ....sandbox.inside.files import writers
 from ....sandbox.inside.hooks import AfterImport, Hook
 from ....sandbox.inside.journal import HERE, Journal
 from ....sandbox.inside.main import run_as_main
 from ....sandbox.inside.network import Network
+from ....sandbox.inside.training import without_ours
 from ..protocol import FILE, Plan, Run, Try, journal_path, read_journal
 from .comparable import Clock, Comparable
 from .data import Data, DataSets
 from .draws import SEED, Draws, Progress, seed
-from .files import Lines, Writing
-from .saves import compare
+from .files import Lines, Writing, compare
 from .training import Compiler, Loops, Steps
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
