@@ -45,6 +45,9 @@ class Run:
         alike: the parts of a training batch are equal, so that a mean over one is that of all.
         free: random numbers, dropout, the order of samples and the clock are each rank's own.
         against: the original's run that it is compared with.
+        gpu: `torch.cuda.is_available()` is true.
+        batch: samples in a batch of 2 or more; 0: as the script says.
+        varied: samples are of all parts of a data set, each of a scale of its own.
     """
 
     name: str
@@ -57,6 +60,9 @@ class Run:
     alike: bool = False
     free: bool = False
     against: str = ORIGINAL
+    gpu: bool = False
+    batch: int = BATCH
+    varied: bool = True
 
     @property
     def ranks(self) -> int:
@@ -64,27 +70,13 @@ class Run:
         return max(1, self.world)
 
 
-@dataclass(frozen=True)
-class Try:
-    """A way to start the original; when it fails, the next one is tried.
-
-    Attributes:
-        gpu: `torch.cuda.is_available()` is true.
-        batch: samples in a batch of 2 or more; 0: as the script says.
-        varied: samples are of all parts of a data set, each of a scale of its own.
-    """
-
-    gpu: bool
-    batch: int
-    varied: bool = True
-
-
-TRIES = (
-    Try(False, BATCH),
-    Try(False, BATCH, varied=False),
-    Try(True, BATCH),
-    Try(False, 0),
-    Try(True, 0),
+# The ways to start the original; when it fails, the next one is tried.
+TRIES: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"varied": False},
+    {"gpu": True},
+    {"batch": 0},
+    {"gpu": True, "batch": 0},
 )
 
 
@@ -149,7 +141,6 @@ class Outcome:
     """
 
     run: Run
-    tried: Try
     why: str
     seconds: float
     ranks: tuple[RankEnd, ...]
@@ -172,8 +163,7 @@ def read_outcomes(state: Path) -> Iterator[Outcome]:
     with suppress(FileNotFoundError), (state / OUTCOMES).open(encoding="utf-8") as file:
         for values in map(json.loads, file):
             ranks = tuple(RankEnd(**one) for one in values.pop("ranks"))
-            run, tried = Run(**values.pop("run")), Try(**values.pop("tried"))
-            yield Outcome(run, tried, ranks=ranks, **values)
+            yield Outcome(Run(**values.pop("run")), ranks=ranks, **values)
 
 
 @dataclass(frozen=True)

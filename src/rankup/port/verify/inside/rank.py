@@ -18,7 +18,7 @@ from ....sandbox.inside.journal import HERE, Journal
 from ....sandbox.inside.main import run_as_main
 from ....sandbox.inside.network import Network
 from ....sandbox.inside.training import without_ours
-from ..protocol import FILE, Plan, Run, Try, journal_path, read_journal
+from ..protocol import FILE, Plan, Run, journal_path, read_journal
 from .comparable import Clock, Comparable
 from .data import Data, DataSets
 from .draws import SEED, Draws, Progress, seed
@@ -28,7 +28,7 @@ from .training import Compiler, Loops, Steps
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def run_rank(plan: Plan, run: Run, tried: Try, rank: int, known: DataSets, stderr: int) -> NoReturn:
+def run_rank(plan: Plan, run: Run, rank: int, known: DataSets, stderr: int) -> NoReturn:
     """Be that rank, and end with it."""
     code = 70
     try:
@@ -38,7 +38,7 @@ def run_rank(plan: Plan, run: Run, tried: Try, rank: int, known: DataSets, stder
         for old, new in ((nothing, 0), (nothing, 1), (stderr, 2)):
             os.dup2(old, new)
         os.chdir(run.folder)
-        code = _Rank(plan, run, tried, rank, known).run_script()
+        code = _Rank(plan, run, rank, known).run_script()
         _end_threads(code)
     except BaseException:
         os.write(2, traceback.format_exc().encode(errors="replace"))
@@ -49,7 +49,7 @@ def run_rank(plan: Plan, run: Run, tried: Try, rank: int, known: DataSets, stder
 class _Rank:
     """The rank with all hooks."""
 
-    def __init__(self, plan: Plan, run: Run, tried: Try, rank: int, known: DataSets) -> None:
+    def __init__(self, plan: Plan, run: Run, rank: int, known: DataSets) -> None:
         import torch
         import torch.utils.data as data
 
@@ -59,7 +59,7 @@ class _Rank:
         files = Writing(run.folder, plan.temporary, plan.state, self._journal)
         self._hook = Hook()
         comparable = Comparable(progress, free=run.free)
-        gpus = max(1, run.world) if tried.gpu else 0
+        gpus = max(1, run.world) if run.gpu else 0
         redirected = devices.redirections(comparable, 1, gpus=gpus, alone=False)
         needed = [change for changes in redirected.values() for change in changes]
         changes = {**redirected, **writers(files, self._hook)}
@@ -69,7 +69,7 @@ class _Rank:
         comparable.install(torch)
         if not run.free:
             Draws(progress).install(torch)
-        Data(run, tried, known, progress).install(data)
+        Data(run, known, progress).install(data)
         self._steps = Steps(run, rank, plan.state, progress)
         self._steps.install(torch)
         self._lines = Lines(progress)
