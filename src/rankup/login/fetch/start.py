@@ -215,7 +215,7 @@ class Follow:
                 say(f"not watched: {event.text('what')}: {event.text('error')}")
             elif event.kind == "url":
                 self._url = event.text("url")
-            elif event.kind == "open" and event.values.get("existed") is False:
+            elif event.kind == "open" and event.get("existed") is False:
                 self._file = event.text("path")
             elif event.kind == "rename" and event.text("from") == self._file:
                 self._file = event.text("to")

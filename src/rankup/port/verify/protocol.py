@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ...sandbox.events import Journal as JournalFile
+
 JOURNALS = "journals"  # folder of the sandbox
 FILE = "plan.json"
 OUTCOMES = "outcomes.jsonl"
@@ -330,15 +332,9 @@ def notes(runs: Sequence[Seen]) -> Iterator[str]:
 
 def read_journal(path: str) -> Journal:
     """Return the events of a rank, without those of the processes that it started."""
-    events: list[Event] = []
-    with suppress(OSError):
-        for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError):  # the last line of one that was killed
-                event = json.loads(line)
-                if isinstance(event, dict) and "event" in event:
-                    events.append(event)
+    events = JournalFile(Path(path)).read_all()
     own = next((event["pid"] for event in events if event["event"] == "start"), None)
-    return Journal(tuple(event for event in events if event.get("pid") == own))
+    return Journal(tuple(event for event in events if event["pid"] == own))
 
 
 def _lines(path: Path) -> list[str] | None:
