@@ -28,13 +28,17 @@ _MOST = 64 << 10  # characters of an error in a line of the journal
 
 
 class Training:
-    """Watches torch; one for each process."""
+    """Watches torch, and ends this process, and the script's others; one for each process.
 
-    def __init__(self, journal: Journal, ending: Ending) -> None:
-        self._journal = journal
-        self._ending = ending
+    Args:
+        main: process id of the script itself.
+    """
+
+    def __init__(self, journal: Journal, hook: Hook, main: int) -> None:
+        self._journal, self._hook, self._main = journal, hook, main
         self._drawn = False
         self._thread = threading.local()
+        self._stopping = threading.Lock()
 
     def watch_loader(self, module: Any) -> None:
         """`torch.utils.data.dataloader`: Lightning, accelerate and fastai draw from it, too."""
@@ -93,7 +97,7 @@ class Training:
         if self._journal.once("forward"):
             self._journal.tell("forward", model=type(module).__name__, where=self._journal.where())
         if self._drawn:
-            self._ending.stop("batch and forward")
+            self._stop("batch and forward")
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         # A step without gradients changes nothing: some call it once before a scheduler is made.
@@ -104,35 +108,15 @@ class Training:
     def _reached(self, what: str) -> None:
         if not in_worker():
             self._journal.tell(what, where=self._journal.where())
-            self._ending.stop(what)
+            self._stop(what)
 
-
-def in_worker() -> bool:
-    """Return True in a worker of a DataLoader."""
-    worker: Any = sys.modules.get("torch.utils.data._utils.worker")
-    return worker is not None and worker._worker_info is not None
-
-
-class Ending:
-    """Ends this process, and the script's others.
-
-    Args:
-        main: process id of the script itself.
-    """
-
-    def __init__(self, journal: Journal, hook: Hook, main: int) -> None:
-        self._journal = journal
-        self._hook = hook
-        self._main = main
-        self._begun = threading.Lock()
-
-    def stop(self, reached: str) -> None:
+    def _stop(self, reached: str) -> None:
         """Stand still, for the parent to end all: no `finally`, no `atexit`, no `except` runs.
 
         They could upload a checkpoint of an untrained model. A process that waits for this one
         would go on with the script, so that all of the group stop at once.
         """
-        if self._begun.acquire(blocking=False):
+        if self._stopping.acquire(blocking=False):
             with self._hook.unwatched():
                 flush()
                 self._journal.tell("modules", names=_packages())
@@ -155,7 +139,13 @@ class Ending:
         why = f"{what}: {type(error).__name__}: {error}"
         with self._hook.unwatched():
             self._journal.tell("end", code=1, unknown=why[:_MOST])
-        self.stop("")
+        self._stop("")
+
+
+def in_worker() -> bool:
+    """Return True in a worker of a DataLoader."""
+    worker: Any = sys.modules.get("torch.utils.data._utils.worker")
+    return worker is not None and worker._worker_info is not None
 
 
 def _packages() -> list[str]:

@@ -23,7 +23,7 @@ from .comparable import Clock, Comparable
 from .data import Data, DataSets
 from .draws import SEED, Draws, Progress, seed
 from .files import Lines, Writing, compare
-from .training import Compiler, Loops, Steps
+from .training import Loops, Steps
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -74,9 +74,8 @@ class _Rank:
         self._steps.install(torch)
         self._lines = Lines(progress)
         self._lines.install()
-        self._loops = Loops(progress)
-        self._compiler = Compiler(run.folder, self._loops)
-        self._compiler.install()
+        self._loops = Loops(run.folder, progress)
+        self._loops.install()
         began = os.path.getmtime(os.path.join(plan.state, FILE))
         Clock(run.folder, began, rank if run.free else 0).install()
         net = Network(self._journal, block=True, main=os.getppid(), used=lambda: None)
@@ -86,7 +85,7 @@ class _Rank:
         """Run the script; return the code that Python would exit with."""
         self._journal.must("start", script=self._run.script)
         sys.path += self._plan.stand_ins
-        compiled = partial(self._compiler.compile, script=True)
+        compiled = partial(self._loops.compile, script=True)
         error = run_as_main(self._run.script, self._plan.args, compiled)
         code = int(error is not None)
         if isinstance(error, SystemExit):
