@@ -219,9 +219,7 @@ CUT = (
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (CUT, r":9: .*cuts its batches out of the data by hand, and `state` goes on"),
-        (CUT.replace("x, state = net(batch(data, i), state)", "x = net(data[i : i + 5])"),
-         r":9: .*rankup\.shard takes those of a torch DataLoader"),
+        (CUT, r":11: .*batches that are cut by hand; .* where a state goes on from batch to batch"),
         (CUT.replace("net(batch(data, i)", "net(data"), "sees all data at once"),
         ("import gym\n" + CUT.replace("x, state = net", "x = envs.step(1)\n    x = net"),
          r":11: .*reinforcement learning"),
@@ -511,3 +509,36 @@ def test_a_sum_that_an_object_returns_is_summed(tmp_path: Path) -> None:
     loop += STEP.replace("loss = net(x).mean()", "loss, n = elbo(net(x), x)")
     ported = _ported(tmp_path, HEAD + "from helper import Elbo\n" + MADE + loop, helper=helper)
     assert "rankup.summed(loss).backward()" in ported.text
+
+
+IN_ORDER = "\nfor x in DataLoader(data, batch_size=4):\n" + STEP
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ("ids = {w: i for i, w in enumerate(set(words))}", "rankup.broadcast(list(set(words)))"),
+        ("names = list(set(words))", "names = rankup.broadcast(list(set(words)))"),
+        ("names = list(set(words))\nnames.sort()", ""),
+        ("ids = {w: i for i, w in enumerate(sorted(set(words)))}", ""),
+        ("count = sum(len(w) for w in set(words))", ""),
+        ("labels = list(set(y.tolist()))", ""),
+        ("order = np.random.default_rng().permutation(9)", "rankup.broadcast(np.random.default"),
+        ("order = np.random.default_rng(0).permutation(9)", ""),
+        ("held = hash(words[0]) % 4 == 0", "# rankup: the hash of a text is another on each rank"),
+    ],
+)
+def test_an_order_of_each_process_own_is_rank_0s(line: str, becomes: str, tmp_path: Path) -> None:
+    """Texts have other hashes in each process, so that a set of them has another order."""
+    ported = _ported(tmp_path, HEAD + "import numpy as np\n" + MADE + line + IN_ORDER)
+    assert becomes in ported.text
+    assert bool(becomes) is ("RK130" in {one.code for one in check([tmp_path / "train.py"])})
+    assert "RK130" not in _codes(ported) or "# rankup" in becomes
+
+
+def test_ranks_join_before_a_file_that_goes_by_such_an_order_is_imported(tmp_path: Path) -> None:
+    vocabulary = "words = ['a', 'b']\nids = {w: i for i, w in enumerate(set(words))}\n"
+    text = HEAD + "from vocabulary import ids\n" + MADE + IN_ORDER
+    ported = _ported(tmp_path, text, vocabulary=vocabulary)
+    assert "rankup.broadcast(list(set(words)))" in ported.modules[0].text
+    assert ported.text.index("rankup.setup()") < ported.text.index("from vocabulary_dist")

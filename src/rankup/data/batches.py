@@ -13,6 +13,7 @@ from ..base.errors import UserError
 from ..runtime.deal import LEDGER
 from ..runtime.shard import part
 from ..runtime.world import launched
+from .errors import require_positive
 from .index import Int64s
 from .orders import Ordering
 
@@ -61,39 +62,17 @@ class BatchRequest:
         return iter(self.samples.tolist())
 
 
-class Batches(Sampler[Any]):
-    """This rank's part of each global batch of an order, for torch's DataLoader and torchdata's.
-
-        sampler = Batches(orders.Shuffled(len(photos), seed=1), global_batch=1024)
-        loader = StatefulDataLoader(photos, batch_sampler=sampler, num_workers=8)
-
-    The same batches as a `Loader` makes: each is a `BatchRequest`, which says the epoch too, so
-    that a `PackedDataset` augments as there. Each start of iteration after an epoch runs the next
-    one. In torchdata's `StatefulDataLoader` the place is that of the batches that were handed out;
-    in torch's own DataLoader the sampler is ahead of them by what is prefetched. A Loader also
-    tells `wrap` how many samples each rank has: with Batches do so by `rankup.count(n)`, where
-    ranks get parts of different sizes.
-
-    The DataLoader has to hand the `BatchRequest` to the data set itself. Around one, torch's Subset
-    and random_split make a list of it, which says no epoch: call `set_epoch` of the data set, or
-    take its `subset(…)` or `rankup.data.random_split`.
+class Place:
+    """The place in a run of what makes batches: which samples this rank's next ones have.
 
     Each global batch is cut by position into one part per rank. In training a rank for whom nothing
     is left of a short batch gets a sample that does not count, so that all ranks step together; in
     evaluation it gets no batch.
 
-    Args:
-        order: see `rankup.data.orders`; made for the length of the data set, which only the
-            DataLoader knows.
-        global_batch: samples of all ranks together.
-        seed: of augmentation; by default that of the order, or 0. Two that differ are refused.
-        train: whether ranks have to step together, see `Loader`.
-        drop_last: leave out a batch that is not full.
-        rank, world_size: by default those of this process.
-
     Attributes:
+        order, global_batch, seed, train, drop_last, rank, world_size: see `Loader`.
         epoch: the one that runs, or that the next iteration runs.
-        consumed: positions of it that are done.
+        consumed: positions of it that are done, on all ranks.
 
     Raises:
         UserError: values that make no sense together.
@@ -110,11 +89,9 @@ class Batches(Sampler[Any]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        for name, number in (("global_batch", global_batch), ("seed", seed or 0)):
-            if isinstance(number, bool) or not isinstance(number, int):
-                raise UserError(f"{name}={number!r} is no whole number")
-        if global_batch < 1:
-            raise UserError(f"global_batch={global_batch}: a batch has at least one sample")
+        require_positive(global_batch=global_batch)
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise UserError(f"seed={seed!r} is no whole number")
         missing = [name for name in _ORDERING if not hasattr(order, name)]
         if missing:
             raise UserError(
@@ -177,13 +154,14 @@ class Batches(Sampler[Any]):
         self.epoch, self.consumed, self._fresh = epoch, consumed, True
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next loop; where it is that of a resume, it begins there."""
+        """Choose the epoch that the next `for` runs; where it is that of a resume, from there."""
         self.go_to(epoch, self.consumed if self._fresh and epoch == self.epoch else 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place behind the last batch that was taken.
+        """The place in the run: integers, and the order in words; equal on all ranks.
 
-        It is integers, and the order in words, that mean the same at any number of ranks.
+        After the last batch it is the end of the epoch, until the loop has ended: going on there
+        gives a loop without batches, so that what follows it (validation) is not left out.
         """
         return {**self._identity(), "epoch": self.epoch, "consumed": self.consumed}
 
@@ -197,7 +175,7 @@ class Batches(Sampler[Any]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a place of `state_dict`, at any number of ranks.
+        """Go on at a place of `state_dict`, at any number of ranks and workers.
 
         Raises:
             UserError: it is that of other data, or of a run with another seed, global batch
@@ -218,6 +196,37 @@ class Batches(Sampler[Any]):
         if consumed != self.order.n and consumed % self.global_batch:
             raise UserError(f"this is no place in a run, no batch ends there: {dict(state)}")
         self.go_to(epoch, consumed)
+
+
+class Batches(Place, Sampler[Any]):
+    """This rank's part of each global batch of an order, for torch's DataLoader and torchdata's.
+
+        sampler = Batches(orders.Shuffled(len(photos), seed=1), global_batch=1024)
+        loader = StatefulDataLoader(photos, batch_sampler=sampler, num_workers=8)
+
+    The same batches as a `Loader` makes: each is a `BatchRequest`, which says the epoch too, so
+    that a `PackedDataset` augments as there. Each start of iteration after an epoch runs the next
+    one. In torchdata's `StatefulDataLoader` the place is that of the batches that were handed out;
+    in torch's own DataLoader the sampler is ahead of them by what is prefetched. A Loader also
+    tells `wrap` how many samples each rank has: with Batches do so by `rankup.count(n)`, where
+    ranks get parts of different sizes.
+
+    The DataLoader has to hand the `BatchRequest` to the data set itself. Around one, torch's Subset
+    and random_split make a list of it, which says no epoch: call `set_epoch` of the data set, or
+    take its `subset(…)` or `rankup.data.random_split`.
+
+    Args:
+        order: see `rankup.data.orders`; made for the length of the data set, which only the
+            DataLoader knows.
+        global_batch: samples of all ranks together.
+        seed: of augmentation; by default that of the order, or 0. Two that differ are refused.
+        train: whether ranks have to step together, see `Loader`.
+        drop_last: leave out a batch that is not full.
+        rank, world_size: by default those of this process.
+
+    Raises:
+        UserError: values that make no sense together.
+    """
 
     def __iter__(self) -> Iterator[BatchRequest]:
         left = self.order.n - self.consumed

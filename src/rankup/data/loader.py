@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
-from typing import Any, Literal
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Literal, TypeGuard
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from ..base.errors import UserError
 from ..base.text import say
 from ..runtime.deal import LEDGER
+from ..site import mounts
 from . import engines
-from .ahead import reading_ahead
-from .bad import Bad, Tally
-from .batches import Batches
+from .batches import BatchRequest, Place
 from .errors import BadContainer
-from .fetch import Answer, Fetch
-from .orders import Ordering, Sequential, Shuffled
+from .fetch import Answer, Bad, Fetch, Tally
+from .index import Int64s
+from .orders import Blocks, Ordering, Sequential, Shuffled
+from .reader import PackedDataset
 from .splits import unwrapped
 
 Kind = Literal["auto", "threads", "processes"]
 # A request, what was made of it, and the batch of that.
 _Batch = tuple[Answer, Any]
 QUIET = "RANKUP_QUIET"
+_GAP = 64 << 10  # what lies between neighbours (headers, fields) is read too, up to this
+_EARLIER = 4  # a window is asked for when a quarter of the one before it is left
 
 
-class Loader:
+class Loader(Place):
     """This rank's part of each global batch, made ahead of the training loop by workers.
 
         loader = rankup.data.Loader(photos, global_batch=1024, seed=1)
@@ -77,6 +84,8 @@ class Loader:
 
     Attributes:
         order, global_batch, seed, train, rank, world_size: as above.
+        epoch: that runs, or that the next `for` runs.
+        consumed: samples of it that the loops of all ranks were given.
         bad: samples of the running epoch that could not be made, of this rank.
 
     Raises:
@@ -104,16 +113,11 @@ class Loader:
         world_size: int | None = None,
         quiet: bool | None = None,
     ) -> None:
-        if isinstance(dataset, IterableDataset):
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise UserError(
                 f"a Loader takes samples by their numbers, and {type(dataset).__name__} is an "
-                f"IterableDataset: take a PackedDataset, with shuffle=orders.Blocks(…) for blocks; "
-                f"or torch's DataLoader for a stream"
-            )
-        if not hasattr(dataset, "__len__"):
-            raise UserError(
-                f"a Loader takes samples by their numbers, and {type(dataset).__name__} has no "
-                f"length: for a stream take torch's DataLoader"
+                f"IterableDataset or has no length: take a PackedDataset, with "
+                f"shuffle=orders.Blocks(…) for blocks; or torch's DataLoader for a stream"
             )
         dataset = self.dataset = unwrapped(dataset)
         count = len(dataset)  # type: ignore[arg-type]
@@ -126,7 +130,7 @@ class Loader:
                 f"this order is made for a data set of {shuffle.samples} samples, and this one has "
                 f"{count}: make the order of len(dataset), also where that is a subset"
             )
-        place = self._place = Batches(
+        super().__init__(
             shuffle,
             global_batch,
             seed=seed,
@@ -135,12 +139,9 @@ class Loader:
             rank=rank,
             world_size=world_size,
         )
-        self.order, self.global_batch, self.seed = shuffle, global_batch, place.seed
-        self.train, self.rank, self.world_size = train, place.rank, place.world_size
         self._device = None if device is None else torch.device(device)
-        self._quiet = bool(os.environ.get(QUIET)) if quiet is None else quiet
-        pin = torch.cuda.is_available() if pin_memory is None else pin_memory
-        self._pin = pin
+        quiet = bool(os.environ.get(QUIET)) if quiet is None else quiet
+        self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._engine = engines.engine(
             Fetch(dataset, collate),
             workers,
@@ -148,63 +149,30 @@ class Loader:
             prefetch=prefetch,
             context=context,
             timeout=timeout,
-            pin_memory=pin,
+            pin_memory=self._pin,
         )
-        if workers is None and not self._quiet and self.rank == 0:
+        if workers is None and not quiet and self.rank == 0:
             _say_workers(engines.default_workers(), type(self._engine).__name__.lower())
         self._loop = object()  # the one that runs: an older one may not go on beside it
         self.bad: list[Bad] = []
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that runs, or that the next `for` runs."""
-        return self._place.epoch
-
-    @property
-    def consumed(self) -> int:
-        """Samples of the epoch that the loops of all ranks were given."""
-        return self._place.consumed
-
-    def __len__(self) -> int:
-        """Batches of this rank in an epoch; in training the same on every rank."""
-        return len(self._place)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next `for` runs; where it is that of a resume, from there."""
-        self._place.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The place in the run: integers, and the order in words; equal on all ranks.
-
-        After the last batch it is the end of the epoch, until the loop has ended: going on there
-        gives a loop without batches, so that what follows it (validation) is not left out.
-        """
-        return self._place.state_dict()
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a place of `state_dict`, at any number of ranks and workers.
-
-        Raises:
-            UserError: it is that of other data, or of a run with another seed, global batch
-                or order.
-        """
-        self._place.load_state_dict(state)
+        super().load_state_dict(state)
         self._loop = object()
 
     def __iter__(self) -> Iterator[Any]:
-        place = self._place
-        place.begin()
+        self.begin()
         loop = self._loop = object()
         self.bad = []
         check = getattr(self.dataset, "check", None)
         if check is not None:
-            check(place.epoch)
-        counted = Tally(place.epoch, self.order.n, self.world_size)
+            check(self.epoch)
+        counted = Tally(self.epoch, self.order.n, self.world_size)
         share: tuple[int, int] | None = None
         batches = self._batches()
         try:
             for (request, made), batch in batches:
-                place.consumed = request.stop
+                self.consumed = request.stop
                 self.bad += made.bad
                 counted.add(made.bad)
                 if not made.count and not self.train:  # all of them were dropped
@@ -222,17 +190,21 @@ class Loader:
                 LEDGER.samples = None  # what follows may not have been sharded by anybody
             batches.close()
         if check is not None:
-            _check_again(check, place.epoch)
+            try:  # what was written to meanwhile would else be seen in the next epoch
+                check()
+            except BadContainer as error:
+                raise BadContainer(
+                    f"{error}. Samples of epoch {self.epoch} may have been others"
+                ) from None
         line = counted.report()
         if line:  # never quiet: the run is another one than was asked for
             say(f"rank {self.rank}: {line}")
-        place.go_to(place.epoch + 1)
+        self.go_to(self.epoch + 1)
 
     def _batches(self) -> Generator[_Batch, None, None]:
-        place = self._place
-        requests = reading_ahead(
-            place.requests(), self.order, self.dataset, self.rank, self.world_size
-        )
+        requests = self.requests()
+        if isinstance(self.order, Blocks) and _is_far(self.dataset):
+            requests = _read_ahead(requests, self.order, self.dataset, self.rank, self.world_size)
         made = self._engine.run(requests)
         batches: Iterator[_Batch] = ((one, one[1].batch()) for one in made)
         if self._pin:
@@ -248,14 +220,6 @@ class Loader:
     def close(self) -> None:
         """End the workers; a `for` that follows starts new ones."""
         self._engine.close()
-
-
-def _check_again(check: Callable[[], None], epoch: int) -> None:
-    """At the end of an epoch: what was written to meanwhile would else be seen in the next one."""
-    try:
-        check()
-    except BadContainer as error:
-        raise BadContainer(f"{error}. Samples of epoch {epoch} may have been others") from None
 
 
 @cache
@@ -317,3 +281,64 @@ def _arrived(waiting: _Copied, device: torch.device) -> _Batch:
     done.synchronize()  # a batch ago it was started; only then may its source be written again
     del source
     return one, _mapped(there, used_there)
+
+
+def _is_far(dataset: Dataset[Any]) -> TypeGuard[PackedDataset]:
+    """Return True where large pieces are better read than small ones: not in memory, nor files."""
+    if not isinstance(dataset, PackedDataset):
+        return False
+    samples = dataset.samples
+    if samples.staged is not None or samples.index.container == "files":
+        return False
+    return bool(len(samples)) and mounts.kind_of(samples.file(0)) not in mounts.IN_MEMORY
+
+
+def _read_ahead(
+    requests: Iterator[BatchRequest], order: Blocks, dataset: PackedDataset, rank: int, world: int
+) -> Iterator[BatchRequest]:
+    """Hand on requests, and have the kernel read the windows of the order that come next.
+
+    It reads into the file system's cache, which all processes of a node share: the small reads that
+    follow find the bytes there.
+    """
+    step = order.global_batch
+    # Positions until all lanes are in the next window, of which a part is asked for early.
+    ahead = max(2 * step, order.window * min(order.lanes, step) // _EARLIER)
+    asked: dict[int, int] = {}  # the last window of each lane
+    following = 0
+    for request in requests:
+        position = request.stop - request.total
+        following = max(following, position)
+        while following < min(position + ahead + 1, order.n):
+            for lane, window in order.windows(request.epoch, following, rank, world):
+                if asked.get(lane, -1) < window:
+                    asked[lane] = window
+                    # What goes wrong here goes wrong again, and is said, where it is read.
+                    with suppress(OSError, BadContainer):
+                        _advise(dataset, order.members(request.epoch, lane, window))
+            following += step
+        yield request
+
+
+def _advise(dataset: PackedDataset, samples: Int64s) -> None:
+    """Have the kernel read the bytes of some samples; those of neighbours in one piece."""
+    rows = dataset.rows(samples) + dataset.start
+    columns = []
+    for one in dataset.fields:
+        of = np.zeros(len(rows), np.int64) if one.file is None else one.file[rows].astype(np.int64)
+        columns.append(np.stack([of, one.offset[rows], one.length[rows], rows]))
+    file, start, length, row = np.concatenate(columns, axis=1)
+    kept = np.flatnonzero((start >= 0) & (length > 0))
+    kept = kept[np.lexsort((start[kept], file[kept]))]
+    file, start, stop, row = file[kept], start[kept], (start + length)[kept], row[kept]
+    near = (np.diff(file) == 0) & (start[1:] <= stop[:-1] + _GAP) & np.isin(np.diff(row), (0, 1))
+    first = np.flatnonzero(np.concatenate([[True], ~near]))[: len(kept)]
+    pieces = zip(file[first], start[first], np.maximum.reduceat(stop, first), strict=True)
+    for number, group in groupby(pieces, key=itemgetter(0)):
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(dataset.samples.file(int(number)), flags)
+        try:
+            for _, begin, end in group:
+                os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)

@@ -16,8 +16,9 @@ from torch.utils.data import Dataset
 from ..base.errors import UserError, nearest
 from .batches import BatchRequest
 from .containers import arrays
-from .errors import BadContainer
+from .errors import BadContainer, require_positive
 from .fetch import Made, allocate
+from .index import Int64s
 from .reader import PackedDataset
 from .spans import Spans, way
 from .stage import find
@@ -38,7 +39,28 @@ def text(data: bytes | memoryview, rng: np.random.Generator | None = None) -> st
         raise BadContainer(f"not UTF-8 text (byte {error.start}: {error.reason})") from None
 
 
-class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+class _Windowed(Dataset[Any]):
+    """A sequence of `_count` numbers or rows, of which an item has some and begins a stride on."""
+
+    def __init__(self, count: int, needs: int, stride: int, what: str) -> None:
+        if count < needs:
+            raise UserError(f"{what}, and an item needs {needs}: take a smaller window")
+        self.stride = stride
+        self._items = (count - needs) // stride + 1
+
+    def __len__(self) -> int:
+        return self._items
+
+    def _starts(self, items: npt.ArrayLike) -> Int64s:
+        """Return where items begin; those below 0 are counted from the end."""
+        numbers = np.asarray(items, np.int64)
+        numbers = np.where(numbers < 0, numbers + self._items, numbers)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self._items:
+            raise IndexError(f"no window {numbers.tolist()}: there are {self._items}, from 0 on")
+        return numbers * self.stride
+
+
+class Tokens(_Windowed):
     """Windows over a file of tokens, for a language model: item i is `(x, y)`.
 
     Both are int64 (window,); x begins at token `i * stride`, y one token later. The file is mapped,
@@ -84,16 +106,12 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         split: str | None = None,
         vocab: int | None = None,
     ) -> None:
-        self.window, self.stride = window, window if stride is None else stride
-        self.vocab = vocab
-        _positive(window=window, stride=self.stride, vocab=1 if vocab is None else vocab)
-        found = _file(Path(path), dtype, split)
-        self.path, self.dtype, self._start, self.tokens = found
-        if self.tokens < window + 1:
-            raise UserError(
-                f"{self.path} has {self.tokens} tokens, and an item needs {window + 1} (window and "
-                "the one behind it): take a smaller window"
-            )
+        stride = window if stride is None else stride
+        require_positive(window=window, stride=stride, vocab=vocab)
+        self.window, self.vocab = window, vocab
+        found = _folder if Path(path).is_dir() else _file
+        self.path, self.dtype, self._start, self.tokens = found(Path(path), dtype, split)
+        super().__init__(self.tokens, window + 1, stride, f"{self.path} has {self.tokens} tokens")
         if dtype is None and Path(path) == self.path and self.path.suffix != ".npy":
             _require_uint16(self.path, window)
         self._size = self.path.stat().st_size
@@ -107,14 +125,11 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         # The copy may be gone when it is opened again.
         self._spans, self.staged = _bytes(self.path, self._size)
 
-    def __len__(self) -> int:
-        return (self.tokens - 1 - self.window) // self.stride + 1
-
     def __getitem__(self, item: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.__getitems__([item])[0]
 
     def __getitems__(self, items: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        x, y = self._windows(np.asarray(items, np.int64))
+        x, y = self._windows(items)
         return list(zip(x, y, strict=True))
 
     def make(self, request: BatchRequest) -> Made:
@@ -122,47 +137,29 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         x, y = self._windows(request.samples)
         return Made(x, y.numpy(), request.count)
 
-    def _windows(self, items: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        count = len(self)
-        shape = (len(items), self.window)
+    def _windows(self, items: npt.ArrayLike) -> tuple[torch.Tensor, torch.Tensor]:
+        starts = self._starts(items)
+        shape = (len(starts), self.window)
         # Two, since models take `y.view(-1)`, which a view of one wider array has not.
         x, y = allocate(shape, torch.int64), allocate(shape, torch.int64)
         into, behind = x.numpy(), y.numpy()
-        for row, item in enumerate(items.tolist()):
-            item = item + count if item < 0 else item
-            if not 0 <= item < count:
-                raise IndexError(f"no window {item}: there are {count}, from 0 on")
-            size = self.dtype.itemsize
-            start = self._start + item * self.stride * size
-            data = self._spans.read(0, start, (self.window + 1) * size)
+        size = self.dtype.itemsize
+        for row, start in enumerate(starts.tolist()):
+            data = self._spans.read(0, self._start + start * size, (self.window + 1) * size)
             tokens = np.frombuffer(data, self.dtype)
+            if self.vocab is not None:
+                wrong = np.flatnonzero((tokens < 0) | (tokens >= self.vocab))
+                if len(wrong):
+                    raise BadContainer(
+                        f"{self.path}: token {start + wrong[0]} is {tokens[wrong[0]]}, and the "
+                        f"vocabulary has {self.vocab}: another dtype than {self.dtype}, or another "
+                        f"vocabulary?"
+                    )
             into[row], behind[row] = tokens[:-1], tokens[1:]
-        if self.vocab is not None and len(items):
-            self._check(items, into, behind)
         return x, y
 
-    def _check(
-        self,
-        items: npt.NDArray[np.int64],
-        x: npt.NDArray[np.int64],
-        y: npt.NDArray[np.int64],
-    ) -> None:
-        assert self.vocab is not None
-        # All but one of a window's tokens stand in both.
-        low = min(int(x.min()), int(y[:, -1].min()))
-        high = max(int(x.max()), int(y[:, -1].max()))
-        if low >= 0 and high < self.vocab:
-            return
-        whole = np.concatenate([x, y[:, -1:]], axis=1)
-        row, place = np.argwhere((whole < 0) | (whole >= self.vocab))[0].tolist()
-        raise BadContainer(
-            f"{self.path}: token {int(items[row]) % len(self) * self.stride + place} is "
-            f"{whole[row, place]}, and the vocabulary has {self.vocab}: another dtype than "
-            f"{self.dtype}, or another vocabulary?"
-        )
 
-
-class Windows(Dataset[torch.Tensor]):
+class Windows(_Windowed):
     """Windows over the rows of an array, as for time series: item i is rows [i * stride, + window).
 
     An item is a tensor (window, *shape of a row) of the array's dtype; consecutive rows are one
@@ -178,8 +175,8 @@ class Windows(Dataset[torch.Tensor]):
     """
 
     def __init__(self, dataset: PackedDataset, window: int, stride: int | None = None) -> None:
-        self.window, self.stride = window, window if stride is None else stride
-        _positive(window=window, stride=self.stride)
+        stride = window if stride is None else stride
+        require_positive(window=window, stride=stride)
         if isinstance(dataset.field, tuple):
             raise UserError(f"Windows are of one field, and this data set reads {dataset.field}")
         about = dataset.samples.index.field(dataset.field)
@@ -188,42 +185,26 @@ class Windows(Dataset[torch.Tensor]):
                 f"Windows are of rows of numbers: field {about.name!r} is "
                 f"{'changed by a transform' if about.dtype else 'bytes'}"
             )
-        if len(dataset) < window:
-            raise UserError(
-                f"there are {len(dataset)} rows, and an item needs {window}: take a smaller window"
-            )
-        self.dataset, self._about = dataset, about
+        super().__init__(len(dataset), window, stride, f"there are {len(dataset)} rows")
+        self.window, self.dataset, self._about = window, dataset, about
         self.releases_gil = bool((about.offset >= 0).all())  # others are read by Python code
-        self._dtype = torch.from_numpy(np.empty(0, np.dtype(about.dtype).newbyteorder("="))).dtype
-
-    def __len__(self) -> int:
-        return (len(self.dataset) - self.window) // self.stride + 1
 
     def __getitem__(self, item: int) -> torch.Tensor:
-        return self._windows(np.array([item], np.int64))[0]
+        return self._windows([item])[0]
 
     def __getitems__(self, items: Sequence[int]) -> list[torch.Tensor]:
-        return list(self._windows(np.asarray(items, np.int64)))
+        return list(self._windows(items))
 
     def make(self, request: BatchRequest) -> Made:
         """A batch at once: inputs (k, window, *shape of a row)."""
         return Made(self._windows(request.samples), None, request.count)
 
-    def _windows(self, items: npt.NDArray[np.int64]) -> torch.Tensor:
-        items = np.where(items < 0, items + len(self), items)
-        if len(items) and not 0 <= items.min() <= items.max() < len(self):
-            raise IndexError(f"a window is outside the {len(self)} that there are")
-        rows = (items[:, None] * self.stride + np.arange(self.window)).reshape(-1)
-        rows = self.dataset.rows(rows)
-        out = allocate((len(rows), *self._about.shape), self._dtype)
+    def _windows(self, items: npt.ArrayLike) -> torch.Tensor:
+        starts = self._starts(items)
+        rows = self.dataset.rows((starts[:, None] + np.arange(self.window)).reshape(-1))
+        out = allocate((len(rows), *self._about.shape), self._about.dtype)
         self.dataset.samples.arrays(rows, self._about.name, out.numpy())
-        return out.view(len(items), self.window, *self._about.shape)
-
-
-def _positive(**numbers: Any) -> None:
-    for name, number in numbers.items():
-        if not isinstance(number, int | np.integer) or number < 1:
-            raise UserError(f"{name}={number!r} has to be a whole number, 1 or more")
+        return out.view(len(starts), self.window, *self._about.shape)
 
 
 def _file(
@@ -232,8 +213,6 @@ def _file(
     """A file of tokens: its path, their type, the byte where they begin and how many there are."""
     if not path.exists():
         raise UserError(f"{path} is not there; give a file of tokens (.npy, .bin)")
-    if path.is_dir():
-        return _folder(path, split)
     if split is not None:
         raise UserError(f"split={split!r}: {path} is a file, and only a folder has splits")
     if path.suffix == ".npy":
@@ -259,7 +238,9 @@ def _file(
     return path, kind, 0, size // kind.itemsize
 
 
-def _folder(path: Path, split: str | None) -> tuple[Path, np.dtype[Any], int, int]:
+def _folder(
+    path: Path, dtype: npt.DTypeLike | None, split: str | None
+) -> tuple[Path, np.dtype[Any], int, int]:
     try:
         about = json.loads((path / "tokens.json").read_text())
         splits = {str(name): (int(a), int(b)) for name, (a, b) in about["splits"].items()}

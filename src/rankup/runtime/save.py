@@ -96,4 +96,6 @@ def path0(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
     For `open(rankup.path0(path), "w")` in a script whose every rank writes the same log.
     """
-    return path if is_root_process() else os.devnull
+    if is_root_process():
+        return path
+    return Path(os.devnull) if isinstance(path, Path) else os.devnull

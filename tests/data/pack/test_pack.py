@@ -172,7 +172,7 @@ def test_progress_counts_the_bytes_of_samples(
 
     @contextmanager
     def noted(*args: object, **kwargs: object) -> Iterator[object]:
-        yield lambda *done: shown.append(done)
+        yield lambda done, samples: shown.append((done, samples))
 
     monkeypatch.setattr(progress, "shown", noted)
     source = tree(tmp_path / "source", 60, largest=20)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.login.fetch import address
+from rankup.login.fetch import request as address
 
 
 def test_the_place_of_a_url_holds_no_secret_and_stays_in_its_folder(tmp_path: Path) -> None:
@@ -50,5 +50,5 @@ def test_urls_share_no_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["http://a..b/x", "https://me:hunter2@[h/x", "ftp://me:hunter2@h"])
 def test_what_is_no_url_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(UserError, match="is not a URL that starts with http") as refused:
-        address.parse(url)
+        address.parse_url(url)
     assert "hunter2" not in str(refused.value)

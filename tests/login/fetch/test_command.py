@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rankup.login import record
-from rankup.login.needs import unmet
+from rankup.login.record import unmet
 from rankup.site import config
 
 from ..stage import Stage

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rankup.login.fetch.no_run import show
-from rankup.site import config
 
 SCRIPT = """
 import argparse, urllib.request
@@ -42,28 +41,22 @@ def test_what_is_found_is_ready_to_be_typed(
 ) -> None:
     show(script, ("--model", "t5"), as_json=False)
     out = capsys.readouterr().out
-    [line] = [line for line in out.splitlines() if line.startswith("  rankup fetch --")]
-    assert shlex.split(line)[2:] == [
+    [line] = [line for line in out.splitlines() if line.startswith("by name: ")]
+    assert shlex.split(line)[4:] == [
         *("--model", "t5"),
         *("--dataset", "wikitext:wikitext-2-raw-v1@b08601e"),
         *("--url", "https://example.org/it's a.zip", "--to", "data/it's a.zip"),
     ]
-    assert "CIFAR10" in out.partition("only the script's own call")[2]
-    unknown = out.partition("cannot be known by reading:")[2]
-    assert "it is computed" in unknown
-    assert "train.py:14" in unknown
-    assert out.rstrip().endswith("  rankup fetch train.py --model t5")
+    [line] = [line for line in out.splitlines() if "CIFAR10" in line]
+    assert line.endswith("train.py:13 (only this call puts it where it looks for it)")
+    [line] = [line for line in out.splitlines() if "it is computed" in line]
+    assert line.endswith("load_dataset, train.py:14")
+    assert out.endswith("calls: rankup fetch train.py --model t5\n")
 
 
-def test_the_table_is_read_by_rankup_toml(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_of_it_is_there_as_json(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show(script, (), as_json=True)
     said = json.loads(capsys.readouterr().out)
-    script.with_name("rankup.toml").write_text(said["table"])
-    needs = config.load(Path.cwd()).fetch
-    assert needs.models == ("gpt2",)
-    assert needs.datasets == ("wikitext:wikitext-2-raw-v1@b08601e",)
-    [url] = needs.urls
-    assert (url.url, url.to) == ("https://example.org/it's a.zip", Path.cwd() / "data/it's a.zip")
     assert said["command"].startswith("rankup fetch --model gpt2 --dataset ")
     assert {one["what"] for one in said["downloads"]} == {"model", "dataset", "url", "torchvision"}
     assert said["args"] == []

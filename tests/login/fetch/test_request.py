@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.login.fetch import Request
+from rankup.login.fetch.request import Request
 
 URL = "https://example.org/a.tgz"
 
@@ -37,7 +37,7 @@ def test_the_limits_of_a_run_are_read_as_people_write_them() -> None:
         ({"urls": ("example.org/a",)}, "starts with http:// or https://"),
         ({"urls": ("https://h:port/a",)}, "names a host"),
         ({"urls": ("https://h/\x1b[2J",)}, "names a host"),
-        ({"urls": (URL,), "to": (".",)}, "is a folder; name the file: --to a.tgz"),
+        ({"urls": (URL,), "to": (".",)}, "--to . is a folder; name the file in it"),
         ({"no_run": True}, "--no-run needs a script"),
         ({"only_proof": True}, "--only-proof needs a script"),
         ({"script": "none.py"}, "no script 'none.py' in"),

@@ -47,7 +47,7 @@ for epoch in range(2):
     weight = model.weight.detach().numpy()
     if epoch == 0: rankup.is_root_process() and np.save("first.npy", weight)
     nothing = (np.savetxt("last.txt", weight) if rankup.is_root_process() else None)
-    with open(rankup.path0(Path("epoch.json")), "w") as file:
+    with rankup.path0(Path("epoch.json")).open("w") as file:
         json.dump({"epoch": epoch, "bias": model.bias.item()}, file)
 if rankup.is_root_process():
     with h5py.File("weights.h5", "w") as file:

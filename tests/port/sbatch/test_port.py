@@ -134,8 +134,8 @@ def test_bash_runs_it(tmp_path: Path, fakes: dict[str, str]) -> None:
     assert found.returncode == 0, found.stderr
     assert "<-u><train_dist.py><--data></a b/my data><--epochs><3>" in found.stdout
     assert "--nnodes=2 --nproc-per-node=gpu" in found.stdout
-    assert "--rdzv-endpoint=10.0.0.1:10123 --rdzv-id=123-0 --rdzv-conf=is_host=1" in found.stdout
-    assert "--local-addr=10.0.0.1 --no-python -- python -u" in found.stdout
+    assert "--node-rank=0 --master-addr=10.0.0.1 --master-port=10123" in found.stdout
+    assert "--no-python -- python -u" in found.stdout
     assert "srun --ntasks=2" in found.stdout
     failed = ran(done.path, fakes, fails=3)
     assert failed.returncode == 3

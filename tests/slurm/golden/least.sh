@@ -102,6 +102,7 @@ needs=() # every node has to see these
 programs=(torchrun python3)
 # srun does not take --cpus-per-task over from sbatch since Slurm 22.05
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"
+export PYTHONHASHSEED="${PYTHONHASHSEED:-0}" # ranks have one order of a set
 set -u
 
 # ---- until when: the ranks save and stop before this ---------------------------------------------

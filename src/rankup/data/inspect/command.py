@@ -146,7 +146,7 @@ def _range(splits: tuple[Split, ...]) -> tuple[int, int]:
 
 def _progress(
     what: str, index: Index, splits: tuple[Split, ...], quiet: bool
-) -> AbstractContextManager[progress.Show]:
+) -> AbstractContextManager[progress.Progress]:
     """Return what shows how many samples of some splits are done."""
     start, stop = _range(splits)
     # As floats, which hold sums of what a damaged index says.

@@ -14,13 +14,14 @@ import xxhash
 from ...base.amounts import size
 from ...base.errors import UserError
 from ...base.files import pwrite_all
+from ...base.progress import Progress
 from .. import keys, npz
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, folders
 from ..pack.source import unsound
 from ..pool import cores, spread
 from ..verified import Reader, SourceProblem, Span
-from .verify import CHANGED, Damage, Watch, end_of, name, parts
+from .verify import CHANGED, Damage, end_of, name, parts
 
 PART = ".part"
 LABELS = "labels"
@@ -46,7 +47,7 @@ class Extracted:
 
 
 def extract(
-    index: Index, root: Path, splits: tuple[Split, ...], out: Path, watch: Watch
+    index: Index, root: Path, splits: tuple[Split, ...], out: Path, watch: Progress
 ) -> Extracted:
     """Write the samples of splits below a new folder, on all cores, comparing hashes on the way.
 
@@ -85,7 +86,7 @@ def extract(
             for done, spans, found in spread(write, parts(index, start, stop), cores()):
                 total, count = total + done, count + spans
                 bad += found
-                watch(total, count)
+                watch(total, samples=count)
         finally:
             for array in arrays.values():
                 os.close(array.descriptor)

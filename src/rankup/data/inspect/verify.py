@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import xxhash
 
 from ...base.errors import UserError
+from ...base.progress import Progress
 from .. import indexes, keys, stamp
 from ..blocks import Blocks, blocks_of
 from ..containers.grouping import LONE
@@ -25,9 +25,6 @@ _BYTES = 64 << 20
 _ROWS = 4096
 _BLOCKS = 16
 CHANGED = "its bytes are not those that were packed"
-
-# Gets the bytes and samples that are done.
-Watch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Verified:
     damaged: tuple[Damage, ...]
 
 
-def verify(index: Index, root: Path, start: int, stop: int, watch: Watch) -> Verified:
+def verify(index: Index, root: Path, start: int, stop: int, watch: Progress) -> Verified:
     """Read the samples [start, stop) on all cores and compare their hashes.
 
     Of a pack that is asked for as a whole, the bytes around the samples are compared too, and the
@@ -94,7 +91,7 @@ def verify(index: Index, root: Path, start: int, stop: int, watch: Watch) -> Ver
         bad += bad_samples
         around += bad_blocks
         size, count = size + more, count + samples
-        watch(size, count)
+        watch(size, samples=count)
     damaged += [Damage(name(index, row, field), why) for row, field, why in sorted(bad)]
     if blocks is not None:
         damaged += [Damage(blocks.name(block), why) for block, why in sorted(around)]

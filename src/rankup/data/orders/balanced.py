@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,12 @@ from torch.utils.data import Dataset
 
 from ...base.errors import UserError
 from ...runtime.keys import derive
+from ..errors import require_positive
 from ..index import Int64s
-from .keyed import Kept, keys, permuted
-from .plain import column, identity
+from .plain import Computed, column, identity, keys, permuted
 
 
-@dataclass(frozen=True, eq=False)
-class Balanced:
+class Balanced(Computed):
     """Each class equally often: the epoch is rounds, and each round has one sample of each class.
 
     A class's samples come in random order, and none again before all were there; that goes on from
@@ -35,34 +33,24 @@ class Balanced:
         UserError: there are no labels, or samples without one.
     """
 
-    labels: npt.ArrayLike | Dataset[Any] | None
-    seed: int = 0
-    per_class: int | None = None
-    unlabelled: str = "error"
-    global_batch: int | None = None
-    n: int = field(init=False)
-    samples: int = field(init=False)
-    identity: str = field(init=False, repr=False)
-    _rounds: int = field(init=False, repr=False)
-    _members: Int64s = field(init=False, repr=False)  # samples, class by class
-    _starts: Int64s = field(init=False, repr=False)  # of each class in it
-    _counts: Int64s = field(init=False, repr=False)
-    _kept: Kept = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        given = column(self.labels, "labels")
-        if given is None:
+    def __init__(
+        self,
+        labels: npt.ArrayLike | Dataset[Any] | None,
+        seed: int = 0,
+        per_class: int | None = None,
+        unlabelled: str = "error",
+        global_batch: int | None = None,
+    ) -> None:
+        self.seed, self.global_batch = seed, global_batch
+        known = column(labels, "labels")
+        if known is None:
             raise UserError("this data has no labels, and so no classes to balance")
-        if self.unlabelled not in ("error", "skip"):
-            raise UserError(f"unlabelled={self.unlabelled!r} is not known: error or skip")
-        labels = np.asarray(given)
-        if labels.ndim != 1 or (len(labels) and labels.dtype.kind not in "iu"):
-            raise UserError(
-                f"labels are whole numbers, one per sample; these are {labels.dtype} of shape "
-                f"{labels.shape}"
-            )
+        if unlabelled not in ("error", "skip"):
+            raise UserError(f"unlabelled={unlabelled!r} is not known: error or skip")
+        require_positive(per_class=per_class)
+        labels = self.labels = known
         without = int((labels < 0).sum())
-        if without and self.unlabelled == "error":
+        if without and unlabelled == "error":
             raise UserError(
                 f"{without} of {len(labels)} samples have no label: leave them out with "
                 "unlabelled='skip'"
@@ -72,27 +60,18 @@ class Balanced:
         _, starts, counts = np.unique(labels[rows], return_index=True, return_counts=True)
         if not len(starts):
             raise UserError("there is no sample with a label to balance classes with")
-        rounds = -(-len(rows) // len(starts)) if self.per_class is None else self.per_class
-        if rounds < 1:
-            raise UserError(f"per_class={rounds}: an epoch has at least one sample of each class")
-        for name, value in {
-            "labels": labels,
-            "n": rounds * len(starts),
-            "samples": len(labels),
-            "identity": identity("Balanced", per_class=rounds, labels=labels),
-            "_rounds": rounds,
-            "_members": rows,
-            "_starts": starts,
-            "_counts": counts,
-            "_kept": Kept(self.at, rounds * len(starts)),
-        }.items():
-            object.__setattr__(self, name, value)
+        rounds = -(-len(rows) // len(starts)) if per_class is None else per_class
+        self.n = rounds * len(starts)
+        self.identity = identity("Balanced", per_class=rounds, labels=labels)
+        self._rounds = rounds
+        self._members = rows  # samples, class by class
+        self._starts, self._counts = starts, counts  # of each class in it
 
-    def slice(self, epoch: int, start: int, stop: int) -> Int64s:
-        return self._kept.slice(epoch, start, stop)
+    @property
+    def samples(self) -> int:
+        return len(self.labels)
 
     def at(self, epoch: int, positions: Int64s) -> Int64s:
-        """Samples at any positions of an epoch, int64 of the same shape."""
         classes = len(self._starts)
         turn, slot = np.divmod(positions, classes)
         turn = turn + epoch * self._rounds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ from ...base.errors import UserError
 from ...runtime.keys import derive
 from ...runtime.order import Order
 from ...runtime.shard import part
+from ..errors import require_positive
 from ..index import Int64s
-from .keyed import Kept, keys, permuted
-from .plain import column, identity
+from .plain import Computed, column, identity, keys, permuted
 
 _LANES = 64
 _BLOCK, _WINDOW = 128, 1024
@@ -25,7 +25,7 @@ _MEMORY = 4 << 30
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Computed):
     """Blocks of consecutive samples in random order, then shuffled within windows of them.
 
     1. The epoch's samples, turned by a random number, are cut into blocks; the blocks are permuted.
@@ -65,15 +65,13 @@ class Blocks:
     block: int = _BLOCK
     window: int = _WINDOW
     lanes: int = _LANES
-    _kept: Kept = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("global_batch", "block", "window", "lanes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Blocks: {name}={getattr(self, name)} has to be 1 or more")
+        require_positive(
+            global_batch=self.global_batch, block=self.block, window=self.window, lanes=self.lanes
+        )
         if self.n < 0:
             raise UserError(f"Blocks: there cannot be {self.n} samples")
-        object.__setattr__(self, "_kept", Kept(self.at, self.n))
 
     @classmethod
     def of(
@@ -97,7 +95,8 @@ class Blocks:
         Raises:
             UserError: a number that makes no sense.
         """
-        sizes = np.asarray(column(lengths, "lengths"), np.int64).reshape(-1)
+        known = column(lengths, "lengths")
+        sizes = np.empty(0, np.int64) if known is None else known
         known = sizes[sizes >= 0]
         mean = max(1.0, float(known.mean())) if len(known) else block_bytes / _BLOCK
         lanes_used = max(1, min(lanes, global_batch))
@@ -107,18 +106,10 @@ class Blocks:
         return cls(len(sizes), seed, global_batch, block, window, lanes)
 
     @property
-    def samples(self) -> int:
-        return self.n
-
-    @property
     def identity(self) -> str:
         return identity("Blocks", block=self.block, window=self.window, lanes=self._lanes)
 
-    def slice(self, epoch: int, start: int, stop: int) -> Int64s:
-        return self._kept.slice(epoch, start, stop)
-
     def at(self, epoch: int, positions: Int64s) -> Int64s:
-        """Samples at any positions of an epoch, int64 of the same shape."""
         batch, slot = np.divmod(positions, self.global_batch)
         size = np.where(batch == self._whole, self._rest, self.global_batch)
         lane = slot * self._lanes // np.maximum(size, 1)

@@ -90,7 +90,7 @@ class Pack:
         if not self.request.as_json:
             print(clean(line), flush=True)
 
-    def progress(self, what: str, index: Index) -> AbstractContextManager[progress.Show]:
+    def progress(self, what: str, index: Index) -> AbstractContextManager[progress.Progress]:
         """Return what shows how far a part of the pack is."""
         quiet = self.request.as_json or self.step.task > 0
         return progress.shown(what, sample_bytes(index), quiet=quiet)

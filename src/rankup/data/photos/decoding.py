@@ -74,13 +74,9 @@ def measure(data: Bytes) -> Size:
     """
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        return _allowed(int(height), int(width), True)
     except (ValueError, KeyError, RuntimeError):
-        return _of_others(data)
-    return _allowed(int(height), int(width), True)
-
-
-def _of_others(data: Bytes) -> Size:
-    seen = images.look(data, data[-images.TAIL :], len(data), "")
+        seen = images.look(data, data[-images.TAIL :], len(data), "")
     if not seen.kind:
         what = f"it begins with {bytes(data[:8])!r}" if len(data) else "it is empty"
         raise BadContainer(f"this is no JPEG, PNG, GIF, WebP, TIFF or BMP: {what}")

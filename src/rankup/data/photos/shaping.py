@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ...base.errors import UserError
-from ..errors import BadContainer
+from ..errors import BadContainer, require_positive
 from .decoding import MAX_PIXELS, Bytes, Pixels, factor_for, measure, pixels
 
 # torch works on more values than this with several threads: of the training loop's cores.
@@ -51,22 +50,13 @@ class Photo(ABC):
     """
 
     scaled: bool
+    dtype: npt.DTypeLike = np.uint8
+    channels_last = True
+    releases_gil = True
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int, int]: ...
-
-    @property
-    def dtype(self) -> npt.DTypeLike:
-        return np.uint8
-
-    @property
-    def channels_last(self) -> bool:
-        return True
-
-    @property
-    def releases_gil(self) -> bool:
-        return True
 
     @abstractmethod
     def view(self, height: int, width: int, rng: np.random.Generator) -> View:
@@ -80,8 +70,12 @@ class Photo(ABC):
         """
         full = measure(data)
         view = self.view(full.height, full.width, rng)
-        factor = _factor(view) if self.scaled and full.jpeg else 1
-        part = _taken(pixels(data, full, factor), view.part, factor)
+        top, left, height, width = view.part
+        factor = factor_for(height, width, *view.size) if self.scaled and full.jpeg else 1
+        # Its edges are at the nearest pixels of what is decoded at 1 / factor.
+        edges = (top, top + height, left, left + width)
+        first, last, start, stop = ((2 * edge + factor) // (2 * factor) for edge in edges)
+        part = pixels(data, full, factor)[first:last, start:stop]
         if view.size == out.shape[:2] and not view.flip and out.flags.c_contiguous:
             _resize(part, out)
             return
@@ -127,9 +121,9 @@ class RandomResizedCrop(Photo):
     scaled: bool = True
 
     def __post_init__(self) -> None:
-        _positive(size=self.size)
+        require_positive(size=self.size)
         _range("scale", self.scale, 1.0)
-        _range("ratio", self.ratio, sys.float_info.max)
+        _range("ratio", self.ratio, 1e9)
         if not 0 <= self.flip <= 1:
             raise UserError(f"flip={self.flip}: it is a probability, from 0 to 1")
 
@@ -186,7 +180,7 @@ class CenterCrop(Photo):
     scaled: bool = False
 
     def __post_init__(self) -> None:
-        _positive(size=self.size, resize=self.size if self.resize is None else self.resize)
+        require_positive(size=self.size, resize=self.resize)
         if self.resize is not None and self.resize < self.size:
             raise UserError(
                 f"resize={self.resize} is less than size={self.size}: there would be nothing at "
@@ -232,7 +226,7 @@ class Resize(Photo):
     scaled: bool = False
 
     def __post_init__(self) -> None:
-        _positive(height=self.height, width=1 if self.width is None else self.width)
+        require_positive(height=self.height, width=self.width)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -291,12 +285,6 @@ def normalize(
     return torch.addcmul(shift, source, scale, out=out)
 
 
-def _positive(**values: int) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{name}={value!r}: it is a number of pixels, 1 or more")
-
-
 def _range(name: str, given: tuple[float, float], limit: float) -> None:
     try:
         least, most = given
@@ -304,36 +292,20 @@ def _range(name: str, given: tuple[float, float], limit: float) -> None:
     except (TypeError, ValueError):
         sound = False
     if not sound:
-        up_to = " and at most 1" if limit == 1 else ""
-        raise UserError(f"{name}={given!r}: it is (least, largest), above 0{up_to}")
-
-
-def _factor(view: View) -> int:
-    return factor_for(view.part[2], view.part[3], *view.size)
-
-
-def _taken(photo: Pixels, part: Part, factor: int) -> Pixels:
-    """The part of a photo that was decoded at 1 / factor, its edges at the nearest pixels."""
-    top, left, height, width = part
-    edges = (top, top + height, left, left + width)
-    first, last, start, stop = ((2 * edge + factor) // (2 * factor) for edge in edges)
-    return photo[first:last, start:stop]
+        raise UserError(f"{name}={given!r}: it is (least, largest), above 0 and at most {limit:g}")
 
 
 def _resize(source: Pixels, out: npt.NDArray[Any]) -> None:
     """Bilinear and antialiased, written where it belongs."""
     if source.shape == out.shape:
         np.copyto(out, source)
-    elif TORCH_IS_FAST:
+        return
+    if TORCH_IS_FAST:
         # It is fast where the bytes lie together.
         before = torch.from_numpy(np.ascontiguousarray(source)).permute(2, 0, 1)[None]
         after = torch.from_numpy(out).permute(2, 0, 1)[None]
         _RESIZE(before, out.shape[:2], False, None, None, out=after)
-    else:
-        _resize_by_pillow(source, out)
-
-
-def _resize_by_pillow(source: Pixels, out: npt.NDArray[Any]) -> None:
+        return
     try:
         from PIL import Image
     except ImportError:
@@ -341,8 +313,7 @@ def _resize_by_pillow(source: Pixels, out: npt.NDArray[Any]) -> None:
             "on this processor Pillow resizes photos: pip install 'rankup[train]'"
         ) from None
     size = out.shape[1], out.shape[0]
-    small = Image.fromarray(source).resize(size, Image.Resampling.BILINEAR)
-    np.copyto(out, np.asarray(small))
+    np.copyto(out, np.asarray(Image.fromarray(source).resize(size, Image.Resampling.BILINEAR)))
 
 
 def _flip(source: Pixels, out: npt.NDArray[Any]) -> None:

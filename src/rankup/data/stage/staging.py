@@ -17,14 +17,14 @@ from ...base.files import no_space
 from ...base.text import say
 from .. import indexes, stamp
 from . import copying, find, memory, mount, place
-from .copying import Plan, Watch
+from .copying import Plan
 from .find import Copy
 from .memory import Reserve, Room
 from .place import Alive
 
 Say = Callable[[str], None]
 # Gets the bytes of all files of a copy, which are there and empty.
-Fill = Callable[[Plan, Path, Watch], None]
+Fill = Callable[[Plan, Path, progress.Progress], None]
 
 
 def stage(

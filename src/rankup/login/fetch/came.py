@@ -101,13 +101,7 @@ def _named(one: Made, names: Mapping[str, str]) -> Made:
 
 def new_folders(events: Iterable[Event]) -> set[str]:
     """Return the folders that the script has made."""
-    found: set[str] = set()
-    for event in of(events, "mkdir", "rename"):
-        if event.kind == "mkdir":
-            found.add(event.text("path"))
-        else:
-            found = _renamed(found, event.text("from"), event.text("to"))
-    return found
+    return {event.text("path") for event in of(events, "mkdir")}
 
 
 def _renamed(folders: set[str], old: str, new: str) -> set[str]:
@@ -192,9 +186,7 @@ def of_programs(events: Sequence[Event], others: Iterable[str]) -> list[Made]:
         return []
     urls = [word for words in spawned for word in words if "://" in word]
     urls += [event.text("url") for event in events if brings(event)]
-    archive = next((url for url in reversed(urls) if is_archive(url)), "")
-    rest = archive or (urls[0] if len(set(urls)) == 1 else "")
-    sources = ((path, next((url for url in urls if same_name(path, url)), rest)) for path in others)
+    sources = ((path, next((url for url in urls if same_name(path, url)), "")) for path in others)
     return [Made(path, path, url, len(events), program=True) for path, url in sources]
 
 

@@ -141,9 +141,6 @@ def _raised(end: Event, events: Sequence[Event], far: str) -> Outcome:
     last = "\n".join([end.text("message"), *error.strip().splitlines()[-4:]])
     if kind in ("KeyError", "TypeError") and _RANK.search(last):
         return Outcome(why=f"{ended}: it expects to be one of several", pretend=True)
-    for event in of(events, "refused"):
-        if event.text("path") and event.text("path") in end.text("message"):
-            return Outcome(why=f"{ended}: {refused(event)}")
     network = of(events, "url", "connect")
     for pattern, why, cut in _CAUSES:
         said = re.search(pattern, f"{kind}: {end.text('message')}", re.IGNORECASE)

@@ -37,18 +37,14 @@ def shown(name: str, out: TextIO | None = None, every: float = _LINE_EVERY) -> I
 
 
 def _lines(name: str, out: TextIO, every: float) -> Progress:
-    start = last = time.monotonic()
-    first: int | None = None
+    last = time.monotonic()
 
     def progress(done: int, total: int | None) -> None:
-        nonlocal last, first
+        nonlocal last
         now = time.monotonic()
-        first = done if first is None or done < first else first
-        if now - last < every:
-            return
-        last = now
-        of = "" if total is None else f" of {size(total)}"
-        speed = size((done - first) / (now - start))
-        print(f"rankup: {name}: {size(done)}{of}, {speed}/s", file=out, flush=True)
+        if now - last >= every:
+            last = now
+            of = "" if total is None else f" of {size(total)}"
+            print(f"rankup: {name}: {size(done)}{of}", file=out, flush=True)
 
     return progress

@@ -12,6 +12,7 @@ from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.torch_names import DRAWING_METHODS, SEEDING, is_draw, words
 from ..rules.facts import string
+from ..rules.order import differing
 from ..rules.writing import clock_names
 from .context import Context
 from .script import Script
@@ -163,10 +164,11 @@ def _prints(script: Script, statement: ast.stmt) -> bool:
 def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> bool:
     """True where running a statement at the top of a file draws, there or in what it imports.
 
-    So does one that makes a name by the clock.
+    So does one that makes a name by the clock, or goes by an order of the process' own.
     """
+    own = set(differing(script.flow, file))
     for node in run_at_import(statement):
-        if isinstance(node, ast.Assign) and node in set(clock_names(file)):
+        if node in own or (isinstance(node, ast.Assign) and node in set(clock_names(file))):
             return True
         if isinstance(node, ast.Import | ast.ImportFrom):
             for other in script.flow.imported(file, node):
@@ -181,7 +183,8 @@ def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> 
             if found is not None and any(
                 one in set(clock_names(where))
                 if isinstance(one, ast.Assign)
-                else isinstance(one, ast.Call) and _draws_itself(where, one)
+                else one in set(differing(script.flow, where))
+                or (isinstance(one, ast.Call) and _draws_itself(where, one))
                 for where, function in leads_to(script.flow, *found)
                 for one in walk(*function.body)
             ):

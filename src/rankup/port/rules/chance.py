@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -15,8 +16,7 @@ from ...script.source import File
 from ...script.torch_names import SEEDING, SEEDS, SPLITS, is_draw, root, words
 from ..rewrite.context import Context
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, names_rank, ported, with_origins
-from .guards import guard
+from .facts import anywhere, calls, guard, names_rank, ported, with_origins
 from .rule import Hit, rule
 
 # What two processes have different whatever their random states are.
@@ -35,17 +35,8 @@ _GENERATORS = words(
 
 
 def draws(file: File, node: ast.AST) -> list[ast.expr]:
-    """The random draws in an expression, with methods called on them: `torch.rand(1).item()`."""
-    found: list[ast.expr] = []
-    for call in dict.fromkeys([*_drawing(file, node), *draws_by_own(file, node)]):
-        whole: ast.expr = call
-        while isinstance(up := file.names.parents[whole], ast.Attribute):
-            around = file.names.parents[up]
-            if not (isinstance(around, ast.Call) and around.func is up):
-                break
-            whole = around
-        found.append(whole)
-    return found
+    """The random draws in an expression."""
+    return list(dict.fromkeys([*_drawing(file, node), *draws_by_own(file, node)]))
 
 
 def own_generator(file: File, node: ast.AST | None) -> bool:
@@ -116,15 +107,14 @@ def _handed_out(file: File, script: Script, call: ast.Call) -> bool:
 def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
     """`random_split`, `train_test_split`, or a permutation to split by, with no seed set.
 
-    Each rank draws a split of its own, so one rank's validation samples are trained on by another.
-    The validation loss looks better than it is.
+    Each rank draws a split of its own, and trains on another one's validation samples.
 
     ```diff
     -train, valid = random_split(dataset, [0.9, 0.1])
     +train, valid = random_split(dataset, [0.9, 0.1], torch.Generator().manual_seed(0))
     ```
 
-    Nothing is needed behind `rankup.setup()`: all ranks go on with rank 0's random states.
+    Nothing: behind `rankup.setup()` all ranks have rank 0's random states.
     """
     seeded = _seeded(script)
     for call in file.names.all(ast.Call):
@@ -152,26 +142,20 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
 
 def _splits_by(file: File, call: ast.Call) -> bool:
     """True of a permutation that data are split by: outside of loops, and named so."""
-    for up in file.names.up(call):
-        if isinstance(up, LoopNode):
-            return False
-        if isinstance(up, Function):
-            if up.name in ("forward", "__getitem__", "__iter__"):
-                return False
-            break
+    around = itertools.takewhile(lambda up: not isinstance(up, Function), file.names.up(call))
+    if any(isinstance(up, LoopNode) for up in around):
+        return False
     assign = file.names.statement(call)
     return isinstance(assign, ast.Assign) and bool(_PARTS.search(file.code(assign.targets[0])))
 
 
 @rule("RK110", "error", "a data set that each rank draws", frameworks=True)
 def data_drawn(file: File, script: Script) -> Iterator[Hit]:
-    """A `DataLoader` over tensors that are drawn at random, with no seed set before; and
-    `loader.dataset.sample()` where that method draws with NumPy or torch what the data set holds
-    from then on.
+    """A `DataLoader` over tensors that are drawn at random without a seed, or drawn anew by a
+    method, `loader.dataset.sample()`.
 
-    `rankup.shard` deals the samples by their numbers, and takes it that sample 7 is the same on all
-    ranks. Where each has drawn its own, they train on parts of different data sets, and no run is
-    like another.
+    `rankup.shard` takes it that sample 7 is the same on all ranks; these would train on parts of
+    different data sets.
 
     ```diff
     +torch.manual_seed(0)
@@ -180,7 +164,7 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
          model(x).mean().backward()
     ```
 
-    Nothing is needed behind `rankup.setup()`: it gives all ranks rank 0's random states.
+    Nothing: `rankup.setup()` gives all ranks rank 0's random states.
     """
     found: dict[ast.AST, tuple[File, ast.Call]] = {}
     for loader in (*script.train_loaders, *script.eval_loaders):
@@ -253,11 +237,8 @@ def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
     +torch.manual_seed(0)
     ```
 
-    `rankup.setup()` gives all ranks rank 0's random states; a seed made of the clock is rank 0's,
-    `rankup.broadcast(…)`.
+    Nothing for draws, which `rankup.setup()` makes alike; broadcasts a seed of the clock.
     """
-    if script.distributed and not ported(script) and anywhere(script, "broadcast"):
-        return
     seen: set[ast.AST] = set()
     for call, _ in calls(file, *SEEDS, "default_rng"):
         for arg in arguments_of(call):

@@ -35,8 +35,7 @@ _DEVICE_NAMES = words("device gpu gpu_id dev cuda_device device_id")
 def device_fixed(file: File, script: Script) -> Iterator[Hit]:
     """`"cuda:0"`, `.cuda(0)`, `set_device(0)`, or a number from the command line.
 
-    All ranks of a node would use this one GPU. Its memory fills up, and the other GPUs are paid for
-    and idle.
+    All ranks of a node would use this one GPU, and the others are paid for and idle.
 
     ```diff
     -device = torch.device("cuda:0")
@@ -44,8 +43,7 @@ def device_fixed(file: File, script: Script) -> Iterator[Hit]:
      model = Net().to(device)
     ```
 
-    Writes `cuda`, which after `rankup.setup()` is this rank's own GPU, also for a number from the
-    command line; takes `set_device` out.
+    Writes `cuda`, which after `rankup.setup()` is this rank's GPU; takes `set_device` out.
     """
     judged = by_hand(script)
     for text, number in _numbered_texts(file):
@@ -176,8 +174,7 @@ def _known_device(script: Script, file: File, device: ast.expr) -> bool:
 def data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """`nn.DataParallel` around a model.
 
-    It drives all GPUs of one node from one process. With a rank per GPU every rank would reach for
-    all of them.
+    It drives all GPUs of a node from one process; every rank would reach for all of them.
 
     ```diff
     -model = nn.DataParallel(Net().cuda())
@@ -220,8 +217,7 @@ def _bare(context: Context, call: ast.Call) -> str:
 def visible_devices(file: File, script: Script) -> Iterator[Hit]:
     """An assignment to `os.environ["CUDA_VISIBLE_DEVICES"]` that does not depend on the rank.
 
-    The launcher has made the GPUs visible already. What hides them again makes all ranks share the
-    rest, or find none.
+    The launcher has chosen the GPUs; all ranks would share what is left visible, or find none.
 
     ```diff
     -os.environ["CUDA_VISIBLE_DEVICES"] = "0"
@@ -262,11 +258,10 @@ def _set_to(file: File, name: ast.Constant) -> ast.expr | None:
 
 @rule("RK106", "error", "model not wrapped")
 def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
-    """A script that joins a process group and trains a model without DistributedDataParallel, FSDP
-    or `rankup.wrap`; also one that wraps it behind the loop that trains it.
+    """A script that joins a process group and trains a model that nothing wraps, or that is wrapped
+    behind the loop that trains it.
 
-    Nothing exchanges the gradients. The ranks' models part from the first step on, without an
-    error, and one of them is saved.
+    Nothing exchanges the gradients: the ranks' models part from the first step on, silently.
 
     ```diff
      device = rankup.setup().device

@@ -22,7 +22,7 @@ from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from .guards import rank0_first, runs
+from .facts import rank0_first, runs
 from .rule import Hit, rule
 from .writing import changes_files
 
@@ -40,9 +40,8 @@ _LEAVING = (ast.Return, ast.Break, ast.Continue, ast.Yield)
 
 @rule("RK177", "warning", "a download in the job", frameworks=True)
 def downloads(file: File, script: Script) -> Iterator[Hit]:
-    """`download=True`, `from_pretrained("name")`, `pretrained=True`, `urlretrieve` and alike, also
-    in functions of other files; data sets that write files as they are constructed; files that
-    are made where they are missing.
+    """`download=True`, `from_pretrained("name")`, `urlretrieve` and alike; data sets that write
+    files as they are constructed; files that are made where they are missing. Also in other files.
 
     Compute nodes have no network; where they have, all ranks fetch the same file at once.
 
@@ -52,8 +51,7 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
     +    dataset = torchvision.datasets.MNIST("data", download=True)
     ```
 
-    Puts `rankup.rank0_first` around it. `rankup fetch SCRIPT` fetches it beforehand, on the login
-    node.
+    Puts `rankup.rank0_first` around it; `rankup fetch SCRIPT` fetches it on the login node.
     """
     made: set[ast.AST] = set()
     if file is script.file:

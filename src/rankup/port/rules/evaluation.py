@@ -19,8 +19,7 @@ from ..rewrite.script import ForNode, Script
 from ..rewrite.training import Loop, Training, training_in
 from ..rewrite.values import Values, loader_origins, plain_batches
 from .decisions import read_after, shared_names
-from .facts import in_parts
-from .guards import guard
+from .facts import guard, in_parts
 from .rule import Fix, Hit, rule
 
 _SHARD = "`for batch in rankup.shard(loader, train=False):`"
@@ -65,8 +64,7 @@ def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
     ```
 
     Shards it where all that leaves the loop are sums over samples, or lists of their results in
-    order (`rankup.shard(loader, train=False)`, `rankup.total`); else every rank goes on to evaluate
-    everything, and the report says what stands in the way.
+    order (`rankup.total`); else the report says what stands in the way.
     """
     if script.distributed:
         return  # what a port leaves as it is

@@ -14,8 +14,7 @@ from ...script.torch_names import SHOWING
 from ..rewrite.losses import Kind
 from ..rewrite.means import declared
 from ..rewrite.training import Training, training_in
-from .facts import integer, is_reduction, loop_sharded, loops_in, ported
-from .guards import guard
+from .facts import guard, integer, is_reduction, loop_sharded, loops_in, ported
 from .rule import Hit, rule
 
 _COUNTED = re.compile(
@@ -28,11 +27,9 @@ _ADD = ("rankup.total", "rankup.gather")
 @rule("RK121", "error", "a number of this rank's batches only")
 def unreduced(file: File, script: Script) -> Iterator[Hit]:
     """A loss, a metric or a counter that grows over the batches and is told, returned or divided
-    without a reduction. Where `rankup.shard` deals the batches, also lists of outputs, and how
-    many batches there were.
+    without a reduction; with `rankup.shard` also lists of outputs, and numbers of batches.
 
-    Each rank has seen a part of the data. What rank 0 prints is the mean over its part, noisier and
-    another for each number of GPUs.
+    What rank 0 prints is of its part of the data: noisier, and another for each number of GPUs.
 
     ```diff
      rankup.setup()
@@ -44,8 +41,7 @@ def unreduced(file: File, script: Script) -> Iterator[Hit]:
     +print0(rankup.total(correct) / len(valid_set))
     ```
 
-    `rankup.total` after an evaluation loop; in training `rankup.batch_mean` and `rankup.batch_sum`
-    where the value is counted.
+    `rankup.total` behind an evaluation; in training `rankup.batch_mean` and `rankup.batch_sum`.
     """
     for loop in loops_in(file, (*script.eval_loops, *script.train_loops)):
         left = left_local(file, script, loop)
@@ -226,8 +222,7 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
     """In a script that uses rankup: an evaluation that adds up means over batches, and gives the
     result to `rankup.total`.
 
-    A rank has its part of each batch, so that with N ranks N means are added where one process adds
-    one: the total is N times too large, or badly weighted where the parts differ in size.
+    With N ranks N means are added where one process adds one: N times too large.
 
     ```diff
      rankup.setup()
@@ -240,8 +235,7 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
     +print0(rankup.total(total) / len(valid))
     ```
 
-    Shards an evaluation only where what it adds up are sums over samples; one that adds up means
-    every rank goes over in full.
+    Shards an evaluation only where what it adds up are sums over samples.
     """
     if not ported(script):
         return
@@ -273,8 +267,8 @@ def _is_mean(training: Training, value: ast.expr) -> bool:
 
 @rule("RK128", "error", "added up although every rank has it all")
 def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
-    """In a script that uses rankup: an evaluation of which every rank goes over all of the data,
-    and `rankup.total` or `rankup.gather` of what it has counted.
+    """An evaluation that every rank goes over in full, and `rankup.total` or `rankup.gather` of
+    what it has counted, in a script that uses rankup.
 
     Every rank has the whole number already; with N ranks the sum is N times too large.
 

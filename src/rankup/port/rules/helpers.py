@@ -23,7 +23,7 @@ from ...script.torch_names import (
     words,
 )
 from ..rewrite.context import Context
-from .guards import by_every_rank, guard, rank0_first
+from .facts import by_every_rank, guard, rank0_first
 from .rule import Hit
 
 # Methods that change what they are called on, so that ranks that leave them out differ.

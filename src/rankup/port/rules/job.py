@@ -39,8 +39,7 @@ _EXPECTED = words(
 def schedule_length(file: File, script: Script) -> Iterator[Hit]:
     """A number of training steps made of the size of the data set and the batch size.
 
-    With a batch per GPU there are N times fewer steps: the warm-up takes most of the run, and the
-    rate never comes down.
+    With a batch per GPU there are N times fewer steps: the rate never comes down.
 
     ```diff
      scheduler = get_linear_schedule_with_warmup(
@@ -69,15 +68,12 @@ def schedule_length(file: File, script: Script) -> Iterator[Hit]:
 
 @rule("RK185", "warning", "a schedule times the number of ranks")
 def times_ranks(file: File, script: Script) -> Iterator[Hit]:
-    """In a script that joins the ranks: a schedule whose length is `len(loader)` times or by the
-    number of ranks; one that is stepped once for each rank; one that is stepped at each batch
-    for a number of steps counted on one GPU, where each rank has batches of its own; a learning
-    rate times the number of ranks where the batch keeps its size.
+    """A schedule whose length counts the ranks, or that is stepped once for each of them; one that
+    is stepped at each batch for a number of steps of one GPU, where each rank has batches of its
+    own; a learning rate times the ranks where the batch keeps its size.
 
-    All ranks make one step together. `len(loader)` behind a `DistributedSampler` or `rankup.shard`
-    is the number of these steps, so that the schedule ends too early or never gets to its end. The
-    linear rule for the learning rate is for batches that grow with the ranks; those of
-    `rankup.shard` stay what they are.
+    All ranks make one step together, and `len(loader)` is the number of these steps. The linear
+    rule for the learning rate is for batches that grow with the ranks.
 
     ```diff
      world = rankup.setup()
@@ -89,8 +85,7 @@ def times_ranks(file: File, script: Script) -> Iterator[Hit]:
          schedule.step()
     ```
 
-    Nothing is needed: batches stay those of one GPU, and so do their number, the schedule and the
-    learning rate. `--batch per-gpu` says what becomes of the learning rate.
+    Nothing: batches stay those of one GPU, and so do their number and the schedule.
     """
     if not script.distributed:
         return
@@ -205,8 +200,7 @@ def _times_ranks(node: ast.AST) -> bool:
 def stops_alone(file: File, script: Script) -> Iterator[Hit]:
     """A broad `except` around a training step; `break` or `continue` where this rank's loss is NaN.
 
-    The others wait for its part of the gradients until the time-out, ten minutes with NCCL. The log
-    then blames them.
+    The others wait for its part of the gradients until the time-out; the log blames them.
 
     ```diff
      rankup.setup()
@@ -218,8 +212,7 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
          loss.backward()
     ```
 
-    Leaves a remark at the place. A rank that raises ends the job, and `rankup logs --cause` names
-    it.
+    Leaves a remark. A rank that raises ends the job, and `rankup logs --cause` names it.
     """
     for node in file.names.all(ast.Try):
         for handler in node.handlers if trains(file, script, *node.body) else ():

@@ -21,7 +21,9 @@ _SHARD = "`for batch in rankup.shard(loader):` gives each rank its part of every
 _EVERYTHING = "every rank would train on all of this data, the same again"
 _DONE = "each rank takes its part of every batch (rankup.shard)"
 _UNCLEAR = "this loop trains and evaluates, and which of them cannot be seen at its head"
-_UNSEEN = "where this loop has its batches from is not seen"
+_UNSEEN = (
+    "where this loop has its batches from is not seen, and every rank would train on all of them"
+)
 _AHEAD = (
     "this iterator draws a batch before the one it gives is trained on, and rankup.shard weighs "
     "ranks by the batch drawn last"
@@ -34,7 +36,7 @@ _DEEPEST = 4
 def not_sharded(file: File, script: Script) -> Iterator[Hit]:
     """A training loop over a DataLoader that has neither a distributed sampler nor `rankup.shard`.
 
-    Every rank trains on the same batches. It costs N times as much and learns the same.
+    Every rank trains on the same batches: N times the cost for the same result.
 
     ```diff
      loader = DataLoader(dataset, batch_size=64, shuffle=True)
@@ -75,21 +77,9 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
             unseen.append(loop)
     unfit = bool(unseen) and any(True for _ in not_data_parallel.look(file, script))
     for loop in unseen if not unfit else ():
-        if placed:
-            yield Hit(
-                loop.node,
-                _UNSEEN,
-                "where it is a DataLoader, go over rankup.shard(…) of it, else every rank trains "
-                "on all of them",
-            )
-            continue
-        guessed = any(one.node is loop.node and one.loaders for one in script.train_loops)
-        message = f"{_UNSEEN}, and every rank would train on all of them"
         todo = "let it go over a DataLoader that this script makes, or is given by name"
-        fix = partial(refuse, node=loop.node, reason=f"{message}: {todo}")
-        if guessed:
-            message, todo = _EVERYTHING, _SHARD
-        yield Hit(loop.source or loop.node, message, todo, fix)
+        fix = partial(refuse, node=loop.node, reason=f"{_UNSEEN}: {todo}")
+        yield Hit(loop.source or loop.node, _UNSEEN, todo, fix)
 
 
 def _left_whole(file: File, script: Script, source: ast.expr) -> bool:
@@ -228,8 +218,7 @@ def _handed_to_training(training: Training, name: ast.Name, parent: ast.AST, dep
 def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
     """A `DistributedSampler` that shuffles for training, and no `set_epoch` anywhere.
 
-    Without it the sampler shuffles with the same seed in every epoch: the order, and so each batch,
-    is always the same.
+    The sampler shuffles with the same seed in every epoch: all have the same batches.
 
     ```diff
      sampler = DistributedSampler(dataset)
@@ -240,7 +229,7 @@ def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
              F.cross_entropy(model(x), y).backward()
     ```
 
-    Nothing to do: `rankup.shard` takes the order from the loader's own sampler.
+    Nothing: `rankup.shard` takes the order from the loader's own sampler.
     """
     if any(".set_epoch(" in one.text for one in script.files):
         return
@@ -259,8 +248,8 @@ def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
 def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
     """A `DistributedSampler` or `drop_last=True` on a loader that is only evaluated on.
 
-    The sampler repeats samples until every rank has as many, or drops some. The accuracy is then
-    that of another data set, and changes with the number of GPUs.
+    Samples are repeated or dropped until all ranks have as many: the accuracy is that of another
+    data set, and changes with the number of GPUs.
 
     ```diff
     -valid = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=False))

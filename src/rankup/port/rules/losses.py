@@ -1,21 +1,33 @@
-"""The loss that is differentiated: a sum over the batch, or a mean over some of its targets."""
+"""The loss that is differentiated: a sum, a mean over some targets, or one between samples."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from ...script import roles
-from ...script.flow import argument
-from ...script.names import Function
+from ...script.effects import Reached, callee
+from ...script.flow import Flow, argument, call_name, given, literal
+from ...script.names import (
+    Function,
+    assigned,
+    elements,
+    made_of,
+    mentioned,
+    parameters,
+    walk,
+)
+from ...script.roles import LoopNode, Script
 from ...script.source import File
+from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, differentiated
 from ..rewrite.masked import MaskedMean, masked_means
-from ..rewrite.means import declared
-from ..rewrite.training import Training, training_in
-from .facts import calls
+from ..rewrite.means import NotSeen, check_mean, declared
+from ..rewrite.training import Loop, Training, training_in
+from .facts import anywhere, calls, single, starred
 from .rule import Hit, refuse, rule
 
 _VALID = "a mean over valid targets only: ranks have different numbers of them"
@@ -25,16 +37,30 @@ _MIXED = (
     "differently"
 )
 _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' throughout"
+_SAME = ("contiguous", "detach", "float", "half")
+_MOST = 60  # functions that a loop leads to
+_NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
+_CONTRASTIVE = re.compile(
+    r"nt_?xent|info_?nce|contrastive|simclr|sup_?con|clip_?loss|barlow|vicreg|batch_?hard",
+    re.IGNORECASE,
+)
+_MESSAGE = (
+    "a contrastive loss compares the samples of a batch with each other: each rank would only see "
+    "its own"
+)
+_TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
+_POOLS = words("set2set readout scatter_mean scatter_add scatter sum_nodes mean_nodes")
+_REDUCES = words("mean sum std var median quantile max min amax amin item kthvalue topk norm")
+_AVERAGED = "each rank's value is of its part of a batch, and ranks average them by samples"
 
 
 @rule("RK123", "warning", "a loss that is a sum")
-def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
-    """The value that a backward starts from, followed to where it is made: `reduction="sum"`,
-    `size_average=False`, `.sum()`, in a helper or another file, too. A sum that is divided by
-    the number of samples is none.
+def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
+    """A backward from a sum over the batch: `reduction="sum"`, `size_average=False`, `.sum()`, also
+    in a helper. A sum that is divided by the number of samples is none.
 
-    Ranks average their gradients. A mean over ranks of sums over their parts is 1/N of the sum over
-    the whole batch: the learning rate is off by N.
+    Ranks average their gradients. Of sums over their parts that is 1/N of the sum over the whole
+    batch: the learning rate is off by N.
 
     ```diff
      rankup.setup()
@@ -44,8 +70,8 @@ def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
     +    rankup.summed(loss).backward()
     ```
 
-    Writes `rankup.summed(loss)`, whose gradient is that of the whole sum. A loss that is a sum in
-    one part and a mean in another is refused: no weight of a rank is right for both.
+    Writes `rankup.summed(loss)`. A loss that is a sum in one part and a mean in another is refused:
+    no weight of a rank is right for both.
     """
     if _weighs_by_hand(script):
         return
@@ -74,7 +100,7 @@ def _sum(context: Context, loss: ast.expr) -> str:
     return "a loss summed over the batch is summed over the ranks too"
 
 
-def _weighs_by_hand(script: roles.Script) -> bool:
+def _weighs_by_hand(script: Script) -> bool:
     """True where a script that joins ranks itself multiplies by their number in a training loop."""
     return script.distributed and any(
         "world_size" in loop.file.code(loop.node) for loop in script.train_loops
@@ -82,13 +108,11 @@ def _weighs_by_hand(script: roles.Script) -> bool:
 
 
 @rule("RK125", "warning", "a mean over masked units without count")
-def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
-    """A loss with `ignore_index`, or with `weight=` for each class, or divided by the sum of a
-    mask, or that a language model of transformers computes of its `labels`, and no
-    `rankup.count`.
+def masked_mean(file: File, script: Script) -> Iterator[Hit]:
+    """A mean over some of the targets, by `ignore_index`, `weight=` for each class, a mask, or the
+    `labels` of a language model of transformers, and no `rankup.count`.
 
-    Ranks have different numbers of valid targets. Without them each rank weighs alike, and the
-    gradient is not that of the whole batch.
+    Ranks have different numbers of valid targets, and without them each weighs alike.
 
     ```diff
      for x, y in rankup.shard(loader):
@@ -97,10 +121,9 @@ def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
          loss.backward()
     ```
 
-    Writes `rankup.count((targets != ignored).sum())` behind the loss, where it is cross-entropy
-    with `ignore_index`, or of `labels` in transformers, and
-    `rankup.count(criterion.weight[targets].sum())` with `weight=`. Others it leaves to a person:
-    only you know which units the mean is over.
+    Writes `rankup.count(…)` of the targets or their weights behind a cross-entropy with
+    `ignore_index` or `weight=`, and for `labels` of transformers. Of others only you know the
+    units.
     """
     counted = any(
         dotted == "rankup.count" for one in script.files for _, dotted in calls(one, "count")
@@ -112,7 +135,7 @@ def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
     for call in training.backwards:
         start = call.func.value if isinstance(call.func, ast.Attribute) else call
         above = training.script.above(call)
-        loop = next((up for up in above if isinstance(up, roles.LoopNode)), None)
+        loop = next((up for up in above if isinstance(up, LoopNode)), None)
         found = {one.call: one for one in masked_means(training, start, loop)}
         if not found:
             continue
@@ -157,3 +180,324 @@ def _in_the_model(training: Training) -> Iterator[Hit]:
         inside = isinstance(scope, Function) and scope.name == "forward"
         if inside and argument(call, "ignore_index") is not None:
             yield Hit(call, _VALID, f"rankup.count({_NUMBER}) before backward()")
+
+
+@rule("RK124", "warning", "a loss between the samples of a batch")
+def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
+    """Contrastive losses by their names (InfoNCE, NT-Xent, SupCon, CLIP, …), and products of what
+    is made of a batch with its transpose: `out @ out.t()`, `einsum("nc,mc->nm", …)`; also in a loss
+    or a `forward` of another file.
+
+    Each sample is compared with its batch, of which a rank sees 1/N: another objective.
+
+    ```diff
+     for a, b in rankup.shard(loader):
+    -    info_nce(model(a), model(b)).backward()
+    +    every = torch.distributed.nn.functional.all_gather(model(a))
+    +    info_nce(torch.cat(every), model(b)).backward()
+    ```
+
+    Refuses. Gather the features with gradients, and decide what rows a rank computes.
+    """
+    if any("GatherLayer" in one.text or "distributed.nn" in one.text for one in script.files):
+        return
+    if script.distributed and anywhere(script, "all_gather", "all_gather_with_grad"):
+        return
+    for node, elsewhere in coupled(training_in(script, file)):
+        yield Hit(node, _MESSAGE + (f" ({elsewhere})" if elsewhere else ""), _TODO)
+
+
+def coupled(training: Training) -> Iterator[tuple[ast.AST, str]]:
+    """Where samples of a batch are compared: by a loss of that name, or by `out @ out.t()`.
+
+    The product may stand in a loop, or in a loss or a model of any file that the loop leads to:
+    then with the file and the line.
+    """
+    script = training.script
+    for call in script.all(ast.Call):
+        name = call_name(call)
+        contrastive = _CONTRASTIVE.search(name) and not _NO_LOSS.search(name)
+        if contrastive and not script.name(call.func).startswith("rankup."):
+            yield call, ""
+    for loop in training.loops:
+        if not loop.trains:
+            continue
+        for found in _comparisons(script.flow, script.file, loop.node.body, loop.batch):
+            if found.file is script.file:
+                yield found.node, ""
+            else:
+                yield found.call or script.tree, found.file.short_place(found.node)
+            break
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """An expression that compares samples of a batch.
+
+    Attributes:
+        file, node: the expression.
+        call: the call that leads there from the statements that were looked at; None where the
+            expression is one of theirs.
+    """
+
+    file: File
+    node: ast.AST
+    call: ast.Call | None
+
+
+def _comparisons(
+    flow: Flow, file: File, body: Sequence[ast.AST], batch: set[str]
+) -> Iterator[_Comparison]:
+    """Products of two things made of a batch, each sample with each other, in a loop and what it
+    calls: functions, losses and models of the repository.
+
+    Args:
+        body: the statements of a loop.
+        batch: names of the batch in them.
+    """
+    waiting: list[tuple[File, Sequence[ast.AST], set[str], ast.Call | None]] = []
+    waiting.append((file, body, batch, None))
+    seen: set[tuple[ast.AST, frozenset[str]]] = set()
+    while waiting and len(seen) < _MOST:
+        where, statements, names, entry = waiting.pop(0)
+        names = made_of(walk(*statements), names)
+        for node in walk(*statements):
+            if _compares(node, names):
+                yield _Comparison(where, node, entry)
+            if not isinstance(node, ast.Call):
+                continue
+            found = _run(flow, where, node)
+            taken = _parameters_of(node, found, names) if found is not None else set()
+            if found is None or not taken or (found[1], frozenset(taken)) in seen:
+                continue
+            seen.add((found[1], frozenset(taken)))
+            waiting.append((found[0], found[1].body, taken, entry or node))
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in walk(node) if isinstance(one, ast.Name)}
+
+
+def _run(flow: Flow, file: File, call: ast.Call) -> Reached | None:
+    """The function that a call runs; of an instance, such as a model or a loss, its forward."""
+    owner = flow.class_of(file, call.func)
+    if owner is not None:
+        return flow.member(*owner, "forward") or flow.member(*owner, "__call__")
+    return callee(flow, file, call)
+
+
+def _parameters_of(call: ast.Call, found: Reached, names: set[str]) -> set[str]:
+    """The parameters of a function that a call gives something made of these names."""
+    function = found[1]
+    every = [one.arg for one in parameters(function.args)]
+    own = 1 if every[:1] in (["self"], ["cls"]) else 0
+    if starred(call):
+        return set(every[own:]) if any(_names_in(one) & names for one in given(call)) else set()
+    taken = set()
+    for position, name in enumerate(every[own:]):
+        value = argument(call, name, position)
+        if value is not None and _names_in(value) & names:
+            taken.add(name)
+    return taken
+
+
+def _compares(node: ast.AST, batch: set[str]) -> bool:
+    if isinstance(node, ast.Call) and call_name(node) == "einsum":
+        return _pairs(node, batch)
+    factors = _factors(node)
+    return factors is not None and _root(factors[0]) in batch and _transposed(factors[1]) in batch
+
+
+def _pairs(call: ast.Call, batch: set[str]) -> bool:
+    """`einsum("nc,mc->nm", a, b)`: the first place of both is kept, apart from each other."""
+    equation, *operands = given(call) or [ast.Constant("")]
+    operands = [part for one in operands for part in elements(one)]
+    taken, _, kept = str(literal(equation)).replace(" ", "").partition("->")
+    places = taken.split(",")
+    if len(places) != 2 or len(operands) != 2 or not all(places):
+        return False
+    first, second = places[0][0], places[1][0]
+    both = _root(operands[0]) in batch and _root(operands[1]) in batch
+    return both and first != second and first in kept and second in kept
+
+
+def _factors(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """The factors of a product of matrices."""
+    match node:
+        case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+            return left, right
+        case ast.Call(func=ast.Attribute(value=first, attr="mm" | "matmul"), args=[_, *_]):
+            left, right = [first, *given(node)][-2:]
+            return left, right
+    return None
+
+
+def _transposed(node: ast.expr) -> str:
+    """The name behind `x.t()`, `x.T`, `x.transpose(0, 1)`; empty where nothing is transposed."""
+    match node:
+        case ast.Attribute(value=inner, attr="T"):
+            return _root(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr="t" | "transpose"), args=places):
+            return "" if places and {literal(one) for one in places} != {0, 1} else _root(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _SAME:
+            return _transposed(inner)
+    return ""
+
+
+def _root(node: ast.expr) -> str:
+    """`x` of `x`, `x[0]`, `x.contiguous()`; not of `model.weight`, which is no batch."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Subscript(value=inner):
+            return _root(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _SAME:
+            return _root(inner)
+    return ""
+
+
+@rule("RK120", "warning", "samples of a batch mixed with each other")
+def mixed(file: File, script: Script) -> Iterator[Hit]:
+    """`torch.randperm` in a training step: mixup, permuted views.
+
+    Each rank mixes the samples of its part of a batch: as random as on one GPU, but other pairs.
+
+    ```diff
+     for x, y in loader:
+    -    mixed = 0.7 * x + 0.3 * x[torch.randperm(len(x))]
+    +    mixed = 0.7 * x + 0.3 * x.flip(0)
+         F.cross_entropy(model(mixed), y).backward()
+    ```
+
+    Says so in its report; nothing is to be done where any pairs do.
+    """
+    if not single(script):
+        return
+    training = training_in(script, file)
+    steps = {
+        call
+        for loop in training.loops
+        if loop.trains
+        for call in training.script.inside(loop.node.body, ast.Call, deep=False)
+    }
+    reached = {training.script.called(call) for call in steps} - {None}
+    for call in file.names.all(ast.Call):
+        drawn = file.names.called(call) == "torch.randperm" and call.args
+        if drawn and (call in steps or training.script.scope(call) in reached):
+            yield Hit(
+                call,
+                "the samples of this rank's part of a batch are put together among themselves: as "
+                "random as on one GPU, but other pairs",
+                "do nothing where any pairs will do",
+                comment=False,
+            )
+
+
+@rule("RK129", "warning", "a loss not seen to be a mean")
+def no_mean(file: File, script: Script) -> Iterator[Hit]:
+    """A loss that is not seen to be a mean, followed through the functions and models of the
+    repository; and a state that is made of each batch and is part of the next loss.
+
+    Ranks average gradients by samples. That is exact where the loss is a mean or a sum over
+    samples, not for a ratio of sums, a maximum, or the logarithm of a mean.
+
+    ```diff
+     for x, y in loader:
+    -    loss = torch.log((model(x) - y).pow(2).mean())
+    +    loss = F.mse_loss(model(x), y)
+         loss.backward()
+    ```
+
+    Leaves a remark at the loss.
+    """
+    if not single(script):
+        return
+    training, said = training_in(script, file), set[ast.AST]()
+    for call in training.backwards:
+        loss = differentiated(call)
+        for place, message, todo in _not_seen(training, loss) if loss is not None else ():
+            own = place.script is training.script
+            node = place.node if own else _line_of(training, loss, call)
+            statement = training.script.statement(node)
+            if statement not in said:
+                said.add(statement)
+                line = place.script.file.short_place(place.node)
+                yield Hit(node, message if own else f"{message} ({line})", todo)
+        if loss is not None and _over_nodes(training) and not said:
+            yield Hit(
+                _line_of(training, loss, call),
+                "where this is a mean over the nodes of a batch of graphs, ranks average it by "
+                "graphs",
+                "rankup.count(number of nodes) before backward(), of which ranks have others",
+            )
+    yield from _carried(training)
+
+
+def _over_nodes(training: Training) -> bool:
+    """True where batches are of graphs that nothing pools."""
+    script = training.script
+    made = [script.name(call.func) for call in training.loader_calls]
+    names = {
+        call_name(call).lower() for file in script.flow.files for call in file.names.all(ast.Call)
+    }
+    graphs = any(one.startswith(("torch_geometric.", "dgl.")) for one in made)
+    return graphs and not any("pool" in one or one in _POOLS for one in names)
+
+
+def _carried(training: Training) -> Iterator[Hit]:
+    """A state that is made of a batch, and that the loss of the next batch is made with."""
+    script = training.script
+    for loop in training.loops:
+        names = list(script.inside(loop.node, ast.Name))
+        stored = [one.id for one in names if isinstance(one.ctx, ast.Store)]
+        once = {one for one in stored if stored.count(one) == 1}
+        local = (training.derived(loop) - loop.losses) & _feeding(training, loop) & once
+        for one in script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False):
+            assert isinstance(one, ast.Assign | ast.AugAssign)
+            if not any(call_name(call) in _REDUCES for call in script.inside(one.value, ast.Call)):
+                continue
+            read = [name for name in names if script.span(name)[0] < script.span(one)[1]]
+            before = {name.id for name in read if isinstance(name.ctx, ast.Load)}
+            for name in sorted(mentioned(*assigned(one)) & local & before):
+                yield Hit(
+                    one,
+                    f"`{name}` goes from batch to batch and is made of this rank's part: ranks go "
+                    "apart in it",
+                    "put together what it is made of (rankup.all_reduce)",
+                )
+
+
+def _feeding(training: Training, loop: Loop) -> set[str]:
+    """The names that the losses of a loop are made of."""
+    found, assigns = set(loop.losses), training.script.inside(loop.node.body, ast.stmt, deep=False)
+    made = [
+        (mentioned(*assigned(one)), mentioned(one.value))
+        for one in assigns
+        if isinstance(one, ast.Assign | ast.AugAssign)
+    ]
+    while more := {name for given, of in made if given & found for name in of} - found:
+        found |= more
+    return found
+
+
+def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:
+    try:
+        for together in check_mean(training, loss):
+            yield (
+                together,
+                "the model takes a batch together, where its first dimension is the samples'",
+                "each rank those of its part",
+            )
+    except NotSeen as place:
+        yield place, "not seen to be a mean over the samples", _AVERAGED
+
+
+def _line_of(training: Training, loss: ast.expr | None, call: ast.Call) -> ast.AST:
+    """The statement that gives a loss its value."""
+    script = training.script
+    made = [
+        one
+        for one, _ in script.assigned(script.dotted(loss), script.scope(call))
+        if script.line(one) <= script.line(call)
+    ]
+    return max(made, key=script.line) if made else call

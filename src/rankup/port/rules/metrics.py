@@ -17,7 +17,7 @@ from .sizes import batch_sizes
 from .steering import steers
 
 _KEEPS = words("update append extend add")
-_SHOWS = SHOWING | words("update append progress_bar scalar")
+_SHOWS = SHOWING | words("update append add progress_bar scalar")
 
 
 def training_numbers(context: Context) -> None:
@@ -40,16 +40,15 @@ class Numbers(Region):
         super().__init__(context, loop.node, _backwards(context, loop))
         self.loop = loop
         self.whole: set[str] = set()
-        self._from_steps()
+        self.whole = self._from_steps()
         self.whole = self._whole_names()
         fixed = dict.fromkeys(self.kinds, Kind.UNKNOWN)
         fixed |= dict.fromkeys(self.whole, Kind.FIXED)
         self.values = Values(context.training, loop, fixed)
 
-    def _from_steps(self) -> None:
+    def _from_steps(self) -> set[str]:
         """`loss = step(x, y)` of a function that returns the loss that it differentiates."""
-        script = self.script
-        self._step_values: dict[str, bool] = {}
+        script, found = self.script, set[str]()
         for one in script.inside(self.body, ast.Assign, deep=False):
             called = self.context.called(one.value) if isinstance(one.value, ast.Call) else None
             there, function = called if called is not None else (self.context, None)
@@ -57,25 +56,9 @@ class Numbers(Region):
             if function is None or not calls:
                 continue
             whole = returns_reading(there, function)
-            step = Step(there, function, calls)
-            target = one.targets[0]
-            backs = there.script.inside(function.body, ast.Return, deep=False)
-            returned = [back.value for back in backs]
-            for number, part in enumerate(elements(target)):
-                name = script.dotted(part)
-                if number < len(whole) and whole[number] and len(self._given(name)) == 1:
-                    self._step_values[name] = True
-                if len(returned) != 1 or returned[0] is None or not name:
-                    continue
-                value = returned[0]
-                if isinstance(target, ast.Tuple):
-                    if not isinstance(value, ast.Tuple) or number >= len(value.elts):
-                        continue
-                    value = value.elts[number]
-                kind = step.known(value)
-                if kind is not None and name not in self.kinds:
-                    self.kinds[name] = kind
-                    self.defined[name] = {one}
+            names = map(script.dotted, elements(one.targets[0]))
+            found |= {name for name, reads in zip(names, whole, strict=False) if reads}
+        return {name for name in found if len(self._given(name)) == 1}
 
     def _whole_names(self) -> set[str]:
         """Names that hold nothing but readings of the loss, which are of the whole batch."""
@@ -85,7 +68,7 @@ class Numbers(Region):
             for target in one.targets
             for name in mentioned(target)
         }
-        return set(self._step_values) | {
+        return self.whole | {
             name for name in names if all(self._reads(one, name) for one in self._given(name))
         }
 
@@ -162,7 +145,6 @@ class Numbers(Region):
     def write(self) -> None:
         self._tests()
         self._counters()
-        self._meters()
         self._shown()
         for node in list(self.readings()):
             if self._covered(node):
@@ -358,24 +340,6 @@ class Numbers(Region):
         trains = any(there.script.scope(one) is function for one in there.training.backwards)
         return function is not None and trains and returns_reading(there, function) == [True]
 
-    def _meters(self) -> None:
-        """`losses.update(loss.item(), x.size(0))`: the loss, weighed by the number of samples."""
-        script = self.script
-        for call in script.inside(self.body, ast.Call, deep=False):
-            if not isinstance(script.parents[call], ast.Expr) or len(given(call)) < 2:
-                continue
-            if not self.alike(call) or not self._mine(call) or self._covered(call):
-                continue
-            args = given(call)
-            if self.reading(args[0]) is None and self.known(args[0]) is None:
-                continue
-            if call_name(call) not in ("update", "add"):
-                continue
-            plans = [self.plan(one) for one in args]
-            if all(one is not None for one in plans):
-                for arg, plan in zip(args, plans, strict=True):
-                    self.put(arg, plan or [], f"{script.code(arg)} is of the whole batch")
-
     def _shown(self) -> None:
         """The loss and numbers of samples in what is printed or logged."""
         for call in self.script.inside(self.body, ast.Call, deep=False):
@@ -448,7 +412,7 @@ class Numbers(Region):
         found: dict[str, ast.Call] = {}
         meters: set[str] = set()
         for call in self.script.inside(self.body, ast.Call, deep=False):
-            if call_name(call) not in _SHOWS | {"extend", "add"} or not self._mine(call):
+            if call_name(call) not in _SHOWS | {"extend"} or not self._mine(call):
                 continue
             self._divided(call, local, whole)
             for one in (one for arg in given(call) for one in self.script.inside(arg, ast.Name)):

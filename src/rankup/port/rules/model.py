@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 
-from ...script import roles
-from ...script.flow import Origin, argument, call_name, model_wrapper
+from ...script.flow import Origin, argument, call_name, given, literal, method_calls, model_wrapper
 from ...script.flow import given as arguments_of
 from ...script.loops import gradients_off
-from ...script.names import walk
-from ...script.roles import LoopNode
+from ...script.names import walk, words_in
+from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import last, words
 from ..rewrite.context import Context
+from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, string, wrapped
-from .guards import guard
+from .facts import anywhere, calls, guard, string, wrapped
 from .rule import Hit, rule
 
 # What a module has by itself, or what DistributedDataParallel hands on.
@@ -39,11 +38,11 @@ _FROZEN = re.compile(r"requires_grad\s*=\s*False|requires_grad_\(False\)")
 
 
 @rule("RK131", "error", "training past the wrapper")
-def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
+def bypasses_forward(file: File, script: Script) -> Iterator[Hit]:
     """`model.module(x)` or `model.module.encode(x)` in a training step.
 
     The wrapper exchanges gradients that its own forward has announced. What goes past it stays each
-    rank's own, without an error: after four steps parameters differ by 0.004.
+    rank's own, without an error.
 
     ```diff
     -model = nn.parallel.DistributedDataParallel(Net().to(rankup.setup().device))
@@ -53,8 +52,7 @@ def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
     +    F.cross_entropy(model.encode(x), y).backward()
     ```
 
-    Nothing to do: it uses `rankup.wrap`, which lets custom methods through and exchanges their
-    gradients.
+    Nothing: `rankup.wrap` lets custom methods through and exchanges their gradients.
     """
     if not script.distributed:
         return
@@ -103,9 +101,8 @@ def _past_module(func: ast.expr) -> ast.expr | None:
 
 
 @rule("RK132", "warning", "a name of your own on the model")
-def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
-    """`model.encode(x)`, `model.hidden_size`: attributes and methods of the model outside of its
-    class.
+def custom_attribute(file: File, script: Script) -> Iterator[Hit]:
+    """Attributes and methods of your own on the model: `model.encode(x)`, `model.hidden_size`.
 
     DistributedDataParallel hides them (AttributeError), and the obvious way round, `.module`, ends
     the exchange of gradients ([RK131](RK131.md)).
@@ -120,7 +117,7 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
          F.cross_entropy(model.encode(x), y).backward()
     ```
 
-    Nothing to do: `rankup.wrap` keeps them.
+    Nothing: `rankup.wrap` keeps them.
     """
     around = wrapped(script)
     if script.distributed and not any("ddp" in kinds for kinds in around.values()):
@@ -137,7 +134,6 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
         origins = [one for one in script.flow.origins(file, node.value) if one.node in models]
         if script.distributed:
             origins = [one for one in origins if one.wrappers() == {"ddp"}]
-            origins = [] if _before_wrap(file, node) else origins
         spelled = file.code(node)
         if not origins or spelled in seen or not _own_class(script, origins[0], name):
             continue
@@ -149,31 +145,19 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
         )
 
 
-def _own_class(script: roles.Script, made: Origin, name: str) -> bool:
+def _own_class(script: Script, made: Origin, name: str) -> bool:
     """True where it is an attribute of the model, as far as one can see."""
     owner = script.flow.class_of(made.file, made.node)
     return owner is None or bool(script.flow.members(*owner, name)[1])
 
 
-def _before_wrap(file: File, node: ast.AST) -> bool:
-    """True where a use stands above the wrapping, in the same function."""
-    home, line = file.names.function(node), file.line(node)[0]
-    return any(
-        model_wrapper(file, call) == "ddp"
-        and file.names.function(call) is home
-        and line <= file.last_line(call)
-        for call in file.names.all(ast.Call)
-    )
-
-
 @rule("RK133", "error", "a forward on one rank alone")
-def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
-    """A call of the wrapped model under `if rank == 0:`. With DistributedDataParallel, only where
-    the model may have buffers: one whose class is in the script, and registers none, is passed
-    over.
+def forward_on_one(file: File, script: Script) -> Iterator[Hit]:
+    """The wrapped model called under `if rank == 0:`; with DistributedDataParallel only where the
+    model may have buffers.
 
     The wrapper's forward may send buffers (batch norm, masks) to all ranks. Alone, rank 0 waits for
-    the others; where a training step follows it works by accident, and hangs at the last one.
+    the others: at the last step for ever.
 
     ```diff
      rank = rankup.setup().rank
@@ -183,11 +167,7 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
     +    picture = model.module(noise)
     ```
 
-    Nothing to do: without gradients `rankup.wrap` runs the bare model.
-
-    ## When to ignore it
-
-    The model has no buffers, and is made elsewhere.
+    Nothing: without gradients `rankup.wrap` runs the bare model.
     """
     if not script.distributed:
         return
@@ -208,7 +188,7 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
             )
 
 
-def _may_have_buffers(script: roles.Script) -> bool:
+def _may_have_buffers(script: Script) -> bool:
     """True where DDP may have something to send in a forward: not for a model of the script's own
     that registers no buffer and takes none of those that do."""
     texts = [one.text for one in script.files]
@@ -217,12 +197,10 @@ def _may_have_buffers(script: roles.Script) -> bool:
 
 
 @rule("RK134", "error", "the model moved to the CPU and back")
-def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
-    """`model.cpu()` or `model.to("cpu")` of the model that is trained, in a loop that trains or in
-    a function that is called there.
+def cpu_round_trip(file: File, script: Script) -> Iterator[Hit]:
+    """`model.cpu()` or `model.to("cpu")` in a training, or in a function that is called there.
 
-    The wrapper holds on to the parameters on the GPU. After the round trip gradients are no longer
-    exchanged, without an error.
+    The wrapper holds on to the parameters on the GPU: from then on no gradients are exchanged.
 
     ```diff
      model = Net().cuda()
@@ -261,10 +239,10 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
 
 
 @rule("RK135", "warning", "batch norm")
-def batch_norm(file: File, script: roles.Script) -> Iterator[Hit]:
+def batch_norm(file: File, script: Script) -> Iterator[Hit]:
     """A batch norm layer in a single-GPU script.
 
-    Its statistics come from a rank's part of each batch. With few samples per GPU they are noisy.
+    Its statistics come from a rank's part of each batch, and are noisy below 16 samples per GPU.
 
     ```diff
     +rankup.setup()
@@ -272,12 +250,7 @@ def batch_norm(file: File, script: roles.Script) -> Iterator[Hit]:
     +model = rankup.wrap(nn.SyncBatchNorm.convert_sync_batchnorm(model))
     ```
 
-    Reports it; `--sync-bn` converts the layers, so that the statistics are those of the whole
-    batch.
-
-    ## When to ignore it
-
-    A GPU keeps 16 samples or more of each batch.
+    Reports it; `--sync-bn` takes the statistics of the whole batch.
     """
     if script.distributed or not script.train_loops or anywhere(script, "convert_sync_batchnorm"):
         return
@@ -306,11 +279,11 @@ def _batch_norm_left(context: Context, node: ast.AST) -> str:
 
 
 @rule("RK136", "error", "wrapped in the wrong order")
-def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
+def wrap_order(file: File, script: Script) -> Iterator[Hit]:
     """An optimizer made before the model is sharded; parameters frozen after the model is wrapped.
 
-    Sharding replaces the parameters: the optimizer would update the old ones. DDP waits for the
-    gradients of all parameters that it was given.
+    The optimizer would update parameters that sharding has replaced; DDP waits for the gradients of
+    all parameters that it was given.
 
     ```diff
      rankup.setup()
@@ -348,3 +321,48 @@ def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
                     "freezes parameters after the wrapping: DDP waits for their gradients",
                     "freeze before the model is wrapped",
                 )
+
+
+@rule("RK137", "warning", "unfrozen behind the wrap")
+def unfrozen(file: File, script: Script) -> Iterator[Hit]:
+    """`requires_grad_(True)` and `requires_grad = True` of a model, in the loop that trains it.
+
+    The wrapper decides once which gradients are exchanged: later layers part, silently.
+
+    ```diff
+    +optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+     for epoch in range(9):
+         if epoch == 3:
+    -        model.requires_grad_(True)
+    +        optimizer.param_groups[0]["lr"] = 0.1
+         for x, y in loader:
+             F.cross_entropy(model(x), y).backward()
+    ```
+
+    Leaves a remark at the place.
+    """
+    training = training_in(script, file)
+    models = {model.name.split(".")[0] for model in training.models}
+    found: list[ast.AST] = [
+        one
+        for one in file.names.all(ast.Assign)
+        if file.code(one.targets[0]).endswith(".requires_grad") and literal(one.value) is True
+    ]
+    found += [
+        call
+        for call, _ in method_calls(file.names.all(ast.Call), "requires_grad_")
+        if all(literal(one) is True for one in given(call))
+    ]
+    for node in found:
+        above = [one for one in file.names.up(node) if isinstance(one, LoopNode)]
+        named = {
+            name
+            for place in (node, *above[:1])
+            for name in words_in(place.iter if isinstance(place, ForNode) else node)
+        }
+        if named & models and any(training.trains(one) for one in above):
+            yield Hit(
+                node,
+                "what is unfrozen behind rankup.wrap exchanges no gradients",
+                "let it train from the beginning, with a learning rate of 0 until now",
+            )

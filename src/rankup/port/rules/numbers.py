@@ -20,8 +20,7 @@ from ..rewrite.edits import Edits
 from ..rewrite.training import training_in
 from .decisions import broadcast_decisions
 from .evaluation import Leaving, obstacle
-from .facts import ported, shares
-from .guards import guard
+from .facts import guard, ported, shares
 from .metrics import training_numbers
 from .rule import Hit, rule
 
@@ -129,12 +128,10 @@ def _rehearsed(
 @rule("RK122", "error", "a decision by one rank's value")
 def decision(file: File, script: Script) -> Iterator[Hit]:
     """The result of an evaluation by which something is decided: `if val_loss < best`, patience, a
-    scheduler's step, a file name, the end of a loop. Ranks that each evaluate everything differ
-    by rounding, by the buffers of batch norm and by what is drawn at random; ranks with a part
-    each have different values altogether.
+    scheduler's step, a file name. Also ranks that evaluate everything differ: by rounding, by the
+    buffers of batch norm, by random draws.
 
-    Ranks disagree: one saves another model than the rest, learning rates part, or one rank stops
-    and the others wait for it until the time-out.
+    Ranks save different models, learning rates part, or one stops and the others wait for it.
 
     ```diff
      rankup.setup()
@@ -149,9 +146,8 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
          best = val_loss
     ```
 
-    Puts `rankup.broadcast` around the value, at the place that is named here: it is rank 0's on
-    every rank. An evaluation that is sharded has the value of all ranks already
-    ([RK119](RK119.md)).
+    Puts `rankup.broadcast` around the value at this place. A sharded evaluation has the value of
+    all ranks already ([RK119](RK119.md)).
     """
     for node in _lacking(file, script, _DECISION):
         if not guard(file, script, node):
@@ -169,10 +165,8 @@ def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
     """In a script that uses rankup: a loss, or the length of a batch, that a training loop prints,
     logs or stops by without `rankup.batch_mean` or `rankup.batch_sum`.
 
-    With `rankup.shard` a rank has its part of each batch. What rank 0 tells is the loss of that
-    part: noisier than the batch's, and another for each number of GPUs, so that two runs cannot be
-    compared by their logs. `batch_mean` is for all ranks: it has no place under
-    `if rankup.is_root_process():`.
+    What rank 0 tells is of its part of each batch, and another for each number of GPUs.
+    `batch_mean` is for all ranks: it has no place under `if rankup.is_root_process():`.
 
     ```diff
      rankup.setup()

@@ -9,8 +9,7 @@ from ...script.flow import argument, call_name, given
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import root
-from .facts import anywhere, calls, caught, ported, ranked
-from .guards import guard
+from .facts import anywhere, calls, caught, guard, ported, ranked
 from .rule import Hit, rule
 
 _LOGGERS = {
@@ -49,8 +48,7 @@ def printed_by_all(file: File, script: Script) -> Iterator[Hit]:
          print("epoch", epoch)
     ```
 
-    Adds `rankup.quiet()`: only rank 0 prints, draws and logs, also from modules that it does not
-    see.
+    Adds `rankup.quiet()`: only rank 0 prints, draws and logs.
     """
     if _quiet(script) or _own_print(script):
         return
@@ -113,8 +111,7 @@ def logged_by_all(file: File, script: Script) -> Iterator[Hit]:
 
 @rule("RK176", "error", "a terminal in a job", frameworks=True)
 def no_terminal(file: File, script: Script) -> Iterator[Hit]:
-    """`input()`, `breakpoint()`, `plt.show()`, the size of the terminal where no `try` has an
-    answer without one.
+    """`input()`, `breakpoint()`, `plt.show()`, the size of the terminal without a `try`.
 
     A job has no terminal and no screen: the call fails, or waits until the time is up.
 

@@ -64,8 +64,6 @@ class Region:
         if loss is None or not name or (name.count(".") and not name.startswith("self.")):
             return
         kind = declared(self.context.training, loss)
-        if kind is Kind.MIXED:
-            return
         at = self.script.span(call)[0]
         self.kinds[name] = Kind.SUM if summed or kind is Kind.SUM else Kind.MEAN
         self.defined.setdefault(name, set()).update(

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name, first_argument, is_none
+from ...script.flow import (
+    argument,
+    call_name,
+    first_argument,
+    given,
+    is_none,
+    literal,
+)
 from ...script.flow import given as arguments_of
 from ...script.names import bound_in, calls_in, elements, walk
 from ...script.roles import Script
@@ -15,7 +23,7 @@ from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
-from .facts import integer, ranked, string
+from .facts import integer, ranked, single, starred, string
 from .rule import Hit, rule
 
 _CONSTRUCTORS = words(
@@ -26,8 +34,7 @@ _CONSTRUCTORS = words(
 
 @rule("RK118", "warning", "the batch size in a shape")
 def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
-    """A tensor whose shape is the loader's batch size: made in the training loop, or before it and
-    put together there with a batch.
+    """A tensor whose shape is the loader's batch size, and that meets a batch in a training loop.
 
     The last batch of an epoch is shorter, and so is a rank's part of any batch: shapes do not fit.
 
@@ -136,8 +143,7 @@ def first_of_batch(training: Training, loop: Loop) -> str | None:
 def workers(file: File, script: Script) -> Iterator[Hit]:
     """`int(os.environ["SLURM_CPUS_PER_TASK"])`; `num_workers=os.cpu_count()`.
 
-    The variable may be unset, and counts the cores of a task, which all ranks of a node share. As
-    many workers as cores on each of four ranks are four times too many.
+    The variable may be unset, and all ranks of a node share the cores that it counts.
 
     ```diff
     -loader = DataLoader(dataset, num_workers=os.cpu_count())
@@ -180,8 +186,7 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
 def effective_batch(file: File, script: Script) -> Iterator[Hit]:
     """The batch size of a single-GPU script's training loader.
 
-    With this batch on each GPU the run trains on batches N times as large, and needs another
-    learning rate. With it as the whole batch the run stays the same run.
+    With this batch on each GPU a run has batches N times as large, and needs another rate.
 
     ```diff
     +rankup.setup()
@@ -191,9 +196,8 @@ def effective_batch(file: File, script: Script) -> Iterator[Hit]:
          F.cross_entropy(model(x), y).backward()
     ```
 
-    Keeps the size of the whole batch (`--batch global`). `--batch per-gpu` prints the effective
-    batch, and what the linear and the square-root rule would make of the learning rate; it never
-    rescales by itself.
+    Keeps it the size of the whole batch. `--batch per-gpu` prints the effective batch, and what two
+    rules would make of the learning rate; it never rescales by itself.
     """
     if script.distributed:
         return
@@ -210,3 +214,78 @@ def effective_batch(file: File, script: Script) -> Iterator[Hit]:
                 "says what becomes of the learning rate",
             )
             return
+
+
+@rule("RK173", "warning", "batches of which ranks have no equal parts")
+def unequal_batches(file: File, script: Script) -> Iterator[Hit]:
+    """A training loader whose batches have one sample, by `batch_size=1` or by default;
+    `batch_size=None`; `zip` of loaders with batches of different sizes.
+
+    Each rank takes its part of every batch: of one sample rank 0 has all.
+
+    ```diff
+    -loader = DataLoader(data)
+     for x, y in loader:
+         F.cross_entropy(model(x), y).backward()
+    ```
+
+    Says so in its report.
+    """
+    if not single(script):
+        return
+    training = training_in(script, file)
+    loops = [one for one in training.loops if one.trains]
+    trained = {loader for loop in loops for loader in training.loaders_of(loop)}
+    for call in training.loader_calls:
+        size = argument(call, "batch_size", 1)
+        chosen = argument(call, "batch_sampler") is not None or starred(call)
+        if size is not None and file.code(size) == "None":
+            yield Hit(
+                call, "batch_size=None has no batches for rankup.shard to cut", "give a number"
+            )
+        elif call in trained and not chosen and (size is None or _one(script, size)):
+            yield Hit(
+                call,
+                "a batch of one sample is rank 0's, and all other ranks are idle",
+                "give batch_size, of which each rank takes its part, or port with --batch per-gpu",
+                _unless_per_gpu,
+                comment=False,
+            )
+    heads = [one.node.iter for one in loops if isinstance(one.node, ForNode)]
+    for call in (call for head in heads for call in training.script.inside(head, ast.Call)):
+        loaders = [training.loader_of(arg) for arg in given(call)]
+        made = [one for one in loaders if isinstance(one, ast.Call)]
+        sizes = [argument(one, "batch_size", 1) for one in made]
+        if call_name(call) == "zip" and len({file.code(one) if one else "1" for one in sizes}) > 1:
+            yield Hit(
+                call,
+                "gradients and means are weighed by this rank's part of the last loader's batch",
+                "not quite those of one GPU at a short batch of another loader",
+                comment=False,
+            )
+
+
+def _unless_per_gpu(context: Context) -> str | None:
+    return "" if context.options.batch == "per-gpu" else None
+
+
+def _one(script: Script, size: ast.expr) -> bool:
+    """Return True where a batch size is 1, or is by the default of the command line's option."""
+    flow = script.flow
+    origins = flow.origins(script.file, size)
+    if origins and all(literal(one.node) == 1 for one in origins):
+        return True
+    named = {one.node.attr for one in origins if isinstance(one.node, ast.Attribute)}
+    return any(
+        literal(argument(call, "default")) == 1 and _option(call) in named
+        for file in flow.files
+        for call in file.names.all(ast.Call)
+        if call_name(call) == "add_argument"
+    )
+
+
+def _option(call: ast.Call) -> str:
+    """`batch_size` of `add_argument("-b", "--batch-size")`."""
+    texts = [literal(one) for one in (*call.args, argument(call, "dest"))]
+    names = [one for one in texts if isinstance(one, str) and not re.fullmatch("-[^-]", one)]
+    return names[-1].lstrip("-").replace("-", "_") if names else ""

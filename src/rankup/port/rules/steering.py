@@ -107,8 +107,8 @@ def steering_draw(file: File, script: Script) -> Iterator[Hit]:
     """A random draw in a training loop that decides whether a batch is passed over, how many steps
     there are, or when the loop ends.
 
-    In a training loop each rank draws random numbers of its own, for its part of the batch. Ranks
-    that step unequally often wait for each other for ever.
+    Each rank draws numbers of its own: those that step unequally often wait for each other for
+    ever.
 
     ```diff
      rankup.setup()
@@ -176,8 +176,7 @@ def steering_clock(file: File, script: Script) -> Iterator[Hit]:
     """A test by the time, or by a name that is made of it, in a training loop or at its head, that
     ends the loop or decides about a step.
 
-    The ranks' clocks are read at different moments. One stops a step before the others, which wait
-    for it for ever.
+    Ranks read their clocks at different moments: one stops, and the others wait for it for ever.
 
     ```diff
      start = time.time()
@@ -228,9 +227,8 @@ def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
     a training; and there, draws from a generator that the script makes with one seed for all
     ranks (`np.random.default_rng(0)`).
 
-    In a training loop each rank draws noise of its own, for its own samples. From that seed on all
-    ranks draw the same noise for different samples. So they do from a generator of the script's
-    own: `rankup.shard` parts the random states of Python, NumPy and torch alone.
+    From there on all ranks draw the same noise for different samples: `rankup.shard` parts the
+    random states of Python, NumPy and torch alone.
 
     ```diff
     +torch.manual_seed(0)

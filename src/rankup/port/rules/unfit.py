@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator
 
 from ...script.flow import Flow, Origin, argument, call_name, given
-from ...script.names import Function, elements, targets_of, words_in
+from ...script.names import Function, elements, targets_of
 from ...script.roles import LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS, last
-from ..rewrite.script import ForNode, Where
-from ..rewrite.training import Loop, Training, training_in, unpacked
+from ..rewrite.training import Loop, Training, training_in
 from .facts import single, true
 from .rule import Hit, rule
 
@@ -22,7 +21,6 @@ _MAP_STYLE = (
     "take a data set with `__len__` and `__getitem__`, or let it give every world_size-th item "
     "from the rank on by hand"
 )
-_ALONE = "and rankup.shard takes those of a torch DataLoader alone"
 _LOADER = "give the data a torch DataLoader"
 # What a person does where port cannot see what it needs.
 BY_HAND = (
@@ -39,9 +37,8 @@ Reason = tuple[str, str]  # the message and what to do
 @rule("RK191", "error", "cannot be data-parallel as it stands", frameworks=True)
 def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """LBFGS; reinforcement learning in an environment; batches that come from no torch DataLoader:
-    a whole graph, a stream, a pipe, a torchtext iterator, slices cut by hand; a batch sampler
-    that chooses what is together in a batch; a state that is made for the size of the whole
-    batch.
+    a graph, a stream, a pipe, a torchtext iterator, slices cut by hand; a batch sampler that
+    chooses what is together; a state made for the size of the whole batch.
 
     There are no batches of independent samples that ranks could share.
 
@@ -97,25 +94,21 @@ def _no_loader(training: Training) -> Hit | None:
     if _draws_batches(training) and not graphs:
         return None
     node = training.backwards[0]
-    cut = _cut_by_hand(training)
-    if cut is not None:
-        return cut
     for loop in training.loops:
         unknown = script.dotted(loop.source) if loop.trains else ""
-        if not unknown:
-            continue
-        message = f"no DataLoader: the batches come from `{unknown}`, {_ALONE}"
-        if script.understood.comes_to(script.file, loop.node):
-            return Hit(node, message, _LOADER)
-        message = f"the batches come from `{unknown}`, which nothing in this file gives it"
-        return Hit(node, message, f"port the script that starts the training. By hand: {BY_HAND}")
-    graph = graphs or "adj" in script.text
-    what = "so there are no batches to share" if graph else "or batches that are made by hand"
+        if unknown:
+            return Hit(
+                node,
+                f"the batches come from `{unknown}`, which is not seen to be a torch DataLoader, "
+                "and rankup.shard takes those alone",
+                f"{_LOADER}; where another script gives it, port that. By hand: {BY_HAND}",
+            )
     return Hit(
         node,
-        f"{'a full-batch graph' if graph else 'no DataLoader'}: the backward at this line sees all "
-        f"data at once, {what}",
-        "give the data a DataLoader, or draw batches in a function by torch.randint",
+        "no DataLoader: the backward at this line sees all data at once (a whole graph), or "
+        "batches that are cut by hand",
+        f"{_LOADER}, or draw batches in a function by torch.randint; where a state goes on from "
+        "batch to batch give each rank columns of its own first, `data[:, rank::world_size]`",
     )
 
 
@@ -234,54 +227,6 @@ def _maker(flow: Flow, file: File, call: ast.Call) -> Reason | None:
                 return None
             file, chain = made[0].file, made[0].node
     return None
-
-
-def _cut_by_hand(training: Training) -> Hit | None:
-    """A loop that cuts its batches out of the data by hand: `data[i : i + 64]`."""
-    for loop in training.loops:
-        if not (loop.trains and isinstance(loop.node, ForNode) and _cuts(training, loop.node)):
-            continue
-        kept = _kept(training, loop)
-        message = "no DataLoader: this loop cuts its batches out of the data by hand"
-        if not kept:
-            todo = f"{_LOADER}, or draw the batches in a function"
-            return Hit(loop.node, f"{message}, {_ALONE}", todo)
-        return Hit(
-            loop.node,
-            f"{message}, and `{kept}` goes on from each of them to the next, so that a rank needs "
-            "the same columns of all of them",
-            "cut the data for it first (`data[:, rank::world_size]`), and evaluate likewise",
-        )
-    return None
-
-
-def _cuts(training: Training, node: ForNode) -> bool:
-    """True where the counter of a loop over numbers says where to cut, here or one call away."""
-    script = training.script
-    over = unpacked(script, node.iter)
-    if not isinstance(over, ast.Call) or script.name(over.func) not in ("range", "numpy.arange"):
-        return False
-    counters = words_in(node.target)
-    if _sliced(training, node.body, counters):
-        return True
-    for call in script.inside(node.body, ast.Call, deep=False):
-        function = script.called(call)
-        if function is None:
-            continue
-        given = {
-            name
-            for name in script.parameters(function)
-            if isinstance(value := script.given(function, name, call), ast.Name)
-            and value.id in counters
-        }
-        if given and _sliced(training, function, given):
-            return True
-    return False
-
-
-def _sliced(training: Training, where: Where, names: set[str]) -> bool:
-    script = training.script
-    return any(names & words_in(part) for part in script.inside(where, ast.Slice))
 
 
 def _state_of_a_batch(training: Training) -> Hit | None:

@@ -13,8 +13,7 @@ from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from .facts import calls, caught, ends, ranked
-from .guards import by_every_rank, guard, rank0_first, runs
+from .facts import by_every_rank, calls, caught, ends, guard, rank0_first, ranked, runs
 from .helpers import ALONE, by_helpers, harmless, helpers_that_write, keeps_state, made_in
 from .rule import Hit, rule
 
@@ -41,10 +40,9 @@ _UNKNOWN_TURN = (
 
 @rule("RK146", "warning", "a file that every rank writes")
 def written_by_all(file: File, script: Script) -> Iterator[Hit]:
-    """Calls that write a file on every rank: `open(…, "w")`, `path.open("w")`, `write_text`; NumPy,
-    SciPy, pandas, PIL, Matplotlib with its animations, OpenCV, imageio; `json.dump`,
-    `yaml.dump`; `h5py.File(…, "w")`, `ZipFile`, `memmap`; logs. Followed through the script's
-    own files, star imports and packages of its repository.
+    """Calls that write a file on every rank: `open(…, "w")`, `write_text`, NumPy, pandas, PIL,
+    Matplotlib, OpenCV, `json.dump`, `h5py.File(…, "w")`, logs and alike, also in the script's own
+    files and packages.
 
     Lines get mixed up, and pictures are overwritten while others read them.
 
@@ -53,11 +51,9 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
     +log = open(rankup.path0("log.txt"), "w")
     ```
 
-    Writes `rankup.path0(path)`, or lets rank 0 alone make the call: also that of a function in
-    another file which does nothing but write. A block of `with h5py.File(…, "w")` goes under `if
-    rankup.is_root_process():` where nothing in it is needed later. A data set whose constructor
-    writes files is constructed by `rankup.rank0_first`. What gives back something that is used, or
-    draws random numbers, is left as it is and named.
+    Writes `rankup.path0(path)`, or lets rank 0 alone make the call or run the block. A data set
+    whose constructor writes files is constructed by `rankup.rank0_first`. What gives back something
+    that is used, or draws random numbers, is left as it is and named.
     """
     yield from helpers_that_write(file, script, checkpoint=False)
     elsewhere = {site.node for helper in by_helpers(script) for site in helper.sites}
@@ -177,43 +173,26 @@ def _binds(node: ast.AST, name: str) -> bool:
 
 def _opened(context: Context, site: Site) -> str | None:
     """`open(rankup.path0(path), "w")`: the other ranks write to nowhere."""
-    if site.path is None or (site.dotted == ".open" and not _by_function(context, site.node)):
+    if site.path is None:
         return None
     context.around(site.path, "rankup.path0(")
     what = "log" if site.dotted.startswith("logging.") else "file"
     return f"rank 0 alone writes this {what} (rankup.path0)"
 
 
-def _by_function(context: Context, call: ast.Call) -> bool:
-    """Write `open(path, "w")` for `path.open("w")`; False where `open` is something else."""
-    script = context.script
-    names = script.file.names
-    if any("open" in names.members(scope) for scope in names.scopes):
-        return False
-    assert isinstance(call.func, ast.Attribute)
-    start, end = script.whole(call.func.value)
-    opening = script.text.index("(", script.span(call.func)[1])
-    if context.edits.taken((end, opening + 1)):
-        return False
-    context.edits.around((start, opening + 1), "open(", "")  # outside of what is put around `path`
-    context.edits.replace((end, opening + 1), ", " if given(call) else "")
-    return True
-
-
 @rule("RK145", "error", "ranks race for a folder", frameworks=True)
 def file_race(file: File, script: Script) -> Iterator[Hit]:
     """`os.mkdir`, `makedirs` without `exist_ok`, and what removes or renames, on every rank.
 
-    The first rank succeeds and the second one fails, or takes away what the first has just written.
+    The second rank fails, or takes away what the first has just written.
 
     ```diff
     -os.makedirs("out")
     +os.makedirs("out", exist_ok=True)
     ```
 
-    Adds `exist_ok=True`; what removes runs on rank 0, with a barrier behind it, where all ranks
-    come by whatever files they find. Around `if not os.path.exists(path):` and what makes the file
-    it puts `with rankup.rank0_first():`.
+    Adds `exist_ok=True`; lets rank 0 alone remove, with a barrier behind it; puts `with
+    rankup.rank0_first():` around `if not os.path.exists(path):` and what makes the file.
     """
     for call in file.names.all(ast.Call):
         makes = _makes_folder(file, call)
@@ -289,8 +268,7 @@ def _changed_by_root(context: Context, call: ast.Call) -> str | None:
 def name_of_its_own(file: File, script: Script) -> Iterator[Hit]:
     """A folder or run name from `strftime`, `datetime.now()` or a UUID.
 
-    Each rank makes its own. Half of the run's files are in one folder, half in the one of a second
-    later.
+    Each rank makes its own: half of the run's files are in the folder of a second later.
 
     ```diff
     -run_name = "run-" + time.strftime("%H%M%S")

@@ -8,14 +8,14 @@ from pathlib import Path
 from ...base.findings import Finding, silenced
 from ...base.text import clean
 from ..rules.rule import rules_in
-from . import rules_form, rules_nodes, rules_use
+from . import rules_form, rules_use
 from .rewrite import Ported, port
 from .script import BatchScript, is_batch, load
 
 __all__ = ["RULES", "Ported", "check", "is_batch", "port"]
 
 _FORM = rules_in(rules_form)
-_USE = rules_in(rules_nodes, rules_use)
+_USE = rules_in(rules_use)
 RULES = (*_FORM, *_USE)
 _SHELL = re.compile(r"#!.*\b(?:ba|da|z|k)?sh\b")
 

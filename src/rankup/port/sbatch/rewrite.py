@@ -59,8 +59,7 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
     script = load(path)
     if block.BEGIN in script.text:  # its own work: a second time changes nothing
         return Ported(path, script.text, (), False)
-    _refuse_form(script)
-    found = _chosen(script)
+    _refuse(script)
     site, note = block.site_of(script)
     notes = [note] if note else []
     before = script.gpus()
@@ -79,7 +78,7 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
     wide = nodes or max(2, script.nodes() or 1)
     notes += _widen(directives, wide, count, site.cores if count == site.gpus else None)
     notes += _hidden_gpus(script, edits)
-    for one in found:
+    for one in script.training:
         notes += _reroute(script, one, edits)
     lost = rules_use.lost_status.look(script)
     notes += [said for hit in lost if hit.fix and (said := hit.fix(edits))]
@@ -90,107 +89,99 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
     return Ported(target, edits.apply(), tuple(notes), True)
 
 
-def _refuse_form(script: BatchScript) -> None:
-    """Raise UserError for what is no batch script of one job in bash."""
-    path = script.path
+def _refuse(script: BatchScript) -> None:
+    """Raise UserError for what is no batch script of one job in bash that starts one training."""
     for rule in (rules_form.conflicts, rules_form.no_bash, rules_form.no_script):
         for hit in rule.look(script):
-            raise UserError(f"{path}:{hit.at}: {hit.message}; {hit.todo}")
+            raise UserError(f"{script.path}:{hit.at}: {hit.message}; {hit.todo}")
+    reason = _not_portable(script)
+    if reason:
+        raise UserError(f"{script.path}: {reason}")
+    for launch in script.training:
+        reason = _not_rerouted(script, launch)
+        if reason:
+            raise UserError(f"{script.path}:{launch.line}: {reason}")
+
+
+def _not_portable(script: BatchScript) -> str:
+    """Return the reason why a batch script cannot be ported; empty where it can."""
+    other = next((one for one in script.launches if one.kind not in ("python", *TORCHRUN)), None)
     if not BASH.match(script.lines[0]):
-        raise UserError(f"{path}: {script.lines[0][:60]} is no bash; port writes bash only")
+        return f"{script.lines[0][:60]} is no bash; port writes bash only"
     if script.unread:
-        raise UserError(
-            f"{path}:{script.unread[0]}: bash can read this, but port cannot; write it in a "
-            "plainer form, a here-document in a line of its own"
+        return (
+            f"bash can read line {script.unread[0]}, but port cannot; write it in a plainer form, "
+            "a here-document in a line of its own"
         )
     if script.asked("array") is not None:
-        raise UserError(
-            f"{path} is a job array: each task is a run of its own on one GPU, which is parallel "
-            "already. Take --array out first to make one run of many GPUs"
+        return (
+            "in a job array each task is a run of its own on one GPU, which is parallel already. "
+            "Take --array out first to make one run of many GPUs"
         )
     if re.search(r"^#SBATCH\s+(?:hetjob|packjob)\b", script.text, re.MULTILINE):
-        raise UserError(f"{path} is a heterogeneous job, which port does not understand")
+        return "port does not understand a heterogeneous job"
     if not any(one.read for one in script.directives):
-        raise UserError(
-            f"{path} has no #SBATCH line that sbatch reads; is it a batch script? "
-            "`rankup check` says what is wrong with it"
-        )
+        return "no #SBATCH line that sbatch reads; `rankup check` says what is wrong with them"
     if "written by rankup" in script.text:
-        raise UserError(f"{path} was written by `rankup run` and is for many nodes already")
-
-
-def _chosen(script: BatchScript) -> list[Launch]:
-    """Return the launches that are to go to all GPUs; UserError where that is not clear."""
-    path = script.path
-    for one in script.launches:
-        if one.kind not in ("python", *TORCHRUN):
-            raise UserError(
-                f"{path}:{one.line}: {one.kind} is a launcher of its own; port rewrites lines that "
-                "start python or torchrun. Its manual says how it starts on several nodes"
-            )
+        return "`rankup run` has written it, and it is for many nodes already"
+    if other is not None:
+        return (
+            f"line {other.line}: {other.kind} is a launcher of its own; port rewrites lines that "
+            "start python or torchrun. Its manual says how it starts on several nodes"
+        )
     if not script.seen:
-        raise UserError(
-            f"{path} starts no Python script (python train.py); port rewrites the line that "
-            "does. Code in the line itself (python -c, python - <<EOF) has to go into a file"
+        return (
+            "it starts no Python script (python train.py), which port would rewrite. Code in the "
+            "line itself (python -c, python - <<EOF) has to go into a file"
         )
     if not script.training:
-        raise UserError(
-            f"{path} starts {', '.join(sorted({one.name for one in script.seen}))}, and which "
-            "of them trains cannot be told from here; put the batch script beside them, or take "
-            "the others out"
+        return (
+            f"it starts {', '.join(sorted({one.name for one in script.seen}))}, and which of them "
+            "trains cannot be told from here; put the batch script beside them"
         )
-    for one in script.training:
-        _refuse(script, one)
-    return script.training
+    return ""
 
 
-def _refuse(script: BatchScript, launch: Launch) -> None:
-    """Raise UserError for a launch that would not be the same run, or not run at all."""
-    place = f"{script.path}:{launch.line}"
+def _not_rerouted(script: BatchScript, launch: Launch) -> str:
+    """Return the reason why a launch would not be the same run, or not run at all; or nothing."""
+    command, tasks, nodes = launch.command, script.tasks_per_node(launch), script.nodes(launch)
+    # One that the script waits for is a run like any other, unless it gets signals of its own.
+    several = sum(one.command.background for one in script.launches) > 1 or command.depth
     if launch.container:
-        raise UserError(
-            f"{place}: it runs in a container, inside which torchrun would have to start; "
+        return (
+            "it runs in a container, inside which torchrun would have to start; "
             "`rankup run --container IMAGE` makes such jobs"
         )
     if launch.runner in PROFILERS:
-        raise UserError(
-            f"{place}: {launch.runner} profiles it, and all ranks would write one report; port the "
-            "job without it"
-        )
+        return f"{launch.runner} profiles it, and all ranks would write one report; leave it out"
     if launch.runner:
-        raise UserError(
-            f"{place}: {launch.runner} starts it in an environment of its own, which torchrun is "
-            "not in; activate that environment above (source …/bin/activate) and write python"
+        return (
+            f"{launch.runner} starts it in an environment of its own, which torchrun is not in; "
+            "activate that environment above (source …/bin/activate) and write python"
         )
     if launch.array:
-        raise UserError(f"{place}: its words stand in a variable; write the command out there")
-    if launch.command.name() in script.functions:
-        raise UserError(
-            f"{place}: the function {launch.command.name()} starts it; write the command out there"
+        return "its words stand in a variable; write the command out there"
+    if command.name() in script.functions:
+        return f"the function {command.name()} starts it; write the command out there"
+    if command.background and (several or re.search(r"\bkill\b", script.text)):
+        return (
+            "it is started in the background, where several runs share the GPUs of a node, or one "
+            "gets signals of its own. Start one in the foreground, or a job for each"
         )
-    # One that the script waits for is a run like any other, unless it gets signals of its own.
-    several = sum(one.command.background for one in script.launches) > 1 or launch.command.depth
-    if launch.command.background and (several or re.search(r"\bkill\b", script.text)):
-        raise UserError(
-            f"{place}: it is started in the background, where several runs share the GPUs of a "
-            "node, or one gets signals of its own. Start one in the foreground, or a job for each"
+    if not launch.torchrun:
+        if launch.srun is None or (tasks == 1 and nodes == 1):
+            return ""
+        return (
+            "srun starts it several times already, and it has to find out its rank by itself; "
+            "ask for one task (--ntasks=1), or let it be as it is"
         )
-    tasks, nodes = script.tasks_per_node(launch), script.nodes(launch)
-    if launch.torchrun:
-        if nodes is None or nodes > 1 or launch.option("nnodes", "rdzv-endpoint") is not None:
-            raise UserError(
-                f"{place}: {launch.kind} starts on several nodes already; `rankup check` says what "
-                "is wrong with it"
-            )
-        if launch.in_shell:
-            raise UserError(f"{place}: {launch.kind} is started by a shell; write it without that")
-        if launch.script is None or "no-python" in launch.options:
-            raise UserError(f"{place}: which script {launch.kind} starts is not to be seen")
-    elif launch.srun is not None and (tasks != 1 or nodes != 1):
-        raise UserError(
-            f"{place}: srun starts it several times already, and it has to find out its rank by "
-            "itself; ask for one task (--ntasks=1), or let it be as it is"
-        )
+    if nodes is None or nodes > 1 or launch.option("nnodes", "rdzv-endpoint") is not None:
+        return f"{launch.kind} starts on several nodes already; `rankup check` says what is wrong"
+    if launch.in_shell:
+        return f"{launch.kind} is started by a shell; write it without that"
+    if launch.script is None or "no-python" in launch.options:
+        return f"which script {launch.kind} starts is not to be seen"
+    return ""
 
 
 class _Directives:

@@ -23,8 +23,6 @@ def conflicts(script: BatchScript) -> Iterator[Hit]:
 
     Bash stops at the first of them, and sbatch reads the directives of both sides.
 
-    Keep one of the two versions:
-
     ```diff
     -<<<<<<< HEAD
      srun python train.py
@@ -43,13 +41,11 @@ def conflicts(script: BatchScript) -> Iterator[Hit]:
 
 @rule("RK151", "warning", "a directive that sbatch takes for a comment")
 def not_read(script: BatchScript) -> Iterator[Hit]:
-    """A line that looks like a directive and is none: `##SBATCH`, `# SBATCH`, `#SBATCH` behind a
-    space. An option that is given elsewhere was switched off on purpose, and is not reported.
+    """A line that is like a directive and is none: `##SBATCH`, `# SBATCH`, `#SBATCH` behind a
+    space. An option that is given elsewhere was switched off on purpose.
 
-    sbatch reads a line only when it begins with exactly `#SBATCH`. The job gets the default: a few
-    minutes, one core, no GPU.
-
-    Write `#SBATCH` at the very beginning of the line:
+    sbatch reads lines that begin with exactly `#SBATCH`; the job gets the default, a few minutes
+    and no GPU.
 
     ```diff
     -##SBATCH --account=abc
@@ -74,8 +70,6 @@ def too_late(script: BatchScript) -> Iterator[Hit]:
 
     sbatch stops reading at the first line that is neither empty nor a comment. What follows has no
     effect, and nothing says so.
-
-    Move it above the first command:
 
     ```diff
     +#SBATCH --qos=long
@@ -132,8 +126,8 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
     """Options that sbatch does not have, words that are no option, quotes that do not end, a `=`
     behind a short option (`-N=2`), and variables, which are not expanded in a directive.
 
-    sbatch refuses the script; a variable is taken literally. Plugins of a site may have options of
-    their own: a name that is like none of sbatch's is a warning.
+    sbatch refuses the script; a variable is taken literally. A name that is like none of sbatch's
+    is a warning: plugins of a site have options of their own.
 
     `man sbatch` lists the options; comments behind them begin with `#`:
 
@@ -193,8 +187,6 @@ def no_limit(script: BatchScript) -> Iterator[Hit]:
     The partition's default holds: minutes, in which the run is killed, or the longest there is,
     with which the job waits long for its turn.
 
-    Ask for a little more than the run needs:
-
     ```diff
      #!/bin/bash
     -#SBATCH --nodes=1
@@ -217,8 +209,6 @@ def no_log(script: BatchScript) -> Iterator[Hit]:
 
     Slurm does not make it. The job fails before its first line, and as there is no log nothing
     says why.
-
-    Make the folder first (`mkdir -p logs`), or write beside the script:
 
     ```diff
     -#SBATCH --output=logs/%j.out
@@ -259,11 +249,6 @@ def placeholder(script: BatchScript) -> Iterator[Hit]:
                 f"--{option.name}={option.value} is a placeholder",
                 f"put your own --{option.name} there",
             )
-    for launch in script.launches:
-        for word in launch.words:
-            named = "/" in word or word == launch.script or "_" in word
-            if named and _PLACEHOLDER.search(word):
-                yield Hit(launch.line, f"{word} is a placeholder", "put your own value there")
 
 
 @rule("RK169", "error", "bash cannot read it")
