@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch.no_run import show
+from rankup.login.fetch.command import fetch
+from rankup.login.fetch.request import Request
 
 SCRIPT = """
 import argparse, urllib.request
@@ -39,7 +40,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_found_is_ready_to_be_typed(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show(script, ("--model", "t5"), as_json=False)
+    assert fetch(Request(str(script), ("--model", "t5"), no_run=True)) == 0
     out = capsys.readouterr().out
     [line] = [line for line in out.splitlines() if line.startswith("by name: ")]
     assert shlex.split(line)[4:] == [
@@ -55,7 +56,7 @@ def test_what_is_found_is_ready_to_be_typed(
 
 
 def test_all_of_it_is_there_as_json(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show(script, (), as_json=True)
+    assert fetch(Request(str(script), no_run=True, as_json=True)) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["command"].startswith("rankup fetch --model gpt2 --dataset ")
     assert {one["what"] for one in said["downloads"]} == {"model", "dataset", "url", "torchvision"}
@@ -66,7 +67,7 @@ def test_a_script_that_fetches_nothing_says_so(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.write_text("print(1)\n")
-    show(script, (), as_json=False)
+    assert fetch(Request(str(script), no_run=True)) == 0
     out = capsys.readouterr().out
     assert out == (
         "reading train.py finds no call that fetches something; to be sure: rankup fetch train.py\n"
@@ -75,7 +76,7 @@ def test_a_script_that_fetches_nothing_says_so(
 
 def test_names_cannot_move_the_cursor(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script.write_text("import nltk\nnltk.download('a\\x1b[2Jb\\nc')\n")
-    show(script, (), as_json=False)
+    assert fetch(Request(str(script), no_run=True)) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "a\\x1b[2Jb\\x0ac" in out

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankup.login.fetch import progress
+from rankup.login.fetch import request
 
 
 class Terminal(io.StringIO):
@@ -19,9 +19,9 @@ class Terminal(io.StringIO):
 def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()  # each look at the clock is a millisecond later than the last one
     clock = SimpleNamespace(monotonic=lambda: next(ticks) / 1000)
-    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(request, "time", clock)
     out = io.StringIO()
-    with progress.shown("a\x1b[2J.bin", out, every=0.05) as show:
+    with request.progress("a\x1b[2J.bin", out, every=0.05) as show:
         for done in range(0, 5_000_000, 10_000):
             show(done, 5_000_000)
     lines = out.getvalue().splitlines()
@@ -33,7 +33,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.Mon
 
 def test_on_a_terminal_there_is_a_bar() -> None:
     out = Terminal()
-    with progress.shown("[bold]a.bin", out) as show:
+    with request.progress("[bold]a.bin", out) as show:
         show(1_000_000, None)
         show(5_000_000, 5_000_000)
     assert "[bold]a.bin" in out.getvalue()  # a name is text, never markup

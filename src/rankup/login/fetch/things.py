@@ -24,9 +24,9 @@ from ...base.urls import identity, public
 from ...site.caches import Caches
 from ...site.needs import Needs, Url
 from ..record import Item, Record, key_of_url
-from . import hub, progress
+from . import hub
 from .hub import Name
-from .request import FetchFailed, Request, place
+from .request import FetchFailed, Request, place, progress
 
 # In an unpacked folder; written last, before the folder gets its name.
 MARKER = ".rankup-unpacked.json"
@@ -206,7 +206,7 @@ def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tup
     part.mkdir(parents=True)
     files = size = 0
     try:
-        with progress.shown(f"unpacking {archive.name}") as show:
+        with progress(f"unpacking {archive.name}") as show:
             for count in _members(archive, folder.name, part):
                 held.check()
                 files, size = files + 1, size + count
