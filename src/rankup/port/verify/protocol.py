@@ -96,10 +96,10 @@ class Plan:
 
     state: str
     temporary: str
-    args: tuple[str, ...]
-    stand_ins: tuple[str, ...]
+    args: Sequence[str]
+    stand_ins: Sequence[str]
     seconds: float
-    runs: tuple[Run, ...]
+    runs: Sequence[Run]
 
     def write(self) -> None:
         """Put it into the state folder."""
@@ -108,12 +108,8 @@ class Plan:
 
 def load(state: str) -> Plan:
     """The plan in a state folder."""
-    with open(os.path.join(state, FILE), encoding="utf-8") as file:
-        values: dict[str, Any] = json.load(file)
-    values["runs"] = tuple(Run(**one) for one in values["runs"])
-    for name in ("args", "stand_ins"):
-        values[name] = tuple(values[name])
-    return Plan(**values)
+    values = json.loads(Path(state, FILE).read_text(encoding="utf-8"))
+    return Plan(**{**values, "runs": [Run(**one) for one in values["runs"]]})
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ _CHILD = (
     "import sys; sys.path = [p for p in sys.path if p]; "
     "from rankup.port.verify.inside.server import main; sys.exit(main())"
 )
+_OFFLINE = ("albumentations", "datasets", "evaluate", "transformers", "ultralytics")
 _STARTING = 120.0  # seconds for torch to be imported, from a slow disk
 KILL_AT = 2
 
@@ -104,9 +105,8 @@ def run(
         UserError: the machine does not let the runs be made, or no torch is installed.
         KeyboardInterrupt: a signal asked for the end.
     """
-    folders = tuple(str(one.resolve()) for one in stand_ins)
-    state, temporary = str(journals(box)), str(box.temporary)
-    plan = Plan(state, temporary, tuple(args), folders, seconds, tuple(runs))
+    folders = [str(one.resolve()) for one in stand_ins]
+    plan = Plan(str(journals(box)), str(box.temporary), args, folders, seconds, [*runs])
     plan.write()
     shown: set[str] = set()
 
@@ -149,7 +149,7 @@ def _variables(box: Sandbox, project: Path) -> dict[str, str]:
     settings = config.load(project)
     profile, _ = detect.choose(settings, os.environ, os.uname().nodename, cluster_name=lambda: None)
     known, places = caches(settings, profile, os.environ), (box.folder, box.temporary)
-    quiet = {**offline.variables(offline.known()), **offline.silent()}
+    quiet = {**offline.variables(_OFFLINE), **offline.silent()}
     return {
         **child_environment(os.environ, known, *places, 1, Path.home(), quiet),
         "MPLBACKEND": "Agg",
