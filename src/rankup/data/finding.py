@@ -134,10 +134,11 @@ def _kept(path: Path, container: str, entry: Path) -> Index | None:
         # A cache may be shared; what is in it is believed no more than the index of a pack.
         if index.container != container or indexes.stray(index, path) is not None:
             return None
-        if not stamp.unchanged(path, index.facts.get(_SEEN, [])):
+        seen = [Look(*one) for one in index.facts.get(_SEEN, [])]
+        if not seen or stamp.changed(seen, path):
             return None
         os.utime(entry)  # the one not used for longest goes first
-    except (OSError, BadContainer):
+    except (OSError, BadContainer, TypeError):
         return None
     return index
 

@@ -1,13 +1,18 @@
-"""A command line is judged before anything is done, and what is wrong is named."""
+"""A command line is judged before anything is done; where its URLs lie; how far a download is."""
 
 from __future__ import annotations
 
+import io
+import itertools
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rankup.base.errors import UserError
+from rankup.login.fetch import request
 from rankup.login.fetch.request import Request
 
 URL = "https://example.org/a.tgz"
@@ -55,3 +60,75 @@ def test_what_is_wrong_is_named(wrong: dict[str, object], words: str) -> None:
 def test_reading_and_proving_exclude_each_other(script: str) -> None:
     with pytest.raises(UserError, match="give one of them"):
         Request(script=script, no_run=True, only_proof=True).check()
+
+
+def test_the_place_of_a_url_holds_no_secret_and_stays_in_its_folder(tmp_path: Path) -> None:
+    url = "https://me:pw@Data.example.org:8443/a/../../etc/%2e%2e/x y.tar.gz?id=1#frag"
+    place = request.place(url, tmp_path)
+    assert place.is_relative_to(tmp_path)
+    assert ".." not in place.parts
+    assert place.suffixes == [".tar", ".gz"]
+    assert place.relative_to(tmp_path).parts[0] == "data.example.org+8443"
+    assert "secret" not in str(request.place("https://h/a.bin;sig=secret?k=secret", tmp_path))
+
+
+def test_a_plain_url_has_a_plain_place(tmp_path: Path) -> None:
+    place = request.place("https://h.org/data/v1.0/train.tar.gz", tmp_path)
+    assert place == tmp_path / "h.org" / "data" / "v1.0" / "train.tar.gz"
+
+
+def test_names_are_short_and_not_hidden(tmp_path: Path) -> None:
+    for odd in ("https://h/", "https://h", "https://h/.hidden", f"https://h/{'ä' * 400}.bin?x=1"):
+        name = request.place(odd, tmp_path).name
+        assert name
+        assert not name.startswith(".")
+        assert len(name.encode()) < 200
+
+
+def test_urls_share_no_place(tmp_path: Path) -> None:
+    urls = [
+        *("https://h/x%20y", "https://h/x_y", "https://h/x%2Fy", "https://h/x/y", "https://h/x//y"),
+        *("https://h/d/", "https://h/d/index", "https://h/d", "https://h/", "https://h/index"),
+        *("https://h/a%00b", "https://h/a%0ab", "https://h/a%ffb", "https://h/a%feb"),
+        *("http://h/x_y", "http://h:80/x_y", "https://h:80/x_y", "https://h_80/x_y"),
+        *("https://h/x_y?a=1", "https://h/x_y?a=2", "https://h/x_y;a=1", "https://h/z/../x_y"),
+        *("https://h/.x", "https://h/_x", f"https://h/{'x' * 300}", f"https://h/{'x' * 301}"),
+    ]
+    for one, other in combinations(urls, 2):
+        assert request.place(one, tmp_path) != request.place(other, tmp_path), (one, other)
+
+
+@pytest.mark.parametrize("url", ["http://a..b/x", "https://me:hunter2@[h/x", "ftp://me:hunter2@h"])
+def test_what_is_no_url_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(UserError, match="is not a URL that starts with http") as refused:
+        request.parse_url(url)
+    assert "hunter2" not in str(refused.value)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()  # each look at the clock is a millisecond later than the last one
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) / 1000)
+    monkeypatch.setattr(request, "time", clock)
+    out = io.StringIO()
+    with request.progress("a\x1b[2J.bin", out, every=0.05) as show:
+        for done in range(0, 5_000_000, 10_000):
+            show(done, 5_000_000)
+    lines = out.getvalue().splitlines()
+    assert 9 <= len(lines) <= 10  # in half a second; rounding may put one off by a millisecond
+    assert lines[0].startswith("rankup: a\\x1b[2J.bin: ")
+    assert lines[0].endswith(" of 5 MB")
+    assert "\x1b" not in out.getvalue()
+
+
+def test_on_a_terminal_there_is_a_bar() -> None:
+    out = Terminal()
+    with request.progress("[bold]a.bin", out) as show:
+        show(1_000_000, None)
+        show(5_000_000, 5_000_000)
+    assert "[bold]a.bin" in out.getvalue()  # a name is text, never markup
+    assert "5.0/5.0 MB" in out.getvalue()

@@ -28,9 +28,10 @@ from ..roles import kind_of, split_in, split_order
 from ..strings import Strings
 from . import Choice
 from .arrow_layout import ABOUT
-from .arrow_tables import Opener, Reader, pack
 from .arrow_values import (
-    broken,
+    BROKEN,
+    Opener,
+    Reader,
     check_full,
     column_type,
     gathered,
@@ -38,6 +39,7 @@ from .arrow_values import (
     is_text,
     lengths,
     member,
+    pack,
     places,
     plain,
     value,
@@ -130,7 +132,7 @@ def _open(source: Source, file: File) -> Iterator[tuple[Reader, Path]]:
             reader.close()
     except UserError:
         raise
-    except broken() as error:
+    except BROKEN as error:
         raise _damaged(path, error) from None
 
 
@@ -154,7 +156,7 @@ def scan(source: Source, choice: Choice) -> Index:
         raise error if inside else BadContainer(f"{source.root}: {error}") from None
     except UserError as error:
         raise UserError(f"{source.root}: {error}") from None
-    except broken() as error:  # by what a schema says
+    except BROKEN as error:  # by what a schema says
         raise _damaged(source.root, error) from None
 
 

@@ -22,8 +22,7 @@ from ..index import Index, Split
 from ..inodes import words
 from . import extract as extracting
 from . import verify as verifying
-from .facts import describe
-from .printing import lines, safe
+from .printing import describe, lines, safe
 from .verify import Damage
 
 _NAMED = 20  # of what is damaged; all of it in the JSON

@@ -276,9 +276,9 @@ def stream(pack: Pack, source: Index, base: Path) -> tuple[Index, int]:
 
     Raises:
         SourceProblem: a source is not as it was scanned.
-        UserError, OSError: see `squashfs_write.write`; there is no image then.
+        UserError, OSError: see `squashfs.write`; there is no image then.
     """
-    from ..containers import squashfs, squashfs_write
+    from ..containers import squashfs
 
     reader = Reader(source, base)
     journal.clear(pack.data)
@@ -306,7 +306,7 @@ def stream(pack: Pack, source: Index, base: Path) -> tuple[Index, int]:
             done += max(span.length, 0)
 
         members = squashfs.members(source, chunks)
-        squashfs_write.write(members, pack.data, processors=pack.workers)
+        squashfs.write(members, pack.data, processors=pack.workers)
     reader.check(0, hashes)
     reader.close()
     pack.note(looker.take())

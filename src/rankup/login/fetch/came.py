@@ -79,7 +79,7 @@ def made(events: Sequence[Event]) -> list[Made]:
             old, path = event.text("from"), event.text("to")
             # Of C++ in a new folder, from the folder for temporary files, or begun anew.
             ours = event.get("made") is True or inside(old, folders) or old in begun
-            moving = [one for one in found if inside(one, [old])]
+            moving = [old] if old in found else [one for one in found if inside(one, [old])]
             for one in moving:
                 target = path + one[len(old) :]
                 found[target] = replace(found.pop(one), path=target)
@@ -93,10 +93,12 @@ def made(events: Sequence[Event]) -> list[Made]:
 
 def _named(one: Made, names: Mapping[str, str]) -> Made:
     """The file, with the URL whose name it has."""
-    name = "" if same_name(one.first, one.url) else _last(one.first)
-    while name and name not in names:
-        name = name.rpartition(".")[0]
-    return replace(one, url=names[name]) if name else one
+    if same_name(one.first, one.url):
+        return one
+    name = _last(one.first)
+    while name not in names and name and not whole(one.first):
+        name = name.rpartition(".")[0]  # of `weights.pt.4652adb6.partial` for `weights.pt`
+    return replace(one, url=names.get(name, one.url))
 
 
 def new_folders(events: Iterable[Event]) -> set[str]:
@@ -210,15 +212,11 @@ def needed(files: Iterable[Made], caches: Iterable[Path]) -> set[str]:
     for url, those in by_url.items():
         # Without a file of its name it went into one of another name, the first.
         heads = [one for one in those if same_name(one.first, url)] or those[:1]
-        rest = [one for one in those if one not in heads] if is_archive(url) else []
+        archive = _ARCHIVE.search(urlsplit(url).path)
+        rest = [one for one in those if one not in heads] if archive else []
         lines = {one.where for one in (*heads, *rest[:1])}
         found.update(one.path for one in (*heads, *rest) if one.where in lines)
     return found
-
-
-def is_archive(url: str) -> bool:
-    """Return True for a URL whose content is unpacked, by its name."""
-    return _ARCHIVE.search(urlsplit(url).path) is not None
 
 
 def whole(path: str) -> bool:

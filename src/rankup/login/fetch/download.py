@@ -25,12 +25,12 @@ import httpcore
 import httpx
 
 from ... import __version__
-from ...base import lock
+from ...base import lock, progress
 from ...base.files import fsync_directory, replacing, write_json
 from ...base.text import say
 from ...base.urls import cleaned, identity, public, web_parts
 from ..record import Item
-from .request import FetchFailed, Progress, progress
+from .request import FetchFailed
 
 _BLOCK = 1 << 20  # bytes
 # Reads of 64 KiB, the default, take a sixth more of the processor.
@@ -100,7 +100,7 @@ def download(
         if (found := _present(url, target, sha256, replace)) is not None:
             return found
         part = _Part(target, url, trusted=bool(sha256), held=held)
-        with progress(name or target.name) as show:
+        with progress.shown(name or target.name) as show:
             _complete(part, url, authorization, patience, show)
             came = part.digest()
         if sha256 and came != sha256:
@@ -232,7 +232,7 @@ class _Part:
 
 
 def _complete(
-    part: _Part, url: str, authorization: str, patience: Patience, show: Progress
+    part: _Part, url: str, authorization: str, patience: Patience, show: progress.Progress
 ) -> None:
     """Make the part as long as the file, in as many attempts as it takes."""
     best, failed, silent = part.size, 0, 0
@@ -256,7 +256,9 @@ def _complete(
         time.sleep(pause)
 
 
-def _attempt(part: _Part, url: str, authorization: str, patience: Patience, show: Progress) -> None:
+def _attempt(
+    part: _Part, url: str, authorization: str, patience: Patience, show: progress.Progress
+) -> None:
     if not part.resumable:
         part.remove()
     if part.size and part.size == part.version.total:

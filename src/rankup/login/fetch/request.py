@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 from urllib.parse import SplitResult, quote, unquote_to_bytes
 
 from ...base import urls
@@ -21,9 +17,6 @@ from ...base.text import clean
 from ...slurm.times import parse_seconds
 from ..record import Item
 
-# Gets the bytes that are there and those there will be, None where that is not known.
-Progress = Callable[[int, "int | None"], None]
-_LINE_EVERY = 10.0  # seconds
 _LONGEST_NAME = 170  # bytes; a file system takes 255, and digests, `.part.json` or a lock's follow
 
 
@@ -130,42 +123,6 @@ def table(title: str, items: Sequence[Item], more: str = "") -> list[str]:
 
 def _files(count: int) -> str:
     return "1 file" if count == 1 else f"{count} files"
-
-
-@contextmanager
-def progress(
-    name: str, out: TextIO | None = None, every: float = _LINE_EVERY
-) -> Iterator[Progress]:
-    """Show the progress of what is called `name` while the body runs."""
-    out = out or sys.stderr
-    name = clean(name)
-    if not out.isatty():
-        yield _lines(name, out, every)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-    from rich.progress import TransferSpeedColumn as Speed
-
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn())
-    with Bars(*columns, console=Console(file=out)) as bars:
-        task = bars.add_task(name, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
-
-
-def _lines(name: str, out: TextIO, every: float) -> Progress:
-    last = time.monotonic()
-
-    def show(done: int, total: int | None) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= every:
-            last = now
-            of = "" if total is None else f" of {size(total)}"
-            print(f"rankup: {name}: {size(done)}{of}", file=out, flush=True)
-
-    return show
 
 
 class FetchFailed(Exception):  # noqa: N818 - the fetch failed, the program did what it should

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 
-from ...base import lock
+from ...base import lock, progress
 from ...base.errors import UserError
 from ...base.files import fsync_directory, user_path, write_json
 from ...base.text import say
@@ -26,7 +26,7 @@ from ...site.needs import Needs, Url
 from ..record import Item, Record, key_of_url
 from . import hub
 from .hub import Name
-from .request import FetchFailed, Request, place, progress
+from .request import FetchFailed, Request, place
 
 # In an unpacked folder; written last, before the folder gets its name.
 MARKER = ".rankup-unpacked.json"
@@ -206,7 +206,7 @@ def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tup
     part.mkdir(parents=True)
     files = size = 0
     try:
-        with progress(f"unpacking {archive.name}") as show:
+        with progress.shown(f"unpacking {archive.name}") as show:
             for count in _members(archive, folder.name, part):
                 held.check()
                 files, size = files + 1, size + count

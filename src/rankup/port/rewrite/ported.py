@@ -11,8 +11,7 @@ from pathlib import Path
 from ...base.errors import UserError
 from ...base.text import clean
 from ...script import roles
-from ...script.flow import argument
-from ...script.loops import is_backward
+from ...script.flow import argument, is_backward
 from ...script.names import RUNTIME
 from ...script.source import File, read
 from ...script.understand import understand

@@ -146,19 +146,11 @@ def _drawing_before(context: Context) -> ast.stmt | None:
     for statement in script.tree.body:
         if statement is guard or not (at_guard or last is not None):
             return None
-        if _draws(script, script.file, statement, {script.file}) or _prints(script, statement):
+        if _draws(script, script.file, statement, {script.file}):
             return statement
         if not at_guard and statement is last:
             return None
     return None
-
-
-def _prints(script: Script, statement: ast.stmt) -> bool:
-    """True where running a statement at the top of the script prints, as each rank would."""
-    return any(
-        isinstance(node, ast.Call) and script.name(node.func) in ("print", "builtins.print")
-        for node in run_at_import(statement)
-    )
 
 
 def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> bool:
@@ -209,6 +201,8 @@ def run_at_import(statement: ast.stmt) -> Iterator[ast.AST]:
 
 def _draws_itself(file: File, call: ast.Call) -> bool:
     dotted, name = file.names.called(call), call_name(call)
+    if dotted == "builtins.print":
+        return True
     own = argument(call, "generator") or argument(call, "random_state")
     if name in SEEDING or own is not None:
         return False
