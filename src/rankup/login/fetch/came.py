@@ -73,7 +73,7 @@ def made(events: Sequence[Event]) -> list[Made]:
             folders.add(path)
         elif event.kind == "open":
             new = event.get("existed") is False
-            if event.text("how") == "truncate":
+            if not new and event.text("how") == "truncate":
                 begun.add(path)
         elif event.kind == "rename":
             old, path = event.text("from"), event.text("to")
@@ -98,7 +98,7 @@ def _named(one: Made, names: Mapping[str, str]) -> Made:
     name = _last(one.first)
     while name not in names and name and not whole(one.first):
         name = name.rpartition(".")[0]  # of `weights.pt.4652adb6.partial` for `weights.pt`
-    return replace(one, url=names.get(name, one.url))
+    return replace(one, url=names[name]) if name and name in names else one
 
 
 def new_folders(events: Iterable[Event]) -> set[str]:
@@ -186,10 +186,8 @@ def of_programs(events: Sequence[Event], others: Iterable[str]) -> list[Made]:
     spawned = [event.texts("words") for event in of(events, "spawn")]
     if not any(words[1:] or (words and _BRING.fullmatch(words[0])) for words in spawned):
         return []
-    urls = [word for words in spawned for word in words if "://" in word]
-    urls += [event.text("url") for event in events if brings(event)]
-    sources = ((path, next((url for url in urls if same_name(path, url)), "")) for path in others)
-    return [Made(path, path, url, len(events), program=True) for path, url in sources]
+    names = {_name(word): word for words in spawned for word in words if "://" in word}
+    return [_named(Made(path, path, "", len(events), program=True), names) for path in others]
 
 
 def needed(files: Iterable[Made], caches: Iterable[Path]) -> set[str]:

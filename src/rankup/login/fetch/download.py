@@ -36,6 +36,7 @@ _BLOCK = 1 << 20  # bytes
 # Reads of 64 KiB, the default, take a sixth more of the processor.
 httpcore.HTTP11Connection.READ_NUM_BYTES = _BLOCK
 _MOST_REDIRECTS = 10
+_LONGEST = 120.0  # seconds that a server may ask to wait before the next attempt
 # 408 and these pass: a busy server, or one that is being restarted.
 _PASSING = frozenset((408, 425, 429, 500, 502, 503, 504))
 _MEANING = {
@@ -55,13 +56,11 @@ class Patience:
         stall: seconds without a byte, after which a connection is given up.
         connect: seconds for each address of a host, and for the handshake.
         pauses: seconds before each further attempt; they start anew when something has come.
-        longest: seconds that a server may ask to wait before the next attempt.
     """
 
     stall: float = 60.0
     connect: float = 10.0
     pauses: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
-    longest: float = 120.0
     lock: lock.Pace = field(default_factory=lock.Pace)
 
 
@@ -246,7 +245,7 @@ def _complete(
                 best, failed, silent = part.size, 0, 0
             failed += 1
             silent += broken.silent  # more patience would only be waiting
-            late = broken.after > patience.longest
+            late = broken.after > _LONGEST
             if late or silent > 1 or failed > len(patience.pauses):
                 again = f"run it again in {broken.after:.0f} s" if late else "run it again"
                 raise FetchFailed(f"{public(url)}: {broken}; {again}{part}") from None

@@ -1,4 +1,4 @@
-"""The command line of `rankup fetch`, where its URLs lie, and how it shows what comes."""
+"""The command line of `rankup fetch`, and where its URLs lie."""
 
 from __future__ import annotations
 
@@ -57,11 +57,9 @@ class Request:
     @property
     def memory_bytes(self) -> int | None:
         """`memory` in bytes; UserError where it is no amount."""
-        if self.memory is None:
-            return None
-        if not math.isfinite(self.memory) or self.memory <= 0:
+        if self.memory is not None and not 0 < self.memory < math.inf:
             raise UserError(f"--memory {self.memory:g} is no amount of memory; give GB: 8")
-        return int(self.memory * 1e9)
+        return None if self.memory is None else int(self.memory * 1e9)
 
     @property
     def empty(self) -> bool:

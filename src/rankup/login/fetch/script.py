@@ -283,8 +283,8 @@ class _Fetch:
             say(done.outcome.why)
             return self._record("none", done.outcome.why), self._failed()
         if not reached:
-            first = not self._request.only_proof
-            brought = {one.source: one.path for one in self._items} if first else None
+            here = [one for one in self._items if os.path.exists(one.path)]
+            brought = {one.source: one.path for one in here}
             lines = explain.missing(done.events, done.ended, self._limits, brought)
             say("it does not start without a network:")
             for line in lines:

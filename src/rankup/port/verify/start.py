@@ -32,7 +32,6 @@ _CHILD = (
     "import sys; sys.path = [p for p in sys.path if p]; "
     "from rankup.port.verify.inside.server import main; sys.exit(main())"
 )
-_OFFLINE = ("albumentations", "datasets", "evaluate", "transformers", "ultralytics")
 _STARTING = 120.0  # seconds for torch to be imported, from a slow disk
 KILL_AT = 2
 
@@ -149,7 +148,7 @@ def _variables(box: Sandbox, project: Path) -> dict[str, str]:
     settings = config.load(project)
     profile, _ = detect.choose(settings, os.environ, os.uname().nodename, cluster_name=lambda: None)
     known, places = caches(settings, profile, os.environ), (box.folder, box.temporary)
-    quiet = {**offline.variables(_OFFLINE), **offline.silent()}
+    quiet = {**offline.variables(offline.known()), **offline.silent()}
     return {
         **child_environment(os.environ, known, *places, 1, Path.home(), quiet),
         "MPLBACKEND": "Agg",
