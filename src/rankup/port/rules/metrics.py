@@ -431,8 +431,7 @@ class Numbers(Region):
         if found:
             self.context.leave(
                 next(iter(found.values())),
-                f"{', '.join(sorted(found))}: of rank 0's part of the batch; only the loss and "
-                "sums over samples are put together over the ranks",
+                f"{', '.join(sorted(found))}: of rank 0's part of the batch, other than the loss",
                 comment=False,
             )
         return meters
