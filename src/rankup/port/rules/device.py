@@ -277,7 +277,9 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
     """
     if not script.runtimes & {"torch", "rankup", "course"} or not script.train_loops:
         return
-    around = wrapped(script)
+    around = dict.fromkeys(wrapped(script))
+    for node in [one for one in around if isinstance(one, ast.Subscript)]:  # `state["model"]`
+        around |= dict.fromkeys(one.node for one in script.flow.origins(file, node.value))
     known = {model.node for model in script.models}
     yield from _wrapped_too_late(file, script)
     if anywhere(script, "parallelize", "fully_shard", "parallelize_module", "replicate"):

@@ -115,7 +115,8 @@ def _place(training: Training, loop: Loop, source: ast.expr) -> ast.expr:
 
 
 def _shard(context: Context, loop: Loop, source: ast.expr, place: ast.expr) -> str:
-    options = f"{_trains(context.training, loop)}{_per_gpu(context)}"
+    per_gpu = context.options.batch == "per-gpu"
+    options = _trains(context.training, loop) + (', batch="per-gpu"' if per_gpu else "")
     note = _DONE
     if loop.phase:
         code = context.script.code(source)
@@ -124,17 +125,13 @@ def _shard(context: Context, loop: Loop, source: ast.expr, place: ast.expr) -> s
     else:
         context.around(place, "rankup.shard(", f"{options})")
     alone = place is context.training.loader_of(source)
-    if context.options.batch == "per-gpu" and not alone:
+    if per_gpu and not alone:
         context.leave(
             place,
             "len() of this loader outside of the loop counts batches of one GPU, N times as many",
             comment=False,
         )
     return note
-
-
-def _per_gpu(context: Context) -> str:
-    return ', batch="per-gpu"' if context.options.batch == "per-gpu" else ""
 
 
 def _trains(training: Training, loop: Loop) -> str:

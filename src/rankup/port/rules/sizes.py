@@ -243,7 +243,7 @@ def unequal_batches(file: File, script: Script) -> Iterator[Hit]:
                 call,
                 "a batch of one sample is rank 0's, and all other ranks are idle",
                 "give batch_size, of which each rank takes its part, or port with --batch per-gpu",
-                _unless_per_gpu,
+                lambda context: "" if context.options.batch == "per-gpu" else None,
                 comment=False,
             )
     heads = [one.node.iter for one in loops if isinstance(one.node, ForNode)]
@@ -258,10 +258,6 @@ def unequal_batches(file: File, script: Script) -> Iterator[Hit]:
                 "not quite those of one GPU at a short batch of another loader",
                 comment=False,
             )
-
-
-def _unless_per_gpu(context: Context) -> str | None:
-    return "" if context.options.batch == "per-gpu" else None
 
 
 def _one(script: Script, size: ast.expr) -> bool:

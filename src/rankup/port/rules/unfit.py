@@ -86,7 +86,9 @@ def _no_loader(training: Training) -> Hit | None:
     """Batches that come from no DataLoader, and are not drawn by a function either."""
     script = training.script
     graphs = script.modules & _GRAPHS
-    if training.loader_calls or _loops_over_loader(training) or _steps_alone(training):
+    over = [one.source for one in training.loops if one.source is not None]
+    loops = any(training.loader_of(one) is not None for one in over)
+    if training.loader_calls or loops or _steps_alone(training):
         return None
     if _draws_batches(training) and not graphs:
         return None
@@ -123,13 +125,6 @@ def _steps_alone(training: Training) -> bool:
             if where is not script
         )
         for one in functions
-    )
-
-
-def _loops_over_loader(training: Training) -> bool:
-    return any(
-        loop.source is not None and training.loader_of(loop.source) is not None
-        for loop in training.loops
     )
 
 
