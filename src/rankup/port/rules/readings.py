@@ -171,16 +171,17 @@ class Region:
     def readings(self) -> Iterator[ast.expr]:
         """The largest readings of a loss in this region, those in a backward apart."""
         for node in self.script.inside(self.body, ast.expr, deep=False):
-            around = (node, *self.script.above(node))
-            backward = any(one in self.context.training.backwards for one in around)
-            if self.largest(node) is not None and not backward:
-                yield node
+            if self.largest(node) is not None:
+                around = (node, *self.script.above(node))
+                if not any(one in self.context.training.backwards for one in around):
+                    yield node
 
     def largest(self, node: ast.AST) -> Kind | None:
         """The kind of a reading that is no part of a larger one."""
-        around = self._up(node)
-        inner = isinstance(around, ast.expr) and self.reading(around) is not None
-        return None if inner else self.reading(node)
+        kind = self.reading(node)
+        around = self._up(node) if kind is not None else None
+        larger = isinstance(around, ast.expr) and self.reading(around) is not None
+        return None if larger else kind
 
     def _up(self, node: ast.AST) -> ast.AST:
         """The expression around a value of which it is read: past `loss.item` to `loss.item()`."""
