@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from rankup.base.errors import UserError
@@ -256,68 +254,12 @@ def test_what_dali_cannot_carry_out(packed: Path) -> None:
         DaliLoader([1, 2], 4, rank=0, world_size=1)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="workers=0"):
         loader(CROP, workers=0)
-    with pytest.raises(UserError, match="mps"):
-        loader(CROP, device="mps")
-    if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="device=cuda: DALI decodes on the CPU"):
-            loader(CROP, device="cuda")
 
 
 def test_without_dali(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(UserError, match=r"pip install 'rankup\[dali\]'"):
         over(DaliLoader, packed, 4)
-
-
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(data=st.data())
-def test_any_place_and_any_number_of_ranks(packed: Path, data: st.DataObject) -> None:
-    """Each sample once and with the same bytes, wherever a run is left and at which world size."""
-    count = data.draw(st.integers(1, COUNT), label="samples")
-    batch = data.draw(st.integers(1, COUNT + 2), label="batch")
-    seed = data.draw(st.integers(0, 3), label="seed")
-    prefetch = data.draw(st.integers(1, 4), label="prefetch")
-
-    def loader(rank: int, world: int) -> DaliLoader:
-        part = PackedDataset(packed, "train", CROP).subset(range(count))
-        return DaliLoader(
-            part,
-            batch,
-            seed=seed,
-            train=False,
-            prefetch=prefetch,
-            workers=1,
-            device="cpu",
-            rank=rank,
-            world_size=world,
-            quiet=True,
-        )
-
-    whole = torch.cat([images for images, _ in loader(0, 1)])
-    place = loader(0, 1).state_dict()
-    taken: list[torch.Tensor] = []
-    while place["epoch"] == 0 and place["consumed"] < count:
-        world = data.draw(st.integers(1, 4), label="world")
-        steps = data.draw(st.integers(1, 4), label="steps")
-        parts: list[list[torch.Tensor]] = []
-        for rank in range(world):
-            one = loader(rank, world)
-            one.load_state_dict(place)
-            parts.append(_until(one, place["consumed"] + steps * batch))
-        for number in range(max(map(len, parts))):
-            taken += [images[number] for images in parts if number < len(images)]
-        place = {**place, "consumed": min(count, place["consumed"] + steps * batch)}
-    assert torch.equal(torch.cat(taken), whole)
-
-
-def _until(loader: DaliLoader, consumed: int) -> list[torch.Tensor]:
-    taken = []
-    for images, _ in loader:
-        if loader.consumed > consumed:
-            break
-        taken.append(images)
-    return taken
 
 
 @pytest.mark.gpu

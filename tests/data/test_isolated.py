@@ -71,7 +71,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _scan(data: Path, word: str, **bounds: float) -> None:
     data.write_text(word)
-    isolated.scan("hdf5", data, Choice(), isolated.Bounds(**bounds))  # type: ignore[arg-type]
+    isolated.scan("hdf5", data, Choice(), **bounds)  # type: ignore[arg-type]
 
 
 def test_the_index_comes_through(data: Path) -> None:

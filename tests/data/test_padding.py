@@ -84,7 +84,7 @@ def test_what_is_no_batch(items: Sequence[object], message: str) -> None:
 
 @pytest.mark.parametrize("options", [{"multiple": 0}, {"width": 0}, {"width": 12, "multiple": 8}])
 def test_widths_without_sense(options: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="Pad: "):
+    with pytest.raises(UserError, match="has to be a"):
         Pad(**options)  # type: ignore[arg-type]
 
 

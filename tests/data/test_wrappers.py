@@ -153,7 +153,7 @@ def test_streams_and_loaders_in_the_wrong_place(tmp_path: Path) -> None:
         def __iter__(self) -> Any:
             return iter(range(4))
 
-    with pytest.raises(UserError, match="Stream is an IterableDataset"):
+    with pytest.raises(UserError, match="Stream is an IterableDataset or has no length"):
         loader(Stream())  # type: ignore[arg-type]
     data = PackedDataset(small(tmp_path, 4))
     with pytest.raises(TypeError, match="has dealt its own already"):

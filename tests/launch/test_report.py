@@ -80,7 +80,7 @@ def test_a_sampler_that_is_killed_costs_a_gap_and_not_the_run(tmp_path: Path) ->
         found.kill()
         (run / "go").touch()
         assert going.wait(300) == 0
-    assert (run / "report.html").exists()
+    assert (run / "report.txt").exists()
     assert all(record.get("kind") != "end" for record in _lines(run))
 
 
@@ -176,7 +176,7 @@ def test_a_disk_that_takes_nothing_hides_no_line_of_it(
 ) -> None:
     (tmp_path / "report.html").mkdir()  # in whose place no file can be put
     judged = report.judge(tmp_path, traces.short().facts())
-    assert report.tell(judged, report.Wish(report.AT_THE_END), sys.stdout) == 1
+    assert report.tell(judged, report.Wish(("html", "text")), sys.stdout) == 1
     said = capsys.readouterr()
     assert said.out.startswith(judged.verdict.headline[:20])
     assert said.out.endswith(f"report.txt in {tmp_path}\n")

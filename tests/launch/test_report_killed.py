@@ -143,10 +143,10 @@ def test_on_a_full_disk_the_training_goes_on(
     assert "filled: No space left on device" in done.stdout
     assert "all steps are done" in done.stdout
     assert "a line of metrics.jsonl could not be written" in done.stderr
-    assert "report.html could not be written: No space left on device" in done.stderr
+    assert "report.txt could not be written: No space left on device" in done.stderr
     for line in (run / "metrics.jsonl").read_text().splitlines():
         json.loads(line)  # whole lines, fewer of them
-    assert not list(run.glob("*report.html*")), "no half of a page"
+    assert not list(run.glob("*report.txt*")), "no half of a report"
     kept = tmp_path / "kept"
     again = rankup_here(["report", run, "--formats", "html", "--out", kept])
     assert again.returncode == 0, again.stderr

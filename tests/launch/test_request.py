@@ -127,6 +127,21 @@ def test_a_resume_adds_to_the_arguments_of_the_run(here: Path) -> None:
         resumed(Request("other.py", resume=job.id), here / "runs")
 
 
+def test_a_resume_with_another_model_is_refused_before_a_rank_starts(here: Path) -> None:
+    directory, job = new(Request("language-model", ("--dim", "32")), here / "runs")
+    with created(directory, job, here / "runs"):
+        pass
+    for words, was in ((("--dim", "64"), "--dim was 32"), (("--layers", "9"), "--layers was 4")):
+        with pytest.raises(UserError, match=f"another run: {was} and is now {words[1]}"):
+            resumed(Request("language-model", words, resume=job.id), here / "runs")
+
+
+def test_a_notebook_is_no_script_and_it_is_said_how_to_make_it_one(here: Path) -> None:
+    (here / "nb.ipynb").write_text("{}")
+    with pytest.raises(UserError, match=r"jupyter nbconvert --to script nb\.ipynb"):
+        new(Request("nb.ipynb"), here / "runs")
+
+
 # --- a submission
 
 

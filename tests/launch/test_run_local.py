@@ -282,6 +282,39 @@ def test_a_run_in_a_folder_of_its_own_is_listed_and_is_the_last(
     assert len(list((tmp_path / "runs").glob("*/*"))) == 1
 
 
+DRIVER = """
+class NVMLError(Exception): pass
+nvmlInit = lambda: None
+nvmlDeviceGetHandleByIndex = int
+nvmlDeviceGetCpuAffinity = lambda gpu, words: [1 << gpu]
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "switch", "bound"), [(2, "1", True), (2, "0", False), (1, "1", False)]
+)
+def test_a_rank_keeps_to_the_cores_next_to_its_gpu(
+    tmp_path: Path, size: int, switch: str, bound: bool
+) -> None:
+    script(tmp_path, DRIVER, "driver/pynvml.py")
+    path = script(tmp_path, "import os; print(sorted(os.sched_getaffinity(0)))")
+    mine = sorted(os.sched_getaffinity(0))
+    code = "import sys; from rankup.launch.worker import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(tmp_path / "driver"),
+            **{"RANK": "0", "LOCAL_RANK": str(mine[-1]), "LOCAL_WORLD_SIZE": str(size)},
+            "RANKUP_NUMA": switch,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == (mine[-1:] if bound else mine)
+
+
 SAVES = """
 import os, signal, sys, time
 def save(number, frame):

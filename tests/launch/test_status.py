@@ -395,6 +395,17 @@ def test_what_to_do_next_after_a_failure(tmp_path: Path) -> None:
     assert again[-1] == f"rankup run --resume {path.name}"
 
 
+def test_a_run_that_stopped_with_a_checkpoint_of_its_own_is_resumed(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=200, code=0, stopped=True)
+    record(path, restart=1, start=300, nodes="n1")
+    record(path, restart=1, end=310, code=1)
+    full = status.report(path, Config(), NO_SLURM)
+    assert full.next_steps[-1] == f"rankup run --resume {path.name}"
+
+
 @pytest.mark.parametrize("name", [rundir.JOB, "log/lives.jsonl", "metrics.jsonl"])
 def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path, name: str) -> None:
     path = make_run(tmp_path)

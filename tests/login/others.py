@@ -17,7 +17,7 @@ _NOBODY = 65534
 _BEGIN = """
 import encodings.idna, getpass, importlib.resources, os, shutil, sys
 from pathlib import Path
-import rankup.base.lock, rankup.login.fetch.archive, rankup.login.fetch.download
+import rankup.base.lock, rankup.login.fetch.things, rankup.login.fetch.download
 target = Path(sys.argv[1])
 if os.getuid() == 0:
     os.setgroups([])

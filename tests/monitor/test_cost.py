@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,15 @@ import pytest
 
 from rankup.monitor.cost import cost
 from rankup.monitor.diagnose import diagnose
+from rankup.monitor.load import load
 from rankup.monitor.recording import Life, Recording
 from rankup.monitor.thresholds import LIMITS
 
 from .handmade import BEGIN, POWER, made, per_gpu
 from .traces import one_of_four, two_lives
+
+_BUSY = {"rank_cpu": 300.0, "rank_workers_cpu": 0.0}
+_IDLE = {"rank_cpu": 0.0, "rank_workers_cpu": 0.0}
 
 
 def efficiency(recording: Recording) -> float:
@@ -59,7 +65,9 @@ def test_work_is_use_and_power(util: float, power: float, expected: float) -> No
     [
         ({"power": np.nan, "util": 80.0}, 0.8, "power is not known"),
         ({"util": np.nan, "power": 0.35 * POWER}, 0.5, "use is not known"),
-        ({"gpus": 0, "cpu": 25.0}, 0.5, "CPU use"),
+        # 4 ranks at 3 of 48 cores each; somebody else has the others.
+        ({"gpus": 0, "ranks": 4, "cpu": 100.0, **_BUSY}, 0.5, "CPU use of the ranks"),
+        ({"gpus": 0, "ranks": 4, "cpu": 100.0, **_IDLE}, 0.0, "CPU use of the ranks"),
     ],
 )
 def test_what_is_not_known_is_done_without(
@@ -70,8 +78,11 @@ def test_what_is_not_known_is_done_without(
     assert said in cost(recording, ()).formula
 
 
-def test_nothing_known_gives_no_number() -> None:
-    recording = made(util=np.nan, power=np.nan)
+@pytest.mark.parametrize(
+    "changes", [{"util": np.nan, "power": np.nan}, {"gpus": 0, "ranks": 0, "cpu": 100.0}]
+)
+def test_nothing_known_gives_no_number(changes: dict[str, Any]) -> None:
+    recording = made(**changes)
     paid = cost(recording, diagnose(recording))
     assert (paid.efficiency, paid.used, paid.wasted) == (None, None, None)
     assert paid.billed == pytest.approx(48.0)
@@ -86,6 +97,18 @@ def test_all_lives_are_billed_and_the_time_between_is_not() -> None:
     assert paid.lives == pytest.approx((48.0, 1600 / 3600 * 2 * 48))
     assert paid.billed == pytest.approx(sum(paid.lives))
     assert paid.node_hours == pytest.approx(2 * 3400 / 3600)
+
+
+def test_a_killed_life_ends_with_the_last_that_was_heard_of_it(tmp_path: Path) -> None:
+    """Not when the next one began: the time between was spent in the queue."""
+    trace = two_lives()
+    trace.write(tmp_path)
+    first, second = trace.facts().lives
+    facts = trace.facts(lives=(replace(first, end=None, state="UNKNOWN"), second))
+    recording = load(tmp_path, facts)
+    seconds = cost(recording, ()).lives[0] / 48 / 2 * 3600
+    assert seconds == pytest.approx(1800, abs=20)
+    assert {gap.why for gap in recording.gaps} == {"between lives"}
 
 
 def test_the_billed_time_counts_and_not_the_sampled() -> None:

@@ -34,7 +34,7 @@ EXPECTED = {
     "torn": {"RK722"},
 }
 HEADLINES = {
-    "healthy": "More processes than cores took turns.",
+    "healthy": "More processes than cores took turns: 0.045 of 0.073 node-h were wasted.",
     "sick": "Two of four GPUs did nothing: ",
     "torn": "What was recorded is sound, but a part is missing.",
 }
@@ -110,7 +110,9 @@ def test_without_the_others_load_nothing_is_found(tmp_path: Path) -> None:
     recording = load(run, known(name))
     found = diagnose(recording)
     assert found == ()
-    assert verdict(recording, found).headline.startswith("Healthy: the cores worked")
+    assert verdict(recording, found).headline.startswith(
+        "Nothing wrong was found; the cores worked"
+    )
 
 
 @pytest.mark.parametrize("name", ["torn", pytest.param("sick", marks=pytest.mark.slow)])

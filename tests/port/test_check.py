@@ -246,7 +246,7 @@ def test_no_training_or_somebody_elses_is_not_reported(text: str) -> None:
 @pytest.mark.parametrize(
     ("data", "word"),
     [
-        (b"import torch\0\n", "NUL"),
+        (b"import torch\0\n", "null bytes"),
         (b"import torch\nx = '\xff'\n", "encoding"),
         (b"# -*- coding: nonsense -*-\nimport torch\n", "encoding"),
         (b"import torch\nx = " + b"(" * 5000 + b")" * 5000, ""),

@@ -509,3 +509,88 @@ def test_a_sum_that_an_object_returns_is_summed(tmp_path: Path) -> None:
     loop += STEP.replace("loss = net(x).mean()", "loss, n = elbo(net(x), x)")
     ported = _ported(tmp_path, HEAD + "from helper import Elbo\n" + MADE + loop, helper=helper)
     assert "rankup.summed(loss).backward()" in ported.text
+
+
+IN_ORDER = "\nfor x in DataLoader(data, batch_size=4):\n" + STEP
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ("ids = {w: i for i, w in enumerate(set(words))}", "rankup.broadcast(list(set(words)))"),
+        ("names = list(set(words))", "names = rankup.broadcast(list(set(words)))"),
+        ("names = list(set(words))\nnames.sort()", ""),
+        ("ids = {w: i for i, w in enumerate(sorted(set(words)))}", ""),
+        ("count = sum(len(w) for w in set(words))", ""),
+        ("labels = list(set(y.tolist()))", ""),
+        ("order = np.random.default_rng().permutation(9)", "rankup.broadcast(np.random.default"),
+        ("order = np.random.default_rng(0).permutation(9)", ""),
+        ("held = hash(words[0]) % 4 == 0", "# rankup: the hash of a text is another on each rank"),
+    ],
+)
+def test_an_order_of_each_process_own_is_rank_0s(line: str, becomes: str, tmp_path: Path) -> None:
+    """Texts have other hashes in each process, so that a set of them has another order."""
+    ported = _ported(tmp_path, HEAD + "import numpy as np\n" + MADE + line + IN_ORDER)
+    assert becomes in ported.text
+    assert bool(becomes) is ("RK130" in {one.code for one in check([tmp_path / "train.py"])})
+    assert "RK130" not in _codes(ported) or "# rankup" in becomes
+
+
+def test_ranks_join_before_a_file_that_goes_by_such_an_order_is_imported(tmp_path: Path) -> None:
+    vocabulary = "words = ['a', 'b']\nids = {w: i for i, w in enumerate(set(words))}\n"
+    text = HEAD + "from vocabulary import ids\n" + MADE + IN_ORDER
+    ported = _ported(tmp_path, text, vocabulary=vocabulary)
+    assert "rankup.broadcast(list(set(words)))" in ported.modules[0].text
+    assert ported.text.index("rankup.setup()") < ported.text.index("from vocabulary_dist")
+
+
+@pytest.mark.parametrize(
+    ("flag", "test", "phase"),
+    [
+        ("train", "if train:", "train"),
+        ("optimizer if train else None", "if given is not None:", ""),
+        ("kind", "if given == 'train':", ""),
+        ("best", "if given is not None:", "best is not None"),
+    ],
+)
+def test_a_step_that_is_told_whether_to_train(
+    flag: str, test: str, phase: str, tmp_path: Path
+) -> None:
+    """The loader of the evaluation is not sharded as one that is trained on; or it is refused."""
+    name = "train" if test == "if train:" else "given"
+    lines = "".join(f"    {line}\n" for line in STEP.splitlines()[1:])
+    text = HEAD + MADE + "best = None\n"
+    text += f"def step(x, {name}):\n    loss = net(x).mean()\n    {test}\n{lines}    return loss\n"
+    text += "def run(loader, train, kind='train'):\n    for x in loader:\n"
+    text += f"        step(x, {flag})\n"
+    text += (
+        "run(DataLoader(data, batch_size=4), True)\nrun(DataLoader(more, batch_size=4), False)\n"
+    )
+    if phase:
+        sharded = f"rankup.shard(loader) if {phase} else loader:"
+        assert sharded in _ported(tmp_path, text).text
+    else:
+        with pytest.raises(UserError, match="which of them cannot be seen at its head"):
+            _ported(tmp_path, text)
+
+
+def test_iterators_in_a_dictionary_are_refused(tmp_path: Path) -> None:
+    loop = "batches = {'a': iter(DataLoader(data)), 'b': iter(DataLoader(more))}\n"
+    loop += "for step in range(9):\n    x = next(batches['b' if step % 3 else 'a'])\n" + STEP
+    with pytest.raises(UserError, match="where this loop has its batches from is not seen"):
+        _ported(tmp_path, HEAD + MADE + loop)
+
+
+def test_statistics_over_a_batch_that_a_layer_of_its_own_takes_are_said(tmp_path: Path) -> None:
+    layer = "import torch\n\nclass Norm(torch.nn.Module):\n    def __init__(self):\n"
+    layer += (
+        "        super().__init__()\n        self.register_buffer('running_mean', torch.zeros(2))\n"
+    )
+    layer += "    def forward(self, x):\n        self.running_mean.copy_(x.detach().mean(0))\n"
+    layer += "        return x - self.running_mean\n"
+    made = MADE.replace(
+        "torch.nn.Linear(2, 1)", "torch.nn.Sequential(Norm(), torch.nn.Linear(2, 1))"
+    )
+    loop = "for x in DataLoader(data, batch_size=4):\n" + STEP
+    ported = _ported(tmp_path, HEAD + "from layers import Norm\n" + made + loop, layers=layer)
+    assert any("layer of the script's own" in note.text for note in ported.left)

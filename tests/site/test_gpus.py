@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from rankup.site.gpus import usable_cores, visible_gpus
+from rankup.site.gpus import cores_near, usable_cores, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,20 @@ def test_else_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}) == 1
     monkeypatch.setitem(sys.modules, "pynvml", _driver(4, present=False))
     assert visible_gpus({}) == 0
+
+
+def test_the_cores_next_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = _driver(2)
+    driver.nvmlDeviceGetHandleByIndex = lambda index: index  # type: ignore[attr-defined]
+    driver.nvmlDeviceGetHandleByUUID = lambda name: 1  # type: ignore[attr-defined]
+    driver.nvmlDeviceGetCpuAffinity = lambda gpu, words: [0b11 << 2 * gpu]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    assert cores_near(1, {}) == {2, 3}
+    assert cores_near(1, {"CUDA_VISIBLE_DEVICES": "1,0"}) == {0, 1}
+    assert cores_near(0, {"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}) == {2, 3}
+    assert cores_near(0, {"CUDA_VISIBLE_DEVICES": ""}) == set()
+    monkeypatch.setitem(sys.modules, "pynvml", _driver(4, present=False))
+    assert cores_near(0, {}) == set()
 
 
 def test_cores() -> None:

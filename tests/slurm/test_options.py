@@ -230,3 +230,31 @@ def test_the_path_of_a_file_of_credentials_is_no_secret(tmp_path: Path) -> None:
     file.write_text("{}")
     environment = {"GOOGLE_APPLICATION_CREDENTIALS": str(file)}
     refuse_secrets((f"--credentials={file}",), environment)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--api-key=" + "0a" * 20,),
+        ("--wandb_api_key", "0a" * 20),
+        ("--password=letmein",),
+        ("--db-password", "x"),
+    ],
+)
+def test_a_secret_by_the_name_of_its_option_is_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match=r"has a secret as its value.*--env NAME") as refused:
+        refuse_secrets(("train.py", *words), {})
+    assert words[-1].partition("=")[2] not in str(refused.value) or "=" not in words[-1]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--key=image",
+        "--eos-token=<|endoftext|>",
+        "--pad_token=50256",
+        "--tokenizer=gpt2-large-2019",
+    ],
+)
+def test_keys_and_tokens_of_other_kinds_are_none(word: str) -> None:
+    refuse_secrets((word, "--password", "--lr"), {})

@@ -49,7 +49,7 @@ def test_each_node_is_sampled_and_the_job_reports_at_its_end(bash: Bash, job: Jo
         assert told[:4] == [node, "monitor", job.run_dir, "--parent"]
         assert told[4].isdigit()
         assert told[5:] == ["--ranks", "2", "--whole-node", ""], "which is billed whole"
-    told = ["batch", "report", "--formats", "html,text", "--ended", "0", job.run_dir, ""]
+    told = ["batch", "report", "--formats", "text", "--ended", "0", job.run_dir, ""]
     assert bash.words("told-report-batch") == told
     assert ran.output.count("what it was worth\n") == 1
     before = (bash.notes / "lives").read_text()

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from .amounts import duration, number, size
 from .text import clean
@@ -19,18 +19,18 @@ _PATIENCE = 0.5
 _LINE_EVERY = 10.0
 
 
-class Show(Protocol):
-    """Shows the bytes and samples that are done, and the bytes there will be where it is known."""
+class Progress(Protocol):
+    """Shows the bytes that are done, and those there will be where that is known only now."""
 
     def __call__(
-        self, done: int, samples: int | None = None, *, total: int | None = None
+        self, done: int, total: int | None = None, *, samples: int | None = None
     ) -> None: ...
 
 
 @contextlib.contextmanager
 def shown(
     what: str, total: int | None = None, *, quiet: bool = False, out: TextIO | None = None
-) -> Iterator[Show]:
+) -> Iterator[Progress]:
     """Show on stderr how far the body is.
 
     Args:
@@ -43,10 +43,9 @@ def shown(
     start = said = time.monotonic()
     first: int | None = None
     bars: Bars | None = None
-    task: Any = None
 
-    def show(done: int, samples: int | None = None, *, total: int | None = None) -> None:
-        nonlocal said, first, bars, task
+    def show(done: int, total: int | None = None, *, samples: int | None = None) -> None:
+        nonlocal said, first, bars
         now, total = time.monotonic(), total or known or None
         first = done if first is None else min(first, done)
         if quiet or now - start < _PATIENCE:
@@ -55,8 +54,8 @@ def shown(
         if out.isatty():
             if bars is None:
                 bars = _bars(out)
-                task = bars.add_task(what, samples="")
-            bars.update(task, completed=done, total=total, samples=words)
+                bars.add_task(what, samples="")
+            bars.update(bars.task_ids[0], completed=done, total=total, samples=words)
         elif now - said >= _LINE_EVERY:
             said, speed = now, (done - first) / (now - start)
             parts = [f"{size(done)} of {size(total)}" if total else size(done), words]

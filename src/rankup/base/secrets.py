@@ -38,6 +38,12 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 
+# Options that are called so, of a command line. A key may be one of a dictionary, and a token one
+# of a tokenizer: there the value has to look like a secret as well.
+_PASSWORD = re.compile(r"^--?(\w+[-_])*(password|passwd|passphrase|secret)$", re.IGNORECASE)
+_KEY = re.compile(r"^--?(\w+[-_])*(token|(api|access|secret)[-_]?key)$", re.IGNORECASE)
+_LONG = 16  # characters
+
 
 def values(environment: Mapping[str, str]) -> dict[str, str]:
     """The secret values among variables, each with the name of its variable.
@@ -85,3 +91,19 @@ def without(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
             found.append(redacted(word, environment))
         hide = named and not equals
     return found
+
+
+def option_with_secret(words: Sequence[str]) -> str | None:
+    """The first option whose value is a secret by the option's name: `--password X`, `--api-key=X`.
+
+    A value that is an existing path is none.
+    """
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if not equals:
+            value = "" if after.startswith("-") else after
+        looks = len(value) >= _LONG and any(letter.isdigit() for letter in value)
+        named = _PASSWORD.match(option) or (looks and _KEY.match(option))
+        if named and value and not os.path.exists(value):
+            return option
+    return None

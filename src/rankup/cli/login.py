@@ -116,8 +116,8 @@ def fetch(
 
     Without SCRIPT and options: all that `rankup.toml` lists.
     """
-    from ..login.fetch import Request
-    from ..login.fetch import fetch as start
+    from ..login.fetch.command import Request
+    from ..login.fetch.command import fetch as start
 
     request = Request(
         script=script,

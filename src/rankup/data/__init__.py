@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ..base.errors import UserError
 
 if TYPE_CHECKING:
-    from .bad import BadSample
     from .batches import Batches
     from .dali import DaliLoader
+    from .fetch import BadSample
     from .loader import Loader
     from .opened import Samples
     from .opened import open as open
@@ -33,7 +33,7 @@ _HOME = {
     "text": "tokens",
     "Shaped": "transforms",
     "Transform": "transforms",
-    "BadSample": "bad",
+    "BadSample": "fetch",
     "DaliLoader": "dali",
 }
 # Rooms that are public themselves, as in `rankup.data.photos`.

@@ -13,6 +13,7 @@ from ..base.errors import UserError
 from ..runtime.deal import LEDGER
 from ..runtime.shard import part
 from ..runtime.world import launched
+from .errors import require_positive
 from .index import Int64s
 from .orders import Ordering
 
@@ -88,11 +89,9 @@ class Place:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        for name, number in (("global_batch", global_batch), ("seed", seed or 0)):
-            if isinstance(number, bool) or not isinstance(number, int):
-                raise UserError(f"{name}={number!r} is no whole number")
-        if global_batch < 1:
-            raise UserError(f"global_batch={global_batch}: a batch has at least one sample")
+        require_positive(global_batch=global_batch)
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise UserError(f"seed={seed!r} is no whole number")
         missing = [name for name in _ORDERING if not hasattr(order, name)]
         if missing:
             raise UserError(

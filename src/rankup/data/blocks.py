@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from .errors import BadContainer
-from .index import Index, Int64s, UInt64s, data_path
+from .index import Index, Int64s, UInt64s
+from .spans import Spans
 
 SIZE = 4 << 20
 # Gaps that are on average nearer to each other than this are read in one go, with what is between.
@@ -31,6 +31,7 @@ class Blocks:
 
     def __init__(self, index: Index, root: Path) -> None:
         self._index, self._root = index, root
+        self._spans = Spans(root, index.files, index.sizes[:0], "pread")
         # Places are counted as if the files stood one behind another, so that a search finds them.
         ends = np.cumsum(index.sizes)
         self._base: Int64s = ends - index.sizes
@@ -55,21 +56,21 @@ class Blocks:
             BadContainer: a file ends before.
             OSError: one cannot be read.
         """
-        result = np.empty(last - first, np.uint64)
-        descriptor, opened = -1, -1
-        try:
-            for block in range(first, last):
-                file = int(self._file[block])
-                if file != opened:
-                    if descriptor >= 0:
-                        os.close(descriptor)
-                    path = data_path(self._root, self._index.files, file)
-                    descriptor, opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC), file
-                result[block - first] = _hash(descriptor, self._gaps(block), path)
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-        return result
+        return np.array([self._hash(block) for block in range(first, last)], np.uint64)
+
+    def _hash(self, block: int) -> int:
+        state, gaps, file = xxhash.xxh3_64(), self._gaps(block), int(self._file[block])
+        if not len(gaps):
+            return state.intdigest()
+        begin, end = int(gaps[0, 0]), int(gaps[-1, 1])
+        if end - begin < len(gaps) * _NEAR:
+            data = memoryview(self._spans.read(file, begin, end - begin))
+            for low, high in gaps.tolist():
+                state.update(data[low - begin : high - begin])
+        else:
+            for low, high in gaps.tolist():
+                state.update(self._spans.read(file, low, high - low))
+        return state.intdigest()
 
     def name(self, block: int) -> str:
         """Return how the bytes of no sample in a block are named to people."""
@@ -117,32 +118,6 @@ def _samples(index: Index, base: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         return start, stop, row
     order = np.argsort(start, kind="stable")
     return start[order], stop[order], row[order]
-
-
-def _hash(descriptor: int, gaps: Int64s, path: Path) -> int:
-    state = xxhash.xxh3_64()
-    if not len(gaps):
-        return state.intdigest()
-    begin, end = int(gaps[0, 0]), int(gaps[-1, 1])
-    if end - begin < len(gaps) * _NEAR:
-        data = memoryview(_read(descriptor, begin, end, path))
-        for low, high in gaps.tolist():
-            state.update(data[low - begin : high - begin])
-    else:
-        for low, high in gaps.tolist():
-            state.update(_read(descriptor, low, high, path))
-    return state.intdigest()
-
-
-def _read(descriptor: int, start: int, stop: int, path: Path) -> bytes:
-    data = os.pread(descriptor, stop - start, start)
-    while start + len(data) < stop:
-        more = os.pread(descriptor, stop - start - len(data), start + len(data))
-        if not more:
-            at = start + len(data)
-            raise BadContainer(f"{path} ends at {at} bytes, too early: it was cut short")
-        data += more
-    return data
 
 
 # Of the files in a container's folder these say of themselves whether they are whole.

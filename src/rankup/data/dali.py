@@ -22,7 +22,7 @@ from ..base.errors import UserError
 from . import images
 from .batches import BatchRequest
 from .engines import Engine, Threads, default_workers
-from .errors import BadContainer
+from .errors import BadContainer, require_positive
 from .fetch import Fetch, Made, allocate
 from .loader import Loader
 from .photos.decoding import measure
@@ -67,16 +67,16 @@ class DaliLoader(Loader):
         pin_memory: bool | None = None,
         **options: Any,
     ) -> None:
+        photos = unwrapped(dataset)
+        made = engine(photos, workers, device, prefetch, timeout)
         where = _device(device)
-        gpu = where.type == "cuda"
-        pin, to = (False, where) if gpu else (pin_memory, None)
-        photos = _fitting(dataset)
+        pin, to = (False, where) if where.type == "cuda" else (pin_memory, None)
         super().__init__(photos, global_batch, workers=0, pin_memory=pin, device=to, **options)
-        self._engine = engine(photos, workers, where, prefetch, timeout)
+        self._engine = made
 
 
 def engine(
-    dataset: PackedDataset,
+    dataset: Dataset[Any],
     workers: int | None = None,
     device: torch.device | str | None = None,
     prefetch: int = 2,
@@ -84,12 +84,17 @@ def engine(
 ) -> Engine:
     """Return what makes batches; options as of `DaliLoader`."""
     count = default_workers() if workers is None else workers
-    if count < 1 or prefetch < 1:
+    require_positive(workers=count, prefetch=prefetch)
+    if (
+        not isinstance(dataset, PackedDataset)
+        or isinstance(dataset.field, tuple)
+        or not isinstance(dataset.transform, Photo)
+    ):
         raise UserError(
-            f"workers={count}, prefetch={prefetch}: DALI has at least one thread, and is at least "
-            f"one batch ahead"
+            "DALI decodes a PackedDataset of photos alone, with one of rankup.data.photos' "
+            "RandomResizedCrop, CenterCrop and Resize as its transform; a Loader takes any"
         )
-    photos = _Photos(dataset, count, _device(device))
+    photos = _Photos(dataset, dataset.transform, count, _device(device))
     # One reads while another one decodes; more where each read waits for a server.
     readers = 5 if dataset.samples.how == "pread" else 2
     return Threads(Fetch(photos), readers, -(-prefetch // readers), timeout, pin_memory=False)
@@ -103,7 +108,9 @@ class _Item(NamedTuple):
 class _Photos(Dataset[Any]):
     """Makes batches of photos: reads their bytes, and has DALI decode them, one batch at a time."""
 
-    def __init__(self, dataset: PackedDataset, threads: int, device: torch.device) -> None:
+    def __init__(
+        self, dataset: PackedDataset, transform: Photo, threads: int, device: torch.device
+    ) -> None:
         try:
             import nvidia.dali as dali
             import nvidia.dali.fn
@@ -114,9 +121,8 @@ class _Photos(Dataset[Any]):
             ) from None
         self._dali: Any = dali
         self._pipeline: Any = None
-        given = _fitting(dataset)
-        self._transform: Photo = given.transform  # type: ignore[assignment]
-        self._reading = copy.copy(given)
+        self._transform = transform
+        self._reading = copy.copy(dataset)
         self._reading.transform = self._item
         self._refused: set[int] = set()  # xxh3 of what DALI cannot decode
         self._lock = threading.Lock()
@@ -215,25 +221,8 @@ class _Photos(Dataset[Any]):
 _digest = xxhash.xxh3_64_intdigest
 
 
-def _fitting(given: Dataset[Any]) -> PackedDataset:
-    dataset = unwrapped(given)
-    if not isinstance(dataset, PackedDataset) or isinstance(dataset.field, tuple):
-        raise UserError("DaliLoader needs a PackedDataset of one field, which is photos")
-    if not isinstance(dataset.transform, Photo):
-        raise UserError(
-            f"DaliLoader cannot carry out the transform {dataset.transform!r}: give the data set "
-            f"one of rankup.data.photos' RandomResizedCrop, CenterCrop and Resize, or use a Loader"
-        )
-    return dataset
-
-
 def _device(asked: torch.device | str | None) -> torch.device:
     """Return the device that decodes, a GPU with its number."""
-    there = torch.cuda.is_available()
-    device = torch.device(asked if asked is not None else "cuda" if there else "cpu")
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not there):
-        raise UserError(
-            f"device={device}: DALI decodes on the CPU (device='cpu'), or on a GPU of NVIDIA that "
-            f"torch sees"
-        )
-    return torch.empty(0, device=device).device
+    if asked is None:
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.empty(0, device=asked).device

@@ -79,7 +79,10 @@ def engine(
 
 def default_workers() -> int:
     """The cores of this rank minus one, which the training loop itself needs; at least one."""
-    return max(1, cores_of_rank(os.environ, usable_cores(), _cores_of_parent()) - 1)
+    usable = parent = usable_cores()
+    with suppress(OSError):
+        parent = max(usable, len(os.sched_getaffinity(os.getppid())))
+    return max(1, cores_of_rank(os.environ, usable, parent) - 1)
 
 
 def cores_of_rank(environment: Mapping[str, str], usable: int, parent: int) -> int:
@@ -92,25 +95,19 @@ def cores_of_rank(environment: Mapping[str, str], usable: int, parent: int) -> i
         parent: those that its parent may, which is torchrun where that has started it.
     """
 
-    def number(name: str, default: int) -> int:
+    def number(name: str) -> int:
         with suppress(ValueError):
-            return max(1, int(environment.get(name, "")))
-        return default
+            return max(0, int(environment.get(name, "")))
+        return 0
 
     if "LOCAL_WORLD_SIZE" in environment:
-        return min(usable, max(1, parent // number("LOCAL_WORLD_SIZE", 1)))
-    if number("SLURM_STEP_NUM_TASKS", 1) > 1:  # as `setup` sees whether this is a rank of srun's
-        if "SLURM_CPUS_PER_TASK" in environment:
-            return min(usable, number("SLURM_CPUS_PER_TASK", usable))
-        nodes, tasks = number("SLURM_STEP_NUM_NODES", 1), number("SLURM_STEP_NUM_TASKS", 1)
-        return min(usable, max(1, number("SLURM_CPUS_ON_NODE", usable) // -(-tasks // nodes)))
-    return usable
-
-
-def _cores_of_parent() -> int:
-    with suppress(OSError):
-        return max(usable_cores(), len(os.sched_getaffinity(os.getppid())))
-    return usable_cores()
+        return min(usable, max(1, parent // (number("LOCAL_WORLD_SIZE") or 1)))
+    tasks = number("SLURM_STEP_NUM_TASKS")
+    if tasks < 2:  # as `setup` sees whether this is a rank of srun's
+        return usable
+    here = -(-tasks // (number("SLURM_STEP_NUM_NODES") or 1))
+    own = number("SLURM_CPUS_PER_TASK") or (number("SLURM_CPUS_ON_NODE") or usable) // here
+    return min(usable, max(1, own))
 
 
 def suits_threads(fetch: Fetch) -> bool:

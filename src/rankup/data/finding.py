@@ -134,10 +134,11 @@ def _kept(path: Path, container: str, entry: Path) -> Index | None:
         # A cache may be shared; what is in it is believed no more than the index of a pack.
         if index.container != container or indexes.stray(index, path) is not None:
             return None
-        if not stamp.unchanged(path, index.facts.get(_SEEN, [])):
+        seen = [Look(*one) for one in index.facts.get(_SEEN, [])]
+        if not seen or stamp.changed(seen, path):
             return None
         os.utime(entry)  # the one not used for longest goes first
-    except (OSError, BadContainer):
+    except (OSError, BadContainer, TypeError):
         return None
     return index
 
@@ -149,7 +150,7 @@ def _keep(index: Index, path: Path, seen: list[Look], entry: Path) -> Index | No
         path: of what it is the index.
         seen: `stamp.tree(path, …)` from before the index was made.
     """
-    if not seen or time.time() - stamp.newest(seen) < _SETTLED:
+    if not seen or time.time() - max(one.time for one in seen) / 1e9 < _SETTLED:
         return None
     try:
         if indexes.stray(index, path) is not None:  # it would not be found

@@ -11,21 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from . import keys, npz
-from .errors import BadContainer
+from .errors import DAMAGE, BadContainer
 from .index import Field, Index, Split
 from .strings import Strings
 
 VERSION = 1
-# What text and arrays of another shape than an index has end in.
-_MALFORMED = (
-    LookupError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    AttributeError,
-    SyntaxError,
-    RecursionError,
-)
 _MOST = 1 << 62  # bytes of a sample; more does not fit into a column of lengths
 
 
@@ -119,7 +109,7 @@ def load(path: Path) -> Index:
             arrays.get("times"),
         )
         problem = inconsistency(index)
-    except _MALFORMED as error:
+    except DAMAGE as error:
         raise BadContainer(f"{path} is no index of rankup, or damaged: {error!r}") from None
     if problem:
         raise BadContainer(f"{path} is a damaged index: {problem}; pack again, or restore it")

@@ -19,10 +19,9 @@ from ..base.text import say
 from ..runtime.deal import LEDGER
 from ..site import mounts
 from . import engines
-from .bad import Bad, Tally
 from .batches import BatchRequest, Place
 from .errors import BadContainer
-from .fetch import Answer, Fetch
+from .fetch import Answer, Bad, Fetch, Tally
 from .index import Int64s
 from .orders import Blocks, Ordering, Sequential, Shuffled
 from .reader import PackedDataset
@@ -114,16 +113,11 @@ class Loader(Place):
         world_size: int | None = None,
         quiet: bool | None = None,
     ) -> None:
-        if isinstance(dataset, IterableDataset):
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise UserError(
                 f"a Loader takes samples by their numbers, and {type(dataset).__name__} is an "
-                f"IterableDataset: take a PackedDataset, with shuffle=orders.Blocks(…) for blocks; "
-                f"or torch's DataLoader for a stream"
-            )
-        if not hasattr(dataset, "__len__"):
-            raise UserError(
-                f"a Loader takes samples by their numbers, and {type(dataset).__name__} has no "
-                f"length: for a stream take torch's DataLoader"
+                f"IterableDataset or has no length: take a PackedDataset, with "
+                f"shuffle=orders.Blocks(…) for blocks; or torch's DataLoader for a stream"
             )
         dataset = self.dataset = unwrapped(dataset)
         count = len(dataset)  # type: ignore[arg-type]
@@ -146,9 +140,8 @@ class Loader(Place):
             world_size=world_size,
         )
         self._device = None if device is None else torch.device(device)
-        self._quiet = bool(os.environ.get(QUIET)) if quiet is None else quiet
-        pin = torch.cuda.is_available() if pin_memory is None else pin_memory
-        self._pin = pin
+        quiet = bool(os.environ.get(QUIET)) if quiet is None else quiet
+        self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._engine = engines.engine(
             Fetch(dataset, collate),
             workers,
@@ -156,9 +149,9 @@ class Loader(Place):
             prefetch=prefetch,
             context=context,
             timeout=timeout,
-            pin_memory=pin,
+            pin_memory=self._pin,
         )
-        if workers is None and not self._quiet and self.rank == 0:
+        if workers is None and not quiet and self.rank == 0:
             _say_workers(engines.default_workers(), type(self._engine).__name__.lower())
         self._loop = object()  # the one that runs: an older one may not go on beside it
         self.bad: list[Bad] = []
@@ -197,7 +190,12 @@ class Loader(Place):
                 LEDGER.samples = None  # what follows may not have been sharded by anybody
             batches.close()
         if check is not None:
-            _check_again(check, self.epoch)
+            try:  # what was written to meanwhile would else be seen in the next epoch
+                check()
+            except BadContainer as error:
+                raise BadContainer(
+                    f"{error}. Samples of epoch {self.epoch} may have been others"
+                ) from None
         line = counted.report()
         if line:  # never quiet: the run is another one than was asked for
             say(f"rank {self.rank}: {line}")
@@ -222,14 +220,6 @@ class Loader(Place):
     def close(self) -> None:
         """End the workers; a `for` that follows starts new ones."""
         self._engine.close()
-
-
-def _check_again(check: Callable[[], None], epoch: int) -> None:
-    """At the end of an epoch: what was written to meanwhile would else be seen in the next one."""
-    try:
-        check()
-    except BadContainer as error:
-        raise BadContainer(f"{error}. Samples of epoch {epoch} may have been others") from None
 
 
 @cache

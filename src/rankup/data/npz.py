@@ -11,38 +11,21 @@ import io
 import mmap
 import os
 import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from ..base.files import replacing
-from .errors import BadContainer
+from .errors import DAMAGE, BadContainer
 
 _ALIGN = 64
-_LOCAL = struct.Struct("<4s5H3I2H")  # a zip's local header: sizes of name and extra field come last
-# What zipfile, and numpy with the text that is an array's header, raise for bytes by chance.
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    tokenize.TokenError,
-    ValueError,
-    ArithmeticError,
-    EOFError,
-    RuntimeError,
-    SyntaxError,
-    MemoryError,
-    TypeError,
-    LookupError,
-)
+LOCAL = struct.Struct("<4s5H3I2H")  # a zip's local header: sizes of name and extra field come last
 _COMMENT = b"xxh3 of all before: "
 _DIGEST = 16  # hexadecimal digits behind it, the last bytes of the file
 _CHUNK = 1 << 20
@@ -82,7 +65,7 @@ def _member(archive: zipfile.ZipFile, file: BinaryIO, name: str, array: npt.NDAr
     info = zipfile.ZipInfo(f"{name}.npy")  # its date is the beginning of 1980
     info.external_attr = 0o644 << 16
     # The zip64 field (20 bytes), which is always written, comes before what is padded here.
-    at = file.tell() + _LOCAL.size + len(info.filename) + 20 + 4
+    at = file.tell() + LOCAL.size + len(info.filename) + 20 + 4
     info.extra = struct.pack("<HH", _EXTRA_ID, -at % _ALIGN) + bytes(-at % _ALIGN)
     with archive.open(info, "w", force_zip64=True) as member:
         member.write(array_header(array.dtype, array.shape))
@@ -127,7 +110,7 @@ def load(path: Path) -> dict[str, npt.NDArray[Any]]:
                     info.filename.removesuffix(".npy"): _mapped(mapped, info)
                     for info in archive.infolist()
                 }
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise BadContainer(f"{path} is no .npz of ours, or a damaged one: {error}") from None
 
 
@@ -149,7 +132,7 @@ def _sound(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bool:
         with archive.open(info) as member:
             while member.read(1 << 24):
                 pass
-    except (*_DAMAGE, OSError):
+    except (*DAMAGE, OSError):
         return False
     return True
 
@@ -174,6 +157,24 @@ def _mapped(mapped: mmap.mmap, info: zipfile.ZipInfo) -> npt.NDArray[Any]:
     return np.frombuffer(mapped, dtype, count, start).reshape(shape)
 
 
+class Local(NamedTuple):
+    """The local header of a zip's member; `start` is where its data begins."""
+
+    flags: int
+    method: int
+    crc: int
+    names: int  # bytes of the name
+    start: int
+
+
+def local(header: bytes | memoryview, at: int) -> Local | None:
+    """Return what the 30 bytes at a place of a zip say; None where they are no header."""
+    if len(header) < LOCAL.size or header[:4] != b"PK\x03\x04":
+        return None
+    _, _, flags, method, _, _, crc, _, _, names, extra = LOCAL.unpack_from(header)
+    return Local(flags, method, crc, names, at + LOCAL.size + names + extra)
+
+
 def begin(file: IO[bytes] | mmap.mmap, info: zipfile.ZipInfo, size: int) -> int:
     """Return where the bytes of a stored member of a zip begin.
 
@@ -186,11 +187,10 @@ def begin(file: IO[bytes] | mmap.mmap, info: zipfile.ZipInfo, size: int) -> int:
     if info.flag_bits & 0x1 or info.header_offset < 0:
         raise ValueError(f"{info.filename} is encrypted, or nowhere")
     file.seek(info.header_offset)
-    signature, *_, name, extra = _LOCAL.unpack(file.read(_LOCAL.size))
-    start: int = info.header_offset + _LOCAL.size + name + extra
-    if signature != b"PK\x03\x04" or start + info.file_size > size:
+    about = local(file.read(LOCAL.size), info.header_offset)
+    if about is None or about.start + info.file_size > size:
         raise ValueError(f"{info.filename} is not where it should be")
-    return start
+    return about.start
 
 
 def header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
@@ -218,10 +218,7 @@ def header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
-    elif version == (2, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)  # type: ignore[no-untyped-call]
-    else:
+    if version not in ((1, 0), (2, 0)):
         raise ValueError(f"an .npy of version {'.'.join(map(str, version))}")
-    return version, shape, fortran, dtype
+    read = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
+    return version, *read(file)

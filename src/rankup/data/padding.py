@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from ..base.errors import UserError
+from .errors import require_positive
 from .fetch import allocate
 
 
@@ -64,12 +65,9 @@ class Pad:
     mask: bool = False
 
     def __post_init__(self) -> None:
-        if self.multiple < 1:
-            raise UserError(f"Pad: multiple={self.multiple} has to be 1 or more")
-        if self.width is not None and (self.width < 1 or self.width % self.multiple):
-            raise UserError(
-                f"Pad: width={self.width} has to be a multiple of {self.multiple}, and above 0"
-            )
+        require_positive(multiple=self.multiple, width=self.width)
+        if self.width is not None and self.width % self.multiple:
+            raise UserError(f"Pad: width={self.width} has to be a multiple of {self.multiple}")
 
     def __call__(self, items: Sequence[Any]) -> Any:
         if not len(items):
@@ -89,17 +87,9 @@ class Pad:
         if not isinstance(values[0], torch.Tensor | np.ndarray | list) or np.ndim(values[0]) == 0:
             return default_collate(values)
         records = [_tensor(one) for one in values]
-        for one in records:
-            if (one.dtype, one.dim(), one.shape[1:]) != (
-                records[0].dtype,
-                records[0].dim(),
-                records[0].shape[1:],
-            ):
-                raise UserError(
-                    "Pad: records differ in more than their length: "
-                    f"{records[0].dtype} {tuple(records[0].shape)} and {one.dtype} "
-                    f"{tuple(one.shape)}"
-                )
+        kinds = {(one.dtype, *one.shape[1:]) for one in records}
+        if len(kinds) > 1:
+            raise UserError(f"Pad: records differ in more than their length: {kinds}")
         lengths = torch.tensor([len(one) for one in records], dtype=torch.int64)
         longest = int(lengths.max())
         width = -(-max(longest, 1) // self.multiple) * self.multiple

@@ -16,10 +16,9 @@ from torch.utils.data import Dataset
 from ..base.errors import UserError
 from ..runtime.keys import derive
 from . import indexes, stamp, transforms
-from .bad import Bad, BadSample, SharedTally
 from .batches import BatchRequest
 from .errors import BadContainer
-from .fetch import ASKED, Made, allocate
+from .fetch import ASKED, Bad, BadSample, Made, SharedTally, allocate
 from .index import Field, Int64s, data_path
 from .opened import Samples, open
 from .transforms import Shaped, Transform
@@ -136,18 +135,18 @@ class PackedDataset(Dataset[Any]):
     @property
     def labels(self) -> Int64s | None:
         """int64 (n,): the class of each sample, -1 where it has none; None without labels."""
-        index = self.samples.index
-        if index.labels is None:
-            return None
-        start = self.start
-        labels = index.labels[start : start + len(self.samples)]
-        return labels if self._rows is None else labels[self._rows]
+        labels = self.samples.index.labels
+        return None if labels is None else self._own(labels)
 
     @property
     def lengths(self) -> Int64s:
         """int64 (n,): bytes of each sample; -1 where that is not known before it is read."""
-        lengths = self.fields[0].length[self.start : self.start + len(self.samples)]
-        return lengths if self._rows is None else lengths[self._rows]
+        return self._own(self.fields[0].length)
+
+    def _own(self, column: Int64s) -> Int64s:
+        """Return what a column of the index has for the samples of this data set."""
+        split = column[self.start : self.start + len(self.samples)]
+        return split if self._rows is None else split[self._rows]
 
     @property
     def start(self) -> int:
@@ -261,8 +260,7 @@ class PackedDataset(Dataset[Any]):
             return None
         rows = self.rows(request.samples)
         try:
-            native = np.empty(0, np.dtype(about.dtype).newbyteorder("="))
-            inputs = allocate((len(rows), *about.shape), torch.from_numpy(native).dtype)
+            inputs = allocate((len(rows), *about.shape), about.dtype)
             self.samples.arrays(rows, about.name, inputs.numpy())
         except (BadContainer, OSError, TypeError):  # which sample it is, is found one by one
             return None
@@ -333,29 +331,28 @@ class _Batch:
         self.generators = transforms.Generators(key)
         self._transform, self._key = transform, key
         self._items: list[Any] = []
-        self._whole: torch.Tensor | None = None
-        if isinstance(transform, Shaped):
-            dtype = torch.from_numpy(np.empty(0, transform.dtype)).dtype
-            self._whole = allocate((max(1, count), *transform.shape), dtype)
+        # Asked once: to see whether it is one takes microseconds.
+        self._shaped = transform if isinstance(transform, Shaped) else None
+        if self._shaped is not None:
+            shape = (max(1, count), *self._shaped.shape)
+            self._whole = allocate(shape, self._shaped.dtype)
             self._out = self._whole.numpy()
 
     def add(self, row: int, data: Any) -> None:
-        transform = self._transform
-        if isinstance(transform, Shaped):
-            transform.into(data, self.generators.of(row), self._out[len(self.rows)])
-        elif transform is not None:
+        if self._shaped is not None:
+            self._shaped.into(data, self.generators.of(row), self._out[len(self.rows)])
+        elif self._transform is not None:
             transforms.seed_process(self._key, row)
-            self._items.append(transform(data, self.generators.of(row)))
+            self._items.append(self._transform(data, self.generators.of(row)))
         else:
             self._items.append(plain(data))
         self.rows.append(row)
 
     def inputs(self) -> Any:
-        if self._whole is None:
+        if self._shaped is None:
             return self._items
         inputs = self._whole[: len(self.rows)]
-        last = isinstance(self._transform, Shaped) and self._transform.channels_last
-        return inputs.permute(0, 3, 1, 2) if last else inputs
+        return inputs.permute(0, 3, 1, 2) if self._shaped.channels_last else inputs
 
 
 def plain(data: Any) -> Any:

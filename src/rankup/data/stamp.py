@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,12 +91,15 @@ def looks(paths: Sequence[Path]) -> tuple[Look, ...]:
 def changed(before: Iterable[Look], root: Path) -> str:
     """Return which of the files below `root` is not what it was; empty where all are.
 
+    Args:
+        before: their paths are absolute, or names below `root`.
+
     Raises:
         OSError: `root` cannot be seen at all.
     """
     for one in before:
         try:
-            now = look(one.path)
+            now = look(str(root / one.path))
         except FileNotFoundError:
             os.stat(root)
             return f"{one.path} is gone"
@@ -182,50 +187,25 @@ def tree(path: Path, container: str) -> list[Look]:
     """
     single = container == "files"
     most = _FEW if single else _MOST
-    found = [_below(path, "")]
+    folders: dict[tuple[int, int], Look] = {}
     files: list[Look] = []
     if not path.is_dir():
-        return found
-    known = {(os.stat(path).st_dev, os.stat(path).st_ino)}
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        with os.scandir(path / folder) as entries:
-            for entry in entries:
-                name = os.path.join(folder, entry.name)
-                if entry.is_dir():
-                    about = entry.stat()
-                    if (about.st_dev, about.st_ino) in known:
-                        continue
-                    known.add((about.st_dev, about.st_ino))
-                    found.append(_below(path, name))
-                    waiting.append(name)
-                    if len(found) > _FOLDERS:
-                        return []
-                elif len(files) <= most and entry.is_file():
-                    files.append(_below(path, name))
+        return [_below(path, "")]
+    for folder, below, names in os.walk(path, followlinks=True):
+        about = os.stat(folder)
+        if (about.st_dev, about.st_ino) in folders:
+            below.clear()
+            continue
+        name = os.path.relpath(folder, path)
+        folders[about.st_dev, about.st_ino] = _below(path, name)
+        if len(folders) > _FOLDERS:
+            return []
+        for one in itertools.islice(names, max(0, most + 1 - len(files))):
+            with suppress(OSError):  # what no link leads to is said by the scan
+                files.append(_below(path, os.path.join(name, one)))
     if len(files) <= most:
-        return found + files
-    return found if single else []
-
-
-def unchanged(path: Path, before: Iterable[Sequence[object]]) -> bool:
-    """Return True where all that `tree` has looked at is as it was."""
-    seen = False
-    try:
-        for one in before:
-            seen = True
-            then = Look(*one)  # type: ignore[arg-type]
-            if then.change(look(str(path / then.path))):
-                return False
-    except (OSError, ValueError, TypeError):
-        return False
-    return seen
-
-
-def newest(before: Iterable[Look]) -> float:
-    """Return when the last of it was changed, in seconds since 1970."""
-    return max((one.time for one in before), default=0) / 1e9
+        return [*folders.values(), *files]
+    return list(folders.values()) if single else []
 
 
 def _below(path: Path, name: str) -> Look:

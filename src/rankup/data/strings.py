@@ -33,17 +33,6 @@ class Strings:
         return cls(np.frombuffer(b"".join(values), np.uint8), ends)
 
     @classmethod
-    def fixed(cls, rows: npt.NDArray[np.bytes_]) -> Strings:
-        """From a numpy array of strings of one width, padded with zeros."""
-        width = rows.dtype.itemsize
-        lengths = np.char.str_len(rows).astype(np.int64)
-        ends = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths, out=ends[1:])
-        cells = np.frombuffer(np.ascontiguousarray(rows).tobytes(), np.uint8)
-        cells = cells.reshape(len(rows), width)
-        return cls(cells[np.arange(width) < lengths[:, None]], ends)
-
-    @classmethod
     def joined(cls, parts: Sequence[Strings]) -> Strings:
         """The strings of several, one after another."""
         if not parts:
@@ -93,8 +82,3 @@ class Strings:
         # Of each byte: its place in its string, added to where that string began.
         places = np.arange(int(ends[-1])) - np.repeat(ends[:-1] - starts, lengths)
         return Strings(self.data[places], ends)
-
-    def find(self, value: bytes) -> int | None:
-        """The row of a value; None where there is none."""
-        long_enough = np.flatnonzero(np.diff(self.ends) == len(value))
-        return next((int(row) for row in long_enough if self[int(row)] == value), None)

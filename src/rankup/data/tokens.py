@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from ..base.errors import UserError, nearest
 from .batches import BatchRequest
 from .containers import arrays
-from .errors import BadContainer
+from .errors import BadContainer, require_positive
 from .fetch import Made, allocate
 from .index import Int64s
 from .reader import PackedDataset
@@ -107,7 +107,7 @@ class Tokens(_Windowed):
         vocab: int | None = None,
     ) -> None:
         stride = window if stride is None else stride
-        _positive(window=window, stride=stride, vocab=1 if vocab is None else vocab)
+        require_positive(window=window, stride=stride, vocab=vocab)
         self.window, self.vocab = window, vocab
         found = _folder if Path(path).is_dir() else _file
         self.path, self.dtype, self._start, self.tokens = found(Path(path), dtype, split)
@@ -176,7 +176,7 @@ class Windows(_Windowed):
 
     def __init__(self, dataset: PackedDataset, window: int, stride: int | None = None) -> None:
         stride = window if stride is None else stride
-        _positive(window=window, stride=stride)
+        require_positive(window=window, stride=stride)
         if isinstance(dataset.field, tuple):
             raise UserError(f"Windows are of one field, and this data set reads {dataset.field}")
         about = dataset.samples.index.field(dataset.field)
@@ -188,7 +188,6 @@ class Windows(_Windowed):
         super().__init__(len(dataset), window, stride, f"there are {len(dataset)} rows")
         self.window, self.dataset, self._about = window, dataset, about
         self.releases_gil = bool((about.offset >= 0).all())  # others are read by Python code
-        self._dtype = torch.from_numpy(np.empty(0, np.dtype(about.dtype).newbyteorder("="))).dtype
 
     def __getitem__(self, item: int) -> torch.Tensor:
         return self._windows([item])[0]
@@ -203,15 +202,9 @@ class Windows(_Windowed):
     def _windows(self, items: npt.ArrayLike) -> torch.Tensor:
         starts = self._starts(items)
         rows = self.dataset.rows((starts[:, None] + np.arange(self.window)).reshape(-1))
-        out = allocate((len(rows), *self._about.shape), self._dtype)
+        out = allocate((len(rows), *self._about.shape), self._about.dtype)
         self.dataset.samples.arrays(rows, self._about.name, out.numpy())
         return out.view(len(starts), self.window, *self._about.shape)
-
-
-def _positive(**numbers: Any) -> None:
-    for name, number in numbers.items():
-        if not isinstance(number, int | np.integer) or number < 1:
-            raise UserError(f"{name}={number!r} has to be a whole number, 1 or more")
 
 
 def _file(

@@ -133,28 +133,6 @@ class Reader:
             size += len(piece)
         return state.intdigest(), size
 
-    def ends(self, span: Span, head: int, tail: int) -> tuple[bytes, bytes]:
-        """Return the first and last bytes of a sample, without what is between where possible."""
-        if span.offset < 0:
-            first, last = b"", b""
-            for piece in self.chunks(span):
-                if len(first) < head:
-                    first += bytes(piece[: head - len(first)])
-                last = (last + bytes(piece[-tail:]))[-tail:]
-            return first, last
-        descriptor = self._open(span)
-        try:
-            first = os.pread(descriptor, min(head, span.length), span.offset)
-            self._after(span, descriptor)
-            if span.length <= len(first):
-                return first, first[-tail:]
-            size = min(tail, span.length)
-            return first, os.pread(descriptor, size, span.offset + span.length - size)
-        except OSError as error:
-            raise self._unreadable(span, error) from None
-        finally:
-            self._close(descriptor)
-
     def check(self, start: int, hashes: UInt64s) -> None:
         """Look again at the files that stay open, and compare the hashes of what was read.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from importlib.resources import files
@@ -63,7 +64,7 @@ def demo() -> int:
     if (os.cpu_count() or 1) < 2:
         print("this machine has one core: two ranks share it, so no time is saved")
     if sampler.wanted(True):
-        print(f"what the cores did meanwhile: {directory / 'report.html'}")
+        print(f"what the cores did meanwhile: rankup report {shlex.quote(str(directory))}")
     return 0
 
 

@@ -22,7 +22,8 @@ from . import lock
 NO_SLURM = Client(environment={"PATH": os.devnull})
 # A status that waits half a minute for a busy controller helps nobody.
 TIMEOUT = 10.0
-_STOPPED = "It stopped with a checkpoint before the {}."
+STOPPED = "It stopped with a checkpoint"
+_STOPPED = f"{STOPPED} before the {{}}."
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ def start(
         **os.environ,
         # torchrun would set 1, which leaves most cores idle.
         "OMP_NUM_THREADS": _threads(nproc),
+        # Ranks have one order of a set of texts.
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         "RANKUP_RUN_DIR": str(directory),
         PARENT: str(os.getpid()),
         "RANKUP_RESUME": "1" if resume else "0",

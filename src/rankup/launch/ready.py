@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..base.errors import UserError
 from ..base.text import clean
-from ..login import needs, record
+from ..login import record
 from ..login.record import Record
 from ..script.downloads import Download, read
 from ..site.config import Config
@@ -78,7 +78,7 @@ def require(config: Config, job: Job, internet: bool | None, *, allow_missing: b
     """
     project = config.project(Path.cwd())
     own, exact = _of(project, job)
-    listed = needs.unmet(config)
+    listed = record.unmet(config)
     missing = [str(one) for one in listed]
     # What rankup.toml lists is said once.
     known = own is not None and own.key in {one.key for one in listed}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,8 +24,8 @@ from ..site import config
 from ..slurm.client import Client
 from . import facts, lives, meant
 
-# matplotlib takes two seconds; who wants the PDF of a short run asks for it.
-AT_THE_END = ("html", "text")
+# The nodes of a job are billed as long as its end takes; the page is drawn where it is asked for.
+AT_THE_END = ("text",)
 EXPORTS = {"csv": "samples", "parquet": "samples", "openmetrics": "metrics.prom"}
 FILES = {"html": "report.html", "pdf": "report.pdf", "text": "report.txt"}
 
@@ -97,10 +98,12 @@ def tell(judged: Judged, wish: Wish, out: TextIO) -> int:
     from ..monitor.report.text import show as show_text
 
     target = _target(wish, judged.folder)
-    page = str(target / FILES["html"]) if "html" in wish.formats else None
     recording, diagnoses = judged.recording, judged.diagnoses
-    show_text(recording, diagnoses, out, page, paid=judged.cost, said=judged.verdict)
-    return _write(_files(judged, wish, target, page), target, out)
+    more = f"rankup report {shlex.quote(recording.facts.run)} draws the page and the PDF"
+    if "html" in wish.formats:
+        more = str(target / FILES["html"])
+    show_text(recording, diagnoses, out, more, paid=judged.cost, said=judged.verdict)
+    return _write(_files(judged, wish, target, more), target, out)
 
 
 def _target(wish: Wish, otherwise: Path) -> Path:
@@ -125,7 +128,7 @@ def _write(files: Iterable[tuple[str, Callable[[], object]]], target: Path, out:
 
 
 def _files(
-    judged: Judged, wish: Wish, target: Path, page: str | None
+    judged: Judged, wish: Wish, target: Path, more: str
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Names of the files that are wished for, and what writes each, as it was before or whole."""
     parts = (judged.recording, judged.diagnoses, judged.cost, judged.verdict)
@@ -143,7 +146,7 @@ def _files(
     def text() -> None:
         from ..monitor.report.text import text
 
-        lines = text(*parts[:2], page=page, paid=judged.cost, said=judged.verdict)
+        lines = text(*parts[:2], more=more, paid=judged.cost, said=judged.verdict)
         write_atomic(target / FILES["text"], lines, private=True)
 
     makers = {"html": html, "pdf": pdf, "text": text}

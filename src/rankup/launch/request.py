@@ -158,7 +158,7 @@ def resumed(request: Request, runs: Path) -> tuple[Path, Job]:
     args = [*job.args, *request.args]  # a later flag overrides an earlier one
     if kind == "recipe":
         recipe = recipes.find(target)
-        refuse_other_run(recipe.parse(job.args).identity, recipe.parse(args).identity)
+        refuse_other_run(recipe.parse(job.args).fixed, recipe.parse(args).fixed)
     return directory, replace(job, args=args)
 
 
@@ -177,6 +177,11 @@ def _target(text: str) -> tuple[str, str]:
         return "recipe", text
     path = user_path(text, "TARGET")
     if path.is_file():
+        if path.suffix == ".ipynb":
+            raise UserError(
+                f"{text} is a notebook; a run starts a script. Write it as one with "
+                f"`jupyter nbconvert --to script {text}`, and run that"
+            )
         if path.suffix != ".py":
             raise UserError(f"{text} is not a Python script (.py) and not a recipe")
         return "script", str(path.resolve())

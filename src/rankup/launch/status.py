@@ -21,7 +21,7 @@ from ..slurm.client import Client, SlurmError
 from ..slurm.parse import Queued
 from . import cause, lives, meant
 from .clock import ago, clock
-from .lives import Life
+from .lives import STOPPED, Life
 
 NEWEST = 20
 _TAIL = 64 * 1024
@@ -280,9 +280,10 @@ def _next_steps(path: Path, job: Job, found: Sequence[Life]) -> Iterable[str]:
         yield f"rankup cancel {job.id}"
         return
     yield f"rankup logs {job.id}"
-    stopped = (path / "requeue").exists() or any(path.glob("array/*/requeue"))
+    waiting = (path / "requeue").exists() or any(path.glob("array/*/requeue"))
+    stopped = waiting or any(STOPPED in life.words for life in found)  # a script's own checkpoint
     saved = stopped or any(path.glob("checkpoints/*")) or any(path.glob("array/*/checkpoints/*"))
-    if last.state == "COMPLETED" and not stopped:
+    if last.state == "COMPLETED" and not waiting:
         return
     if saved:
         yield f"rankup run --resume {job.id}"

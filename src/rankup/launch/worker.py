@@ -11,6 +11,7 @@ from pathlib import Path
 from .. import recipes
 from ..base.errors import UserError
 from ..parallel.lowcomm.gossip.names import WORKER
+from ..site.gpus import cores_near
 from . import failure
 from .die_with_parent import die_with_parent
 
@@ -26,6 +27,7 @@ def main() -> None:
         sys.exit("rankup-rank TARGET [ARGS...] is started by torchrun: use `rankup run`")
     # A worker takes SIGTERM as the wish to end the run, of which its crew is only a part.
     die_with_parent(signal.SIGKILL if WORKER in os.environ else signal.SIGTERM)
+    _bind()
     rank, (target, *args) = int(number), sys.argv[1:]
     recipe = target in recipes.RECIPES
     given = os.environ.get("RANKUP_RUN_DIR")
@@ -52,6 +54,19 @@ def main() -> None:
         from ..runtime.world import leave
 
         leave(end.exit_code)
+
+
+def _bind() -> None:
+    """Keep this rank, and the data workers that it starts, on the cores next to its GPU.
+
+    A GPU reaches the memory of another NUMA node at a fraction of the speed. A rank that has the
+    node to itself keeps all cores, and so do all ranks with `RANKUP_NUMA=0`.
+    """
+    local, size = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if local is None or size == "1" or os.environ.get("RANKUP_NUMA") == "0":
+        return
+    if own := cores_near(int(local), os.environ) & os.sched_getaffinity(0):
+        os.sched_setaffinity(0, own)
 
 
 def _script(path: str, args: list[str]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable
 
 _HUB = {"HF_HUB_OFFLINE": "1"}
-# Module -> its variables, from each project's own documentation. MLflow writes into a folder unless
-# it is told otherwise; what it sends of its own accord is counted use.
+# Module -> its variables, from each project's own documentation. Those that keep lists of runs keep
+# one on disk then, to be sent later. MLflow writes into a folder unless it is told otherwise; what
+# it sends of its own accord is counted use.
 _VARIABLES = {
     "huggingface_hub": _HUB,
     "datasets": {**_HUB, "HF_DATASETS_OFFLINE": "1"},
@@ -18,48 +18,33 @@ _VARIABLES = {
     "evaluate": {**_HUB, "HF_EVALUATE_OFFLINE": "1"},
     "albumentations": {"NO_ALBUMENTATIONS_UPDATE": "1"},
     "ultralytics": {"YOLO_OFFLINE": "true"},
+    "wandb": {"WANDB_MODE": "offline"},
+    "comet_ml": {"COMET_START_ONLINE": "0"},
+    "clearml": {"CLEARML_OFFLINE_MODE": "1"},
+    "neptune": {"NEPTUNE_MODE": "offline"},
+    "swanlab": {"SWANLAB_MODE": "offline"},
+    "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true"},
 }
-
-
-class _Tracker(NamedTuple):
-    """The variables of a program that keeps lists of runs.
-
-    Attributes:
-        offline: it keeps a run on disk, to be sent later.
-        silent: it keeps nothing: a start that is no run belongs into nobody's list.
-    """
-
-    offline: Mapping[str, str]
-    silent: Mapping[str, str]
-
-
-_TRACKERS = {
-    "wandb": _Tracker({"WANDB_MODE": "offline"}, {"WANDB_MODE": "disabled"}),
-    "comet_ml": _Tracker({"COMET_START_ONLINE": "0"}, {"COMET_START_ONLINE": "0"}),
-    "clearml": _Tracker({"CLEARML_OFFLINE_MODE": "1"}, {"CLEARML_OFFLINE_MODE": "1"}),
-    "neptune": _Tracker({"NEPTUNE_MODE": "offline"}, {"NEPTUNE_MODE": "debug"}),
-    "swanlab": _Tracker({"SWANLAB_MODE": "offline"}, {"SWANLAB_MODE": "disabled"}),
-    "mlflow": _Tracker({"MLFLOW_DISABLE_TELEMETRY": "true"}, {"MLFLOW_DISABLE_TELEMETRY": "true"}),
+# With these nothing is kept either: a start that is no run belongs into nobody's list.
+_SILENT = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "WANDB_MODE": "disabled",
+    "COMET_START_ONLINE": "0",
+    "CLEARML_OFFLINE_MODE": "1",
+    "NEPTUNE_MODE": "debug",
+    "SWANLAB_MODE": "disabled",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
 
 def variables(modules: Iterable[str]) -> dict[str, str]:
     """The variables of the modules that a script has imported (`datasets.load` counts too)."""
-    roots = {module.partition(".")[0] for module in modules}
     found: dict[str, str] = {}
-    for module in sorted(roots & set(known())):
-        found.update(_TRACKERS[module].offline if module in _TRACKERS else _VARIABLES[module])
+    for module in sorted({module.partition(".")[0] for module in modules}):
+        found.update(_VARIABLES.get(module, {}))
     return found
 
 
 def silent() -> dict[str, str]:
     """The variables with which nothing is reported to anybody."""
-    found = {"HF_HUB_DISABLE_TELEMETRY": "1"}
-    for tracker in _TRACKERS.values():
-        found.update(tracker.silent)
-    return found
-
-
-def known() -> tuple[str, ...]:
-    """The modules that have such variables."""
-    return (*_VARIABLES, *_TRACKERS)
+    return dict(_SILENT)

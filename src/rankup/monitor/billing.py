@@ -61,8 +61,7 @@ def end_of(life: Life, recording: Recording) -> float:
     """When a life ended, or was last heard of; unix seconds."""
     if life.end is not None:
         return life.end
-    later = [other.begin for other in recording.facts.lives if other.begin > life.begin]
-    return max(life.begin, min([recording.end, *later]))
+    return max(life.begin, recording.end)
 
 
 def length(life: Life, recording: Recording) -> float:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from itertools import repeat
+from itertools import pairwise, repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -110,8 +110,23 @@ def _size(file: Path) -> int:
         return 0
 
 
+def _ended(facts: Facts, nodes: Sequence[Node], trained: Training) -> Facts:
+    """The facts in which a life that nobody saw end, and another followed, ends with the last that
+    was heard of it: the time that it then waited in the queue is nobody's bill."""
+    lives = sorted(facts.lives, key=lambda life: life.begin)
+    heard = [node.stretches for node in nodes]
+    heard.append(np.repeat(trained.steps.time, 2).reshape(-1, 2))
+    times = np.concatenate(heard)
+    for at, (life, after) in enumerate(pairwise(lives)):
+        if life.end is None:
+            own = times[(times[:, 0] < after.begin) & (times[:, 1] > life.begin), 1]
+            lives[at] = replace(life, end=float(min(max(own, default=life.begin), after.begin)))
+    return replace(facts, lives=tuple(lives))
+
+
 def _recording(facts: Facts, grid: Grid, nodes: list[Node], trained: Training) -> Recording:
     sampled = [node for node in nodes if node.samplers]
+    facts = _ended(facts, sampled, trained)
     reach = _reach(facts, trained, (node.last for node in sampled))
     end = max(grid.begin, reach[1]) if reach else grid.end - grid.width
     running = _running(facts, sampled, end)

@@ -8,7 +8,8 @@ bandwidth draws half of the limit and yet is as fast as that GPU can be. So a GP
 
 with floor a power at which nothing is computed and full one at which nobody could ask for more
 (`thresholds`). Where a driver tells no power, use has to do, and where it tells no use (MIG),
-power; the formula says so. Nodes without GPUs count by the use of the cores that the job may use.
+power; the formula says so. Nodes without GPUs count by what the ranks and their data workers use of
+the cores that the job may use.
 
 What the lives of a run were billed for is the weight; time that no sample covers is taken to be
 like the time that one does, so that used and wasted make up the bill.
@@ -122,9 +123,18 @@ def _of_gpus(recording: Recording, columns: NDArray[np.int64]) -> tuple[Array, s
 
 
 def _of_nodes(recording: Recording) -> tuple[Array, str]:
-    cpu = recording.host["cpu"].mean if "cpu" in recording.host else np.zeros((recording.bins, 0))
-    share = np.clip(cpu / LIMITS.cpu_full, 0, 1).astype(np.float32)
+    """(bins, nodes): by the ranks and their data workers; what others compute there is no work."""
+    share = np.full((recording.bins, len(recording.heads)), np.nan, np.float32)
+    if not len(recording.ranks):
+        return share, "not known: no rank was seen"
+    cores = np.zeros((recording.bins, len(recording.heads)))  # in % of one
+    for name in ("cpu", "workers_cpu"):
+        if name in recording.rank:
+            used = np.nan_to_num(recording.rank[name].mean)
+            np.add.at(cores.T, recording.rank_node, used.T)
+    usable = np.array([max(1, len(head.usable)) for head in recording.heads], np.float32)
+    share = np.clip(cores / usable / LIMITS.cpu_full, 0, 1).astype(np.float32)
     return share, (
-        "mean over all billed node time of min(1, CPU use / "
+        "mean over all billed node time of min(1, CPU use of the ranks and their data workers / "
         f"{LIMITS.cpu_full:.0f} %) of the usable cores (every second may be a hyperthread)"
     )

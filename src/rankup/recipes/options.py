@@ -116,6 +116,10 @@ class LanguageModelOptions(TrainOptions):
         said |= {"prior": True} if self.prior else {}
         return {**super().identity, **text, **said, "seq_len": self.seq_len}
 
+    @property
+    def fixed(self) -> dict[str, Any]:
+        return {**self.identity, "dim": self.dim, "layers": self.layers, "heads": self.heads}
+
     def prepare(self, directory: Path) -> None:
         """Tokenise the text into the run directory, on the login node rather than on 64 ranks.
 

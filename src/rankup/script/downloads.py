@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -193,17 +192,11 @@ class Use:
         return any(one.arg in names for one in self.call.keywords)
 
     def constant(self, position: int, name: str) -> str:
-        """`URLs.PETS` of an argument that is a library's constant, else empty.
-
-        A name that is short for it (`resnet34` of `from torchvision.models import *`) counts.
-        """
+        """`URLs.PETS` of an argument that is a library's constant, else empty."""
         node = self._node(position, name)
-        if not isinstance(node, (ast.Attribute, ast.Name)):
-            return ""
-        dotted = self.constants.full_name(self.file, node)
-        if self.constants.find(dotted) is not None:
-            return ""
-        return ".".join(dotted.split(".")[-2 if isinstance(node, ast.Attribute) else -1 :])
+        dotted = self.constants.full_name(self.file, node) if node is not None else ""
+        mine = isinstance(node, ast.Call) or self.constants.find(dotted) is not None
+        return "" if mine or node is None or not dotted else self.file.code(node)
 
     def download(
         self,
@@ -439,9 +432,9 @@ def _command(use: Use) -> Iterator[Download]:
     """`os.system`, `subprocess.run`: wget, curl and their like."""
     value = use.argument(0, "args", "command", "cmd")
     if isinstance(value, Unknown):
-        program = _program(use.call.args[use.first :])
-        if _PROGRAMS.search(program):
-            yield from use.download("other", Unknown(f"{program}: {value.why}"))
+        written = use.file.code(use.call)
+        if found := _PROGRAMS.search(written):
+            yield from use.download("other", Unknown(f"{found[1]}: {value.why}"))
         return
     for one in value.values:
         line = one if isinstance(one, str) else " ".join(map(str, one)) if one else ""
@@ -451,29 +444,9 @@ def _command(use: Use) -> Iterator[Download]:
         if urls := _URL.findall(line):
             yield from use.download("url", Known(tuple(urls)))
             continue
-        rest = [word for word in _split(line[found.end() :]) if not word.startswith("-")]
+        rest = [word for word in line[found.end() :].split() if not word.startswith("-")]
         program = " ".join(found[1].split())
         yield from use.download("other", rest[0] if rest else Unknown(f"what {program} fetches"))
-
-
-def _program(arguments: list[ast.expr]) -> str:
-    """The first word of a command whose other words may be unknown."""
-    node = arguments[0] if arguments else None
-    if isinstance(node, (ast.List, ast.Tuple)) and node.elts:
-        node = node.elts[0]
-    if isinstance(node, ast.JoinedStr) and node.values:
-        node = node.values[0]
-    while isinstance(node, ast.BinOp):
-        node = node.left
-    text = node.value if isinstance(node, ast.Constant) else None
-    return " ".join(text.split()[:1]) if isinstance(text, str) else ""
-
-
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
 
 
 def _names(value: Value) -> Iterator[Value]:

@@ -348,6 +348,14 @@ def method_calls(nodes: Iterable[ast.AST], *names: str) -> Iterator[tuple[ast.Ca
                 yield one, owner
 
 
+def is_backward(call: ast.Call) -> bool:
+    """`loss.backward()`, `accelerator.backward(loss)`, `torch.autograd.backward(loss)`."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+        return False
+    receiver = call.func.value
+    return not (isinstance(receiver, ast.Name) and receiver.id in ("self", "ctx", "super"))
+
+
 def given(call: ast.Call) -> list[ast.expr]:
     """The values of all arguments of a call, by position and by keyword."""
     return [*call.args, *(keyword.value for keyword in call.keywords)]

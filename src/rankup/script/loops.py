@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import itertools
-from collections.abc import Iterable
 
-from .flow import Flow, call_name, first_argument, literal
-from .models import is_loader, role, unique
+from .flow import Flow, call_name, first_argument, is_backward, literal
+from .models import is_loader, role
 from .names import Function, calls_in, walk
-from .roles import Count, Loop, LoopNode, Role, RoleKind
+from .roles import Count, Loop, LoopNode, Role, RoleKind, unique
 from .source import File
 from .torch_names import LOADER_WRAPPERS, METRIC_METHODS
 
@@ -17,52 +15,33 @@ Backward = tuple[File, ast.Call]
 _DEPTH = 5  # callers of the function with the backward that are looked through for the loop
 
 
-def find_loops(
-    flow: Flow, models: Iterable[Role]
-) -> tuple[tuple[Loop, ...], tuple[Loop, ...], tuple[Role, ...], tuple[Role, ...]]:
-    """Training loops, evaluation loops, and the loaders of each."""
+def find_loops(flow: Flow) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
+    """The loops that reach a backward, and the other loops over loaders."""
     reached: dict[LoopNode, tuple[File, list[Backward]]] = {}
     for file in flow.files:
         for call in file.names.all(ast.Call):
             if is_backward(call):
                 for where, node in _loops_of(flow, file, call, _DEPTH):
                     reached.setdefault(node, (where, []))[1].append((file, call))
-    train_loaders, eval_loaders = list[Role](), list[Role]()
-    train = []
-    for node, (file, backwards) in reached.items():
-        iterated, found = _iterated(flow, file, node, "train_loader")
-        train_loaders += found
-        train.append(Loop(file, node, iterated, found, tuple(backwards), counts(file, node)))
-    trains = set(reached)
+    train = [
+        _loop(flow, file, node, "train_loader", tuple(backwards))
+        for node, (file, backwards) in reached.items()
+    ]
     around = {up for node, (where, _) in reached.items() for up in where.names.up(node)}
-    called = _calls_reached(reached)
-    evaluation = []
-    nodes = {one.node for one in models}
-    for file in flow.files:
-        every: list[LoopNode] = [
-            *file.names.all(ast.For),
-            *file.names.all(ast.AsyncFor),
-            *file.names.all(ast.While),
-        ]
-        for node in every:
-            if node in trains or node in around or _nested_in(file, node, trains):
-                continue
-            iterated, found = _iterated(flow, file, node, "eval_loader")
-            if not found or called & {file.names.function(node)}:
-                continue
-            if not _evaluates(flow, file, node, nodes):
-                continue
-            eval_loaders += found
-            evaluation.append(Loop(file, node, iterated, found, (), counts(file, node)))
-    return tuple(train), tuple(evaluation), unique(train_loaders), unique(eval_loaders)
-
-
-def is_backward(call: ast.Call) -> bool:
-    """`loss.backward()`, `accelerator.backward(loss)`, `torch.autograd.backward(loss)`."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
-        return False
-    receiver = call.func.value
-    return not (isinstance(receiver, ast.Name) and receiver.id in ("self", "ctx", "super"))
+    steps = {  # functions with a backward that a training loop calls
+        where.names.function(call)
+        for node, (file, backwards) in reached.items()
+        for where, call in backwards
+        if where.names.function(call) is not file.names.function(node)
+    }
+    evaluation = [
+        _loop(flow, file, node, "eval_loader")
+        for file in flow.files
+        for node in walk(file.tree)
+        if isinstance(node, LoopNode) and node not in reached and node not in around
+        if file.names.function(node) not in steps - {None}
+    ]
+    return tuple(train), tuple(one for one in evaluation if one.loaders)
 
 
 def _loops_of(flow: Flow, file: File, node: ast.AST, depth: int) -> list[tuple[File, LoopNode]]:
@@ -75,7 +54,7 @@ def _loops_of(flow: Flow, file: File, node: ast.AST, depth: int) -> list[tuple[F
         elif isinstance(up, Function):
             function = up
             break
-    with_loader = [one for one in around if _iterated(flow, file, one, "train_loader")[1]]
+    with_loader = [one for one in around if _loaders(flow, file, one, "train_loader")[1]]
     if with_loader:
         return [(file, with_loader[0])]
     outer: list[tuple[File, LoopNode]] = []
@@ -83,41 +62,28 @@ def _loops_of(flow: Flow, file: File, node: ast.AST, depth: int) -> list[tuple[F
         for where, call in flow.callers.get(function, ()):
             outer += _loops_of(flow, where, call, depth - 1)
         # a step function called in a loop over a loader: that is the loop, not one over parts
-        if any(_iterated(flow, where, one, "train_loader")[1] for where, one in outer):
+        if any(_loaders(flow, where, one, "train_loader")[1] for where, one in outer):
             return outer
     if around:
         return [(file, around[0])]
     return outer
 
 
-def _nested_in(file: File, node: ast.AST, others: set[LoopNode]) -> bool:
-    """Within a loop that trains and without a loader of its own: a part of a step."""
-    return any(up in others for up in file.names.up(node)) and isinstance(node, ast.While)
-
-
-def _calls_reached(reached: dict[LoopNode, tuple[File, list[Backward]]]) -> set[Function | None]:
-    """Functions with a backward in them that a training loop calls."""
-    found: set[Function | None] = set()
-    for node, (file, backwards) in reached.items():
-        for where, call in backwards:
-            function = where.names.function(call)
-            if function is not None and function is not file.names.function(node):
-                found.add(function)
-    return found
-
-
-def _iterated(
+def _loaders(
     flow: Flow, file: File, node: LoopNode, kind: RoleKind
 ) -> tuple[ast.expr | None, tuple[Role, ...]]:
     """The expression that a loop takes its batches from, and the loaders that it may be."""
     expressions = taken_from(file, node)
     found = [(one, origin) for one in expressions for origin in flow.origins(file, one)]
     sure = [(one, origin) for one, origin in found if is_loader(flow, origin)]
-    roles: dict[ast.AST, Role] = {}
-    for _, origin in sure:
-        roles.setdefault(origin.node, role(kind, origin, is_loader(flow, origin)))
-    first = [one for one, _ in sure] or expressions
-    return next(iter(first), None), tuple(roles.values())
+    roles = unique(role(kind, origin, is_loader(flow, origin)) for _, origin in sure)
+    return next(iter([*(one for one, _ in sure), *expressions]), None), roles
+
+
+def _loop(
+    flow: Flow, file: File, node: LoopNode, kind: RoleKind, backwards: tuple[Backward, ...] = ()
+) -> Loop:
+    return Loop(file, node, *_loaders(flow, file, node, kind), backwards, counts(file, node))
 
 
 def taken_from(file: File, node: ast.AST) -> list[ast.expr]:
@@ -150,36 +116,6 @@ def _unwrapped(file: File, node: ast.expr) -> list[ast.expr]:
         pick = node.args if call_name(node) in ("zip", "chain") else node.args[:1]
         return [one for arg in pick for one in _unwrapped(file, arg)]
     return [node]
-
-
-def _evaluates(flow: Flow, file: File, node: LoopNode, models: set[ast.AST]) -> bool:
-    """True where a loop without backward runs a model, by its surroundings or by its calls."""
-    if _behind_eval(file, node):
-        return True
-    for up in file.names.up(node):
-        if gradients_off(file, up):
-            return True
-        if isinstance(up, Function):
-            words = up.name.lower()
-            if any(word in words for word in ("eval", "valid", "test", "infer", "accuracy")):
-                return True
-    if any(gradients_off(file, inner) for inner in walk(*node.body)):
-        return True
-    for call in calls_in(*node.body):
-        named = isinstance(call.func, ast.Name | ast.Attribute)
-        made = flow.origins(file, call.func) if named else ()
-        if "eval" in call_name(call).lower() or any(one.node in models for one in made):
-            return True
-    return False
-
-
-def _behind_eval(file: File, node: ast.AST) -> bool:
-    """True where `model.eval()` stands above a loop in its block, and no `model.train()` since."""
-    found = False
-    for one in itertools.takewhile(lambda one: one is not node, file.names.block(node)):
-        if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
-            found = (found or call_name(one.value) == "eval") and call_name(one.value) != "train"
-    return found
 
 
 def gradients_off(file: File, node: ast.AST) -> bool:

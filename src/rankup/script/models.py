@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from .flow import Flow, Origin, argument, call_name, first_argument, method_calls
+from .flow import Flow, Origin, call_name, first_argument, method_calls, receiver
 from .names import walk
-from .roles import Role, RoleKind
+from .roles import Role, RoleKind, unique
 from .source import File
 from .torch_names import LOADERS, OPTIMIZERS, SCHEDULES, last, words
 
@@ -21,15 +21,6 @@ _NOT_LOADERS = words("builtins.range builtins.open builtins.dict os.listdir")
 def role(kind: RoleKind, origin: Origin, confidence: float) -> Role:
     """The role of what a value is made by."""
     return Role(origin.file, origin.node, kind, confidence)
-
-
-def unique(roles: Iterable[Role]) -> tuple[Role, ...]:
-    """One role for each node, the most certain one."""
-    best: dict[ast.AST, Role] = {}
-    for one in roles:
-        if one.node not in best or best[one.node].confidence < one.confidence:
-            best[one.node] = one
-    return tuple(best.values())
 
 
 def makes_optimizer(flow: Flow, file: File, call: ast.Call) -> bool:
@@ -52,71 +43,27 @@ def makes_optimizer(flow: Flow, file: File, call: ast.Call) -> bool:
 
 
 def find_optimizers(flow: Flow) -> tuple[Role, ...]:
-    """Calls that make an optimizer; else what `.step()` and `.zero_grad()` are called on."""
-    found: list[Role] = []
-    for file in flow.files:
-        for call in file.names.all(ast.Call):
-            if makes_optimizer(flow, file, call):
-                found.append(role("optimizer", Origin(file, call), 1.0))
-            elif call_name(call) == "configure_optimizers" and isinstance(call.func, ast.Attribute):
-                found.append(role("optimizer", Origin(file, call), 0.9))
-    known = {one.node for one in found}
-    for file in flow.files:
-        zeroed = _receivers(file, "zero_grad")
-        for text, receiver in _receivers(file, "step").items():
-            if text not in zeroed and "optim" not in text:
-                continue
-            origins = flow.origins(file, receiver)
-            if not known & {one.node for one in origins}:
-                found += [role("optimizer", origin, 0.7) for origin in origins]
-    return unique(found)
-
-
-def _receivers(file: File, method: str) -> dict[str, ast.expr]:
-    """The names and attributes on which a method is called, by their code."""
-    found: dict[str, ast.expr] = {}
-    for _, owner in method_calls(file.names.all(ast.Call), method):
-        if isinstance(owner, ast.Name | ast.Attribute):
-            found.setdefault(file.code(owner), owner)
-    return found
+    """Calls that make an optimizer."""
+    return tuple(
+        role("optimizer", Origin(file, call), 1.0)
+        for file in flow.files
+        for call in file.names.all(ast.Call)
+        if makes_optimizer(flow, file, call)
+    )
 
 
 def find_models(flow: Flow, optimizers: Iterable[Role]) -> tuple[Role, ...]:
-    """The models whose parameters an optimizer was given."""
-    found: list[Role] = []
-    for optimizer in optimizers:
-        call = optimizer.node
-        if not isinstance(call, ast.Call):
-            continue
-        if call_name(call) == "configure_optimizers":
-            assert isinstance(call.func, ast.Attribute)
-            for origin in flow.origins(optimizer.file, call.func.value):
-                one = _model_role(origin, 0.9)
-                found += [one] if one is not None else []
-            continue
-        given = argument(call, "params", 0)
-        if given is None and call.args:
-            given = call.args[0]
-        if given is not None:
-            found += _owners(flow, optimizer.file, given, 1.0)
-    if not found:
-        found = _guessed(flow)
-    return unique(found)
-
-
-def _owners(flow: Flow, file: File, given: ast.expr, sure: float) -> list[Role]:
-    """The models whose `.parameters()` are in an expression, or in what it is made from."""
-    receivers = with_parameters(flow, file, given)
-    if not receivers:  # a list that grows: params += [...model.parameters()]
-        near: ast.AST = file.names.function(given) or file.tree
-        receivers, sure = [(file, one) for one in _parameter_calls(near)], sure * 0.7
-    found = (
-        _model_role(origin, sure)
-        for where, receiver in receivers
-        for part in flow.origins(where, _whole(receiver))
-        for origin in _whole_of(flow, part)
+    """The models whose parameters an optimizer was given, or what its list is made from."""
+    given = ((one.file, first_argument(one.node)) for one in optimizers)  # type: ignore[arg-type]
+    return unique(
+        role("model", origin, 1.0 if isinstance(origin.node, ast.Call) else 0.6)
+        for file, parameters in given
+        if parameters is not None
+        for where, model in with_parameters(flow, file, parameters)
+        for part in flow.origins(where, _whole(model))
+        for whole in _whole_of(flow, part)
+        for origin in _instances(flow, whole)
     )
-    return [one for one in found if one is not None]
 
 
 def with_parameters(
@@ -191,35 +138,14 @@ def _whole_of(flow: Flow, origin: Origin) -> list[Origin]:
     return [one for one in made if isinstance(one.node, ast.Call)] or [origin]
 
 
-def _model_role(origin: Origin, sure: float) -> Role | None:
-    if isinstance(origin.node, ast.arg) and origin.node.arg == "self":
-        return None  # the model's own method (configure_optimizers)
-    if isinstance(origin.node, ast.Call):
-        return role("model", origin, sure)
-    return role("model", origin, sure * 0.6)
-
-
-def _guessed(flow: Flow) -> list[Role]:
-    """Without an optimizer that one knows: what `.train()` or `.parameters()` is called on."""
-    found: list[Role] = []
-    for file in flow.files:
-        for method in ("train", "parameters"):
-            for receiver in _receivers(file, method).values():
-                if isinstance(receiver, ast.Name) and receiver.id == "self":
-                    continue
-                for origin in flow.origins(file, _whole(receiver)):
-                    one = _model_role(origin, 0.8 if method != "train" else 0.5)
-                    if one is not None and _may_be_model(flow, origin):
-                        found.append(one)
-    return found
-
-
-def _may_be_model(flow: Flow, origin: Origin) -> bool:
-    if not isinstance(origin.node, ast.Call):
-        return isinstance(origin.node, ast.arg)
-    owner = flow.class_of(origin.file, origin.node)
-    bases = flow.bases(*owner) if owner is not None else ["nn.Module"]
-    return any(base.endswith("Module") or "nn." in base for base in bases)
+def _instances(flow: Flow, origin: Origin) -> list[Origin]:
+    """Return what makes a model: of `self` in a method of its own what that is called on."""
+    if not isinstance(origin.node, ast.arg) or origin.node.arg != "self":
+        return [origin]
+    function = origin.file.names.function(origin.node)
+    calls = flow.callers.get(function, ()) if function is not None else ()
+    owners = [(file, owner) for file, call in calls if (owner := receiver(call)) is not None]
+    return [made for owner in owners for made in flow.origins(*owner)]
 
 
 def is_loader(flow: Flow, origin: Origin) -> float:

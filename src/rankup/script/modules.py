@@ -7,8 +7,7 @@ at all, and which function or class of these files a call runs.
 from __future__ import annotations
 
 import ast
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -247,29 +246,28 @@ class Modules:
 
         One in a local module is as optional, and as late, as every way to it.
         """
-        script = self.files[0]
         wanted = {file: list(self._imports_of(file)) for file in self.files}
-        ways = {script: (False, False)}
-        waiting = deque([script])
-        while waiting:
-            file = waiting.popleft()
-            for one, _, targets in wanted[file]:
-                now = (one.optional or ways[file][0], one.late or ways[file][1])
-                for target in targets:
-                    before = ways.get(target)
-                    both = now if before is None else (before[0] and now[0], before[1] and now[1])
-                    if both != before:
-                        ways[target] = both
-                        waiting.append(target)
-        found = []
-        for file in self.files:
-            optional, late = ways.get(file, (True, True))
-            for one, level, targets in wanted[file]:
-                if not level and not targets and self.find(one.module) is None:
-                    found.append(
-                        replace(one, optional=one.optional or optional, late=one.late or late)
-                    )
-        return tuple(found)
+
+        def leads(passes: Callable[[Import], bool]) -> set[File]:
+            """The files to which imports lead of which none is of a kind."""
+            found, waiting = {self.files[0]}, [self.files[0]]
+            while waiting:
+                for one, _, targets in wanted[waiting.pop()]:
+                    more = [] if passes(one) else [file for file in targets if file not in found]
+                    found |= {*more}
+                    waiting += more
+            return found
+
+        needed = leads(lambda one: one.optional)
+        early = leads(lambda one: one.late)
+        return tuple(
+            replace(
+                one, optional=one.optional or file not in needed, late=one.late or file not in early
+            )
+            for file in self.files
+            for one, level, targets in wanted[file]
+            if not level and not targets and self.find(one.module) is None
+        )
 
     def _imports_of(self, file: File) -> Iterator[tuple[Import, int, list[File]]]:
         """Each import of a file, the number of its dots, and the local modules it loads."""

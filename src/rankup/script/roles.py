@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from .names import Function
+from .flow import Flow, is_backward
+from .names import Function, children
+from .source import File, imports_in
 
 if TYPE_CHECKING:
     from .effects import Helper
-    from .flow import Flow
-    from .source import File
 
 LoopNode = ast.For | ast.AsyncFor | ast.While
 RoleKind = Literal["model", "optimizer", "scheduler", "train_loader", "eval_loader"]
@@ -41,6 +42,15 @@ class Role(_Placed):
 
     kind: RoleKind
     confidence: float
+
+
+def unique(roles: Iterable[Role]) -> tuple[Role, ...]:
+    """One role for each node, the most certain one."""
+    best: dict[ast.AST, Role] = {}
+    for one in roles:
+        if one.node not in best or best[one.node].confidence < one.confidence:
+            best[one.node] = one
+    return tuple(best.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,8 +135,6 @@ class Script:
     models: tuple[Role, ...] = ()
     optimizers: tuple[Role, ...] = ()
     schedulers: tuple[Role, ...] = ()
-    train_loaders: tuple[Role, ...] = ()
-    eval_loaders: tuple[Role, ...] = ()
     train_loops: tuple[Loop, ...] = ()
     eval_loops: tuple[Loop, ...] = ()
     saves: tuple[Site, ...] = ()
@@ -138,6 +146,16 @@ class Script:
         """True where the script trains: by a `.backward()`, or by a framework that has it."""
         return bool(self.train_loops) or bool(self.frameworks)
 
+    @cached_property
+    def train_loaders(self) -> tuple[Role, ...]:
+        """The loaders of the loops that train."""
+        return unique(one for loop in self.train_loops for one in loop.loaders)
+
+    @cached_property
+    def eval_loaders(self) -> tuple[Role, ...]:
+        """The loaders of the loops that evaluate."""
+        return unique(one for loop in self.eval_loops for one in loop.loaders)
+
     @property
     def distributed(self) -> bool:
         """True where the script joins ranks already."""
@@ -147,11 +165,38 @@ class Script:
     def to_port(self) -> tuple[File, ...]:
         """The files that a port changes: the script, then the modules that train for it.
 
-        With them the modules through which it imports those.
+        With them the modules through which it imports those, and some others (`also`).
         """
-        from .understand import files_to_port
+        others = self.files[1:]
+        found = set(self.also)
+        for file in others:
+            backwards = [call for call in file.names.all(ast.Call) if is_backward(call)]
+            if any(self.comes_to(file, call) for call in backwards):
+                found.add(file)
+            if file.path.stem != "__init__" and self.imports_of(file, self.file):
+                found.add(file)  # what it takes from the script has to come from the port
+        if not found:
+            return (self.file,)
+        imports = {file: set(self.flow.modules_named(file)) for file in self.files}
+        while more := {one for one in others if imports[one] & found} - found:
+            found |= more
+        named = {self.file}  # a package that only runs on the way to its module stays as it is
+        while more := {other for one in named for other in imports[one]} - named:
+            named |= more
+        return (self.file, *(one for one in others if one in found & named))
 
-        return files_to_port(self)
+    def imports_of(self, file: File, module: File) -> list[ast.Import | ast.ImportFrom]:
+        """The imports of a file that name a module, where the script comes to them and they run."""
+        return [
+            node
+            for node in imports_in(file)
+            if module in self.flow.modules_named_by(file, node)
+            and self.comes_to(file, node)
+            and not any(
+                isinstance(up, ast.If) and "TYPE_CHECKING" in file.code(up.test)
+                for up in file.names.up(node)
+            )
+        ]
 
     @cached_property
     def reached(self) -> frozenset[ast.AST]:
@@ -160,9 +205,26 @@ class Script:
         By what it and its modules do as they are imported, and by the functions and classes that
         are named there, in turn.
         """
-        from .understand import find_reached
-
-        return frozenset(find_reached(self.flow))
+        found: set[ast.AST] = set()
+        waiting: list[tuple[File, ast.AST]] = [(file, file.tree) for file in self.files]
+        while waiting:
+            file, node = waiting.pop()
+            for one in _run_with(file, node, file is self.file):
+                named = isinstance(one, ast.Name) or (
+                    isinstance(one, ast.Attribute) and file.names.dotted(one)
+                )
+                definition = self.flow.definition(file, one) if named else None
+                if definition is None or definition[1] in found:
+                    continue
+                where, body = definition
+                found.add(body)
+                if isinstance(body, ast.ClassDef):  # an instance may be asked for all of it
+                    for at, owner in self.flow.family(where, body):
+                        found |= set(owner.body)
+                        waiting += [(at, method) for method in owner.body]
+                else:
+                    waiting.append((where, body))
+        return frozenset(found)
 
     def comes_to(self, file: File, node: ast.AST) -> bool:
         """True where the script may run a place in one of its files."""
@@ -192,3 +254,21 @@ class Script:
             for origin in self.flow.origins(file, node)
             for role in self._by_node.get(origin.node, ())
         )
+
+
+def _run_with(file: File, node: ast.AST, script: bool) -> Iterator[ast.AST]:
+    """The nodes that run with a module or a function, without the bodies of functions in it.
+
+    Of a module that is imported not what it does as a script.
+    """
+    stack = list(children(node))
+    while stack:
+        one = stack.pop()
+        if isinstance(one, Function | ast.ClassDef):
+            stack += one.decorator_list
+            stack += one.bases if isinstance(one, ast.ClassDef) else []
+            continue
+        if not script and file.guards(one):
+            continue
+        yield one
+        stack += children(one)

@@ -177,19 +177,13 @@ def from_bytes(path: Path, data: bytes) -> File:
 
 
 def _decode(data: bytes) -> tuple[str, str, ParseError | None]:
-    if b"\0" in data:
-        line = data[: data.index(b"\0")].count(b"\n") + 1
-        return "utf-8", "", ParseError(line, 1, "a NUL byte: no Python source")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        text = data.decode(encoding)
-    except SyntaxError as error:
-        return "utf-8", "", ParseError(1, 1, clean(str(error)))
-    except (UnicodeDecodeError, LookupError) as error:
-        at = getattr(error, "start", 0)
-        line = data[:at].count(b"\n") + 1
-        return "utf-8", "", ParseError(line, 1, f"the bytes are not the encoding said: {error}")
-    return encoding, text.removeprefix("\ufeff"), None
+        return encoding, data.decode(encoding).removeprefix("\ufeff"), None
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        line = data[: getattr(error, "start", 0)].count(b"\n") + 1
+        message = f"the bytes are not of the encoding that they say: {clean(str(error))}"
+        return "utf-8", "", ParseError(line, 1, message)
 
 
 def _parse(text: str) -> ast.Module | ParseError:

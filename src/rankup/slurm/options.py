@@ -109,9 +109,15 @@ def refuse_secrets(words: tuple[str, ...], environment: Mapping[str, str]) -> No
     """Refuse tokens among words that would stand in the job script and in `ps`.
 
     Raises:
-        UserError: a word holds a known service's token, or the value of a variable such as
-            `HF_TOKEN`; the message does not repeat it.
+        UserError: a word holds a known service's token, the value of a variable such as
+            `HF_TOKEN`, or follows an option such as `--password`; the message does not repeat it.
     """
+    if option := secrets.option_with_secret(words):
+        raise UserError(
+            f"{option} has a secret as its value; it would stand in the job script and in "
+            "everybody's `ps`. Let the script read a variable, and hand that over with --env NAME "
+            "(kept in a file only you can read)"
+        )
     values = secrets.values(environment)
     for word in words:
         names = [name for value, name in values.items() if value in word]

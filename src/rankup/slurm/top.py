@@ -129,6 +129,7 @@ def settings(job: JobScript) -> Iterator[str]:
     yield "# srun does not take --cpus-per-task over from sbatch since Slurm 22.05"
     cpus = '"${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"'
     yield f"export SRUN_CPUS_PER_TASK={cpus}"
+    yield 'export PYTHONHASHSEED="${PYTHONHASHSEED:-0}" # ranks have one order of a set'
     if job.threads:
         yield "threads=$((SRUN_CPUS_PER_TASK / ranks)) # torchrun would set 1"
         yield 'export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"'

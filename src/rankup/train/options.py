@@ -147,6 +147,11 @@ class TrainOptions:
             "micro_batch": self.micro_batch,
         }
 
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The identity, and the options that its checkpoint would not fit, by field name."""
+        return self.identity
+
     def layout(self, world_size: int, per_node: int) -> Layout:
         """How the ranks share the model.
 

@@ -14,8 +14,7 @@ import pytest
 import xxhash
 
 import rankup
-from rankup.data.containers.squashfs import indexed, members, release
-from rankup.data.containers.squashfs_write import Buffer, write
+from rankup.data.containers.squashfs import Buffer, indexed, members, release, write
 from rankup.data.index import Field, Index, Split
 from rankup.data.spans import Spans
 from rankup.data.strings import Strings

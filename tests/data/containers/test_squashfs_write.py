@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data.containers.squashfs import LABELS, files_of, indexed, members
-from rankup.data.containers.squashfs_write import Member, write
+from rankup.data.containers.squashfs import LABELS, Member, files_of, indexed, members, write
 from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split, folders
 from rankup.data.strings import Strings
@@ -237,7 +236,7 @@ def test_mksquashfs_ends_with_a_pack_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from rankup.data.containers.squashfs_write import Member, write\n"
+        "from rankup.data.containers.squashfs import Member, write\n"
         "def slow():\n"
         "    yield bytes(1 << 20)\n"
         "    print('begun', flush=True)\n"

@@ -75,7 +75,7 @@ def test_samples_without_a_label() -> None:
         ([-1], {"unlabelled": "skip"}, "no sample with a label"),
         ([0.5, 1.0], {}, "whole numbers"),
         ([[0], [1]], {}, "whole numbers"),
-        ([0, 1], {"per_class": 0}, "at least one sample of each class"),
+        ([0, 1], {"per_class": 0}, "per_class=0 has to be"),
         ([0, 1], {"unlabelled": "drop"}, "not known"),
     ],
 )

@@ -57,20 +57,11 @@ def check(order: Blocks, epoch: int, batch: int, worlds: tuple[int, ...]) -> Non
         assert np.array_equal(np.concatenate([whole[:start], *joined]), whole)
 
 
-@given(order=blocks, epoch=st.integers(0, 5), batch=st.integers(0, 40))
+@given(order=blocks, epoch=st.integers(0, 1 << 40), batch=st.integers(0, 700))
 def test_an_epoch_has_each_sample_once_and_goes_on_anywhere(
     order: Blocks, epoch: int, batch: int
 ) -> None:
-    check(order, epoch, batch, (1, 3))
-
-
-@pytest.mark.slow
-@settings(max_examples=100)
-@given(order=blocks, epoch=st.integers(0, 1 << 40), batch=st.integers(0, 700))
-def test_an_epoch_has_each_sample_once_and_goes_on_anywhere_often(
-    order: Blocks, epoch: int, batch: int
-) -> None:
-    check(order, epoch, batch, (1, 2, 5, 9))
+    check(order, epoch, batch, (1, 3, 5))
 
 
 @pytest.mark.slow
@@ -170,5 +161,5 @@ def test_sizes_by_bytes() -> None:
 
 @pytest.mark.parametrize("name", ["global_batch", "block", "window", "lanes"])
 def test_numbers_without_sense(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name}=0 has to be 1 or more"):
+    with pytest.raises(UserError, match=f"{name}=0 has to be a whole number, 1 or more"):
         Blocks(**{"n": 10, "seed": 0, "global_batch": 4, name: 0})  # type: ignore[arg-type]

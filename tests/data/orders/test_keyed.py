@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import chi2
 
 from rankup.data.orders import Balanced, Blocks, ByLength, Shuffled
-from rankup.data.orders.keyed import keys, permuted
+from rankup.data.orders.plain import keys, permuted
 
 
 def test_each_is_a_bijection() -> None:

@@ -18,7 +18,7 @@ import xxhash
 from rankup.data import opened
 from rankup.data.containers import arrow_layout
 from rankup.data.index import UInt64s
-from rankup.data.pack import copy, layout
+from rankup.data.pack import layout, write
 from rankup.data.pack.command import pack
 from rankup.data.pack.request import Request
 from rankup.data.verified import Reader, Span
@@ -87,21 +87,21 @@ def make_units_small(size: int = 10_000) -> None:
     """Units of few samples, and a buffer smaller than most of these; see `small_units`."""
     for module in _with_unit():
         module.UNIT = size
-    copy.BUFFER = 4096, 4096
+    write.BUFFER = 4096, 4096
     arrow_layout._BYTES = size // 2
 
 
 @contextlib.contextmanager
 def small_units(size: int = 10_000) -> Iterator[None]:
     """Units of few samples while the body runs."""
-    before = copy.BUFFER, arrow_layout._BYTES
+    before = write.BUFFER, arrow_layout._BYTES
     make_units_small(size)
     try:
         yield
     finally:
         for module in _with_unit():
             module.UNIT = _UNIT
-        copy.BUFFER, arrow_layout._BYTES = before
+        write.BUFFER, arrow_layout._BYTES = before
 
 
 def _with_unit() -> list[Any]:
@@ -244,9 +244,9 @@ def held(gate: Path, after: int = 0) -> Callable[[], None]:
 
 
 def _before_each_unit(first: Callable[[], None]) -> None:
-    unit, chunks = copy.Copier.unit, Reader.chunks
+    unit, chunks = write.Copier.unit, Reader.chunks
 
-    def later(self: copy.Copier, number: int, sync: bool) -> UInt64s:
+    def later(self: write.Copier, number: int, sync: bool) -> UInt64s:
         first()
         return unit(self, number, sync)
 
@@ -254,7 +254,7 @@ def _before_each_unit(first: Callable[[], None]) -> None:
         first()
         yield from chunks(self, span)
 
-    copy.Copier.unit = later  # type: ignore[method-assign]
+    write.Copier.unit = later  # type: ignore[method-assign]
     Reader.chunks = later_in_a_stream  # type: ignore[method-assign]
 
 

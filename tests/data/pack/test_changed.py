@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankup.data.pack import copy, journal
+from rankup.data.pack import journal, write
 
 from .made import request, run, small_units, tree
 
@@ -106,7 +106,7 @@ def test_a_container_that_changes_is_named(
     first = request(source, tmp_path, "hdf5")
     assert run(first) == 0
     asked = request(Path(first.out), tmp_path / "next", "tar", workers=1)
-    place, name = (journal.Pack, "make") if when == "before" else (copy.Copier, "unit")
+    place, name = (journal.Pack, "make") if when == "before" else (write.Copier, "unit")
     real = getattr(place, name)
 
     def touches(*args: Any, **kwargs: Any) -> Any:

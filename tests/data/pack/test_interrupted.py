@@ -18,7 +18,7 @@ import pytest
 
 import rankup
 from rankup.base.errors import UserError
-from rankup.data.pack import copy
+from rankup.data.pack import write
 from rankup.data.pack.journal import Pack
 
 from .made import (
@@ -141,14 +141,14 @@ def test_a_killed_worker_is_named(tmp_path: Path, source: Path) -> None:
 
     def before() -> None:
         make_units_small()
-        unit = copy.Copier.unit
+        unit = write.Copier.unit
 
         def deadly(self: Any, number: int, sync: bool) -> Any:
             if number == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             return unit(self, number, sync)
 
-        copy.Copier.unit = deadly  # type: ignore[method-assign]
+        write.Copier.unit = deadly  # type: ignore[method-assign]
 
     code, said = Running(asked, tmp_path / "log", before).wait()
     assert code == 1

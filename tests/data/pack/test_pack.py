@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from rankup.base import progress
 from rankup.base.errors import UserError
 from rankup.data import indexes, opened
 from rankup.data.inspect.command import show
+from rankup.data.pack.request import Request
 
 from .made import (
     ALL,
@@ -172,7 +174,7 @@ def test_progress_counts_the_bytes_of_samples(
 
     @contextmanager
     def noted(*args: object, **kwargs: object) -> Iterator[object]:
-        yield lambda *done: shown.append(done)
+        yield lambda done, samples: shown.append((done, samples))
 
     monkeypatch.setattr(progress, "shown", noted)
     source = tree(tmp_path / "source", 60, largest=20)
@@ -273,6 +275,28 @@ def test_a_container_that_cannot_fit_is_refused_before(
     assert run(request(source.parent, tmp_path, container)) == 2
     assert "are missing" in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == ["source"]
+
+
+@pytest.mark.parametrize("container", ["hdf5", "squashfs"])
+def test_a_file_larger_than_the_limit_is_refused_before(
+    tmp_path: Path,
+    container: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = tree(tmp_path / "source", 20)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10_000, 10_000))
+    assert run(request(source, tmp_path, container)) == 2
+    assert "(ulimit -f)" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["source"]
+
+
+def test_too_long_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tree(tmp_path / "source", 3)
+    for count in (245, 252):
+        assert run(Request(str(source), str(tmp_path / f"{'n' * count}.h5"))) == 2
+        assert "too long a name" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["source"]
 
 
 def test_a_damaged_pack_as_a_source_is_noticed(

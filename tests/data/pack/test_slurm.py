@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.data.pack import copy
+from rankup.data.pack import write
 from rankup.data.pack.request import Request, Step
 from tests.slurm.cluster import Cluster
 
@@ -74,15 +74,15 @@ def test_a_task_that_fails_says_why_and_others_go_on_with_what_is_there(tmp_path
 
     def before(task: int) -> None:
         _task(task, 2)
-        unit = copy.Copier.unit
+        unit = write.Copier.unit
 
-        def fails(self: copy.Copier, number: int, sync: bool) -> object:
+        def fails(self: write.Copier, number: int, sync: bool) -> object:
             if number > 3:
                 raise OSError(5, "Input/output error", "/the/disk")
             return unit(self, number, sync)
 
         if task == 1:
-            copy.Copier.unit = fails  # type: ignore[assignment,method-assign]
+            write.Copier.unit = fails  # type: ignore[assignment,method-assign]
 
     first, second = (
         Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))

@@ -14,6 +14,7 @@ import pytest
 
 import rankup
 from rankup.base.errors import UserError
+from rankup.base.progress import Progress
 from rankup.data import finding, indexes, spans
 from rankup.data.containers import Choice, isolated
 from rankup.data.errors import BadContainer
@@ -160,14 +161,14 @@ def test_a_wrong_byte_anywhere_publishes_nothing(tmp_path: Path, home: Path) -> 
 def test_a_source_that_changes_while_it_is_copied_is_refused(tmp_path: Path, home: Path) -> None:
     root = packed(tmp_path / "p")
 
-    def fill(plan: Plan, at: Path, watch: copying.Watch) -> None:
+    def fill(plan: Plan, at: Path, watch: Progress) -> None:
         copying.fill(plan, at, watch)
         os.utime(root / "val.bin")
 
     with pytest.raises(UserError, match=r"val.bin was changed or replaced while it was copied"):
         stage(root, reserve=0, fill=fill)
 
-    def cut(plan: Plan, at: Path, watch: copying.Watch) -> None:
+    def cut(plan: Plan, at: Path, watch: Progress) -> None:
         os.truncate(root / "val.bin", 100)
         copying.fill(plan, at, watch)
 
@@ -182,7 +183,7 @@ def test_a_copy_that_is_being_made_elsewhere_is_left_alone(tmp_path: Path, home:
     second.mkdir()
     other = []
 
-    def fill(plan: Plan, at: Path, watch: copying.Watch) -> None:
+    def fill(plan: Plan, at: Path, watch: Progress) -> None:
         copying.fill(plan, at, watch)
         other.append(stage(root, reserve=0, to=second))
 

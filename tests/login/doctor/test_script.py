@@ -13,8 +13,7 @@ import pytest
 from rankup.base.findings import Finding
 from rankup.login import record
 from rankup.login.doctor import script
-from rankup.login.needs import Unmet
-from rankup.login.record import Item, Record
+from rankup.login.record import Item, Record, Unmet
 from rankup.site import profile
 from tests.login.doctor.known import asked
 

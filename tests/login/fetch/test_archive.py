@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch import archive
-from rankup.login.fetch.archive import Archive
 from rankup.login.fetch.request import FetchFailed
-from rankup.login.fetch.things import NAMED
-from rankup.login.record import Item
+from rankup.login.fetch.things import MARKER, NAMED, Archive, Thing, things
+from rankup.login.record import Item, Record
 from rankup.site.caches import Caches
+from rankup.site.needs import Needs
 
 from ..web import Web
 
@@ -48,8 +47,15 @@ def _archive(web: Web, data: bytes) -> Archive:
     )
 
 
+def _thing(known: Archive, tmp_path: Path) -> Thing:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(NAMED, "imagewoof-320", known)
+        [thing] = things(Needs(datasets=("imagewoof-320",)), _caches(tmp_path))
+    return thing
+
+
 def _fetch(known: Archive, tmp_path: Path) -> tuple[Item, ...]:
-    record, _ = archive.fetch_archive("dataset:x", known, _caches(tmp_path))
+    record, _ = _thing(known, tmp_path).get(None)
     return record.items
 
 
@@ -69,17 +75,16 @@ def test_an_archive_becomes_a_folder_and_does_not_stay(web: Web, tmp_path: Path)
     assert (item.path, item.bytes, item.files) == (str(folder), 8, 2)
     assert (item.source, item.sha256) == (known.url, known.sha256)
     left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert sorted(left) == [archive.MARKER, "a.JPEG", "b.JPEG"]
+    assert sorted(left) == [MARKER, "a.JPEG", "b.JPEG"]
     assert _fetch(known, tmp_path) == came
     assert len(web.requests("/imagewoof2-320.tgz")) == 1
 
 
 def test_two_at_once_download_and_unpack_once(web: Web, tmp_path: Path) -> None:
     known = _archive(web, _tar(FILES))
-    came: list[tuple[Item, ...]] = []
-    threads = [
-        threading.Thread(target=lambda: came.append(_fetch(known, tmp_path))) for _ in range(4)
-    ]
+    thing = _thing(known, tmp_path)
+    came: list[Record] = []
+    threads = [threading.Thread(target=lambda: came.append(thing.get(None)[0])) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -136,7 +141,7 @@ def test_a_folder_of_the_users_own_is_not_touched(web: Web, tmp_path: Path) -> N
     folder = tmp_path / "cache" / "rankup" / "datasets" / "imagewoof2-320"
     folder.mkdir(parents=True)
     (folder / "mine").write_text("x")
-    with pytest.raises(FetchFailed, match="was not made by rankup"):
+    with pytest.raises(FetchFailed, match="is not what rankup has unpacked; remove it"):
         _fetch(_archive(web, _tar(FILES)), tmp_path)
     assert os.listdir(folder) == ["mine"]
 
@@ -148,5 +153,5 @@ def test_the_names_are_pinned() -> None:
             assert known.url.startswith("https://")
             assert len(known.sha256) == 64
         else:
-            assert known.name.revision is not None
-            assert len(known.name.revision) == 40
+            assert known.revision is not None
+            assert len(known.revision) == 40

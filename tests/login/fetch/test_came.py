@@ -106,9 +106,7 @@ def test_what_a_program_downloads_or_unpacks_is_known_by_the_url_that_it_was_giv
     assert found("uname", files=["/p/x"]) == {}
     url = "http://a/set.tgz"
     both = ["/p/set.tgz", "/p/set/1"]
-    assert found("wget", url, files=both) == {"/p/set.tgz": url, "/p/set/1": url}
-    other = "http://a/get?id=1"
-    assert found("curl", other, files=["/p/mine.bin"]) == {"/p/mine.bin": other}
+    assert found("wget", url, files=both) == {"/p/set.tgz": url, "/p/set/1": ""}
     spawn = event("spawn", words=["tar"])
     files = of_programs([spawn], ["/p/x"])
     assert needed(files, ()) == {"/p/x"}
@@ -224,12 +222,16 @@ def test_a_file_opened_first_is_known_by_the_name_of_the_url() -> None:
         url("http://a/y"),
         new("/d/c d.part"),
         url("http://a/c%20d"),
+        url("http://a/revision/main"),
+        url("http://a/z"),
+        new("/d/main.log"),
     ]
     files = {file.path: file.url for file in made(events)}
     assert files["/d/train.log"] == ""
     assert files["/d/x.bin"] == "http://a/x.bin"
     assert files["/d/w.pt.3f2a.partial"] == "http://a/w.pt"
     assert files["/d/c d.part"] == "http://a/c%20d"
+    assert files["/d/main.log"] == "http://a/z", "main is no beginning of it"
 
 
 def test_renames_of_files_and_of_folders_above_are_followed() -> None:

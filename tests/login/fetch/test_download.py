@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -299,7 +299,7 @@ def test_endless_and_strange_redirects_end(web: Web, tmp_path: Path) -> None:
 
 
 def test_no_server_and_no_host_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(FetchFailed, match=r"no connection to 127\.0\.0\.1:9 "):
+    with pytest.raises(FetchFailed, match=r"no answer from 127\.0\.0\.1:9,"):
         _get("http://127.0.0.1:9/a", tmp_path / "a")
     with pytest.raises(FetchFailed, match=r"no host|cannot be looked up"):
         _get("http://nobody.invalid/a", tmp_path / "a")
@@ -470,8 +470,8 @@ def test_a_host_that_no_domain_can_have_is_named(web: Web, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (b"200 OK\r\nContent-Length: -5\r\n\r\ndata", "not as a web server .*Content-Length"),
-        (b"200 OK\r\nContent-Length: many\r\n\r\ndata", "not as a web server .*Content-Length"),
+        (b"200 OK\r\nContent-Length: -5\r\n\r\ndata", "not one of a web server .*Content-Length"),
+        (b"200 OK\r\nContent-Length: many\r\n\r\ndata", "not one of a web server .*Content-Length"),
         (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata", "cut after 4 bytes"),
         (b"204 No Content\r\n\r\n", "HTTP status 204"),
         (b"206 Part\r\nContent-Range: bytes 7-9/10\r\n\r\ntail", "of another version"),
@@ -524,3 +524,37 @@ def _until(condition: Callable[[], bool], seconds: float = 120) -> None:
             return
         time.sleep(0.01)
     pytest.fail("it did not come to pass")
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A port whose queue of connections is full: the kernel drops what else is sent to it."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            with suppress(BlockingIOError):
+                waiting.connect(server.getsockname())
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_nobody_answers_is_known_soon_and_not_tried_for_long(
+    silent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A third attempt would come after an hour.
+    patience = Patience(stall=600, connect=0.3, pauses=(0.1, 3600))
+    with pytest.raises(FetchFailed, match=rf"{silent} does not answer; no network here"):
+        download(f"https://{silent}/a", tmp_path / "a", patience=patience)
+    assert (
+        capsys.readouterr().err.count("trying again") == 1
+    )  # the line before the second and last attempt
+
+
+def test_a_server_that_answers_late_is_waited_for(web: Web, tmp_path: Path) -> None:
+    url = web.put("/a.bin", b"data", stall=0.5)
+    patience = Patience(stall=60, connect=0.2, pauses=())
+    download(url, tmp_path / "a.bin", patience=patience)
+    assert (tmp_path / "a.bin").read_bytes() == b"data"

@@ -23,10 +23,12 @@ from rankup.login.fetch.download import Patience, download
 print(download(sys.argv[3], target, patience=Patience(pauses=())).sha256)
 """
 _UNPACK = """
-from rankup.login.fetch.archive import Archive, fetch_archive
+from rankup.login.fetch.things import NAMED, Archive, things
 from rankup.site.caches import Caches
+from rankup.site.needs import Needs
 caches = Caches(target, target, (), {})
-fetch_archive("dataset:d", Archive(sys.argv[3], sys.argv[4], "d", ("train",)), caches)
+NAMED["d"] = Archive(sys.argv[3], sys.argv[4], "d", ("train",))
+things(Needs(datasets=("d",)), caches)[0].get(None)
 """
 
 

@@ -21,7 +21,7 @@ from rankup.login import record
 from rankup.login.fetch import hub as hubs
 from rankup.login.fetch.hub import Name
 from rankup.login.fetch.hub_child import needed
-from rankup.login.fetch.things import NAMED, OnHub
+from rankup.login.fetch.things import NAMED
 
 from ...conftest import CHECKOUT
 from .. import hub_server
@@ -205,14 +205,14 @@ configs:
 def test_wikitext_2_comes_as_a_data_set_and_as_text(stage: Stage, hub: Hub) -> None:
     """Of the same data set a configuration that is none is refused."""
     known = NAMED["wikitext-2"]
-    assert isinstance(known, OnHub)
+    assert isinstance(known, Name)
     files = {"README.md": _WIKITEXT}
     files["wikitext-103-v1/train-00000-of-00001.parquet"] = _parquet([{"text": "long\n"}])
     for split in ("train", "validation", "test"):
         rows = [{"text": text} for text in ("", f" = {split} = \n", " the cat sat \n")]
         files[f"wikitext-2-v1/{split}-00000-of-00001.parquet"] = _parquet(rows)
-    repo = known.name.repo
-    hub.add("dataset", repo, files, pinned=known.name.revision)
+    repo = known.repo
+    hub.add("dataset", repo, files, pinned=known.revision)
     done = _fetch(stage, hub, "--dataset", "wikitext-2", "--dataset", f"{repo}:midi")
     assert done.returncode == 1, done.stderr
     assert "'midi' not found" in done.stderr
@@ -226,7 +226,7 @@ def test_wikitext_2_comes_as_a_data_set_and_as_text(stage: Stage, hub: Hub) -> N
     assert "rows: " in done.stdout
     [found] = record.read(stage.project)
     assert found.key == "dataset:wikitext-2"
-    assert found.items[0].revision == known.name.revision
+    assert found.items[0].revision == known.revision
     assert len([item for item in found.items if item.path.endswith(".txt")]) == 3
     assert found.missing() == []
     # As the docs of the data set say, without a revision.

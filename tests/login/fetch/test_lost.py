@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import subprocess
+import sys
+import time
 
-import pytest
-
-from rankup.base.lock import LockLost
-from rankup.login.fetch.start import Start, attempt
-from rankup.sandbox import copies
 from rankup.sandbox.processes import marked
-from rankup.sandbox.watch import Interrupt, Limits
-from rankup.site.caches import Caches
+
+from ..stage import Stage
 
 _SCRIPT = """
 import os, time
@@ -21,40 +19,31 @@ time.sleep(600)
 """
 
 
-def test_its_script_is_ended_and_nothing_of_it_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project, ready = tmp_path / "project", tmp_path / "ready"
-    project.mkdir()
-    monkeypatch.chdir(project)
-    monkeypatch.setenv("READY", str(ready))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (project / "train.py").write_text(_SCRIPT)
-    (project / "report.txt").write_text("of last week")
-    seen: list[Path] = []
-
-    def check() -> None:
-        if ready.exists():
-            seen.extend((project / ".rankup").glob("fetch-*"))
-            raise LockLost("another one has gone on")
-
-    start = Start(
-        script=project / "train.py",
-        args=(),
-        roots=(project,),
-        area=copies.area(project),
-        caches=Caches(tmp_path / "cache", None, (), {}),
-        threads=1,
-        limits=Limits(600, 4 * 10**9),
-        check=check,
+def test_its_script_is_ended_and_nothing_of_it_is_left(stage: Stage) -> None:
+    ready = stage.home / "ready"
+    (stage.project / "train.py").write_text(_SCRIPT)
+    (stage.project / "report.txt").write_text("of last week")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankup", "fetch", "train.py"],
+        cwd=stage.project,
+        env={**os.environ, **stage.environment, "READY": str(ready)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    with (
-        Interrupt() as interrupt,
-        pytest.raises(LockLost, match="another one has gone on"),
-        attempt(start, interrupt),
-    ):
-        pass
-    [folder] = seen
+    try:
+        end = time.monotonic() + 120
+        while not ready.exists():
+            assert time.monotonic() < end, "the script has not begun"
+            time.sleep(0.02)
+        [folder] = (stage.project / ".rankup").glob("fetch-*")
+        (stage.project / ".rankup" / ".project.lock").unlink()  # as who takes it over
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1, errors
+    assert "another one has gone on with project" in errors
     assert not marked(str(folder))
     assert not folder.exists()
-    assert (project / "report.txt").read_text() == "of last week"
+    assert (stage.project / "report.txt").read_text() == "of last week"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login import needs, record
+from rankup.login import record
 from rankup.login.record import Item, Record, key_of_url
 from rankup.site.config import Config
 from rankup.site.needs import Needs, Url
@@ -26,7 +26,7 @@ def _config(tmp_path: Path, **values: object) -> Config:
 
 def unmet(config: Config) -> list[str]:
     """The lines of what is not there."""
-    return [str(one) for one in needs.unmet(config)]
+    return [str(one) for one in record.unmet(config)]
 
 
 def _record(key: str, file: Path, **changes: object) -> Record:

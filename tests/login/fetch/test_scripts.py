@@ -411,8 +411,16 @@ def test_what_is_begun_outside_of_the_project_stays_and_is_named(stage: Stage) -
 
 
 def test_options_behind_the_script_are_said_to_be_the_scripts(stage: Stage) -> None:
+    """And so is what could not be watched; here the script writes that by itself."""
     script = stage.project / "s.py"
-    script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    script.write_text(
+        "import argparse, os\n"
+        "events = open(os.path.join(os.environ['RANKUP_SANDBOX'], 'events.jsonl'), 'a')\n"
+        'events.write(\'{"event": "problem", "time": 1, "pid": 1, "what": "x"}\\n\')\n'
+        "events.close()\n"
+        "argparse.ArgumentParser().parse_args()\n"
+    )
     got = stage.fetch(script, "--dataset", "xsum")
     assert got.code == 1, got.said
+    assert "rankup: not watched: x: " in got.err
     assert "options of rankup stand before the script: rankup fetch --dataset" in got.err

@@ -15,6 +15,7 @@ from rankup.monitor.recording import Facts, Life, Recording
 from rankup.monitor.report.html import portal
 
 from ..handmade import BEGIN, made
+from ..traces import short
 from .pages import text
 
 LIMIT = 6_000_000
@@ -80,6 +81,13 @@ def test_an_empty_recording_has_an_honest_page() -> None:
         "none recorded",
     ):
         assert sentence in body.text
+
+
+def test_a_run_that_is_too_short_to_judge_is_not_called_good() -> None:
+    page = text(short().recording())
+    assert "Too short to judge" in page
+    assert "Not judged" in page
+    assert ">Good" not in page
 
 
 def test_a_running_job_says_so() -> None:

@@ -89,7 +89,7 @@ def test_hostile_names() -> None:
     heads = (replace(recording.heads[0], node=evil),)
     gpus = tuple(replace(gpu, name=evil) for gpu in recording.gpus)
     strange = replace(recording, facts=facts, heads=heads, gpus=gpus)
-    whole = text(strange, diagnose(strange), page=evil)
+    whole = text(strange, diagnose(strange), more=evil)
     assert "\x1b" not in whole
     assert "\r" not in whole
     assert not any(line.startswith("OK   everything") for line in whole.splitlines())

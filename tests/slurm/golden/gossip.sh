@@ -110,6 +110,7 @@ needs=() # every node has to see these
 programs=(torchrun python3 rankup-rank)
 # srun does not take --cpus-per-task over from sbatch since Slurm 22.05
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"
+export PYTHONHASHSEED="${PYTHONHASHSEED:-0}" # ranks have one order of a set
 threads=$((SRUN_CPUS_PER_TASK / ranks)) # torchrun would set 1
 export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"
 set -u
@@ -309,9 +310,9 @@ if [ -d "$RANKUP_RUN_DIR/monitor" ] && command -v rankup >/dev/null; then # what
     record_life "\"end\": $(date +%s), \"code\": $code" # the time limit may come meanwhile
     rankup_ended=1
     left=$((${RANKUP_END_TIME:-$(($(date +%s) + 3600))} - $(date +%s) - 20))
-    if [ "$left" -ge 20 ]; then # all nodes are billed as long as this takes
-        timeout --kill-after=5 "$((left < 120 ? left : 120))" \
-            rankup report --formats html,text --ended "$code" "$RANKUP_RUN_DIR"
+    if [ "$left" -ge 20 ]; then # all nodes are billed as long as this takes: the lines, no page
+        timeout --kill-after=5 20 \
+            rankup report --formats text --ended "$code" "$RANKUP_RUN_DIR"
     else
         echo "rankup: no time is left for the report; it is made by: rankup report $rankup_base" >&2
     fi

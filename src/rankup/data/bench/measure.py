@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,28 +98,26 @@ def parts(dataset: PackedDataset, taken: Taken, batch: int, seconds: float) -> t
     """Return the times of all parts, and a batch."""
     samples, field, transform = dataset.samples, _field(dataset), dataset.transform
 
-    def read() -> int:
+    def read() -> None:
         for row in taken.rows:  # more than a core's caches hold, where there are so many
             bytes(samples.read(row, field))  # a copy touches each page, as a decoder will
-        return len(taken.rows)
 
-    reading = _repeated(read, seconds / 6)
+    reading = _repeated(read, len(taken.rows), seconds / 6)
     transforming = None
     if transform is not None:
         shaped = transform if isinstance(transform, Shaped) else None
         out = None if shaped is None else np.empty(shaped.shape, shaped.dtype)
         some = list(zip(taken.rows, taken.data, strict=True))[:_AT_ONCE]
 
-        def made() -> int:
+        def make() -> None:
             for row, value in some:
                 random = transforms.rng(_KEY, row)
                 if shaped is not None and out is not None:
                     shaped.into(value, random, out)
                 else:
                     transform(value, random)
-            return len(some)
 
-        transforming = _repeated(made, seconds / 2)
+        transforming = _repeated(make, len(some), seconds / 2)
     collating, whole, loose = _collated(dataset, taken, batch, seconds / 6)
     copying, why = _copied(whole, batch, seconds / 6)
     first = Spread.of(taken.first)
@@ -135,13 +133,12 @@ def _copied(whole: Any, batch: int, seconds: float) -> tuple[Spread | None, str]
         return None, "a batch is no tensor"
     locked = whole.pin_memory()
 
-    def copy() -> int:
+    def copy() -> None:
         locked.to("cuda", non_blocking=True)
         torch.cuda.synchronize()
-        return batch
 
     copy()  # the first one makes CUDA's context
-    return _repeated(copy, seconds), ""
+    return _repeated(copy, batch, seconds), ""
 
 
 def _collated(
@@ -154,31 +151,24 @@ def _collated(
 
         # In place there is nothing to put together; what is left is new memory for each batch,
         # whose pages the kernel hands out one by one as they are first written to.
-        def allocated() -> int:
-            allocate(shape, dtype).fill_(1)
-            return batch
-
-        return _repeated(allocated, seconds), allocate(shape, dtype).zero_(), ""
+        spread = _repeated(lambda: allocate(shape, dtype).fill_(1), batch, seconds)
+        return spread, allocate(shape, dtype).zero_(), ""
     items = [taken.items[number % len(taken.items)] for number in range(batch)]
     try:
         whole = default_collate(items)
     except (RuntimeError, TypeError) as error:
         return None, items, str(error).split("\n")[0]
 
-    def collate() -> int:
-        default_collate(items)
-        return batch
-
-    return _repeated(collate, seconds), whole, ""
+    return _repeated(lambda: default_collate(items), batch, seconds), whole, ""
 
 
-def _repeated(once: Callable[[], int], seconds: float) -> Spread:
-    """Return the seconds per sample of something that does a number of samples."""
+def _repeated(once: Callable[[], object], count: int, seconds: float) -> Spread:
+    """Return the seconds per sample of something that does so many samples."""
     times: list[float] = []
     begin = time.perf_counter()
     while len(times) < _LEAST or (len(times) < _MOST and time.perf_counter() - begin < seconds):
         at = time.perf_counter()
-        count = once()
+        once()
         times.append((time.perf_counter() - at) / count)
     return Spread.of(times)
 
@@ -274,28 +264,21 @@ def loads(
                 dataset, batch, shuffle=order, collate=list if loose else None, **options
             )
             with closing(loader), closing(iter(loader)) as batches:  # type: ignore[type-var]
-                rate = _rate(batches, workers, batch, seconds)
+                for _ in range(_PREFETCH * workers):  # those that are made ahead
+                    next(batches)
+                begin, count = time.perf_counter(), 0
+                # Workers that began together are done together: whole bursts have a rate.
+                while not count or time.perf_counter() - begin < seconds:
+                    for _ in range(workers):
+                        next(batches)
+                    count += workers * batch
+                rate = count / max(time.perf_counter() - begin, 1e-9)
                 found.append(Load(kind, workers, batch, rate, _unshared(before)))
         except UserError as error:  # as of a transform that is not for threads
             refused[kind] = str(error)
     if not found:
         raise UserError("; ".join(refused.values()))
     return tuple(found), refused
-
-
-def _rate(batches: Iterator[object], workers: int, batch: int, seconds: float) -> float:
-    """Return samples per second, once the batches that were made ahead are gone.
-
-    Workers that began together are done together: whole bursts of batches have a rate.
-    """
-    for _ in range(_PREFETCH * workers):
-        next(batches)
-    begin, count = time.perf_counter(), 0
-    while not count or time.perf_counter() - begin < seconds:
-        for _ in range(workers):
-            next(batches)
-        count += workers
-    return count * batch / max(time.perf_counter() - begin, 1e-9)
 
 
 def _unshared(before: set[int]) -> int | None:

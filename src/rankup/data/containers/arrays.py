@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +21,7 @@ import numpy.typing as npt
 from ...base.amounts import size
 from ...base.errors import UserError
 from .. import npz
-from ..errors import BadContainer
+from ..errors import DAMAGE, BadContainer
 from ..index import Field, Index
 from ..roles import SPLITS, split_order
 from ..stage import memory
@@ -34,21 +31,6 @@ from .columns import Column, Table, check_known, indexed
 _MAGIC = b"\x93NUMPY"
 _RATIO = 1032  # bytes that deflate can make of one, at most
 _MOST = (1 << 63) - 1  # an index counts in int64
-_DAMAGED = (
-    ValueError,
-    EOFError,
-    KeyError,
-    TypeError,
-    SyntaxError,
-    OverflowError,
-    NotImplementedError,
-    struct.error,
-    zlib.error,
-    zipfile.BadZipFile,
-    RecursionError,
-    MemoryError,
-    tokenize.TokenError,  # numpy reads headers of Python 2 with Python's tokenizer
-)
 _MANY = 10_000_000  # rows
 _BYTES_OF_ROW = 48  # of an index while it is made: offset, length, key, and what these are made of
 _KINDS = "|".join(SPLITS)
@@ -215,7 +197,7 @@ def _member(path: Path, name: str) -> npt.NDArray[Any]:
             array: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-untyped-call]
             if file.read(1):
                 raise ValueError("longer than its shape")
-    except _DAMAGED as error:
+    except DAMAGE as error:
         raise BadContainer(f"{path}: the array {name} is damaged: {error}") from None
     return array
 
@@ -240,7 +222,7 @@ def headers(path: Path) -> list[Array]:
                 if len({info.filename for info in infos}) < len(infos):
                     raise ValueError("two arrays of one name")
                 found = [_stored(path, archive, file, info, size) for info in infos]
-    except _DAMAGED as error:
+    except DAMAGE as error:
         raise BadContainer(f"{path} is neither .npy nor .npz, or damaged: {error}") from None
     if not found:
         raise BadContainer(f"{path} has no arrays")

@@ -22,7 +22,7 @@ from ..index import Index
 from . import Choice
 from .arrow_index import File, Source, files_below, in_order
 from .arrow_index import scan as index_of
-from .arrow_tables import Tables
+from .arrow_values import Tables
 from .detect import HUGGING_FACE
 
 
@@ -111,7 +111,7 @@ def fallback(index: Index, root: Path) -> Tables:
 
 
 class RecordBatches:
-    """The record batches of a file or stream, mapped; see `arrow_tables.Reader`."""
+    """The record batches of a file or stream, mapped; see `arrow_values.Reader`."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -28,9 +28,10 @@ from ..roles import kind_of, split_in, split_order
 from ..strings import Strings
 from . import Choice
 from .arrow_layout import ABOUT
-from .arrow_tables import Opener, Reader, pack
 from .arrow_values import (
-    broken,
+    BROKEN,
+    Opener,
+    Reader,
     check_full,
     column_type,
     gathered,
@@ -38,6 +39,7 @@ from .arrow_values import (
     is_text,
     lengths,
     member,
+    pack,
     places,
     plain,
     value,
@@ -130,7 +132,7 @@ def _open(source: Source, file: File) -> Iterator[tuple[Reader, Path]]:
             reader.close()
     except UserError:
         raise
-    except broken() as error:
+    except BROKEN as error:
         raise _damaged(path, error) from None
 
 
@@ -154,7 +156,7 @@ def scan(source: Source, choice: Choice) -> Index:
         raise error if inside else BadContainer(f"{source.root}: {error}") from None
     except UserError as error:
         raise UserError(f"{source.root}: {error}") from None
-    except broken() as error:  # by what a schema says
+    except BROKEN as error:  # by what a schema says
         raise _damaged(source.root, error) from None
 
 
@@ -231,7 +233,7 @@ class _Column:
     def column(self) -> Column:
         """Return it as all formats have it."""
         schema = next(one for one in self._schemas if self.name in one.names)
-        type_, features = schema.field(self.name).type, self._source.features
+        type_ = schema.field(self.name).type
         at = -1
         if t.is_struct(plain(type_)):
             at = plain(type_).get_field_index("path")
@@ -243,8 +245,15 @@ class _Column:
             lambda: self._values((self.name,)),
             self._suffix,
             (lambda: self._values((self.name, "path"))) if beside else None,
-            _classes(features or _features(schema.metadata), self.name),
+            self._classes[0],
         )
+
+    @cached_property
+    def _classes(self) -> list[tuple[str, ...]]:
+        """The names of classes that its files know: of all the same, or it cannot be labels."""
+        files = (one for one in self._schemas if self.name in one.names)
+        found = (self._source.features or _features(one.metadata) for one in files)
+        return list(dict.fromkeys(_classes(one, self.name) for one in found))
 
     @cached_property
     def type(self) -> Any:
@@ -337,6 +346,8 @@ class _Column:
 
     def _values(self, path: tuple[str, ...]) -> Any:
         """All values of labels or keys, many batches at a time since one may have one row."""
+        if len(self._classes) > 1:
+            raise UserError(f"its files have different names of the classes of {self.name}")
         texts: list[bytes | None] = []
         numbers: list[npt.NDArray[Any]] = [np.empty(0, np.int64)]
         for _, file, _ in self._files:

@@ -59,7 +59,7 @@ class ArrowLayout:
         """Make a file for each split, with all but its batches."""
         for number, tail in enumerate(self.tails):
             with (root / self.index.files.text(number)).open("wb") as out:
-                out.write(self.columns.head(number))
+                out.write(self.columns.head)
                 out.truncate(int(self.sizes[number]))
                 out.seek(-len(tail), 2)
                 out.write(tail)
@@ -86,7 +86,7 @@ class ArrowLayout:
         if not batches:
             return
         file = int(self.file[batches[0]])
-        writer = _Writer(self.columns, file, int(self.offset[batches[0]]))
+        writer = _Writer(self.columns, int(self.offset[batches[0]]))
         for batch in batches:
             writer.write(*self.starts[batch : batch + 2].tolist())
         yield from (Piece(file, at, bytes(data)) for at, data in writer.sink.pieces)
@@ -128,7 +128,7 @@ def plan(source: Index, shape: Shape) -> ArrowLayout:
     holes = np.empty((len(rows), 2 * len(source.fields)), np.int64)
     offset, sizes, tails = np.empty(len(rows), np.int64), [], []
     for number in range(len(stops)):
-        writer = _Writer(columns, number, len(columns.head(number)))
+        writer = _Writer(columns, len(columns.head))
         for batch in np.flatnonzero(file == number).tolist():
             offset[batch] = writer.end
             holes[batch] = writer.write(*starts[batch : batch + 2].tolist())
@@ -186,12 +186,14 @@ class Columns:
 
     Attributes:
         source: the samples.
-        schemas: of each file, the fields first; they differ in what they say of their split.
+        schema: of each file, the fields first.
+        head: the bytes before the batches of a file.
         largest: bytes of a field's samples, or hashes, in a batch, at most.
     """
 
     source: Index
-    schemas: tuple[pa.Schema, ...]
+    schema: pa.Schema
+    head: bytes
     largest: int
 
     @classmethod
@@ -217,21 +219,13 @@ class Columns:
         lone = len(source.fields) == 1
         hashes = [free("hash" if lone else f"{one.name}_hash") for one in source.fields]
         named += [(name, pa.uint64()) for name in hashes]
-        features = _features(source, named)
-        schemas = []
-        for split in source.splits:
-            about = {"split": split.name, "classes": list(source.classes)}
-            metadata = {ABOUT: json.dumps(about).encode(), **features}
-            schemas.append(pa.schema(named, metadata))
-        return cls(source, tuple(schemas), largest)
+        about = {ABOUT: json.dumps({"classes": list(source.classes)}).encode()}
+        schema = pa.schema(named, {**about, **_features(source, named)})
+        return cls(source, schema, _BEGIN + bytes(schema.serialize()), largest)
 
-    def head(self, file: int) -> bytes:
-        """Return the bytes before the batches of a file."""
-        return _BEGIN + bytes(self.schemas[file].serialize())
-
-    def batch(self, file: int, first: int, stop: int, blank: pa.Buffer) -> pa.RecordBatch:
+    def batch(self, first: int, stop: int, blank: pa.Buffer) -> pa.RecordBatch:
         """The rows [first, stop); each field's samples are `largest` bytes further in `blank`."""
-        source, schema, rows = self.source, self.schemas[file], stop - first
+        source, schema, rows = self.source, self.schema, stop - first
         at = iter(range(0, blank.size, self.largest))
         arrays: list[pa.Array] = []
         for one, type_ in zip(source.fields, schema.types, strict=False):
@@ -317,16 +311,16 @@ class _Writer:
         sink: has what was written.
     """
 
-    def __init__(self, columns: Columns, file: int, begin: int) -> None:
-        self._columns, self._file = columns, file
+    def __init__(self, columns: Columns, begin: int) -> None:
+        self._columns = columns
         self._count = 2 * len(columns.source.fields)
         # Never read, so no memory: what is read-only counts for no limit either.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         blank = mmap.mmap(-1, self._count * columns.largest, flags=flags, prot=mmap.PROT_READ)
         self._blank = pa.py_buffer(blank)
         # pyarrow writes the beginning of a file first, which is there already.
-        self.sink = _Sink(self._blank, begin - len(columns.head(file)), begin)
-        self._writer = pa.ipc.new_file(pa.PythonFile(self.sink, "w"), columns.schemas[file])
+        self.sink = _Sink(self._blank, begin - len(columns.head), begin)
+        self._writer = pa.ipc.new_file(pa.PythonFile(self.sink, "w"), columns.schema)
 
     @property
     def end(self) -> int:
@@ -336,7 +330,7 @@ class _Writer:
     def write(self, first: int, stop: int) -> Int64s:
         """Write a batch; return where its samples stand, field by field, and then their hashes."""
         holes = np.full(self._count, self.end, np.int64)  # what is empty stands anywhere
-        self._writer.write(self._columns.batch(self._file, first, stop, self._blank))
+        self._writer.write(self._columns.batch(first, stop, self._blank))
         for address, at in self.sink.holes:
             holes[(address - self._blank.address) // self._columns.largest] = at
         self.sink.holes.clear()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -81,7 +81,6 @@ class Groups:
         classes: names of the class folders, in the order of their bytes.
         label_member: int64 (n,), the member whose text is the label, -1: none. None: there are no
             such members.
-        skipped: names of members that belong to no sample.
     """
 
     sample: Int64s
@@ -93,7 +92,6 @@ class Groups:
     labels: Int64s | None = None
     classes: tuple[str, ...] = ()
     label_member: Int64s | None = None
-    skipped: list[bytes] = dataclasses.field(default_factory=list)
 
     def rows(self) -> tuple[Int64s, tuple[Split, ...]]:
         """Samples split by split, else in their order, and the splits with start and stop."""
@@ -174,8 +172,8 @@ def archived(
         file = None if parts is None else parts.of[of].astype(np.uint32)
         fields.append(Field(name, offset[of], length[of], file))
     passed = dict(members.passed)
-    if groups.skipped:
-        passed["outside of samples"] = len(groups.skipped)
+    if outside := int((groups.sample < 0).sum()):
+        passed["outside of samples"] = outside
     return Index(
         container,
         files,
@@ -232,9 +230,6 @@ def group(
     groups = replace(groups, split_of=of_sample, splits=tuple(splits))
     if parts is not None:
         groups = _keys_apart(groups, part_of, parts.names)
-    outside = np.ones(len(paths), np.bool_)
-    outside[np.asarray(kept, np.int64)[members]] = False
-    groups = replace(groups, skipped=[paths[row] for row in np.flatnonzero(outside).tolist()])
     return groups if len(kept) == len(paths) else _spread(groups, kept, len(paths))
 
 
@@ -327,15 +322,11 @@ def _stemmed(paths: Sequence[bytes], apart: Int64s, choice: Choice) -> Groups | 
     pairs = [cut(path) for path in paths]
     ends = [extension.decode("utf-8", "surrogateescape").lower() for _, extension in pairs]
     number_of: dict[tuple[int, bytes], int] = {}
-    marks = zip(apart.tolist(), (stem for stem, _ in pairs), strict=True)
-    sample = np.fromiter(
-        (
-            number_of.setdefault(mark, len(number_of)) if end else -1
-            for mark, end in zip(marks, ends, strict=True)
-        ),
-        np.int64,
-        len(pairs),
+    numbers = (
+        number_of.setdefault((part, stem), len(number_of)) if end else -1
+        for part, (stem, end) in zip(apart.tolist(), pairs, strict=True)
     )
+    sample = np.fromiter(numbers, np.int64, len(pairs))
     label = choice.label or LABEL
     if not _are_stems(sample, len(number_of), ends, label, choice):
         return None
@@ -344,7 +335,8 @@ def _stemmed(paths: Sequence[bytes], apart: Int64s, choice: Choice) -> Groups | 
     missing = [one for one in choice.fields if one.lower() not in kinds]
     missing += [one for one in (choice.label,) if one and one not in known]
     if missing:
-        raise UserError(f"no member ends with .{missing[0]} {_which(Counter(ends))}")
+        common = ", ".join(f".{one}" for one, _ in Counter(ends).most_common(8) if one)
+        raise UserError(f"no member ends with .{missing[0]} (there are {common or 'none'})")
     if choice.fields:
         kinds = [one.lower() for one in choice.fields]
     number = {kind: row for row, kind in enumerate(kinds)}
@@ -357,9 +349,10 @@ def _stemmed(paths: Sequence[bytes], apart: Int64s, choice: Choice) -> Groups | 
     renumbered[found] = np.arange(len(found))
     sample = renumbered[sample]
     keys = [pairs[row][0] for row in having[first].tolist()]
-    _check_once(paths, sample, field_of, having, len(kinds))
+    cells = sample[having] * len(kinds) + field_of[having]
+    _check_once(paths, having, cells)
     labels = np.flatnonzero((sample >= 0) & is_label)
-    _check_once(paths, sample, np.zeros_like(field_of), labels, 1)
+    _check_once(paths, labels, sample[labels])
     label_member = None
     if len(labels):
         label_member = np.full(len(keys), -1, np.int64)
@@ -369,7 +362,7 @@ def _stemmed(paths: Sequence[bytes], apart: Int64s, choice: Choice) -> Groups | 
         keys = [paths[row] for row in having[np.argsort(sample[having])].tolist()]
         field_of, kinds = np.where(field_of >= 0, 0, -1), [LONE]
     else:
-        _check_whole(keys, sample, field_of, having, kinds)
+        _check_whole(keys, cells, kinds)
     sample = np.where((field_of >= 0) | is_label, sample, -1)
     field_of = np.where(sample >= 0, field_of, -1)
     return Groups(sample, field_of, tuple(kinds), keys, label_member=label_member)
@@ -391,40 +384,29 @@ def _are_stems(
     return bool(2 * np.count_nonzero(members > 1) >= samples)
 
 
-def _check_once(
-    paths: Sequence[bytes], sample: Int64s, field_of: Int64s, members: Int64s, fields: int
-) -> None:
-    cells = sample[members] * max(fields, 1) + field_of[members]
-    order = np.argsort(cells, kind="stable")
-    same = np.flatnonzero(np.diff(cells[order]) == 0)
-    if len(same):
-        one, two = (paths[members[order[same[0] + step]]] for step in (0, 1))
+def _check_once(paths: Sequence[bytes], members: Int64s, cells: Int64s) -> None:
+    """Refuse two members in one cell, that is, as one field of one sample."""
+    twice = np.flatnonzero(np.bincount(cells) > 1)
+    if len(twice):
+        one, two = (_text(paths[row]) for row in members[cells == twice[0]][:2].tolist())
         raise UserError(
-            f"{_text(one)} and {_text(two)} are the same field of one sample "
-            f"({len(same)} such pair{'s' * (len(same) > 1)}): rename one of them"
+            f"{one} and {two} are the same field of one sample ({len(twice)} such "
+            f"pair{'s' * (len(twice) > 1)}): rename one of them"
         )
 
 
-def _check_whole(
-    keys: Sequence[bytes], sample: Int64s, field_of: Int64s, having: Int64s, kinds: Sequence[str]
-) -> None:
-    for number, kind in enumerate(kinds):
-        has = np.zeros(len(keys), np.bool_)
-        has[sample[having[field_of[having] == number]]] = True
-        without = np.flatnonzero(~has)
+def _check_whole(keys: Sequence[bytes], cells: Int64s, kinds: Sequence[str]) -> None:
+    """Refuse a sample that lacks a field which others have."""
+    there = np.bincount(cells, minlength=len(keys) * len(kinds)).reshape(len(keys), len(kinds)) > 0
+    for kind, having in zip(kinds, there.T, strict=True):
+        without = np.flatnonzero(~having)
         if len(without):
-            counts = np.bincount(field_of[having], minlength=len(kinds)).tolist()
-            whole = [one for one, count in zip(kinds, counts, strict=True) if count == len(keys)]
+            whole = [one for one, of in zip(kinds, there.T, strict=True) if of.all()]
             advice = f"; --fields {','.join(whole)} takes what all of them have" if whole else ""
             raise UserError(
                 f"{len(without)} of {len(keys)} samples have no .{kind}, the first is "
                 f"{_text(keys[without[0]])}{advice}"
             )
-
-
-def _which(ends: Mapping[str, int]) -> str:
-    known = ", ".join(f".{one}" for one, _ in Counter(ends).most_common(8) if one)
-    return f"(there are {known})" if known else "(there are none)"
 
 
 def _keys_apart(groups: Groups, part_of: Int64s, names: Sequence[bytes]) -> Groups:

@@ -7,7 +7,6 @@ the `images` of many a course, are read by `hdf5_data`; compressed ones by h5py,
 from __future__ import annotations
 
 import bisect
-import io
 import itertools
 import math
 import os
@@ -188,8 +187,8 @@ def _suffix(data: h5py.Dataset, size: int) -> str:
     if not len(data) or at is None or not hdf5_data.is_heap(data):
         return ""
     try:
-        with open(data.file.filename, "rb") as file:
-            head = next(hdf5_data.row(file.fileno(), at, hdf5_data.base(data.file)), b"")
+        rows = hdf5_data.Rows(Path(data.file.filename), hdf5_data.base(data.file))
+        head = next(rows.row(at), b"")
     except BadContainer:  # a damaged sample is named by who reads it
         return ""
     return images.suffix_of(head)
@@ -310,9 +309,9 @@ class Rows:
     """
 
     def __init__(self, path: Path, groups: list[Group], base: int, lone: str) -> None:
-        self._path, self._groups, self._base, self._lone = path, groups, base, lone
+        self._path, self._groups, self._lone = path, groups, lone
+        self._heaps = hdf5_data.Rows(path, base)
         self._ends = list(itertools.accumulate(group.rows for group in groups))
-        self._raw: io.FileIO | None = None
         self._file: h5py.File | None = None
         self._known: dict[str, h5py.Dataset] = {}
         self._pid = 0
@@ -333,11 +332,7 @@ class Rows:
             if heap is None:
                 yield self._row(f"{group.path.rstrip('/')}/{name}", row)
                 return
-            raw = self._raw  # a name of its own keeps it open while another thread replaces it
-            if raw is None:
-                raw = self._raw = io.FileIO(self._path)
-            at = heap + row * hdf5_data.WIDTH
-            yield from hdf5_data.row(raw.fileno(), at, self._base)
+            yield from self._heaps.row(heap + row * hdf5_data.WIDTH)
         except Exception as error:  # as in `scan`
             why = str(error) if isinstance(error, BadContainer) else repr(error)
             raise BadContainer(
@@ -386,13 +381,7 @@ class Rows:
     def close(self) -> None:
         """Close the file; it opens again when something is read."""
         self._close_file()
-        raw, self._raw = self._raw, None
-        if raw is not None:
-            raw.close()
-
-    def __del__(self) -> None:
-        if self._raw is not None:
-            self._raw.close()
+        self._heaps.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_raw": None, "_file": None, "_known": {}, "_kept": {}}
+        return {**self.__dict__, "_file": None, "_known": {}, "_kept": {}}

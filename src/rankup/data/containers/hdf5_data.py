@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import BadContainer
+from ..spans import Spans
+from ..strings import Strings
 
 MARK = "rankup_hdf5"  # attribute of the files that rankup writes: the version of their layout
 VERSION = 2
@@ -184,60 +186,61 @@ def texts(data: h5py.Dataset, at: int) -> list[bytes]:
     Raises:
         BadContainer: one is not where the table says.
     """
-    start = base(data.file)
-    with Path(data.file.filename).open("rb") as file:
-        every = range(at, at + len(data) * WIDTH, WIDTH)
-        return [b"".join(row(file.fileno(), one, start)) for one in every]
+    rows = Rows(Path(data.file.filename), base(data.file))
+    return [b"".join(rows.row(at + row * WIDTH)) for row in range(len(data))]
 
 
-def row(descriptor: int, at: int, start: int) -> Iterator[bytes]:
-    """The bytes of a row, piece by piece.
+class Rows:
+    """The rows of variable length of a file.
 
     Args:
-        at: where its 16 bytes lie in the file.
         start: see `base`.
-
-    Raises:
-        BadContainer: it is not where they say.
     """
-    length, address, number = _ROW.unpack(_exactly(descriptor, _ROW.size, at))
-    if length == 0:
-        return
-    place, size = _object(descriptor, start + address, number)
-    if length > size:
-        raise BadContainer(f"a row of {length} bytes in {size} bytes of a heap at {address}")
-    while length:
-        part = _exactly(descriptor, min(length, _PIECE), place)
-        yield part
-        place += len(part)
-        length -= len(part)
 
+    def __init__(self, path: Path, start: int) -> None:
+        self._spans = Spans(path, Strings.of([b""]), np.empty(0, np.int64), "pread")
+        self._start, self._size = start, path.stat().st_size
 
-def _object(descriptor: int, heap: int, number: int) -> tuple[int, int]:
-    """Where the bytes of an object of a heap lie, and how many there are."""
-    window = os.pread(descriptor, _WINDOW, heap) if heap < 1 << 62 else b""
-    if len(window) < _HEAP.size or not window.startswith(b"GCOL\x01"):
-        raise BadContainer(f"there is no heap at {heap}")
-    _, total = _HEAP.unpack_from(window)
-    at = _HEAP.size
-    while at + _OBJECT.size <= total:
-        if at + _OBJECT.size <= len(window):
-            found, size = _OBJECT.unpack_from(window, at)
-        else:
-            found, size = _OBJECT.unpack(_exactly(descriptor, _OBJECT.size, heap + at))
-        at += _OBJECT.size
-        if found == 0:  # the free rest
-            break
-        if found == number:
-            if at + size > total:
+    def row(self, at: int) -> Iterator[bytes]:
+        """The bytes of a row whose 16 bytes lie at `at`, piece by piece.
+
+        Raises:
+            BadContainer: it is not where they say.
+        """
+        length, address, number = _ROW.unpack(self._read(at, _ROW.size))
+        if length == 0:
+            return
+        place, size = self._object(self._start + address, number)
+        if length > size:
+            raise BadContainer(f"a row of {length} bytes in {size} bytes of a heap at {address}")
+        for done in range(0, length, _PIECE):
+            yield self._read(place + done, min(_PIECE, length - done))
+
+    def _object(self, heap: int, number: int) -> tuple[int, int]:
+        """Where the bytes of an object of a heap lie, and how many there are."""
+        window = self._read(heap, max(0, min(_WINDOW, self._size - heap)))
+        if len(window) < _HEAP.size or not window.startswith(b"GCOL\x01"):
+            raise BadContainer(f"there is no heap at {heap}")
+        _, total = _HEAP.unpack_from(window)
+        at = _HEAP.size
+        while at + _OBJECT.size <= total:
+            if at + _OBJECT.size <= len(window):
+                found, size = _OBJECT.unpack_from(window, at)
+            else:
+                found, size = _OBJECT.unpack(self._read(heap + at, _OBJECT.size))
+            at += _OBJECT.size
+            if found == 0:  # the free rest
                 break
-            return heap + at, size
-        at += size + -size % 8
-    raise BadContainer(f"the heap at {heap} has no object {number}")
+            if found == number:
+                if at + size > total:
+                    break
+                return heap + at, size
+            at += size + -size % 8
+        raise BadContainer(f"the heap at {heap} has no object {number}")
 
+    def close(self) -> None:
+        """Close the file; it opens again when a row is read."""
+        self._spans.close()
 
-def _exactly(descriptor: int, length: int, at: int) -> bytes:
-    data = os.pread(descriptor, length, at) if at < 1 << 62 else b""
-    if len(data) != length:
-        raise BadContainer(f"it ends before {at + length} bytes")
-    return data
+    def _read(self, at: int, length: int) -> bytes:
+        return bytes(self._spans.read(0, at, length))

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +34,20 @@ _SLOWEST = 50e6  # bytes per second: Parquet is read through to learn the length
 _SAID = 2000  # characters of stderr that go into an error
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The memory and time that a scan may use.
-
-    Attributes:
-        seconds: of wall time; None: `$RANKUP_SCAN_SECONDS`, else 300 and what the size asks for.
-        memory: bytes of its own, without the files that it maps.
-    """
-
-    seconds: float | None = None
-    memory: int = 16 << 30
-
-
-def scan(name: str, path: Path, choice: Choice, bounds: Bounds | None = None) -> Index:
+def scan(
+    name: str,
+    path: Path,
+    choice: Choice,
+    *,
+    seconds: float | None = None,
+    memory: int = 16 << 30,
+) -> Index:
     """Return the index of a container, made in a child where a C library has to look at it.
+
+    Args:
+        seconds: of wall time that it may take; None: `$RANKUP_SCAN_SECONDS`, else 300 and what the
+            size asks for.
+        memory: bytes of its own that it may use, without the files that it maps.
 
     Raises:
         BadContainer: it is damaged or hostile; or the child crashed, hung or wanted too much.
@@ -57,8 +56,7 @@ def scan(name: str, path: Path, choice: Choice, bounds: Bounds | None = None) ->
     """
     if name in IN_PROCESS:
         return module(name).scan(path, choice)
-    bounds = bounds or Bounds()
-    seconds = bounds.seconds if bounds.seconds is not None else _seconds(path)
+    seconds = _seconds(path) if seconds is None else seconds
     with tempfile.TemporaryDirectory(prefix="rankup-scan-") as folder:
         out, report = Path(folder) / "index.npz", Path(folder) / "report.json"
         request = {
@@ -68,7 +66,7 @@ def scan(name: str, path: Path, choice: Choice, bounds: Bounds | None = None) ->
             "out": str(out),
             "report": str(report),
             "seconds": seconds,
-            "memory": bounds.memory,
+            "memory": memory,
             "parent": os.getpid(),
         }
         code, words = _run(request, seconds)

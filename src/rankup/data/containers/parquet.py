@@ -17,7 +17,7 @@ from ..index import Index
 from . import Choice
 from .arrow_index import Source, files_below
 from .arrow_index import scan as index_of
-from .arrow_tables import Tables
+from .arrow_values import Tables
 
 _WHOLE = 64 << 20  # bytes of a row group that are decoded at once
 _PIECE = 16 << 20  # bytes of the pieces that a larger one is decoded in
@@ -39,7 +39,7 @@ def fallback(index: Index, root: Path) -> Tables:
 
 
 class RowGroups:
-    """The row groups of a file; see `arrow_tables.Reader`."""
+    """The row groups of a file; see `arrow_values.Reader`."""
 
     mapped = range(0)
 

@@ -70,11 +70,13 @@ class TarLayout:
         index = self.index
         stems, names = self._names(start, stop)
         heads = []
+        changed = (row for row in range(start, stop) if row in self.changed)
+        true = {row - start: index.keys[row] for row in changed}
         for field, of, npy in zip(index.fields, names, self.heads, strict=True):
-            true = self._true_keys(start, stop) if field is index.fields[0] else {}
             sizes = field.length[start:stop] + len(npy)
             found = tar_headers.headers(of, sizes, true)
             heads.append([one + npy for one in found] if npy else found)
+            true = {}  # it stands in the first member of a sample
         labels = self._labels(stems, start, stop)
         files = _files(index)[start:stop].tolist()
         columns = [
@@ -146,21 +148,11 @@ class TarLayout:
     def _names(self, start: int, stop: int) -> tuple[list[bytes], list[list[bytes]]]:
         """Stems of the samples, and the names of the members of each field."""
         keys = self.index.keys
-        written = [keys[row] for row in range(start, stop)]
-        for row in self._changed(start, stop):
-            written[row - start] = self.changed[row]
+        written = [self.changed.get(row) or keys[row] for row in range(start, stop)]
         if _is_lone(self.index):
             return [cut(name)[0] for name in written], [written]
         suffixes = [_suffix(field) for field in self.index.fields]
         return written, [[name + suffix for name in written] for suffix in suffixes]
-
-    def _changed(self, start: int, stop: int) -> list[int]:
-        if len(self.changed) < stop - start:
-            return [row for row in self.changed if start <= row < stop]
-        return [row for row in range(start, stop) if row in self.changed]
-
-    def _true_keys(self, start: int, stop: int) -> dict[int, bytes]:
-        return {row - start: self.index.keys[row] for row in self._changed(start, stop)}
 
     def _labels(self, stems: Sequence[bytes], start: int, stop: int) -> list[bytes]:
         """The member with the label of each sample, whole; empty for those without."""

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from .. import keys as safe_keys
 from .. import roles
-from ..errors import BadContainer
+from ..errors import DAMAGE, BadContainer
 from ..index import Index, Int64s
+from ..npz import LOCAL, local
 from ..spans import Spans
 from ..strings import Strings
 from . import Choice
 from .grouping import Members, archived, plain
 
-_LOCAL = struct.Struct("<4s5H3I2H")
-_MAGIC = b"PK\x03\x04"
 _DESCRIPTOR = b"PK\x07\x08"
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _DESCRIBED = 0x8  # sum and sizes come behind the data
@@ -35,28 +32,6 @@ _UTF8 = 0x800
 _WINDOWS = (0, 10)
 _RATIO = 1032  # the most that deflate can make of a byte
 _CHUNK = 256 << 10
-_BAD = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError),
-    *(NotImplementedError, ValueError, OverflowError),
-)
-
-
-class _Local(NamedTuple):
-    """The local header of a member; `start` is where its data begins."""
-
-    flags: int
-    method: int
-    crc: int
-    names: int  # bytes of the name
-    start: int
-
-
-def _local(header: bytes | memoryview, at: int) -> _Local | None:
-    """Return what the 30 bytes at a place say; None where they are no header."""
-    if len(header) < _LOCAL.size or header[:4] != _MAGIC:
-        return None
-    _, _, flags, method, _, _, crc, _, _, names, extra = _LOCAL.unpack_from(header)
-    return _Local(flags, method, crc, names, at + _LOCAL.size + names + extra)
 
 
 def scan(path: Path, choice: Choice) -> Index:
@@ -87,7 +62,9 @@ def scan(path: Path, choice: Choice) -> Index:
                 files=Strings.of([b""]),
                 sizes=np.array([os.fstat(file.fileno()).st_size], np.int64),
             )
-    except _BAD as error:
+    except MemoryError:  # of a zip with very many files
+        raise
+    except DAMAGE as error:
         raise BadContainer(f"{path} is no zip, or a damaged one: {error}") from None
 
 
@@ -116,7 +93,7 @@ class Inflated:
         """
         size = self._size(field, number)
         where = f"{self._path}: the file at byte {number}"
-        about = _local(self._read(number, _LOCAL.size), number)
+        about = local(self._read(number, LOCAL.size), number)
         if about is None:
             raise BadContainer(f"{where} has no header: the zip was changed since it was indexed")
         stream = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -240,12 +217,12 @@ def _offsets(
         at, name, raw = info.header_offset, safe_keys.shown(_name(info)), _raw(info)
         if at < before:
             raise BadContainer(f"{path}: {name} lies over the file before it: a zip bomb")
-        head = os.pread(descriptor, _LOCAL.size + len(raw), at)
-        about = _local(head, at)
+        head = os.pread(descriptor, LOCAL.size + len(raw), at)
+        about = local(head, at)
         if about is None:
             raise BadContainer(f"{path}: {name} has no header at byte {at}: a damaged zip")
         same = (about.method, about.names) == (info.compress_type, len(raw))
-        if not same or head[_LOCAL.size :] != raw:
+        if not same or head[LOCAL.size :] != raw:
             raise BadContainer(
                 f"{path}: {name} is listed otherwise than its header at byte {at} says: a damaged "
                 f"or hostile zip"

@@ -22,8 +22,7 @@ from ..index import Index, Split
 from ..inodes import words
 from . import extract as extracting
 from . import verify as verifying
-from .facts import describe
-from .printing import lines, safe
+from .printing import describe, lines, safe
 from .verify import Damage
 
 _NAMED = 20  # of what is damaged; all of it in the JSON
@@ -146,7 +145,7 @@ def _range(splits: tuple[Split, ...]) -> tuple[int, int]:
 
 def _progress(
     what: str, index: Index, splits: tuple[Split, ...], quiet: bool
-) -> AbstractContextManager[progress.Show]:
+) -> AbstractContextManager[progress.Progress]:
     """Return what shows how many samples of some splits are done."""
     start, stop = _range(splits)
     # As floats, which hold sums of what a damaged index says.

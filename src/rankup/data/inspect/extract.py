@@ -14,13 +14,14 @@ import xxhash
 from ...base.amounts import size
 from ...base.errors import UserError
 from ...base.files import pwrite_all
+from ...base.progress import Progress
 from .. import keys, npz
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, folders
 from ..pack.source import unsound
 from ..pool import cores, spread
-from ..verified import Reader, SourceProblem, Span
-from .verify import CHANGED, Damage, Watch, end_of, name, parts
+from ..verified import Reader, Span
+from .verify import Damage, compared, end_of, name, parts
 
 PART = ".part"
 LABELS = "labels"
@@ -46,7 +47,7 @@ class Extracted:
 
 
 def extract(
-    index: Index, root: Path, splits: tuple[Split, ...], out: Path, watch: Watch
+    index: Index, root: Path, splits: tuple[Split, ...], out: Path, watch: Progress
 ) -> Extracted:
     """Write the samples of splits below a new folder, on all cores, comparing hashes on the way.
 
@@ -85,7 +86,7 @@ def extract(
             for done, spans, found in spread(write, parts(index, start, stop), cores()):
                 total, count = total + done, count + spans
                 bad += found
-                watch(total, count)
+                watch(total, samples=count)
         finally:
             for array in arrays.values():
                 os.close(array.descriptor)
@@ -222,7 +223,7 @@ def _make_arrays(
                 pwrite_all(descriptor, rows.tobytes(), len(head))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Write:
     """Writes the samples of some rows; gives bytes, count, and (row, field, why) of bad ones."""
 
@@ -230,35 +231,28 @@ class _Write:
     base: bytes
     arrays: Mapping[tuple[str, int], _Array]
     folders: Mapping[str, bytes]
-    size: int = 0
 
     def __call__(self, rows: Int64s) -> tuple[int, int, list[tuple[int, int, str]]]:
-        index, bad = self.reader.index, []
-        self.size = 0
-        for number, column in enumerate(self.reader.spans(rows)):
-            field, end = index.fields[number], end_of(index, number)
-            for span in column:
-                split, state = index.split_of(span.row), xxhash.xxh3_64()
-                data = self._pieces(span, state)
-                try:
-                    if field.dtype:
-                        why = self.arrays[split.name, number].write(data, span.row)
-                    else:
-                        key = self.folders[split.name] + index.keys[span.row]
-                        why = self._file(data, key + b"." + os.fsencode(end) if end else key)
-                except SourceProblem as error:
-                    why = f"it cannot be read: {error}"
-                if not why and field.hash is not None and state.intdigest() != field.hash[span.row]:
-                    why = CHANGED
-                if why:
-                    bad.append((span.row, number, why))
-        return self.size, len(rows) * len(index.fields), bad
+        return compared(self.reader, rows, self._sample)
 
-    def _pieces(self, span: Span, state: xxhash.xxh3_64) -> Iterator[bytes | memoryview]:
-        for piece in self.reader.chunks(span):
-            state.update(piece)
-            self.size += len(piece)
-            yield piece
+    def _sample(self, span: Span) -> tuple[int, int, str]:
+        index, state, size = self.reader.index, xxhash.xxh3_64(), 0
+
+        def pieces() -> Iterator[bytes | memoryview]:
+            nonlocal size
+            for piece in self.reader.chunks(span):
+                state.update(piece)
+                size += len(piece)
+                yield piece
+
+        split = index.split_of(span.row).name
+        if index.fields[span.field].dtype:
+            why = self.arrays[split, span.field].write(pieces(), span.row)
+        else:
+            end = end_of(index, span.field)
+            key = self.folders[split] + index.keys[span.row]
+            why = self._file(pieces(), key + b"." + os.fsencode(end) if end else key)
+        return state.intdigest(), size, why
 
     def _file(self, data: Iterable[bytes | memoryview], path: bytes) -> str:
         """Write a new file; return why not, where that is for its name."""

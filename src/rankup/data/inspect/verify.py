@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from ...base.errors import UserError
+from ...base.progress import Progress
 from .. import indexes, keys, stamp
 from ..blocks import Blocks, blocks_of
 from ..containers.grouping import LONE
@@ -25,9 +26,6 @@ _BYTES = 64 << 20
 _ROWS = 4096
 _BLOCKS = 16
 CHANGED = "its bytes are not those that were packed"
-
-# Gets the bytes and samples that are done.
-Watch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Verified:
     damaged: tuple[Damage, ...]
 
 
-def verify(index: Index, root: Path, start: int, stop: int, watch: Watch) -> Verified:
+def verify(index: Index, root: Path, start: int, stop: int, watch: Progress) -> Verified:
     """Read the samples [start, stop) on all cores and compare their hashes.
 
     Of a pack that is asked for as a whole, the bytes around the samples are compared too, and the
@@ -94,7 +92,7 @@ def verify(index: Index, root: Path, start: int, stop: int, watch: Watch) -> Ver
         bad += bad_samples
         around += bad_blocks
         size, count = size + more, count + samples
-        watch(size, count)
+        watch(size, samples=count)
     damaged += [Damage(name(index, row, field), why) for row, field, why in sorted(bad)]
     if blocks is not None:
         damaged += [Damage(blocks.name(block), why) for block, why in sorted(around)]
@@ -147,6 +145,31 @@ def end_of(index: Index, field: int) -> str:
     return "" if len(index.fields) == 1 and name == LONE else name
 
 
+def compared(
+    reader: Reader, rows: Int64s, read: Callable[[Span], tuple[int, int, str]]
+) -> tuple[int, int, list[tuple[int, int, str]]]:
+    """Read samples; return their bytes, how many they are, and (row, field, why) of bad ones.
+
+    Args:
+        read: gives xxh3 and bytes of one, and what else is wrong with it.
+    """
+    total, bad = 0, []
+    for column in reader.spans(rows):
+        for span in column:
+            hashes = reader.index.fields[span.field].hash
+            try:
+                digest, size, why = read(span)
+            except SourceProblem as error:
+                bad.append((span.row, span.field, f"it cannot be read: {error}"))
+                continue
+            total += size
+            if not why and hashes is not None and digest != int(hashes[span.row]):
+                why = CHANGED
+            if why:
+                bad.append((span.row, span.field, why))
+    return total, len(rows) * len(reader.index.fields), bad
+
+
 class _Check:
     """Compares the samples of some rows, or a few blocks.
 
@@ -164,22 +187,7 @@ class _Check:
         if isinstance(task, int):
             blocks = range(task, min(task + _BLOCKS, len(self._blocks or ())))
             return 0, 0, [], [(one, why) for one in blocks if (why := self._block(one))]
-        total, bad = 0, []
-        for field, column in zip(self._index.fields, self._reader.spans(task), strict=True):
-            for span in column:
-                expected = None if field.hash is None else int(field.hash[span.row])
-                size, why = self._sample(span, expected)
-                total += size
-                if why:
-                    bad.append((span.row, span.field, why))
-        return total, len(task) * len(self._index.fields), bad, []
-
-    def _sample(self, span: Span, expected: int | None) -> tuple[int, str]:
-        try:
-            digest, size = self._reader.hashed(span)
-        except SourceProblem as error:
-            return 0, f"it cannot be read: {error}"
-        return size, "" if expected in (None, digest) else CHANGED
+        return (*compared(self._reader, task, lambda span: (*self._reader.hashed(span), "")), [])
 
     def _block(self, block: int) -> str:
         assert self._blocks is not None

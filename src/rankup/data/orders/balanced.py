@@ -10,9 +10,9 @@ from torch.utils.data import Dataset
 
 from ...base.errors import UserError
 from ...runtime.keys import derive
+from ..errors import require_positive
 from ..index import Int64s
-from .keyed import keys, permuted
-from .plain import Computed, column, identity
+from .plain import Computed, column, identity, keys, permuted
 
 
 class Balanced(Computed):
@@ -42,17 +42,13 @@ class Balanced(Computed):
         global_batch: int | None = None,
     ) -> None:
         self.seed, self.global_batch = seed, global_batch
-        given = column(labels, "labels")
-        if given is None:
+        known = column(labels, "labels")
+        if known is None:
             raise UserError("this data has no labels, and so no classes to balance")
         if unlabelled not in ("error", "skip"):
             raise UserError(f"unlabelled={unlabelled!r} is not known: error or skip")
-        labels = self.labels = np.asarray(given)
-        if labels.ndim != 1 or (len(labels) and labels.dtype.kind not in "iu"):
-            raise UserError(
-                f"labels are whole numbers, one per sample; these are {labels.dtype} of shape "
-                f"{labels.shape}"
-            )
+        require_positive(per_class=per_class)
+        labels = self.labels = known
         without = int((labels < 0).sum())
         if without and unlabelled == "error":
             raise UserError(
@@ -65,8 +61,6 @@ class Balanced(Computed):
         if not len(starts):
             raise UserError("there is no sample with a label to balance classes with")
         rounds = -(-len(rows) // len(starts)) if per_class is None else per_class
-        if rounds < 1:
-            raise UserError(f"per_class={rounds}: an epoch has at least one sample of each class")
         self.n = rounds * len(starts)
         self.identity = identity("Balanced", per_class=rounds, labels=labels)
         self._rounds = rounds

@@ -14,9 +14,9 @@ from ...base.errors import UserError
 from ...runtime.keys import derive
 from ...runtime.order import Order
 from ...runtime.shard import part
+from ..errors import require_positive
 from ..index import Int64s
-from .keyed import keys, permuted
-from .plain import Computed, column, identity
+from .plain import Computed, column, identity, keys, permuted
 
 _LANES = 64
 _BLOCK, _WINDOW = 128, 1024
@@ -67,9 +67,9 @@ class Blocks(Computed):
     lanes: int = _LANES
 
     def __post_init__(self) -> None:
-        for name in ("global_batch", "block", "window", "lanes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Blocks: {name}={getattr(self, name)} has to be 1 or more")
+        require_positive(
+            global_batch=self.global_batch, block=self.block, window=self.window, lanes=self.lanes
+        )
         if self.n < 0:
             raise UserError(f"Blocks: there cannot be {self.n} samples")
 
@@ -95,7 +95,8 @@ class Blocks(Computed):
         Raises:
             UserError: a number that makes no sense.
         """
-        sizes = np.asarray(column(lengths, "lengths"), np.int64).reshape(-1)
+        known = column(lengths, "lengths")
+        sizes = np.empty(0, np.int64) if known is None else known
         known = sizes[sizes >= 0]
         mean = max(1.0, float(known.mean())) if len(known) else block_bytes / _BLOCK
         lanes_used = max(1, min(lanes, global_batch))

@@ -11,9 +11,9 @@ from torch.utils.data import Dataset
 from ...base.errors import UserError
 from ...runtime.keys import derive
 from ...runtime.order import Order
+from ..errors import require_positive
 from ..index import Int64s
-from .keyed import keys, permuted
-from .plain import Computed, column, identity
+from .plain import Computed, column, identity, keys, permuted
 
 _BATCHES = 64
 
@@ -46,21 +46,15 @@ class ByLength(Computed):
         window: int | None = None,
     ) -> None:
         self.seed, self.global_batch, self.window = seed, global_batch, window
-        lengths = self.lengths = np.asarray(column(lengths, "lengths"))
-        if lengths.ndim != 1 or (len(lengths) and lengths.dtype.kind not in "iu"):
-            raise UserError(
-                f"lengths are whole numbers, one per sample; these are {lengths.dtype} of shape "
-                f"{lengths.shape}"
-            )
+        require_positive(global_batch=global_batch, window=window)
+        known = column(lengths, "lengths")
+        lengths = self.lengths = np.empty(0, np.int64) if known is None else known
         unknown = int((lengths < 0).sum())
         if unknown:
             raise UserError(
                 f"the lengths of {unknown} of {len(lengths)} samples are not known before they are "
                 "read: give lengths of your own, or pack the data with `rankup pack`"
             )
-        for name, value in (("global_batch", global_batch), ("window", window)):
-            if value is not None and value < 1:
-                raise UserError(f"ByLength: {name}={value} has to be 1 or more")
         batches = _BATCHES if window is None else -(-window // global_batch)
         whole = len(lengths) // global_batch
         self.n = len(lengths)

@@ -76,7 +76,7 @@ class Looker:
 
 
 def looked_at(reader: Reader, workers: int, watch: Callable[[], None]) -> list[dict[str, Any]]:
-    """Look at the heads of all images of a source; in order of rows.
+    """Look at all images of a source; in order of rows.
 
     Raises:
         SourceProblem: one cannot be read.
@@ -89,7 +89,8 @@ def looked_at(reader: Reader, workers: int, watch: Callable[[], None]) -> list[d
         for column in reader.spans(range(start, min(start + _STEP, count))):
             for span in column:
                 if looker.name(span):
-                    looker(span, *reader.ends(span, images.HEAD, images.TAIL))
+                    for _ in looker.passing(span, reader.chunks(span)):
+                        pass
         reader.close()
         return looker.take()
 

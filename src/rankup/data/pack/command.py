@@ -115,7 +115,7 @@ def _made(of: Pack, quota: Quota, started: float) -> int:
     planned = report.before(of, source, layout)
     for line in report.lines_before(request.source, planned, quota(of.out.parent)):
         of.say(line)
-    report.fits(planned, journal.allocated(of.data))
+    report.fits(planned, layout, journal.allocated(of.data))
     with report.missing_space(of, planned["bytes"]):
         if fresh:
             of.make()
@@ -148,13 +148,14 @@ def _preview(of: Pack, quota: Quota) -> None:
         print(json.dumps(done, indent=2) if of.request.as_json else text)
         return
     source = scanned(of.request)
-    planned = report.before(of, source, _layout(of, source))
+    layout = _layout(of, source)
+    planned = report.before(of, source, layout)
     lines = quota(of.out.parent)
     if of.request.as_json:
         print(json.dumps({**planned, "free": report.free(of.out), "quota": lines}, indent=2))
     else:
         print("\n".join(report.lines_before(of.request.source, planned, lines)))
-    report.fits(planned, journal.allocated(of.part))
+    report.fits(planned, layout, journal.allocated(of.part))
 
 
 def _layout(of: Pack, source: Index, *, resized: bool = False) -> Layout | None:
@@ -291,6 +292,8 @@ def _failure(error: BaseException, of: Pack) -> tuple[str, int]:
         return str(error), EXIT_BAD_INPUT
     if isinstance(error, lock.Taken):
         return f"another process is at it: {error}", EXIT_BAD_INPUT
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"OUT {of.out.name} is too long a name; choose a shorter one", EXIT_BAD_INPUT
     there = of.part.exists()
     kept = f"what is done is kept in {of.part}, and --resume goes on from there"
     if of.container not in LAYOUTS:

@@ -90,7 +90,7 @@ class Pack:
         if not self.request.as_json:
             print(clean(line), flush=True)
 
-    def progress(self, what: str, index: Index) -> AbstractContextManager[progress.Show]:
+    def progress(self, what: str, index: Index) -> AbstractContextManager[progress.Progress]:
         """Return what shows how far a part of the pack is."""
         quiet = self.request.as_json or self.step.task > 0
         return progress.shown(what, sample_bytes(index), quiet=quiet)
@@ -170,8 +170,8 @@ class Units:
 
     def __init__(self, pack: Pack, layout: Layout) -> None:
         self._pack, self._layout = pack, layout
-        self._done = os.open(pack.done, os.O_RDWR | os.O_CLOEXEC)
-        self._hashes = os.open(pack.hashes, os.O_RDWR | os.O_CLOEXEC)
+        self._done = os.open(pack.done, os.O_WRONLY | os.O_CLOEXEC)
+        self._hashes = os.open(pack.hashes, os.O_WRONLY | os.O_CLOEXEC)
 
     def note(self, unit: int, hashes: UInt64s) -> None:
         """Write down that a unit is there, and on the disk where that was asked for."""
@@ -185,7 +185,7 @@ class Units:
 
     def done(self) -> npt.NDArray[np.bool_]:
         """Return of each unit whether it is written. Read anew, since other nodes write it."""
-        return np.frombuffer(os.pread(self._done, len(self._layout.units) - 1, 0), np.bool_)
+        return np.frombuffer(self._pack.done.read_bytes(), np.bool_)
 
     def hashes(self) -> UInt64s:
         """Return the hashes of all samples, uint64 (fields, n)."""

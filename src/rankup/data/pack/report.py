@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import time
@@ -227,15 +228,24 @@ def free(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
-def fits(plan: Mapping[str, Any], there: int) -> None:
+def fits(plan: Mapping[str, Any], layout: Layout | None, there: int) -> None:
     """Refuse a pack that cannot fit.
 
     Args:
+        layout: None where places are not known before the bytes.
         there: bytes that an earlier attempt has written already.
 
     Raises:
-        UserError: says how much is missing.
+        UserError: says how much is missing, or that a file is larger than `ulimit -f`: a library
+            would say that in its own way.
     """
+    largest = plan["bytes"] if layout is None else int(layout.sizes.max())
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and largest > limit:
+        raise UserError(
+            f"{plan['out']} needs a file of {size(largest)}, and this shell's limit for a file is "
+            f"{size(limit)} (ulimit -f): raise it, or write a tar of smaller files (--shard-size)"
+        )
     room = free(Path(plan["out"]))
     missing = plan["bytes"] - there - room
     if missing > 0:

@@ -94,13 +94,14 @@ def root(request: Request) -> Path:
 
 def sorted_(index: Index) -> Index:
     """By split, and within one by the bytes of the keys."""
-    splits = sorted(index.splits, key=lambda split: split_order(split.name))
-    if tuple(splits) == index.splits and all(_in_order(index, split) for split in splits):
+    splits = tuple(sorted(index.splits, key=lambda split: split_order(split.name)))
+    pairs = (itertools.pairwise(_names(index, split)) for split in splits)
+    if splits == index.splits and all(name <= after for every in pairs for name, after in every):
         return index
-    split_of = np.zeros(len(index), np.int64)
+    split_of = np.empty(len(index), np.int64)
     for number, split in enumerate(splits):
         split_of[split.start : split.stop] = number
-    return ordered(index, split_of, tuple(splits))
+    return ordered(index, split_of, splits)
 
 
 def noted(index: Index, root: Path) -> Index:
@@ -125,10 +126,6 @@ def _scanned(path: Path, choice: Choice, preset: str | None) -> Index:
 
         if preset is not None or tables.is_list(path):
             return sources.scan_source(path, choice, preset=preset)
-    return _container(path, choice)
-
-
-def _container(path: Path, choice: Choice) -> Index:
     index = finding.fitting(path)
     if index is None:
         return isolated.scan(detect.detect(path), path, choice)
@@ -145,11 +142,6 @@ def _container(path: Path, choice: Choice) -> Index:
         )
     facts = {name: value for name, value in index.facts.items() if name == _HANDED_ON}
     return replace(index, facts=facts)
-
-
-def _in_order(index: Index, split: Split) -> bool:
-    names = _names(index, split)
-    return all(name <= after for name, after in itertools.pairwise(names))
 
 
 def check_names(index: Index, path: Path) -> None:
@@ -184,6 +176,6 @@ def _all_safe(names: list[bytes]) -> bool:
 
 
 def _names(index: Index, split: Split) -> list[bytes]:
-    rows = np.arange(split.start, split.stop)
-    whole = len(rows) == len(index)
-    return list(index.keys if whole else index.keys.take(rows))
+    if split.stop - split.start == len(index):
+        return list(index.keys)
+    return list(index.keys.take(np.arange(split.start, split.stop)))

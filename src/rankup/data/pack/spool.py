@@ -108,7 +108,7 @@ def _encoded(pack: Pack, source: Index) -> list[dict[str, Any]]:
             journal.append(pack.spool / "parts.jsonl", [one])
             parts[one["part"]] = one
             done += _bytes(source, [one["part"]])
-            progress(done, min(len(parts) * ROWS, len(source)))
+            progress(done, samples=min(len(parts) * ROWS, len(source)))
     return [parts[part] for part in range(count)]
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ...base.errors import UserError
-from ..errors import BadContainer
+from ..errors import BadContainer, require_positive
 from .decoding import MAX_PIXELS, Bytes, Pixels, factor_for, measure, pixels
 
 # torch works on more values than this with several threads: of the training loop's cores.
@@ -121,7 +121,7 @@ class RandomResizedCrop(Photo):
     scaled: bool = True
 
     def __post_init__(self) -> None:
-        _positive(size=self.size)
+        require_positive(size=self.size)
         _range("scale", self.scale, 1.0)
         _range("ratio", self.ratio, 1e9)
         if not 0 <= self.flip <= 1:
@@ -180,7 +180,7 @@ class CenterCrop(Photo):
     scaled: bool = False
 
     def __post_init__(self) -> None:
-        _positive(size=self.size, resize=self.size if self.resize is None else self.resize)
+        require_positive(size=self.size, resize=self.resize)
         if self.resize is not None and self.resize < self.size:
             raise UserError(
                 f"resize={self.resize} is less than size={self.size}: there would be nothing at "
@@ -226,7 +226,7 @@ class Resize(Photo):
     scaled: bool = False
 
     def __post_init__(self) -> None:
-        _positive(height=self.height, width=1 if self.width is None else self.width)
+        require_positive(height=self.height, width=self.width)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -283,12 +283,6 @@ def normalize(
     source = images.to(wide) if images.device.type == "cpu" else images
     out = source if source.dtype == dtype else torch.empty_like(images, dtype=dtype)
     return torch.addcmul(shift, source, scale, out=out)
-
-
-def _positive(**values: int) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{name}={value!r}: it is a number of pixels, 1 or more")
 
 
 def _range(name: str, given: tuple[float, float], limit: float) -> None:

@@ -17,8 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...base.errors import UserError
+from ...base.progress import Progress
 from . import copying, place
-from .copying import Plan, Watch
+from .copying import Plan
 from .staging import Fill, Say
 
 _POLL = 0.1
@@ -56,7 +57,7 @@ def together(
         )
     folder = _meeting(environment, step, place.keyed(source))
 
-    def fill(plan: Plan, root: Path, watch: Watch) -> None:
+    def fill(plan: Plan, root: Path, watch: Progress) -> None:
         (folder / f"begun-{me}").touch()
         if me == 0:
             _wait(*([folder / f"begun-{node}"] for node in range(nodes)))

@@ -6,7 +6,6 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from ...base import files
 from ...base.errors import UserError
+from ...base.progress import Progress
 from ...site.gpus import usable_cores
 from .. import finding, indexes, keys, stamp
 from ..containers import Choice, detect
@@ -32,9 +32,6 @@ _LEAST, _MOST = 2 << 20, 16 << 20
 _PIECE = 64 << 20  # for which files are opened: that costs milliseconds on a parallel file system
 _PAGE = 4096
 _MORE = 1 << 20  # bytes for the marker and folders
-
-# Gets bytes that are done in all.
-Watch = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def begin(plan: Plan, root: Path) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
-def fill(plan: Plan, root: Path, watch: Watch) -> None:
+def fill(plan: Plan, root: Path, watch: Progress) -> None:
     """Copy all files of a source, several pieces at a time.
 
     Raises:
@@ -167,7 +164,7 @@ def fill(plan: Plan, root: Path, watch: Watch) -> None:
             watch(done)
 
 
-def compare(plan: Plan, root: Path, watch: Watch) -> None:
+def compare(plan: Plan, root: Path, watch: Progress) -> None:
     """Add the index to a copy, and compare every byte of it that there is a hash of.
 
     The hashes are taken of what was written, on all cores.
@@ -189,7 +186,7 @@ def compare(plan: Plan, root: Path, watch: Watch) -> None:
     if not any(one.hash is not None for one in plan.index.fields):
         return
     index = replace(plan.index, times=None)  # those of the source's files
-    found = verify.verify(index, root, 0, len(index), lambda size, _: watch(size)).damaged
+    found = verify.verify(index, root, 0, len(index), watch).damaged
     if found:
         what = found[0].what.replace(str(root), str(plan.source))
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""

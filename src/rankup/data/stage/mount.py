@@ -51,7 +51,15 @@ def mount(
         UserError: there is no such image, nothing here can mount one, or there is no place.
         RunFailed: what can mount it did not.
     """
-    source = _image(image)
+    source = Path(os.path.realpath(image))
+    try:
+        if not is_squashfs(source):
+            raise UserError(
+                f"{image} is no SquashFS image, and nothing else can be mounted: `rankup pack "
+                f"SOURCE NAME.sqsh` makes one; `rankup stage` without --mount copies any pack"
+            )
+    except OSError as error:
+        raise UserError(f"{image} cannot be mounted: {error.strerror}") from None
     bases = place.bases(os.environ) if to is None else [to]
     if not bases:
         raise UserError(f"there is no place for mounts on this node: set ${place.VARIABLE}")
@@ -98,20 +106,6 @@ def unmount_all(folder: Path) -> list[str]:
         with suppress(OSError):  # others are there
             path.rmdir()
     return done
-
-
-def _image(image: str | os.PathLike[str]) -> Path:
-    source = Path(os.path.realpath(image))
-    try:
-        right = is_squashfs(source)
-    except OSError as error:
-        raise UserError(f"{image} cannot be mounted: {error.strerror}") from None
-    if not right:
-        raise UserError(
-            f"{image} is no SquashFS image, and nothing else can be mounted: `rankup pack "
-            f"SOURCE NAME.sqsh` makes one; `rankup stage` without --mount copies any pack"
-        )
-    return source
 
 
 def _mounted(image: Path, point: Path) -> str:
@@ -174,7 +168,6 @@ def _answers(point: Path) -> bool:
 
 
 def _points() -> set[str]:
-    """Return where something is mounted now."""
     return {one.point for one in mounts.table()}
 
 

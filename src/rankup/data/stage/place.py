@@ -97,10 +97,9 @@ def ours(base: Path) -> Path:
             f"{folder} cannot be made ({error.strerror}): choose another place with ${VARIABLE}"
         ) from None
     if why:
-        theirs = os.lstat(folder).st_uid != os.getuid()
-        cure = "Ask them to remove it" if theirs else "Remove it"
         raise UserError(
-            f"{folder} is not safe to use: {why}. {cure}, or choose another place with ${VARIABLE}"
+            f"{folder} is not safe to use: {why}. Have it removed, or choose another place with "
+            f"${VARIABLE}"
         )
     return folder
 
@@ -187,18 +186,13 @@ def readable(root: Path, environment: Mapping[str, str]) -> Iterator[str]:
 
 def jobs(root: Path) -> list[str]:
     """Return the names of the folders of jobs, sorted."""
-    try:
-        return sorted(name for name in os.listdir(root) if _known(name))
-    except FileNotFoundError:
-        return []
+    names = (path.name for path in root.glob("*"))
+    return sorted(name for name in names if _OF_JOB.fullmatch(name) or _OF_PROCESS.fullmatch(name))
 
 
 def keys(folder: Path) -> list[Path]:
     """Return the folders of the copies of a job, sorted."""
-    try:
-        return sorted(folder / name for name in os.listdir(folder) if name != MOUNTS)
-    except FileNotFoundError:
-        return []
+    return sorted(path for path in folder.glob("*") if path.name != MOUNTS)
 
 
 def over(name: str, environment: Mapping[str, str], alive: Alive = unknown) -> bool:
@@ -260,10 +254,6 @@ def sweep(root: Path) -> None:
     """Remove what a process that was killed was removing."""
     for path in root.glob(".gone-*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _known(name: str) -> bool:
-    return bool(_OF_JOB.fullmatch(name) or _OF_PROCESS.fullmatch(name))
 
 
 def _job(environment: Mapping[str, str]) -> str:

@@ -17,14 +17,14 @@ from ...base.files import no_space
 from ...base.text import say
 from .. import indexes, stamp
 from . import copying, find, memory, mount, place
-from .copying import Plan, Watch
+from .copying import Plan
 from .find import Copy
 from .memory import Reserve, Room
 from .place import Alive
 
 Say = Callable[[str], None]
 # Gets the bytes of all files of a copy, which are there and empty.
-Fill = Callable[[Plan, Path, Watch], None]
+Fill = Callable[[Plan, Path, progress.Progress], None]
 
 
 def stage(
@@ -78,25 +78,25 @@ def stage(
     bases = place.bases(os.environ) if to is None else [Path(to).absolute()]
     if not bases:
         raise UserError(f"there is no place for copies on this node: set ${place.VARIABLE}")
-    root = place.ours(bases[0])
+    base, root = bases[0], place.ours(bases[0])
     job = place.current(os.environ) if job is None else job
     try:
         with place.alone(root, say):
             copy = _there(root, job, source, say)
             if copy is not None:
                 return copy
-            for line in clean(alive, to=bases[0]):
+            for line in clean(alive, to=base):
                 say(line)
             plan = copying.planned(source)
             base = _base(bases, plan, kept, prefix)
             entry = place.ours(base) / job / place.keyed(source)
-            return _made(entry, base, plan, fill, prefix, quiet)
+            return _made(entry, plan, fill, quiet)
     except OSError as error:
         if not no_space(error):
             raise
         raise RunFailed(
-            f"{root} on node {os.uname().nodename} has no space left, not even for a lock: make "
-            f"space there, or choose another place with ${place.VARIABLE}"
+            f"{base} on node {os.uname().nodename} is full, and nothing of {source} was staged: "
+            f"others write there too; make space, or choose another place ({prefix}to DIR)"
         ) from None
 
 
@@ -222,7 +222,7 @@ def refusal(plan: Plan, rooms: Sequence[Room], prefix: str) -> str:
     return "\n".join([*lines, "; or ".join(advice)])
 
 
-def _made(entry: Path, base: Path, plan: Plan, fill: Fill, prefix: str, quiet: bool) -> Copy:
+def _made(entry: Path, plan: Plan, fill: Fill, quiet: bool) -> Copy:
     """Copy a source that is not there yet; nothing of it stays where that fails."""
     start = time.monotonic()
     part = entry / find.PART / plan.source.name
@@ -243,14 +243,8 @@ def _made(entry: Path, base: Path, plan: Plan, fill: Fill, prefix: str, quiet: b
         (entry / find.PART).rename(entry / find.DATA)
         copy = Copy(entry, plan.source, plan.size, plan.seen, plan.checked)
         find.write(copy)
-    except BaseException as error:
-        taken = place.remove(entry, entry.parents[1])
-        if isinstance(error, OSError) and no_space(error):
-            raise RunFailed(
-                f"{base} on node {os.uname().nodename} was full after {size(taken)} of "
-                f"{size(plan.needed)} of {plan.source}: what was copied is removed. Others write "
-                f"there too: make space, or choose another place ({prefix}to DIR)"
-            ) from None
+    except BaseException:
+        place.remove(entry, entry.parents[1])
         raise
     finally:
         with suppress(OSError):  # nothing else of this job is there

@@ -24,7 +24,7 @@ from ...site.gpus import visible_gpus
 from ...site.profile import Profile
 from ...slurm.client import Client
 from ...slurm.partitions import Partition
-from ..needs import Unmet, unmet
+from ..record import Unmet, unmet
 from . import quota
 from .deadline import Deadline, Readings, reading, start
 

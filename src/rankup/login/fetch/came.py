@@ -79,7 +79,7 @@ def made(events: Sequence[Event]) -> list[Made]:
             old, path = event.text("from"), event.text("to")
             # Of C++ in a new folder, from the folder for temporary files, or begun anew.
             ours = event.values.get("made") is True or inside(old, folders) or old in begun
-            moving = [one for one in found if inside(one, [old])]
+            moving = [old] if old in found else [one for one in found if inside(one, [old])]
             for one in moving:
                 target = path + one[len(old) :]
                 found[target] = replace(found.pop(one), path=target)
@@ -93,21 +93,17 @@ def made(events: Sequence[Event]) -> list[Made]:
 
 def _named(one: Made, names: Mapping[str, str]) -> Made:
     """The file, with the URL whose name it has."""
-    name = "" if same_name(one.first, one.url) else _last(one.first)
-    while name and name not in names:
-        name = name.rpartition(".")[0]
-    return replace(one, url=names[name]) if name else one
+    if same_name(one.first, one.url):
+        return one
+    name = _last(one.first)
+    while name not in names and name and not whole(one.first):
+        name = name.rpartition(".")[0]  # of `weights.pt.4652adb6.partial` for `weights.pt`
+    return replace(one, url=names.get(name, one.url))
 
 
 def new_folders(events: Iterable[Event]) -> set[str]:
     """Return the folders that the script has made."""
-    found: set[str] = set()
-    for event in of(events, "mkdir", "rename"):
-        if event.kind == "mkdir":
-            found.add(event.text("path"))
-        else:
-            found = _renamed(found, event.text("from"), event.text("to"))
-    return found
+    return {event.text("path") for event in of(events, "mkdir")}
 
 
 def _renamed(folders: set[str], old: str, new: str) -> set[str]:
@@ -190,12 +186,8 @@ def of_programs(events: Sequence[Event], others: Iterable[str]) -> list[Made]:
     spawned = [event.texts("words") for event in of(events, "spawn")]
     if not any(words[1:] or (words and _BRING.fullmatch(words[0])) for words in spawned):
         return []
-    urls = [word for words in spawned for word in words if "://" in word]
-    urls += [event.text("url") for event in events if brings(event)]
-    archive = next((url for url in reversed(urls) if is_archive(url)), "")
-    rest = archive or (urls[0] if len(set(urls)) == 1 else "")
-    sources = ((path, next((url for url in urls if same_name(path, url)), rest)) for path in others)
-    return [Made(path, path, url, len(events), program=True) for path, url in sources]
+    names = {_name(word): word for words in spawned for word in words if "://" in word}
+    return [_named(Made(path, path, "", len(events), program=True), names) for path in others]
 
 
 def needed(files: Iterable[Made], caches: Iterable[Path]) -> set[str]:
@@ -218,15 +210,11 @@ def needed(files: Iterable[Made], caches: Iterable[Path]) -> set[str]:
     for url, those in by_url.items():
         # Without a file of its name it went into one of another name, the first.
         heads = [one for one in those if same_name(one.first, url)] or those[:1]
-        rest = [one for one in those if one not in heads] if is_archive(url) else []
+        archive = _ARCHIVE.search(urlsplit(url).path)
+        rest = [one for one in those if one not in heads] if archive else []
         lines = {one.where for one in (*heads, *rest[:1])}
         found.update(one.path for one in (*heads, *rest) if one.where in lines)
     return found
-
-
-def is_archive(url: str) -> bool:
-    """Return True for a URL whose content is unpacked, by its name."""
-    return _ARCHIVE.search(urlsplit(url).path) is not None
 
 
 def whole(path: str) -> bool:

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import stat
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from ...base.errors import EXIT_FAILED, UserError
 from ...base.files import no_space, write_json
 from ...base.lock import LockFailed
 from ...base.text import clean, say
+from ...script.downloads import Download, read
 from ...site import config as configs
 from ...site import detect, places
 from ...site.caches import caches
@@ -25,7 +27,7 @@ from ...site.profile import Profile
 from ...slurm.client import Client, SlurmError
 from .. import record
 from ..record import Record
-from . import no_run, script, things
+from . import script, things
 from .request import FetchFailed, Request, table
 
 _INTERRUPTED = 130
@@ -110,7 +112,7 @@ class _Run:
         """Read a script, or run it; it prints by itself what a user needs to know."""
         path = Path(request.script or "")
         if request.no_run:
-            no_run.show(path, request.args, as_json=request.as_json)
+            _show_reading(path, request.args, as_json=request.as_json)
             return
         try:
             done, code = script.fetch(request, self._config, self._profile)
@@ -145,6 +147,67 @@ class _Run:
                 f"{done.key} is here, but {self._project} cannot be written to ({error.strerror}): "
                 "`rankup run` will not know of it",
             )
+
+
+def _show_reading(script: Path, args: tuple[str, ...], *, as_json: bool) -> None:
+    """Print what the script fetches, how to fetch it, and what its text does not tell.
+
+    Raises:
+        UserError: it cannot be read, or is not Python.
+    """
+    found = read(script, args)
+    by_name = _by_name(found.downloads)
+    if as_json:
+        values = {
+            "script": str(script.resolve()),
+            "args": list(args),
+            "downloads": [{**asdict(one), "file": str(one.file)} for one in found.downloads],
+            "command": by_name,
+            "notes": list(found.notes),
+        }
+        print(json.dumps(values, indent=2))
+        return
+    for note in found.notes:
+        print(f"note: {clean(note)}", file=sys.stderr)
+    whole = shlex.join(["rankup", "fetch", str(script), *args])
+    if not found.downloads:
+        print(f"reading {script} finds no call that fetches something; to be sure: {whole}")
+        return
+    for line in _rows(found.downloads):
+        print(clean(line))
+    if by_name:
+        print(f"\nby name: {clean(by_name)}")
+    if not all(one.by_name for one in found.downloads):
+        print(f"\nall of it, by the script's own calls: {clean(whole)}")
+
+
+def _by_name(found: Iterable[Download]) -> str:
+    """The command that fetches what can be fetched by name; empty where nothing can."""
+    options = (
+        (f"--{one.what}", one.wanted, *(("--to", one.to) if one.to else ()))
+        for one in found
+        if one.by_name
+    )
+    words = [word for option in dict.fromkeys(options) for word in option]
+    return shlex.join(["rankup", "fetch", *words]) if words else ""
+
+
+def _rows(found: Iterable[Download]) -> Iterator[str]:
+    """A row each: its kind, its name or why that is not known, and where it is fetched."""
+    rows = [(one.what, one.wanted or one.why, _where(one)) for one in found]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for what, name, where in rows:
+        yield f"{what:{widths[0]}}  {name:{widths[1]}}  {where}"
+
+
+def _where(one: Download) -> str:
+    """`load_dataset, train.py:12`, relative to where this runs; and what is to be said of it."""
+    file = os.path.relpath(one.file)
+    place = f"{one.how}, {one.file if file.startswith('..') else file}:{one.line}"
+    notes = [one.why] if one.name and one.why else []
+    if one.known and not one.by_name:
+        notes.append("only this call puts it where it looks for it")
+    return f"{place} ({'; '.join(notes)})" if notes else place
 
 
 def _show(done: Record, lines: list[str]) -> None:

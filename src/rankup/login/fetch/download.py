@@ -9,25 +9,43 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import socket
+import ssl
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import urljoin, urlsplit
 
+import httpcore
 import httpx
 
-from ...base import lock
+from ... import __version__
+from ...base import lock, progress
 from ...base.files import fsync_directory, replacing, write_json
 from ...base.text import say
-from ...base.urls import identity, public
+from ...base.urls import cleaned, identity, public, web_parts
 from ..record import Item
-from . import progress
-from .http import Broken, Changed, Unreached, Version, ask
 from .request import FetchFailed
 
 _BLOCK = 1 << 20  # bytes
+# Reads of 64 KiB, the default, take a sixth more of the processor.
+httpcore.HTTP11Connection.READ_NUM_BYTES = _BLOCK
+_MOST_REDIRECTS = 10
+_LONGEST = 120.0  # seconds that a server may ask to wait before the next attempt
+# 408 and these pass: a busy server, or one that is being restarted.
+_PASSING = frozenset((408, 425, 429, 500, 502, 503, 504))
+_MEANING = {
+    401: "the server wants a user and a password: https://user:password@host/...",
+    403: "the server refuses it to you",
+    404: "there is no such file",
+    410: "the file has been removed for good",
+    407: "the proxy wants a user and a password",
+}
 
 
 @dataclass(frozen=True)
@@ -38,13 +56,11 @@ class Patience:
         stall: seconds without a byte, after which a connection is given up.
         connect: seconds for each address of a host, and for the handshake.
         pauses: seconds before each further attempt; they start anew when something has come.
-        longest: seconds that a server may ask to wait before the next attempt.
     """
 
     stall: float = 60.0
     connect: float = 10.0
     pauses: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
-    longest: float = 120.0
     lock: lock.Pace = field(default_factory=lock.Pace)
 
 
@@ -135,13 +151,13 @@ class _Part:
         self.path = target.with_name(f"{target.name}.part")
         self._note = target.with_name(f"{target.name}.part.json")
         self._identity, self._trusted, self._held = identity(url), trusted, held
-        self.size, self.version = 0, Version()
-        self._hash, self._hashed = hashlib.sha256(), 0  # of the first bytes
+        self.size, self.version = 0, _Version()
+        self._hash: hashlib._Hash | None = None  # of bytes that all came to this process
         self._make_ours()
         # Another user may have written it: what is no note of ours is as good as none.
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             note = json.loads(self._note.read_text(encoding="utf-8"))
-            version, size = Version(**note["version"]), self.path.stat().st_size
+            version, size = _Version(**note["version"]), self.path.stat().st_size
             words = "".join((version.etag, version.modified))
             sound = words.isascii() and words.isprintable() and note["url"] == self._identity
             if sound and size <= (version.total or size):
@@ -166,7 +182,7 @@ class _Part:
             self.remove()
         self._held.check()
 
-    def begin(self, version: Version) -> None:
+    def begin(self, version: _Version) -> None:
         """Forget what there was; from here on it is this version.
 
         The bytes go first: should this end in between, nothing is taken for something else. They go
@@ -177,7 +193,7 @@ class _Part:
         self.remove()
         with self.path.open("xb"):
             pass
-        self.version = version
+        self.version, self._hash = version, hashlib.sha256()
         write_json(self._note, {"url": self._identity, "version": asdict(version)})
 
     def append(self, file: BinaryIO, block: bytes) -> None:
@@ -186,22 +202,20 @@ class _Part:
         rest = memoryview(block)
         while rest:  # a disk that is almost full takes a part of it
             written = file.write(rest)
-            if self._hashed == self.size:
+            if self._hash is not None:
                 self._hash.update(rest[:written])
-                self._hashed += written
             self.size += written
             rest = rest[written:]
 
     def digest(self) -> str:
         """Return the sha256 of all bytes; what an earlier fetch has left is read once more."""
-        return self._hash.hexdigest() if self._hashed == self.size else _sha256(self.path)
+        return _sha256(self.path) if self._hash is None else self._hash.hexdigest()
 
     def remove(self) -> None:
         """Keep nothing."""
         self.path.unlink(missing_ok=True)
         self._note.unlink(missing_ok=True)
-        self.size, self.version = 0, Version()
-        self._hash, self._hashed = hashlib.sha256(), 0
+        self.size, self.version, self._hash = 0, _Version(), None
 
     def finish(self, target: Path) -> None:
         """Give the file its name, for good."""
@@ -220,19 +234,19 @@ def _complete(
     part: _Part, url: str, authorization: str, patience: Patience, show: progress.Progress
 ) -> None:
     """Make the part as long as the file, in as many attempts as it takes."""
-    best, failed, unreached = part.size, 0, 0
+    best, failed, silent = part.size, 0, 0
     while True:
         try:
             return _attempt(part, url, authorization, patience, show)
-        except Broken as broken:
-            if isinstance(broken, Changed):
+        except _Broken as broken:
+            if isinstance(broken, _Changed):
                 part.remove()
             if part.size > best:
-                best, failed, unreached = part.size, 0, 0
+                best, failed, silent = part.size, 0, 0
             failed += 1
-            unreached += isinstance(broken, Unreached)  # more patience would only be waiting
-            late = broken.after > patience.longest
-            if late or unreached > 1 or failed > len(patience.pauses):
+            silent += broken.silent  # more patience would only be waiting
+            late = broken.after > _LONGEST
+            if late or silent > 1 or failed > len(patience.pauses):
                 again = f"run it again in {broken.after:.0f} s" if late else "run it again"
                 raise FetchFailed(f"{public(url)}: {broken}; {again}{part}") from None
             pause = max(patience.pauses[failed - 1], broken.after)
@@ -249,25 +263,238 @@ def _attempt(
     if part.size and part.size == part.version.total:
         return  # ended between the last byte and the name
     timeout = httpx.Timeout(patience.stall, connect=min(patience.connect, patience.stall))
-    with ask(url, part.size, part.version, timeout, authorization) as reply:
-        total = reply.version.total
-        _check_space(part, url, reply.start, total)
-        if reply.start == 0:
-            part.begin(reply.version)
+    with _ask(url, part.size, part.version, timeout, authorization) as (start, version, blocks):
+        total = version.total
+        # What is there of another version goes first.
+        free = shutil.disk_usage(part.path.parent).free + (part.size if start == 0 else 0)
+        if total is not None and total - start > free:
+            raise FetchFailed(
+                f"{public(url)} has {total} bytes, {total - start} of them still to come, and "
+                f"{part.path.parent} has room for {free}; make room there, or name another place: "
+                f"--to, or `cache` in [fetch] of rankup.toml{part}"
+            )
+        if start == 0:
+            part.begin(version)
         with part.path.open("r+b", buffering=0) as file:
             file.seek(part.size)
             show(part.size, total)
-            for block in reply.blocks:
+            for block in blocks:
                 part.append(file, block)
                 show(part.size, total)
 
 
-def _check_space(part: _Part, url: str, start: int, total: int | None) -> None:
-    # What is there of another version goes first.
-    free = shutil.disk_usage(part.path.parent).free + (part.size if start == 0 else 0)
-    if total is not None and total - start > free:
-        raise FetchFailed(
-            f"{public(url)} has {total} bytes, {total - start} of them still to come, and "
-            f"{part.path.parent} has room for {free}; make room there, or name another place: "
-            f"--to, or `cache` in [fetch] of rankup.toml{part}"
+class _Broken(Exception):  # noqa: N818 - not wrong in itself: another attempt may succeed
+    """The connection failed, or the server is busy.
+
+    Attributes:
+        after: seconds the server asks to wait.
+        silent: nobody answers: the server is down, or a firewall drops what is sent to it.
+    """
+
+    def __init__(self, why: str, after: float = 0.0, *, silent: bool = False) -> None:
+        super().__init__(why)
+        self.after, self.silent = after, silent
+
+
+class _Changed(_Broken):
+    """The rest that was asked for belongs to another version of the file, or there is none."""
+
+    def __init__(self) -> None:
+        super().__init__("what was kept is of another version")
+
+
+@dataclass(frozen=True)
+class _Version:
+    """The server's words for one content of a URL.
+
+    Attributes:
+        etag: a strong one, or empty.
+        modified: as the server writes it, or empty.
+        total: bytes of the whole file; None where the server does not say.
+    """
+
+    etag: str = ""
+    modified: str = ""
+    total: int | None = None
+
+    def may_be(self, rest: _Version) -> bool:
+        """Return False where an answer for the rest shows that the file is another one by now.
+
+        Such an answer may leave out the date and the length, but not the ETag. A server may also
+        give two versions one ETag: then the date or the length gives it away.
+        """
+        return (
+            rest.etag == self.etag
+            and rest.modified in ("", self.modified)
+            and (None in (rest.total, self.total) or rest.total == self.total)
         )
+
+
+@contextmanager
+def _ask(
+    url: str, start: int, version: _Version, timeout: httpx.Timeout, authorization: str = ""
+) -> Iterator[tuple[int, _Version, Iterator[bytes]]]:
+    """Request a file from `start` on, if it still is that `version`, else the whole of it.
+
+    Args:
+        timeout: `read` holds for each byte.
+        authorization: a header for this server alone; empty: user and password of the URL.
+
+    Yields:
+        The position of the first byte, the version that comes, and the bytes, which raise _Broken
+        where the connection ends before all of them.
+
+    Raises:
+        _Broken: it may be tried again.
+        FetchFailed: trying again is of no use.
+    """
+    headers = {"User-Agent": f"rankup/{__version__}", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+        if known := version.etag or version.modified:
+            headers["If-Range"] = known
+    if authorization:
+        headers["Authorization"] = authorization
+    with _client(timeout) as client:
+        try:
+            request = client.build_request("GET", url, headers=headers)
+            response = _send(client, request)
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise _unreachable(error, url) from None
+        try:
+            yield _reply(response, start, version, url)
+        finally:
+            response.close()
+
+
+def _client(timeout: httpx.Timeout) -> httpx.Client:
+    # The system's certificates or those of SSL_CERT_FILE, not the ones that httpx brings along.
+    trust = ssl.create_default_context()
+    hooks = {"response": [_check_redirect]}
+    try:
+        return httpx.Client(verify=trust, timeout=timeout, event_hooks=hooks)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise FetchFailed(
+            f"a proxy of the environment (HTTPS_PROXY, NO_PROXY, ...): {cleaned(str(error))}"
+        ) from None
+
+
+def _send(client: httpx.Client, request: httpx.Request) -> httpx.Response:
+    """Return the answer behind all redirects. httpx itself would read the bodies of these."""
+    first = public(str(request.url))
+    for _ in range(_MOST_REDIRECTS):
+        response = client.send(request, stream=True)
+        if response.next_request is None:
+            return response
+        response.close()
+        request = response.next_request
+    raise FetchFailed(f"{first} redirects without an end")
+
+
+def _check_redirect(response: httpx.Response) -> None:
+    """Refuse what leads from https to what anybody may read or change, or to no web server."""
+    if not response.has_redirect_location:
+        return
+    old = response.request.url
+    try:
+        new = urljoin(str(old), response.headers["Location"])
+        parts = web_parts(new)
+    except ValueError:
+        parts = None
+    if parts is None:
+        raise FetchFailed(f"{public(str(old))} redirects to no usable URL")
+    if parts.scheme not in (old.scheme, "https"):
+        raise FetchFailed(
+            f"{public(str(old))} redirects to {public(new)}: from {old.scheme} to {parts.scheme} "
+            "is not followed; give that URL if you trust it"
+        )
+
+
+def _reply(
+    response: httpx.Response, start: int, version: _Version, url: str
+) -> tuple[int, _Version, Iterator[bytes]]:
+    if response.status_code not in (200, 203, 206):
+        raise _refused(response, url)
+    headers = response.headers
+    encoding = headers.get("Content-Encoding", "identity").strip().lower()
+    zipped = urlsplit(url).path.lower().endswith((".gz", ".tgz"))  # by itself, not on the way
+    if encoding not in ("", "identity") and not (zipped and encoding in ("gzip", "x-gzip")):
+        raise FetchFailed(
+            f"{public(url)} comes with Content-Encoding: {encoding[:40]}, although the file as it "
+            "is was asked for; fetch it with `curl --compressed`, or from another place"
+        )
+    begin, total = 0, _number(headers.get("Content-Length", ""))
+    if response.status_code == 206:
+        begin, total = _range(headers.get("Content-Range", ""))
+    etag, modified = headers.get("ETag", "").strip(), headers.get("Last-Modified", "").strip()
+    strong = etag.startswith('"') and etag.isascii() and etag.isprintable()
+    found = _Version(etag if strong else "", modified if modified.isascii() else "", total)
+    if begin and (begin != start or not version.may_be(found)):
+        raise _Changed
+    return begin, found, _blocks(response, begin, total)
+
+
+def _blocks(response: httpx.Response, position: int, total: int | None) -> Iterator[bytes]:
+    """Yield the bytes as they come, and none beyond `total`."""
+    why = "the connection was cut"
+    try:
+        for block in response.iter_raw():
+            yield block if total is None else block[: total - position]
+            position += len(block)
+            if total is not None and position >= total:
+                break
+        if total is None or position >= total:
+            return
+    except httpx.ReadTimeout:
+        why = "the server sent nothing more"
+    except httpx.HTTPError:
+        pass
+    raise _Broken(f"{why} after {position}{'' if total is None else f' of {total}'} bytes")
+
+
+def _refused(response: httpx.Response, url: str) -> Exception:
+    code = response.status_code
+    if code == 416:
+        return _Changed()
+    if code in _PASSING:
+        after = _number(response.headers.get("Retry-After", "")) or 0
+        return _Broken(f"HTTP status {code} from the server", after)
+    meaning = _MEANING.get(code) or httpx.codes.get_reason_phrase(code) or "unknown"
+    moved = public(str(response.url))
+    where = "" if moved == public(str(httpx.URL(url))) else f", redirected to {moved}"
+    return FetchFailed(f"{public(url)}: HTTP status {code}: {meaning}{where}")
+
+
+def _unreachable(error: Exception, url: str) -> Exception:
+    shown, host = public(url), urlsplit(public(url)).netloc
+    said = cleaned(str(error))[:80]
+    cause: BaseException | None = error
+    while not isinstance(cause, OSError | None):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx.InvalidURL | UnicodeError):
+        return FetchFailed(f"{shown}, or where it leads to, is no usable URL: {error}")
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return FetchFailed(
+            f"{shown}: the certificate of {host} is not valid here "
+            f"({cause.verify_message}); a missing CA bundle is named by SSL_CERT_FILE"
+        )
+    if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
+        return FetchFailed(f"{shown}: there is no host {host}, or no network here")
+    if isinstance(error, httpx.ConnectTimeout):
+        return _Broken(f"{host} does not answer; no network here, or a firewall?", silent=True)
+    reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else said
+    return _Broken(f"no answer from {host}, or not one of a web server ({reason})")
+
+
+def _range(text: str) -> tuple[int, int | None]:
+    match = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", text.strip())
+    if match is None:
+        raise _Changed
+    begin, total = int(match[1]), _number(match[2])
+    if total is not None and begin > total:
+        raise _Changed
+    return begin, total
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text.strip()) else None

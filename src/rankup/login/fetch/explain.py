@@ -55,11 +55,6 @@ _RANK = re.compile(r"\b(?:(?:LOCAL_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|SL
 # How native code ends where memory that it asks for is refused: abort, a failed start of a thread,
 # a pointer to nothing. The kernel kills where there is none left.
 _ABORTED = (-6, -9, -11, 127, 134, 139)
-_OFFLINE = re.compile(
-    r"offline|LocalEntryNotFound|couldn't (?:connect to|reach)|outgoing traffic has been disabled"
-    r"|in the (?:local|disk) cache",
-    re.IGNORECASE,
-)
 # A frame as a traceback or faulthandler prints it.
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+),? in (\S+)')
 _NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<|/rankup/sandbox/")
@@ -141,9 +136,6 @@ def _raised(end: Event, events: Sequence[Event], far: str) -> Outcome:
     last = "\n".join([end.text("message"), *error.strip().splitlines()[-4:]])
     if kind in ("KeyError", "TypeError") and _RANK.search(last):
         return Outcome(why=f"{ended}: it expects to be one of several", pretend=True)
-    for event in of(events, "refused"):
-        if event.text("path") and event.text("path") in end.text("message"):
-            return Outcome(why=f"{ended}: {refused(event)}")
     network = of(events, "url", "connect")
     for pattern, why, cut in _CAUSES:
         said = re.search(pattern, f"{kind}: {end.text('message')}", re.IGNORECASE)
@@ -218,13 +210,12 @@ def at(address: str, where: str) -> str:
 
 
 def missing(
-    events: Sequence[Event], ended: Ended, limits: Limits, brought: Mapping[str, str] | None
+    events: Sequence[Event], ended: Ended, limits: Limits, brought: Mapping[str, str]
 ) -> list[str]:
     """Why a start without a network failed: its own error, and what it asked the network for.
 
     Args:
-        brought: the URLs of files that the start before it has brought, with their paths; None
-            where there was none that came to training.
+        brought: the URLs of files that the start before it has brought, with their paths.
     """
     lines: list[str] = []
     end = next((event for event in reversed(of(events, "end")) if event.text("type")), None)
@@ -236,10 +227,6 @@ def missing(
         lines.append(outcome(events, ended, limits).why)
     asked = wanted(events)
     lines += [f"it wanted {at(*one)}" for one in [*asked.items()][-5:]]
-    if asked and (path := (brought or {}).get([*asked][-1])):
+    if asked and (path := brought.get([*asked][-1])):
         lines.append(f"it downloads at every start: let it look for {path} first")
-    if not asked and not _OFFLINE.search(lines[0]):
-        why = "the second start went another way"
-        why = "that is not why it failed" if brought is None else why
-        lines.append(f"it asked for nothing from the network: {why}")
     return lines

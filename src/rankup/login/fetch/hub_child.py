@@ -7,11 +7,12 @@ as JSON on stdin (`fetch` in hub.py), the answer goes to the file it names.
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import json
-import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -194,27 +195,13 @@ def _refuse_connections() -> None:
 
 
 def _replace_flocks(cache: Path) -> None:
-    """Do without the libraries' own locks where the file system has no flock.
+    """Let flock do nothing where the file system has none.
 
-    They would raise an error, or be files that a kill leaves behind for good; rankup's lock is held
-    around all this.
+    The libraries would raise an error, or use files that a kill leaves behind for good; rankup's
+    lock is held around all this.
     """
-    import fcntl
-    import tempfile
-
-    import filelock
-
-    class Unlocked(filelock.BaseFileLock):  # type: ignore[misc, unused-ignore]
-        def _acquire(self) -> None:
-            self._context.lock_file_fd = os.open(os.devnull, os.O_RDONLY)
-
-        def _release(self) -> None:
-            if self._context.lock_file_fd is not None:
-                os.close(self._context.lock_file_fd)
-            self._context.lock_file_fd = None
-
     try:
         with tempfile.TemporaryFile(dir=cache) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        setattr(filelock, "FileLock", Unlocked)  # noqa: B010 - mypy takes it for a constant
+        setattr(fcntl, "flock", lambda *words: None)  # noqa: B010 - mypy takes it for a constant

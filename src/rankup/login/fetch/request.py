@@ -1,4 +1,4 @@
-"""The command line of `rankup fetch`."""
+"""The command line of `rankup fetch`, and where its URLs lie."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import SplitResult, quote, unquote_to_bytes
 
+from ...base import urls
 from ...base.amounts import size
 from ...base.errors import UserError
 from ...base.files import user_path
 from ...base.text import clean
 from ...slurm.times import parse_seconds
 from ..record import Item
-from . import address
+
+_LONGEST_NAME = 170  # bytes; a file system takes 255, and digests, `.part.json` or a lock's follow
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,9 @@ class Request:
     @property
     def memory_bytes(self) -> int | None:
         """`memory` in bytes; UserError where it is no amount."""
-        if self.memory is None:
-            return None
-        if not math.isfinite(self.memory) or self.memory <= 0:
+        if self.memory is not None and not 0 < self.memory < math.inf:
             raise UserError(f"--memory {self.memory:g} is no amount of memory; give GB: 8")
-        return int(self.memory * 1e9)
+        return None if self.memory is None else int(self.memory * 1e9)
 
     @property
     def empty(self) -> bool:
@@ -81,35 +82,26 @@ class Request:
         if self.trust and not self.empty:
             raise UserError("--trust is for what rankup.toml lists: rankup fetch --trust")
         for url in self.urls:
-            address.parse(url)
+            parse_url(url)
         for value in self.sha256:
             if not re.fullmatch(r"[0-9a-fA-F]{64}", value):
                 raise UserError(f"--sha256 {value[:80]!r}: expected 64 hexadecimal digits")
-        self._check_places()
-        self._check_script()
-
-    def _check_places(self) -> None:
-        for text, url in zip(self.to, self.urls, strict=False):
-            path = user_path(text, "--to")
-            if path.is_dir() or text.endswith("/"):
-                name = address.place(url, Path()).name
-                raise UserError(f"--to {text} is a folder; name the file: --to {path / name}")
-
-    def _check_script(self) -> None:
+        for text in self.to:
+            if user_path(text, "--to").is_dir() or text.endswith("/"):
+                raise UserError(f"--to {text} is a folder; name the file in it")
         for option, given in (("--no-run", self.no_run), ("--only-proof", self.only_proof)):
             if given and self.script is None:
                 raise UserError(f"{option} needs a script: rankup fetch {option} train.py")
         if self.no_run and self.only_proof:
             raise UserError("--no-run reads the script, --only-proof starts it; give one of them")
-        if self.script is None:
-            return
-        path = user_path(self.script, "SCRIPT")
-        if path.suffix != ".py":
-            what = "is a folder" if path.is_dir() else "is no Python script (.py)"
-            advice = "by name it is --dataset, --model or --url"
-            raise UserError(f"{self.script!r} {what}; give a script to run, or {advice}")
-        if not path.is_file():
-            raise UserError(f"no script {self.script!r} in {Path.cwd()}")
+        if self.script is not None:
+            path = user_path(self.script, "SCRIPT")
+            if path.suffix != ".py":
+                what = "is a folder" if path.is_dir() else "is no Python script (.py)"
+                advice = "by name it is --dataset, --model or --url"
+                raise UserError(f"{self.script!r} {what}; give a script to run, or {advice}")
+            if not path.is_file():
+                raise UserError(f"no script {self.script!r} in {Path.cwd()}")
 
 
 def table(title: str, items: Sequence[Item], more: str = "") -> list[str]:
@@ -133,3 +125,49 @@ def _files(count: int) -> str:
 
 class FetchFailed(Exception):  # noqa: N818 - the fetch failed, the program did what it should
     """Why, and what to do; the message has no query and no credentials of a URL in it."""
+
+
+def parse_url(url: str) -> SplitResult:
+    """Return the parts of an HTTP URL.
+
+    Raises:
+        UserError: it is none; neither its query nor its credentials are in the message.
+    """
+    parts = urls.web_parts(url)
+    if parts is None:
+        raise UserError(f"--url {urls.public(url)!r} is not {urls.WEB}")
+    return parts
+
+
+def place(url: str, folder: Path) -> Path:
+    """Return the path of a file of the web below `folder`: `<host>/<path>`, never outside of it.
+
+    Two URLs share no place, but where they differ in user, password or fragment alone. For what a
+    name does not show, since no file could have it or it may be secret, it has a digest.
+    """
+    parts = parse_url(url)
+    words = ("" if parts.scheme == "https" else parts.scheme, parts.hostname, parts.port)
+    host = "+".join(str(word) for word in words if word)  # no host has a plus in its name
+    path = parts.path.partition(";")[0]
+    segments = [_decoded(segment) for segment in path.split("/") if segment]
+    names = [_name(word) for word in (host, *segments)]
+    if path.endswith("/") or not segments:
+        names.append("index")
+    # The query says which file it is (`?id=1`), and may hold a token.
+    whole = f"{host}{path}?{urls.hidden(url)}"
+    quoted = (quote(name, safe="+=,@~", errors="surrogateescape") for name in names[1:])
+    if whole != f"{'/'.join((names[0], *quoted))}?":
+        stem, dot, suffix = names[-1].partition(".")
+        names[-1] = f"{stem}-{urls.digest(whole)}{dot}{suffix}"
+    return folder.joinpath(*names)
+
+
+def _decoded(segment: str) -> str:
+    return unquote_to_bytes(segment).decode(errors="surrogateescape")
+
+
+def _name(word: str) -> str:
+    """A file name for a word: short, plain, and neither hidden nor a way up."""
+    name = re.sub(r"[^\w.+=,@~-]", "_", word)
+    name = f"_{name[1:]}" if name.startswith(".") else name  # our own files are hidden ones
+    return name.encode()[:_LONGEST_NAME].decode(errors="ignore")

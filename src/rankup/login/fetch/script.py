@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ...base import lock
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.text import clean, say
 from ...base.urls import public
-from ...sandbox import copies, namespace
-from ...sandbox.copies import Sandbox
+from ...sandbox import copies, environment, namespace
+from ...sandbox.copies import Sandbox, sandbox
 from ...sandbox.events import Event, inside, of
-from ...sandbox.watch import Interrupt, Limits, default_memory
+from ...sandbox.inside import spec
+from ...sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
 from ...script.downloads import Download, read
 from ...site import places
 from ...site.caches import caches
@@ -25,10 +28,20 @@ from ...site.profile import Profile
 from .. import offline, record
 from ..record import Item, Record
 from . import came, explain
+from .explain import Outcome
 from .request import Request, table
-from .start import Attempt, Network, Start, attempt, clear_line, show
 
+_CHILD = (
+    "import sys; sys.path = [p for p in sys.path if p]; "
+    "from rankup.sandbox.inside.main import main; sys.exit(main())"
+)
+_STACKS_SECONDS = 0.5  # before the end
 _LAZY = "its samples are downloaded one by one while batches are drawn"
+# Options of `rankup fetch` that nobody's script is likely to have: most are known to both.
+_OURS = ("--only-proof", "--no-run", "--dataset", "--model", "--url", "--sha256", "--json")
+_USAGE = 2  # the exit code of argparse
+# As it is; in a namespace without one; or as it is, and Python refuses connections.
+_Network = Literal["open", "none", "blocked"]
 
 
 def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, int]:
@@ -37,66 +50,81 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
     What the script prints goes through, to stderr where the command's own output is JSON.
 
     Raises:
-        UserError: there is no such script.
         OSError: no process could be started, or no folder made.
     """
-    if request.script is None or not Path(request.script).is_file():
-        raise UserError(f"no script {request.script!r} in {Path.cwd()}")
     project = config.project(Path.cwd()).resolve()
-    script = Path(request.script).resolve()
-    start = Start(
-        script=script,
-        args=request.args,
-        roots=_roots(project, script),
-        area=copies.area(project),
-        caches=caches(config, profile, os.environ),
-        threads=request.threads,
-        limits=Limits(request.seconds, request.memory_bytes or default_memory()),
-        stdout=2 if request.as_json else None,
-    )
+    area = copies.area(project)
     # One after the other: the second one finds what the first has brought.
-    with lock.held(start.area / "project", say, doing="fetching") as held:
-        start = replace(start, check=held.check)
-        copies.sweep(start.area)
-        earlier = record.find(project, record.script_key(script, request.args))
+    with lock.held(area / "project", say, doing="fetching") as held:
+        copies.sweep(area)
         with Interrupt() as interrupt, ExitStack() as stack:
-            return _Fetch(request, start, profile, earlier, interrupt, stack).run()
+            return _Fetch(request, config, profile, area, held.check, interrupt, stack).run()
 
 
-def _roots(project: Path, script: Path) -> tuple[Path, ...]:
-    """Return the folders that the script may write to by relative paths."""
-    here = Path.cwd().resolve()
-    top = project if here.is_relative_to(project) else here
-    return tuple(dict.fromkeys((top, here, script.parent)))
+@dataclass(frozen=True)
+class _Attempt:
+    """A start of the script that has ended; its copy is there until the fetch ends.
+
+    Attributes:
+        unfinished: files that were being written at the end, or of which a part is missing.
+    """
+
+    box: Sandbox
+    events: tuple[Event, ...]
+    ended: Ended
+    outcome: Outcome
+    unfinished: frozenset[str]
 
 
-@dataclass
 class _Fetch:
-    """One fetch from its start to the record of it."""
+    """One fetch from its start to the record of it.
 
-    request: Request
-    start: Start
-    profile: Profile
-    earlier: Record | None
-    interrupt: Interrupt
-    stack: ExitStack
+    Args:
+        area: where the copies go; its lock is held.
+        check: raises `LockLost` once another process has taken it over.
+        stack: keeps the copies.
+    """
 
-    def __post_init__(self) -> None:
-        self._items: tuple[Item, ...] = self.earlier.items if self.earlier else ()
-        self._offline: Mapping[str, str] = self.earlier.offline if self.earlier else {}
-        self._code = record.code_of(self.start.script)  # as it is started, whatever is edited then
+    def __init__(
+        self,
+        request: Request,
+        config: Config,
+        profile: Profile,
+        area: Path,
+        check: Callable[[], None],
+        interrupt: Interrupt,
+        stack: ExitStack,
+    ) -> None:
+        self._request, self._profile = request, profile
+        self._area, self._check, self._interrupt, self._stack = area, check, interrupt, stack
+        self._script = Path(request.script or "").resolve()  # without links
+        self._limits = Limits(request.seconds, request.memory_bytes or default_memory())
+        here, project = Path.cwd().resolve(), config.project(Path.cwd()).resolve()
+        top = project if here.is_relative_to(project) else here
+        # The script may write to these by relative paths: they are copied.
+        self._roots = tuple(dict.fromkeys((top, here, self._script.parent)))
+        self._caches = caches(config, profile, os.environ)
+        self._cache_folders = environment.cache_folders(
+            os.environ, self._caches, Path.home(), self._roots
+        )
+        self._key = record.script_key(self._script, request.args)
+        self._code = record.code_of(self._script)  # as it is started, whatever is edited then
+        self._earlier = record.find(project, self._key)
+        self._items: tuple[Item, ...] = self._earlier.items if self._earlier else ()
+        self._offline: Mapping[str, str] = self._earlier.offline if self._earlier else {}
+        self._pretend = False  # the script is told of a GPU, and that it is the rank of a world
         self._proof: record.Proof = "none"
         self._problems: list[str] = []
 
     def run(self) -> tuple[Record, int]:
-        shown = clean(self.request.script or "")
-        most = f"{self.request.time} at most"
-        if self.request.only_proof:
+        shown = clean(self._request.script or "")
+        most = f"{self._request.time} at most"
+        if self._request.only_proof:
             say(f"starting {shown} without a network, until it trains ({most})")
             return self._judge(self._prove(), ())
         say(f"running {shown} here, in a copy and without a GPU, until it trains ({most})")
-        done = self._attempt(self.start)
-        show(done, self.start)
+        done = self._attempt()
+        self._show(done)
         if done.outcome.why:
             say(done.outcome.why)
         others = self._move_in(done)
@@ -122,30 +150,112 @@ class _Fetch:
                 proved = again
         return self._judge(proved, done.events)
 
-    def _attempt(self, start: Start, extra: tuple[Sandbox, Sequence[str]] | None = None) -> Attempt:
-        done = self.stack.enter_context(attempt(start, self.interrupt, extra))
-        if start.pretend or not done.outcome.pretend:
-            return done
-        clear_line()
-        say(done.outcome.why)
-        say("once more, telling it that there is a GPU, and that it is the one rank of a world")
-        self.start = replace(self.start, pretend=True)
-        return self._attempt(replace(start, pretend=True), extra)
+    def _attempt(
+        self, network: _Network = "open", extra: tuple[Sandbox, Iterable[str]] | None = None
+    ) -> _Attempt:
+        """Run the script in a new copy until it has trained a step, or cannot.
 
-    def _prove(self, extra: tuple[Sandbox, Sequence[str]] | None = None) -> Attempt:
+        Args:
+            extra: new files of another copy that are put into this one.
+
+        Raises:
+            OSError: no copy could be made, or no process started.
+        """
+        self._check()
+        for cache in self._caches.entries:
+            if cache.said_by != "default":
+                cache.path.mkdir(parents=True, exist_ok=True)
+        box = self._stack.enter_context(sandbox(self._area, self._roots, self._cache_folders))
+        if extra is not None:
+            box.take_from(*extra)
+        ended, seen = self._watch(box, network)
+        for path in box.changed():
+            say(
+                f"{path} was changed while the script ran, by another program or, through a link, "
+                "by a library that writes without Python: look at it"
+            )
+        self._check()
+        frames = explain.users_frames(_read(box.folder / spec.STACK))
+        place = frames[0] if frames and ended.why == "time" else ""
+        outcome = explain.outcome(seen, ended, self._limits, place)
+        if outcome.pretend and not self._pretend:
+            _clear_line()
+            say(outcome.why)
+            say("once more, telling it that there is a GPU, and that it is the one rank of a world")
+            self._pretend = True
+            return self._attempt(network, extra)
+        cut = came.cut_short(seen, last=outcome.cut and not came.broken_off(seen))
+        if cut and outcome.reached:
+            outcome = explain.incomplete(seen)
+        writing = {path.removeprefix(str(box.copy)) for path in ended.writing}
+        return _Attempt(box, seen, ended, outcome, frozenset(writing | cut))
+
+    def _watch(self, box: Sandbox, network: _Network) -> tuple[Ended, tuple[Event, ...]]:
+        threads, memory = self._request.threads, self._limits.memory
+        values = {
+            "script": str(box.inside(self._script)),
+            "args": list(self._request.args),
+            "shadow": str(box.copy),
+            "free": [str(one) for one in self._cache_folders],
+            "temporary": str(box.temporary),
+            "block": network == "blocked",
+            "pretend": self._pretend,
+            "threads": threads,
+            # Room for stacks and for what is asked for and never touched; the rest is weighed.
+            "data_limit": memory + memory // 2,
+            "deadline": time.time() + self._limits.seconds - _STACKS_SECONDS,
+        }
+        box.write_spec(values)
+        places = (box.folder, box.temporary)
+        quiet = offline.silent()
+        own = environment.child(os.environ, self._caches, *places, threads, Path.home(), quiet)
+        told = self._offline if network != "open" else {}
+        folder = box.inside(Path.cwd())
+        journal = box.journal
+
+        def look() -> bool:
+            self._check()
+            return any(event.kind == "stop" for event in journal.read())
+
+        ended = watch(
+            namespace.command([sys.executable, "-c", _CHILD], network=network != "none"),
+            {**own, **told, "PWD": str(folder)},
+            self._limits,
+            self._interrupt,
+            mark=str(box.folder),
+            look=look,
+            stdout=2 if self._request.as_json else None,
+            folder=folder,
+        )
+        return ended, journal.read_all()
+
+    def _prove(self, extra: tuple[Sandbox, Sequence[str]] | None = None) -> _Attempt:
         """Start it where there is no network, in a namespace of its own if that is allowed.
 
         Args:
-            extra: as in `attempt`.
+            extra: as in `_attempt`.
         """
         why = namespace.refusal()
         if why:
             say(f"{why}; so Python refuses connections, and other programs are not held back")
-        network: Network = "blocked" if why else "none"
         self._proof = "blocked" if why else "namespace"
-        return self._attempt(replace(self.start, network=network, offline=self._offline), extra)
+        return self._attempt("blocked" if why else "none", extra)
 
-    def _move_in_others(self, others: Sequence[str], again: Attempt) -> None:
+    def _show(self, done: _Attempt) -> None:
+        """Print what the child has kept to itself: the script's own traceback, and what stays."""
+        if not done.outcome.reached:
+            sys.stderr.write(_read(done.box.folder / spec.TRACEBACK))
+            sys.stderr.flush()
+        _clear_line()
+        options = [word for word in self._request.args if word.partition("=")[0] in _OURS]
+        if done.ended.code == _USAGE and options:
+            say(f"options of rankup stand before the script: rankup fetch {options[0]} ...")
+        for event in of(done.events, "problem"):
+            say(f"not watched: {event.text('what')}: {event.text('error')}")
+        if done.ended.left:
+            say(f"these processes could not be ended: {', '.join(map(str, done.ended.left))}")
+
+    def _move_in_others(self, others: Sequence[str], again: _Attempt) -> None:
         """Move in those of the script's own new files that a second start takes as they are."""
         written = came.written(again.events)
         kept = [path for path in others if path not in written]
@@ -153,35 +263,32 @@ class _Fetch:
         own = [item for path in kept if (item := came.file_item(path))]
         self._items = came.with_earlier(tuple(own), self._items)
 
-    def _judge(self, done: Attempt, before: Sequence[Event]) -> tuple[Record, int]:
+    def _judge(self, done: _Attempt, before: Sequence[Event]) -> tuple[Record, int]:
         """Say what the start without a network shows; return the record and the exit code."""
-        show(done, self.start)
+        self._show(done)
         reached = done.outcome.reached
         if reached:
             self._items = came.without_outputs(self._items, done.events)
-        if self.request.only_proof:
+        if self._request.only_proof:
             self._offline = {**self._offline, **_offline(done.events)}
-            for event in of(done.events, "problem"):
-                say(f"not watched: {event.text('what')}: {event.text('error')}")
         else:
             self._show_items()
         if done.ended.why == "interrupt":
             say(done.outcome.why)
             return self._record("none", done.outcome.why), self._failed()
         if not reached:
-            first = not self.request.only_proof
-            brought = {one.source: one.path for one in self._items} if first else None
-            lines = explain.missing(done.events, done.ended, self.start.limits, brought)
+            here = [one for one in self._items if os.path.exists(one.path)]
+            brought = {one.source: one.path for one in here}
+            lines = explain.missing(done.events, done.ended, self._limits, brought)
             say("it does not start without a network:")
             for line in lines:
                 say(f"  {line}")
             # That our own limits ended it says something only where they let the first start pass.
-            limited = self.request.only_proof and done.ended.why in ("time", "memory")
+            limited = self._request.only_proof and done.ended.why in ("time", "memory")
             return self._record("none" if limited else "failed", "; ".join(lines)), EXIT_FAILED
-        start, seen = self.start, [*before, *done.events]
         wanted = [*explain.wanted(done.events).items()]
         notes = [f"it does without {explain.at(*one)}" for one in wanted[-5:]]
-        missed = _unreached(start, seen, self._items)
+        missed = self._unreached([*before, *done.events])
         notes += [f"not reached by this start, and not here: {line}" for line in missed]
         for line in notes:
             say(f"note: {line}")
@@ -190,25 +297,29 @@ class _Fetch:
         self._print(f"proved: starts without a network ({how}), {at}")
         return self._record(self._proof, "; ".join(notes)), 0
 
-    def _move_in(self, done: Attempt) -> list[str]:
+    def _move_in(self, done: _Attempt) -> list[str]:
         """Move in what came with a start; return the other new files of its copy."""
-        folders = [path for path in self.start.cache_folders if path.is_dir()]
+        folders = [path for path in self._cache_folders if path.is_dir()]
         folders += [path / "hub" for path in folders]
         files = came.made(done.events)
         known = {one.path for one in files}
-        new = [path for path in done.box.new_files() if came.whole(path)]
-        files += came.of_programs(done.events, [path for path in new if path not in known])
-        files = [one for one in files if one.path not in {*self._code, *done.unfinished}]
+        new = {path for path in done.box.new_files() if came.whole(path)}
+        files += came.of_programs(done.events, sorted(new - known))
+        never = {*self._code, *done.unfinished}
         # What was there before, removed or written anew, stays as it was.
-        files = [one for one in files if one.path in new or not done.box.holds(one.path)]
+        files = [
+            one
+            for one in files
+            if one.path not in never and (one.path in new or not done.box.holds(one.path))
+        ]
         needs = came.needed(files, folders)
         tops = {os.path.dirname(path) for path in needs} & came.new_folders(done.events)
         links = {path for path in new if done.box.inside(path).is_symlink()}
         moving = needs | {path for path in links if os.path.dirname(path) in tops}
-        self._problems += done.box.move_in([path for path in new if path in moving])
+        self._problems += done.box.move_in(sorted(new & moving))
         for line in self._problems:
             say(line)
-        for path in sorted(came.written_by_name(done.events) - {*new, *done.unfinished}):
+        for path in sorted(came.written_by_name(done.events) - new - done.unfinished):
             if done.box.holds(path):
                 say(
                     f"{path} was downloaded anew, since the script does not take what is there; "
@@ -227,73 +338,88 @@ class _Fetch:
         for line in table("here now", self._items) if self._items else ():
             self._print(line)
         for path in (one.path for one in self._items):
-            if places.mounted(self.profile, Path(path)) is False:
+            if places.mounted(self._profile, Path(path)) is False:
                 say(f"warning: compute nodes do not see {path}; put it into the project or scratch")
 
     def _print(self, line: str) -> None:
-        print(clean(line), file=sys.stderr if self.request.as_json else sys.stdout, flush=True)
+        print(clean(line), file=sys.stderr if self._request.as_json else sys.stdout, flush=True)
 
     def _failed(self) -> int:
-        number = self.interrupt.number
+        number = self._interrupt.number
         return EXIT_FAILED if number is None else 128 + number
 
     def _record(self, proof: record.Proof, note: str) -> Record:
-        if self.interrupt.number is not None and self.earlier is not None:
-            return self.earlier  # a start that was broken off proves nothing new
+        if self._interrupt.number is not None and self._earlier is not None:
+            return self._earlier  # a start that was broken off proves nothing new
         done = Record(
-            key=record.script_key(self.start.script, self.start.args),
+            key=self._key,
             items=self._items,
-            variables=self.start.caches.variables(),
+            variables=self._caches.variables(),
             offline=dict(self._offline),
             proof=proof,
             note=note,
             code=self._code,
         )
-        if self.earlier is None or not self.earlier.outlasts(done):
+        if self._earlier is None or not self._earlier.outlasts(done):
             return done
-        say(f"what was proved on {self.earlier.at} still counts: its files are here")
-        return self.earlier
+        say(f"what was proved on {self._earlier.at} still counts: its files are here")
+        return self._earlier
+
+    def _unreached(self, events: Sequence[Event]) -> list[str]:
+        """Return what the script would fetch, no start has asked for, and is not here, in lines.
+
+        A start that ends at the first forward does not come by a validation or the end of an
+        epoch; reading the script does. Only what is known by its name is told: a URL, or a data set
+        or model of the hub.
+
+        Args:
+            events: of all starts.
+        """
+        try:
+            found = read(self._script, self._request.args).downloads
+        except UserError:
+            return []  # it did start: what reading makes of it is no news
+        had = {item.source for item in self._items} | {
+            event.text("url") for event in of(events, "url")
+        }
+        had |= {word for event in of(events, "spawn") for word in event.texts("words")}
+        hubs = [path for cache in self._cache_folders for path in (cache, cache / "hub")]
+
+        def is_here(one: Download, name: str) -> bool:
+            if os.path.exists(one.to or name):
+                return True
+            if one.what == "url":
+                return public(name) in had or any(
+                    came.same_name(item.path, name) for item in self._items
+                )
+            return any([*hub.glob(f"*--{name.replace('/', '--')}")] for hub in hubs)
+
+        missed = [
+            one
+            for one in found
+            if one.known and one.name and one.what in ("url", "dataset", "model")
+            if not is_here(one, one.name)
+        ]
+        lines = [
+            f"{os.path.relpath(one.file.resolve(), self._script.parent)}:{one.line}: {one.how} of "
+            + (public(one.wanted) if one.what == "url" else one.wanted)
+            for one in missed
+        ]
+        return list(dict.fromkeys(lines))
+
+
+def _read(file: Path) -> str:
+    with suppress(OSError):
+        return file.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _clear_line() -> None:
+    """Remove what stands in the terminal's line, as a progress bar that the script has left."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
 
 
 def _offline(events: Sequence[Event]) -> dict[str, str]:
     names = [name for event in of(events, "modules") for name in event.texts("names")]
     return offline.variables(names)
-
-
-def _unreached(start: Start, events: Sequence[Event], items: Sequence[Item]) -> list[str]:
-    """Return what the script would fetch, no start has asked for, and is not here, in lines.
-
-    A start that ends at the first forward does not come by a validation or the end of an epoch;
-    reading the script does. Only what is known by its name is told: a URL, or a data set or model
-    of the hub.
-
-    Args:
-        events: of all starts.
-    """
-    try:
-        found = read(start.script, start.args).downloads
-    except UserError:
-        return []  # it did start: what reading makes of it is no news
-    had = {item.source for item in items} | {event.text("url") for event in of(events, "url")}
-    had |= {word for event in of(events, "spawn") for word in event.texts("words")}
-    hubs = [path for cache in start.cache_folders for path in (cache, cache / "hub")]
-
-    def is_here(one: Download, name: str) -> bool:
-        if os.path.exists(one.to or name):
-            return True
-        if one.what == "url":
-            return public(name) in had or any(came.same_name(item.path, name) for item in items)
-        return any([*hub.glob(f"*--{name.replace('/', '--')}")] for hub in hubs)
-
-    missed = [
-        one
-        for one in found
-        if one.known and one.name and one.what in ("url", "dataset", "model")
-        if not is_here(one, one.name)
-    ]
-    lines = [
-        f"{os.path.relpath(one.file.resolve(), start.script.parent)}:{one.line}: {one.how} of "
-        + (public(one.wanted) if one.what == "url" else one.wanted)
-        for one in missed
-    ]
-    return list(dict.fromkeys(lines))

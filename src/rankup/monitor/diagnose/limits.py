@@ -12,6 +12,8 @@ from . import codes
 from .diagnosis import Diagnosis
 from .lost import lost_work
 
+TOO_SHORT = "too short to judge"
+
 
 def limit_long(recording: Recording) -> Iterator[Diagnosis]:
     """RK716: a run that came to its end in a small part of the time that it asked for."""
@@ -70,7 +72,7 @@ def short(recording: Recording) -> Iterator[Diagnosis]:
     if not brief and not waited:
         return
     after = f" after {words.duration(queued)} in the queue" if queued > took else ""
-    judged = "too short to judge: " if brief else ""
+    judged = f"{TOO_SHORT}: " if brief else ""
     seen = f"{judged}the run took {words.duration(took)}{after}"
     yield Diagnosis(
         Finding(

@@ -12,6 +12,7 @@ from .. import words
 from ..cost import Cost
 from ..diagnose import Diagnosis, codes
 from ..diagnose.codes import TITLES
+from ..diagnose.limits import TOO_SHORT
 from ..recording import Recording
 from ..verdict import Verdict
 from . import job
@@ -65,6 +66,9 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
     document, arrays = payload(recording, drawn, progress, marks, float(offset))
     names = row_names(recording)
     gpu_plots = [plot for section in drawn for plot in section.plots if section.section.id == "gpu"]
+    brief = verdict.level == "ok" and any(
+        one.code == codes.SHORT and one.message.startswith(TOO_SHORT) for one in diagnoses
+    )
     several = any(1 < len(plot.average) <= 16 for section in drawn for plot in section.plots)
     return render(
         "run.html.j2",
@@ -75,7 +79,8 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
         run=recording.facts,
         portal=portal(recording.facts.portal),
         verdict=verdict,
-        level_word=LEVELS[verdict.level],
+        level="brief" if brief else verdict.level,
+        level_word="Not judged" if brief else LEVELS[verdict.level],
         as_of=job.stamp(recording.end) if _runs(recording) else "",
         findings=[_shown(one) for one in diagnoses],
         cost=cost,

@@ -31,7 +31,7 @@ def text(
     recording: Recording,
     diagnoses: Sequence[Diagnosis],
     width: int = 80,
-    page: str | None = None,
+    more: str | None = None,
     *,
     paid: Cost | None = None,
     said: Verdict | None = None,
@@ -42,7 +42,7 @@ def text(
     finding. There are no colours in it: it is written to `report.txt`.
 
     Args:
-        page: where the HTML report lies, for who wants to see more; None where none is written.
+        more: where the HTML report lies, or the command that draws it.
         paid, said: cost and verdict, where they are known already.
     """
     width = max(_NARROWEST, width)
@@ -58,8 +58,8 @@ def text(
         if one.message.lower() not in said.headline.lower():
             lines += _finding(one, width)
     lines += _explained(diagnoses, width)
-    if page is not None:
-        lines += _labelled("more", words.shown(page), width)
+    if more is not None:
+        lines += _labelled("more", words.shown(more), width)
     return "\n".join(lines) + "\n"
 
 
@@ -67,7 +67,7 @@ def show(
     recording: Recording,
     diagnoses: Sequence[Diagnosis],
     out: TextIO,
-    page: str | None = None,
+    more: str | None = None,
     *,
     paid: Cost | None = None,
     said: Verdict | None = None,
@@ -78,10 +78,10 @@ def show(
     """
     said = verdict(recording, diagnoses, paid) if said is None else said
     if not out.isatty():
-        out.write(text(recording, diagnoses, page=page, paid=paid, said=said))
+        out.write(text(recording, diagnoses, more=more, paid=paid, said=said))
         return
     width = min(100, shutil.get_terminal_size().columns)
-    lines = text(recording, diagnoses, width, page, paid=paid, said=said).split("\n")
+    lines = text(recording, diagnoses, width, more, paid=paid, said=said).split("\n")
     for at in range(len(_headline(said, width))):
         lines[at] = _coloured(lines[at], said.level)
     for at, line in enumerate(lines):

@@ -11,7 +11,6 @@ from ...script.flow import argument, call_name, is_none
 from ...script.names import walk
 from ...script.source import File, imports_in
 from ...script.torch_names import words
-from ...script.understand import imports_of
 from .context import Context
 from .script import Script
 from .start import DEFINITIONS, main_guard, run_at_import, starts
@@ -33,7 +32,7 @@ def import_ports(context: Context) -> None:
     script = context.port[0].script
     others = [one for one in context.port if one is not context]
     if context is not context.port[0] and starts(context.port[0]) and main_guard(script) is None:
-        for node in imports_of(script.understood, context.script.file, script.file):
+        for node in script.understood.imports_of(context.script.file, script.file):
             raise UserError(
                 f"{context.script.file.path}:{context.script.line(node)}: not ported: this imports "
                 f"from {script.file.path.name}, which runs anew with that: it has no "

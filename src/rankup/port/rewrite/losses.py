@@ -43,17 +43,6 @@ def differentiated(call: ast.Call) -> ast.expr | None:
     return value
 
 
-def divided(script: Script, name: str, scope: ast.AST) -> bool:
-    """True of a name that is divided by a number of the batch: `loss /= n`."""
-    return any(
-        isinstance(one.op, ast.Div)
-        and script.dotted(one.target) == name
-        and script.scope(one) is scope
-        and not constant(script, one.value)
-        for one in script.all(ast.AugAssign)
-    )
-
-
 def function_of(script: Script, call: ast.Call) -> tuple[Script, Function] | None:
     """The function of the script's own files that a call runs; of an object its `__call__`."""
     flow = script.flow

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...script.flow import argument, call_name, given, is_none, returned
-from ...script.names import Function, words_in
+from ...script.flow import argument, call_name, given, is_none
+from ...script.names import words_in
 from ...script.torch_names import CLASS_WEIGHTS, words
-from .losses import Kind, divided, function_of, reduction, says_ignored
+from .losses import Kind, reduction, says_ignored
 from .script import Script
 from .training import Training
 
@@ -19,7 +19,6 @@ _AT = re.compile(r"\w*(ForConditionalGeneration|Seq2SeqLM|ForMaskedLM|ForTokenCl
 _BEHIND = re.compile(r"\w*(ForCausalLM|LMHeadModel)$")
 _IGNORED = "-100"  # torch's own default, and what transformers expects
 _PLAIN = words("view reshape flatten to cuda long contiguous transpose permute squeeze ravel int t")
-_DEEPEST = 3
 
 
 @dataclass(frozen=True)
@@ -34,61 +33,21 @@ class MaskedMean:
     units: str
 
 
-def masked_means(
-    training: Training,
-    expression: ast.AST,
-    loop: ast.AST | None,
-    depth: int = 0,
-    of: Script | None = None,
-) -> list[MaskedMean]:
-    """Return the masked means that an expression is made of, through the names of its function.
-
-    Args:
-        loop: what it stands in; a name that is given a value there does not have one of elsewhere.
-        of: the file of the expression, if it is not the one that trains.
-    """
-    script = of or training.script
-    calls = list(script.inside(expression, ast.Call))
-    found = [
-        one
-        for call in calls
-        if (
-            one := _of_torch(script, call)
-            or _of_transformers(training, script, call)
-            or _packed(script, call)
-            or over_selected(script, call)
-        )
-    ]
-    for division in script.inside(expression, ast.BinOp):
-        over = divided_by_mask(script, division)
-        if over:
-            plain = re.fullmatch(r"[\w.\[\]]+", over)
-            found.append(MaskedMean(division, script.code(division.right) if plain else ""))
-    if found or depth > _DEEPEST:
-        return found
-    for call in calls:
-        own = function_of(script, call)
-        if own is not None and _returns_masked(training, *own, depth):
-            found.append(MaskedMean(call, ""))
-    if found:
-        return found
-    for name in script.inside(expression, ast.Name):
-        values = [value for _, value in script.assigned(name.id, script.scope(name))]
-        if loop is not None:
-            values = [one for one in values if loop in script.above(one)] or values
-        for value in values:
-            if value is not expression and name not in script.inside(value, ast.Name):
-                found += masked_means(training, value, loop, depth + 1, of)
-    return found
+def masked_call(training: Training, script: Script, call: ast.Call) -> MaskedMean | None:
+    """A call that is a mean over some of its targets, or over their weights."""
+    return (
+        _of_torch(script, call)
+        or _of_transformers(training, script, call)
+        or _packed(script, call)
+        or over_selected(script, call)
+    )
 
 
-def _returns_masked(training: Training, other: Script, function: Function, depth: int) -> bool:
-    """True where a function of the script's files returns a mean over some of its targets."""
-    values = returned(function)
-    parts = [one for value in values for one in other.inside(value, ast.Name)]
-    if any(divided(other, one.id, function) for one in parts):
-        return True
-    return any(masked_means(training, value, None, depth + 2, other) for value in values)
+def masked_division(script: Script, node: ast.BinOp) -> MaskedMean | None:
+    """A sum that is divided by the sum of a mask."""
+    over = divided_by_mask(script, node)
+    plain = re.fullmatch(r"[\w.\[\]]+", over)
+    return MaskedMean(node, script.code(node.right) if plain else "") if over else None
 
 
 def divided_by_mask(script: Script, node: ast.BinOp) -> str:
@@ -194,9 +153,7 @@ def _of_transformers(training: Training, script: Script, call: ast.Call) -> Mask
     """`model(input_ids=…, labels=…)` of a language model of transformers."""
     if "transformers" not in script.modules:
         return None
-    names = {model.name for model in training.models} | training.parameter_names
-    name = script.dotted(call.func)
-    if name not in names and not name.endswith("model"):
+    if not (training.runs_model(script, call) or script.dotted(call.func).endswith("model")):
         return None
     labels = argument(call, "labels")
     stars = [one.value for one in call.keywords if one.arg is None]

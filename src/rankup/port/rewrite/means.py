@@ -15,7 +15,7 @@ from ...script.names import Binding, Function, elements
 from ...script.roles import LoopNode
 from ...script.torch_names import OTHER_MEANS, words
 from .losses import Kind, constant, function_of, reduction
-from .masked import divided_by_mask, over_selected
+from .masked import MaskedMean, masked_call, masked_division, over_selected
 from .script import Script
 from .training import Training
 
@@ -63,6 +63,11 @@ def _followed(training: Training, loss: ast.expr) -> _Scope:
     return scope
 
 
+def masked_means(training: Training, loss: ast.expr) -> list[MaskedMean]:
+    """The masked means that a loss is made of, through names and functions."""
+    return _followed(training, loss).masked
+
+
 def check_mean(training: Training, loss: ast.expr) -> list[NotSeen]:
     """Follow a loss to what it is made of; return where a model takes the samples together.
 
@@ -78,6 +83,9 @@ def check_mean(training: Training, loss: ast.expr) -> list[NotSeen]:
 
 class _Scope:
     """The expressions of one function, or of the module.
+
+    Attributes:
+        masked: the means over some of the targets only.
 
     Args:
         passed: the kinds of the function's parameters.
@@ -97,6 +105,7 @@ class _Scope:
     ) -> None:
         self.training, self.script, self.passed, self.depth = training, script, passed, depth
         self.doubts, self.across = doubts, across
+        self.masked: list[MaskedMean] = []
         self._open: set[ast.AST] = set()
         self._known: dict[ast.AST, Kind] = {}
 
@@ -171,8 +180,9 @@ class _Scope:
         return Kind.ROWS if Kind.ROWS in kinds else Kind.FIXED
 
     def _operation(self, node: ast.BinOp) -> Kind:
-        if divided_by_mask(self.script, node):
-            return Kind.MEAN  # said, or counted, where means over some targets are
+        if masked := masked_division(self.script, node):
+            self.masked.append(masked)
+            return Kind.MEAN
         left, right = self.kind(node.left), self.kind(node.right)
         kinds = {left, right}
         summed = kinds & {Kind.SUM, Kind.MIXED}
@@ -232,13 +242,17 @@ class _Scope:
         bindings = [one for one in bindings if names.statement(one.target) not in inside]
         before = [one for one in bindings if script.span(one.target)[0] < at] or bindings
         beside = False  # something that is no sum over the samples is added
-        for one in sorted(before, key=lambda one: script.span(one.target)):
-            statement = names.statement(one.target)
+        statements = [(names.statement(one.target), one) for one in before]
+        statements.sort(key=lambda one: script.span(one[1].target))
+        for place, (statement, _) in reversed([*enumerate(statements)]):
+            if not isinstance(statement, ast.AugAssign) and _around(script, statement, node):
+                found, statements = [], statements[place:]  # what it was before, it is no more
+                break
+        for statement, one in statements:
             grown = statement if isinstance(statement, ast.AugAssign) else None
-            if grown is None and _around(script, statement, node):
-                found.clear()
             if grown is not None and self._divides(grown):
                 found = [Kind.MEAN if at in (Kind.SUM, Kind.MIXED) else at for at in found]
+                self.masked += [MaskedMean(node, "")] if self.depth else []
                 continue
             value = self._grown(grown) if grown is not None else self._bound(one)
             if grown is not None and value is Kind.FIXED:
@@ -300,6 +314,8 @@ class _Scope:
 
     def _call(self, call: ast.Call, path: tuple[int, ...] = ()) -> Kind:
         script, name = self.script, call_name(call)
+        if masked := masked_call(self.training, script, call):
+            self.masked.append(masked)
         full = script.name(call.func)
         known = reduction(script, call) or self._further(call, full)
         if known is not None:
@@ -322,7 +338,7 @@ class _Scope:
             value = call.func.value
         if value is None:
             kind = self._of_each(call, rest)
-            return Kind.ROWS if name == "next" or self._trained(call) else kind
+            return Kind.ROWS if name == "next" or self.training.runs_model(script, call) else kind
         return self._method(call, name, value, rest)
 
     def _further(self, call: ast.Call, full: str) -> Kind | None:
@@ -384,7 +400,7 @@ class _Scope:
     ) -> Kind:
         """The kind of what a function of the script's files returns."""
         script, function = found
-        model = self._trained(call)
+        model = self.training.runs_model(self.script, call)
         if self.depth > 4:
             return Kind.ROWS
         passed = {}
@@ -405,12 +421,9 @@ class _Scope:
             self.across += [place for place in doubts[:1] if place.across]
             return Kind.ROWS
         kind = _either(kinds) if kinds else Kind.ROWS
+        if inner.masked and (kind in _SUMS or not model):
+            self.masked.append(MaskedMean(call, ""))
         return Kind.ROWS if model and kind in (Kind.FIXED, Kind.UNKNOWN) else kind
-
-    def _trained(self, call: ast.Call) -> bool:
-        """True of `model(x)` of a model that is trained."""
-        origins = self.script.flow.origins(self.script.file, call.func)
-        return bool({one.node for one in origins} & self.training.trained)
 
 
 def _numbers(node: ast.expr) -> list[int]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from ...script import roles
 from ...script.flow import given
-from ...script.models import makes_optimizer, part_of, with_parameters
+from ...script.models import part_of, with_parameters
 from ...script.names import Function, elements, root_name
 from ...script.source import File
 from .script import Scope, Script
@@ -46,13 +46,11 @@ class Models:
     Attributes:
         trained: the expressions that make them.
         unresolved: optimizers of which the models cannot be seen.
-        named: how each file writes what it gives an optimizer the parameters of.
     """
 
     models: list[Model] = field(default_factory=list)
     trained: set[ast.AST] = field(default_factory=set)
     unresolved: set[ast.Call] = field(default_factory=set)
-    named: dict[File, set[str]] = field(default_factory=dict)
 
 
 def optimizers(script: roles.Script) -> list[tuple[File, ast.Call]]:
@@ -60,9 +58,7 @@ def optimizers(script: roles.Script) -> list[tuple[File, ast.Call]]:
     return [
         (one.file, one.node)
         for one in script.optimizers
-        if isinstance(one.node, ast.Call)
-        and makes_optimizer(script.flow, one.file, one.node)
-        and given(one.node)
+        if isinstance(one.node, ast.Call) and given(one.node)
     ]
 
 
@@ -77,24 +73,12 @@ def models_of(script: Script) -> Models:
             found.unresolved.add(call)
         for where, expression in roots:
             one = script.sibling(where)
-            found.named.setdefault(where, set()).add(one.dotted(expression))
             made = _made(one, expression, 0)
             if not made and where is file:
                 made = _taken(one, expression, call)
             models |= {(model.name, model.scope): model for model in reversed(made)} | models
     found.models = list(models.values())
-    for model in found.models:
-        values = (
-            [model.given]
-            if model.given is not None
-            else [
-                value
-                for made in model.made
-                if isinstance(value := getattr(made, "value", None), ast.expr)
-            ]
-        )
-        for value in values:
-            found.trained |= {one.node for one in script.flow.origins(model.script.file, value)}
+    found.trained = {one.node for one in understood.models}
     return found
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from ...base.errors import UserError
 from ...base.text import clean
 from ...script import roles
-from ...script.flow import argument
-from ...script.loops import is_backward
+from ...script.flow import argument, is_backward
 from ...script.names import RUNTIME
 from ...script.source import File, read
 from ...script.understand import understand
@@ -33,7 +32,7 @@ from .training import training_in
 _JOINING = ("setup", "wrap", "shard", "parallelize")
 _REFUSED = ("RK124", "RK191")  # what no change of loaders makes data-parallel
 # Of these one in any module is an edit.
-_OTHERS = ("RK103", "RK104", "RK105", "RK141", "RK145", "RK146", "RK147")
+_OTHERS = ("RK130", "RK103", "RK104", "RK105", "RK141", "RK145", "RK146", "RK147")
 _RULES = {rule.code: rule for rule in RULES}
 # What changes a script or leaves a remark, in this order.
 _FIXES: tuple[str | Callable[[Context], None], ...] = (
@@ -49,6 +48,7 @@ _FIXES: tuple[str | Callable[[Context], None], ...] = (
     "RK119",
     training_numbers,
     "RK115",
+    "RK130",
     "RK187",
     broadcast_decisions,
     metrics_of_one_rank,
@@ -197,7 +197,7 @@ def _port(file: File, options: Options) -> Ported:
 
 
 def _in_other_modules(context: Context) -> None:
-    """Say of modules that stay as they are where statistics over a batch are taken."""
+    """Say of modules that stay as they are where ranks take statistics or orders of their own."""
     script = context.script.understood
     others = [one for one in script.files if one not in script.to_port]
     found = [
@@ -210,13 +210,18 @@ def _in_other_modules(context: Context) -> None:
         places, hit = ", ".join(place for place, _ in found[:_PLACES]), found[0][1]
         places += f" and {len(found) - _PLACES} more" if len(found) > _PLACES else ""
         context.leave(None, f"{hit.message} ({places}); {hit.todo}", comment=False)
+    for file in others:
+        for hit in _RULES["RK130"].look(file, script):
+            if script.comes_to(file, hit.at):
+                at = file.short_place(hit.at)
+                context.leave(None, f"{hit.message} ({at}): {hit.todo}", comment=False)
 
 
 def _with_others(script: roles.Script) -> roles.Script:
     """A script, of which the modules are ported, too, that have no place where ranks may run.
 
-    They choose a GPU, make folders or names by the clock, or write what is not written by a call
-    in the files that train.
+    They choose a GPU, make folders or names by the clock, go by an order of each rank's own, or
+    write what is not written by a call in the files that train.
     """
     others = [one for one in script.files if one not in script.to_port]
     also = {

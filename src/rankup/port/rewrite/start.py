@@ -12,6 +12,7 @@ from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.torch_names import DRAWING_METHODS, SEEDING, is_draw, words
 from ..rules.facts import string
+from ..rules.order import differing
 from ..rules.writing import clock_names
 from .context import Context
 from .script import Script
@@ -145,28 +146,21 @@ def _drawing_before(context: Context) -> ast.stmt | None:
     for statement in script.tree.body:
         if statement is guard or not (at_guard or last is not None):
             return None
-        if _draws(script, script.file, statement, {script.file}) or _prints(script, statement):
+        if _draws(script, script.file, statement, {script.file}):
             return statement
         if not at_guard and statement is last:
             return None
     return None
 
 
-def _prints(script: Script, statement: ast.stmt) -> bool:
-    """True where running a statement at the top of the script prints, as each rank would."""
-    return any(
-        isinstance(node, ast.Call) and script.name(node.func) in ("print", "builtins.print")
-        for node in run_at_import(statement)
-    )
-
-
 def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> bool:
     """True where running a statement at the top of a file draws, there or in what it imports.
 
-    So does one that makes a name by the clock.
+    So does one that makes a name by the clock, or goes by an order of the process' own.
     """
+    own = set(differing(script.flow, file))
     for node in run_at_import(statement):
-        if isinstance(node, ast.Assign) and node in set(clock_names(file)):
+        if node in own or (isinstance(node, ast.Assign) and node in set(clock_names(file))):
             return True
         if isinstance(node, ast.Import | ast.ImportFrom):
             for other in script.flow.imported(file, node):
@@ -181,7 +175,8 @@ def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> 
             if found is not None and any(
                 one in set(clock_names(where))
                 if isinstance(one, ast.Assign)
-                else isinstance(one, ast.Call) and _draws_itself(where, one)
+                else one in set(differing(script.flow, where))
+                or (isinstance(one, ast.Call) and _draws_itself(where, one))
                 for where, function in leads_to(script.flow, *found)
                 for one in walk(*function.body)
             ):
@@ -206,6 +201,8 @@ def run_at_import(statement: ast.stmt) -> Iterator[ast.AST]:
 
 def _draws_itself(file: File, call: ast.Call) -> bool:
     dotted, name = file.names.called(call), call_name(call)
+    if dotted == "builtins.print":
+        return True
     own = argument(call, "generator") or argument(call, "random_state")
     if name in SEEDING or own is not None:
         return False

@@ -9,8 +9,8 @@ from functools import cached_property, lru_cache
 
 from ...script import roles
 from ...script.effects import callee, leads_to, trains
-from ...script.flow import call_name, given
-from ...script.loops import drawn_from, gradients_off, is_backward
+from ...script.flow import call_name, given, is_backward, is_none
+from ...script.loops import drawn_from, gradients_off
 from ...script.models import is_loader
 from ...script.names import (
     Function,
@@ -194,7 +194,20 @@ class Training:
             ]
             if inner:
                 return inner
+        if isinstance(node, ast.Subscript) and self._holds_iterators(node.value):
+            return []
         return [node] if self.loader_of(node) is not None else []
+
+    def _holds_iterators(self, node: ast.expr) -> bool:
+        """True of `{"a": iter(first), "b": iter(second)}`, which no call can shard."""
+        script, name = self.script, self.script.dotted(node)
+        values = script.assigned(name, script.scope(node)) if name else []
+        return any(
+            call_name(call) == "iter"
+            for _, value in values
+            if isinstance(value, ast.Dict | ast.List | ast.DictComp | ast.ListComp)
+            for call in script.inside(value, ast.Call)
+        )
 
     def _iterates(self, call: ast.Call) -> bool:
         """True of `Prefetcher(loader)`, an iterator that the script's files define."""
@@ -254,14 +267,14 @@ class Training:
         return [call for call in self.optimizers if call in self._found.unresolved]
 
     @property
-    def parameter_names(self) -> set[str]:
-        """How this file writes the models of which an optimizer is given the parameters."""
-        return self._found.named.get(self.script.file, set())
-
-    @property
     def trained(self) -> set[ast.AST]:
         """The expressions that make the models that are trained, in any file."""
         return self._found.trained
+
+    def runs_model(self, script: Script, call: ast.Call) -> bool:
+        """True of `model(x)` of a model that is trained, in a file of the script."""
+        origins = script.flow.origins(script.file, call.func)
+        return any(one.node in self.trained for one in origins)
 
     # Loops.
 
@@ -356,7 +369,7 @@ class Training:
         found: set[str | None] = set()
         for call in script.inside(node.body, ast.Call, deep=False):
             if call in self.backwards or script.called(call) in self._trainers:
-                found.add(self._plain(self._condition(node, call)))
+                found.add(self._plain(self._condition(node, call)) or self._of_step(call))
         if found == {""} or not found:
             return "", False
         only = found.pop() if len(found) == 1 else None
@@ -374,6 +387,37 @@ class Training:
         if not all(isinstance(one, plain) for one in walk(test)):
             return None
         return self.script.code(test) if holds else _negated(self.script, test)
+
+    def _of_step(self, call: ast.Call) -> str | None:
+        """The condition under which a step that a loop calls trains, in the loop's own words."""
+        script, function = self.script, self.script.called(call)
+        if function is None or call in self.backwards:
+            return ""
+        found: set[str | None] = set()
+        for backward in self.backwards:
+            if script.scope(backward) is not function:
+                continue
+            condition = self._condition(function, backward)
+            if condition is None:
+                found.add("")
+                continue
+            test, holds = condition
+            name = test.left if isinstance(test, ast.Compare) else test
+            passed = (
+                script.given(function, name.id, call)
+                if isinstance(name, ast.Name) and name.id in script.parameters(function)
+                else None
+            )
+            alone = isinstance(test, ast.Name) or (
+                isinstance(test, ast.Compare) and is_none(test.comparators[0])
+            )
+            if passed is None or not alone or not isinstance(passed, ast.Name | ast.Attribute):
+                always = isinstance(passed, ast.Constant) and bool(passed.value) is holds
+                found.add("" if always else None)
+                continue
+            text = script.code(test).replace(script.code(name), script.code(passed), 1)
+            found.add(text if holds else f"not ({text})")
+        return found.pop() if len(found) == 1 else (None if found else "")
 
     def _condition(self, node: LoopNode | Function, call: ast.Call) -> tuple[ast.expr, bool] | None:
         """The test under which a call in a loop or a function runs, and which way it goes."""

@@ -24,8 +24,8 @@ from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, differentiated
-from ..rewrite.masked import MaskedMean, masked_means
-from ..rewrite.means import NotSeen, check_mean, declared
+from ..rewrite.masked import MaskedMean
+from ..rewrite.means import NotSeen, check_mean, declared, masked_means
 from ..rewrite.training import Loop, Training, training_in
 from .facts import anywhere, calls, single, starred
 from .rule import Hit, refuse, rule
@@ -130,10 +130,10 @@ def masked_mean(file: File, script: Script) -> Iterator[Hit]:
     training = training_in(script, file)
     yield from _in_the_model(training)
     for call in training.backwards:
-        start = call.func.value if isinstance(call.func, ast.Attribute) else call
+        loss = differentiated(call) or call
         above = training.script.above(call)
         loop = next((up for up in above if isinstance(up, LoopNode)), None)
-        found = {one.call: one for one in masked_means(training, start, loop)}
+        found = {one.call: one for one in masked_means(training, loss)}
         if not found:
             continue
         first = next(iter(found.values()))

@@ -211,10 +211,13 @@ class Numbers(Region):
         for one in self._augmented():
             grown.setdefault(script.dotted(one.target), []).append((one, one.value))
         for assign in script.inside(self.body, ast.Assign, deep=False):
-            value, name = assign.value, script.dotted(assign.targets[0])
-            adds = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
-            if adds and name and script.dotted(value.left) == name and self._mine(assign):  # type: ignore[attr-defined]
-                grown.setdefault(name, []).append((assign, value.right))  # type: ignore[attr-defined]
+            targets, values = elements(assign.targets[0]), elements(assign.value)
+            for target, value in zip(targets, values, strict=False):
+                name = script.dotted(target) if len(targets) == len(values) else ""
+                match value:
+                    case ast.BinOp(left=left, op=ast.Add()) if name and self._mine(assign):
+                        if script.dotted(left) == name:
+                            grown.setdefault(name, []).append((assign, value.right))
         grown.pop("", None)
         while True:
             plans, local = self._plans(grown)

@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 
-from ...script.flow import Origin, argument, call_name, given, literal, method_calls, model_wrapper
+from ...script.flow import (
+    Origin,
+    argument,
+    call_name,
+    first_argument,
+    given,
+    literal,
+    method_calls,
+    model_wrapper,
+)
 from ...script.flow import given as arguments_of
 from ...script.loops import gradients_off
 from ...script.names import walk, words_in
@@ -238,9 +247,12 @@ def cpu_round_trip(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
+_STATISTICS = ("running_mean", "running_var", "moving_mean")
+
+
 @rule("RK135", "warning", "batch norm")
 def batch_norm(file: File, script: Script) -> Iterator[Hit]:
-    """A batch norm layer in a single-GPU script.
+    """A batch norm layer in a single-GPU script; one of its own, with a buffer `running_mean`.
 
     Its statistics come from a rank's part of each batch, and are noisy below 16 samples per GPU.
 
@@ -263,6 +275,15 @@ def batch_norm(file: File, script: Script) -> Iterator[Hit]:
                 "batch norm takes its statistics from a rank's part of each batch",
                 "nothing for 16 samples per GPU or more; `rankup port --sync-bn` takes all ranks'",
                 partial(_batch_norm_left, node=node),
+            )
+            return
+    for call in file.names.all(ast.Call):
+        if call_name(call) == "register_buffer" and literal(first_argument(call)) in _STATISTICS:
+            yield Hit(
+                call,
+                "a layer of the script's own takes its statistics from a rank's part of each batch",
+                "average them over the ranks in its forward, where that is too few samples",
+                comment=False,
             )
             return
 

@@ -91,6 +91,7 @@ def block(site: Profile, ranks: str) -> str:
         *exports,
         "# srun does not take --cpus-per-task over from sbatch since Slurm 22.05",
         'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"',
+        'export PYTHONHASHSEED="${PYTHONHASHSEED:-0}" # ranks have one order of a set',
         f"threads=$((SRUN_CPUS_PER_TASK / {per_node})) # torchrun would set 1",
         'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"',
         'end_life() { echo "rankup: $2" >&2 && exit "$1"; }',

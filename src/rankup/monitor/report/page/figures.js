@@ -227,7 +227,7 @@ function coresFigure(page, plot, view, width) {
   const colours = palette();
   const height = heatHeight(plot.rows);
   const layout = baseLayout(colours, height + MARGIN.top + MARGIN.bottom, width);
-  layout.xaxis = { range: [-0.5, plot.columns - 0.5], fixedrange: true, domain: [0, timeShare(width)], showgrid: false, zeroline: false, title: { text: "core", font: { size: 10 }, standoff: 4 }, nticks: 12 };
+  layout.xaxis = { range: [-0.5, plot.columns - 0.5], fixedrange: true, domain: [0, timeShare(width)], showgrid: false, zeroline: false, title: { text: "core", font: { size: 10 }, standoff: 4 }, tick0: 0, dtick: Math.max(1, Math.ceil(plot.columns / 12)) };
   layout.yaxis = { range: [plot.rows - 0.5, -0.5], fixedrange: true, showgrid: false, zeroline: false, ...rowTicks(page, { rows: "host" }, height), tickfont: { size: 10 } };
   layout.shapes.push({ type: "rect", layer: "below", xref: "x domain", x0: 0, x1: 1, yref: "y domain", y0: 0, y1: 1, line: { width: 0 }, fillcolor: colours.blank });
   return { data: [{ type: "heatmap", z: plot.table, x0: 0, dx: 1, y0: 0, dy: 1, colorscale: SCALE, zmin: 0, zmax: 100, showscale: false, hoverinfo: "none" }], layout };

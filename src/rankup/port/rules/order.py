@@ -1,0 +1,193 @@
+"""The order of a set, the hash of a text, a generator without a seed: each process has its own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import lru_cache, partial
+
+from ...script.flow import Flow, call_name, given, receiver, returned
+from ...script.names import walk
+from ...script.roles import Script
+from ...script.source import File
+from ...script.torch_names import words
+from ..rewrite.context import Context
+from ..rewrite.training import training_in
+from .facts import calls, guard
+from .rule import Hit, rule
+
+_SETS = words("builtins.set builtins.frozenset")
+_COMBINED = words("union intersection difference symmetric_difference copy")
+_LISTED = words("list tuple")
+_IN_ORDER = words("enumerate iter zip map fromkeys join array Counter")
+# What comes out of these does not depend on the order of what goes in.
+_ANY_ORDER = words("sorted set frozenset sum min max any all len unique")
+_FILLING = words("append extend setdefault add_module register_buffer register_parameter")
+_UNSEEDED = words("numpy.random.default_rng numpy.random.RandomState random.Random")
+_DRAWN = words("permutation permuted choice choices sample")
+_SHARED = words("broadcast rank0_first broadcast_object_list")
+_UNKNOWN_SEED = "a generator without a seed draws another order on each rank"
+_TODO = "start all ranks with PYTHONHASHSEED=0, or take zlib.crc32(text.encode())"
+
+
+@rule("RK130", "error", "an order of each rank's own")
+def own_order(file: File, script: Script) -> Iterator[Hit]:
+    """A list, a numbering or a loop in the order of a set; `hash(…)` of a text; a permutation of a
+    generator that has no seed, `numpy.random.default_rng()`.
+
+    Python draws the hashes of texts anew in each process. So a vocabulary that is numbered by a
+    set's order has other numbers on each rank, and the ranks train one model on different words.
+    No random state says so.
+
+    ```diff
+     rankup.setup()
+    -number = {word: i for i, word in enumerate(set(words))}
+    +number = {word: i for i, word in enumerate(rankup.broadcast(list(set(words))))}
+     for x, y in rankup.shard(loader):
+         F.cross_entropy(model(x), y).backward()
+    ```
+
+    Makes the order rank 0's, `rankup.broadcast(list(…))`; a hash it names. `sorted(…)` needs
+    nothing. `rankup run` and its job scripts start all ranks with one PYTHONHASHSEED.
+    """
+    steps = [loop.node for loop in training_in(script, file).loops if loop.trains]
+    for node in differing(script.flow, file):
+        if guard(file, script, node) or not set(steps).isdisjoint(file.names.up(node)):
+            continue
+        if isinstance(node, ast.Call) and call_name(node) == "hash":
+            yield Hit(node, "the hash of a text is another on each rank", _TODO)
+        elif isinstance(node, ast.Call) and call_name(node) == "shuffle":
+            yield Hit(node, _UNKNOWN_SEED, "give the generator a seed")
+        else:
+            drawn = isinstance(node, ast.Call) and call_name(node) in _DRAWN
+            message = _UNKNOWN_SEED if drawn else "the order of a set is another on each rank"
+            listed = drawn or (isinstance(node, ast.Call) and call_name(node) in ("list", "tuple"))
+            around = "rankup.broadcast(" if listed else "rankup.broadcast(list("
+            yield Hit(
+                node,
+                message,
+                f"`{around}…{')' * around.count('(')}` is rank 0's on every rank",
+                partial(_rank_0s, node=node, around=around),
+            )
+
+
+def _rank_0s(context: Context, node: ast.expr, around: str) -> str:
+    if context.script.per_sample(node) or node in context.alike:
+        return ""
+    context.alike.add(node)
+    context.around(node, around, ")" * around.count("("))
+    return "this order is rank 0's on every rank (rankup.broadcast)"
+
+
+@lru_cache(maxsize=64)
+def differing(flow: Flow, file: File) -> tuple[ast.expr, ...]:
+    """The expressions of a file with a value of each process' own, where no rank hands it out."""
+    return tuple(
+        node
+        for node in (*_ordered(flow, file), *_hashed(file), *_unseeded(flow, file))
+        if not any(
+            isinstance(up, ast.Call) and call_name(up) in _SHARED for up in file.names.up(node)
+        )
+    )
+
+
+def _hashed(file: File) -> Iterator[ast.expr]:
+    for call, dotted in calls(file, "hash"):
+        function = file.names.function(call)
+        if dotted == "builtins.hash" and getattr(function, "name", "") != "__hash__":
+            yield call
+
+
+def _unseeded(flow: Flow, file: File) -> Iterator[ast.expr]:
+    """Draws of an order from a generator that is made without a seed."""
+    for call in file.names.all(ast.Call):
+        of = receiver(call) if call_name(call) in _DRAWN | {"shuffle"} else None
+        if of is not None and any(
+            isinstance(one.node, ast.Call)
+            and one.file.names.called(one.node) in _UNSEEDED
+            and not given(one.node)
+            for one in flow.origins(file, of)
+        ):
+            yield call
+
+
+def _ordered(flow: Flow, file: File) -> Iterator[ast.expr]:
+    """The sets that are gone over in their order, or the lists that are made of them."""
+    for node in file.names.all(ast.Call):
+        name = call_name(node)
+        if name in _LISTED and isinstance(node.func, ast.Name) and node.args:
+            if _is_set(flow, file, node.args[0]) and not _sorted(file, node):
+                yield node
+        elif name in _IN_ORDER:
+            yield from (one for one in node.args if _is_set(flow, file, one))
+    made: list[ast.ListComp | ast.DictComp | ast.GeneratorExp] = [
+        *file.names.all(ast.ListComp),
+        *file.names.all(ast.DictComp),
+        *file.names.all(ast.GeneratorExp),
+    ]
+    for one in made:
+        head = one.generators[0].iter
+        if _is_set(flow, file, head) and not _sorted(file, one):
+            yield head
+    for loop in file.names.all(ast.For):
+        if _fills(loop) and _is_set(flow, file, loop.iter):
+            yield loop.iter
+
+
+def _fills(loop: ast.For) -> bool:
+    """True of a loop that puts one thing after the other into a list, a dictionary or a model."""
+    return any(
+        (isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store))
+        or (isinstance(one, ast.Call) and call_name(one) in _FILLING)
+        for one in walk(*loop.body)
+    )
+
+
+def _sorted(file: File, node: ast.expr) -> bool:
+    """True where the order is lost again: `sorted(list(…))`, `names = list(…); names.sort()`."""
+    parent = file.names.parents[node]
+    if isinstance(parent, ast.Call):
+        return call_name(parent) in _ANY_ORDER or (
+            isinstance(parent.func, ast.Attribute) and parent.func.attr in _ANY_ORDER
+        )
+    if not isinstance(parent, ast.Assign):
+        return False
+    target = file.code(parent.targets[0])
+    return any(file.code(call.func) == f"{target}.sort" for call, _ in calls(file, "sort"))
+
+
+def _is_set(flow: Flow, file: File, node: ast.expr, depth: int = 4) -> bool:
+    """True of a set, unless it is seen to hold numbers, which have one hash everywhere."""
+    match node:
+        case ast.Set(elts=parts):
+            return any(isinstance(getattr(one, "value", one), str) for one in parts)
+        case ast.SetComp():
+            return True
+        case ast.BinOp(op=ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor()):
+            return any(_is_set(flow, file, one, depth) for one in (node.left, node.right))
+        case ast.Call() if file.names.called(node) in _SETS:
+            text = file.code(node.args[0]) if node.args else "range()"
+            return not text.endswith((".tolist()", ".numpy()")) and "range(" not in text
+        case ast.Call() if call_name(node) in _COMBINED and isinstance(node.func, ast.Attribute):
+            return _is_set(flow, file, node.func.value, depth)
+        case ast.Call() if depth and (found := flow.callee(file, node)) is not None:
+            where, function = found
+            return any(_is_set(flow, where, one, depth - 1) for one in returned(function))
+        case ast.Name() | ast.Attribute() if depth:
+            return any(_is_set(flow, file, one, depth - 1) for one in _values(file, node))
+    return False
+
+
+def _values(file: File, node: ast.Name | ast.Attribute) -> list[ast.expr]:
+    """The expressions that a name or an attribute of `self` is given."""
+    names = file.names
+    if isinstance(node, ast.Name):
+        bindings = names.bindings(node.id, names.scope(node))[1]
+    else:
+        owner = names.enclosing(node, ast.ClassDef) if file.code(node.value) == "self" else None
+        bindings = names.attributes(owner).get(node.attr, []) if owner is not None else []
+    return [
+        one.node
+        for one in bindings
+        if one.kind == "value" and not one.path and isinstance(one.node, ast.expr)
+    ]
