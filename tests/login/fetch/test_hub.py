@@ -149,7 +149,7 @@ def test_what_the_hub_refuses_is_said_in_plain_words(stage: Stage, hub: Hub) -> 
     names = ("org/gated", "org/none", "org/open@v9")
     done = _fetch(stage, hub, *(word for name in names for word in ("--model", name)))
     assert done.returncode == 1
-    assert "is gated: accept its terms on" in done.stderr
+    assert "it is gated: accept its terms on" in done.stderr
     assert "`hf auth login`" in done.stderr
     assert "nothing of that name" in done.stderr
     assert "has no revision 'v9'" in done.stderr
