@@ -594,3 +594,11 @@ def test_statistics_over_a_batch_that_a_layer_of_its_own_takes_are_said(tmp_path
     loop = "for x in DataLoader(data, batch_size=4):\n" + STEP
     ported = _ported(tmp_path, HEAD + "from layers import Norm\n" + made + loop, layers=layer)
     assert any("layer of the script's own" in note.text for note in ported.left)
+
+
+def test_a_batch_that_may_be_none_is_refused(tmp_path: Path) -> None:
+    """A part of it would be None on one rank and not on another."""
+    loop = "for i, x in enumerate(DataLoader(data, batch_size=4, collate_fn=those_that_fit)):\n"
+    loop += "    if x is None:\n        continue\n" + STEP
+    with pytest.raises(UserError, match=r"train\.py:6: not ported: a batch may be None here"):
+        _ported(tmp_path, HEAD + MADE + loop)

@@ -66,6 +66,8 @@ def _names(folder: Path, text: str, *args: str) -> list[str]:
         ("if False:\n    load_dataset('a')", []),
         ("if __name__ == '__main__':\n    load_dataset('a')", ["a"]),
         ("def f():\n    return\n    yield\nload_dataset(f())", ["?it is computed"]),
+        ("def f():\n    return 'a'\nload_dataset(f())", ["a"]),
+        ("def f():\n    return f()\nload_dataset(f())", ["?it is computed"]),
         ("load_dataset(*x)", ["?the arguments are computed"]),
         ("load_dataset(**x)", ["?the arguments are computed"]),
         ("load_dataset()", ["?no name is given"]),
@@ -195,6 +197,12 @@ load_dataset(TABLE["x"])
 fetch(OTHER)
 """
     assert _names(tmp_path, text) == ["a", "b", "ac"]
+
+
+def test_what_another_file_computes_names_its_place(tmp_path: Path) -> None:
+    (tmp_path / "config.py").write_text("import os\n\nNAME = make()\n")
+    text = "from config import NAME\nload_dataset(NAME)"
+    assert _names(tmp_path, text) == ["?NAME is computed in config.py:3"]
 
 
 def test_a_local_module_of_a_librarys_name_is_not_the_library(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def _keep(index: Index, path: Path, seen: list[Look], entry: Path) -> Index | No
         path: of what it is the index.
         seen: `stamp.tree(path, …)` from before the index was made.
     """
-    if not seen or time.time() - stamp.newest(seen) < _SETTLED:
+    if not seen or time.time() - max(one.time for one in seen) / 1e9 < _SETTLED:
         return None
     try:
         if indexes.stray(index, path) is not None:  # it would not be found

@@ -208,10 +208,5 @@ def tree(path: Path, container: str) -> list[Look]:
     return list(folders.values()) if single else []
 
 
-def newest(before: Iterable[Look]) -> float:
-    """Return when the last of it was changed, in seconds since 1970."""
-    return max((one.time for one in before), default=0) / 1e9
-
-
 def _below(path: Path, name: str) -> Look:
     return look(str(path / name))._replace(path=name)

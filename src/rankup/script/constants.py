@@ -399,7 +399,10 @@ class Constants(Flow):
             parts, make = [node.func.value, *node.args], METHODS.get(node.func.attr)
             if node.func.attr in ("exists", "is_file", "is_dir"):
                 make = self.exists
-        return COMPUTED if make is None else self._combined(file, parts, depth, make)
+        if make is not None:
+            return self._combined(file, parts, depth, make)
+        made = self.origins(file, node)[0]  # of a function that returns one thing
+        return COMPUTED if made.node is node else self.of(made.file, made.node, depth)
 
     # Conditions: the tests of `if` around a place, and of those above it that leave.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterable
 
 from .flow import Flow, call_name, first_argument, is_backward, literal
 from .models import is_loader, role
@@ -11,12 +13,13 @@ from .roles import Count, Loop, LoopNode, Role, RoleKind, unique
 from .source import File
 from .torch_names import LOADER_WRAPPERS, METRIC_METHODS
 
+_EVALUATING = re.compile("eval|vali|test|infer|accuracy|predict")  # in the name of a function
 Backward = tuple[File, ast.Call]
 _DEPTH = 5  # callers of the function with the backward that are looked through for the loop
 
 
-def find_loops(flow: Flow) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
-    """The loops that reach a backward, and the other loops over loaders."""
+def find_loops(flow: Flow, models: Iterable[Role]) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
+    """The loops that reach a backward, and those over loaders that evaluate."""
     reached: dict[LoopNode, tuple[File, list[Backward]]] = {}
     for file in flow.files:
         for call in file.names.all(ast.Call):
@@ -41,7 +44,21 @@ def find_loops(flow: Flow) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
         if isinstance(node, LoopNode) and node not in reached and node not in around
         if file.names.function(node) not in steps - {None}
     ]
-    return tuple(train), tuple(one for one in evaluation if one.loaders)
+    made = {one.node for one in models}
+    found = [one for one in evaluation if one.loaders and _evaluates(flow, one, made)]
+    return tuple(train), tuple(found)
+
+
+def _evaluates(flow: Flow, loop: Loop, models: set[ast.AST]) -> bool:
+    """True where a loop runs a model, by its surroundings or by what it calls."""
+    file, body = loop.file, loop.node.body
+    around = list(file.names.up(loop.node))
+    if any(isinstance(up, Function) and _EVALUATING.search(up.name.lower()) for up in around):
+        return True
+    if any(gradients_off(file, one) for one in (*around, *walk(*body))):
+        return True
+    named = (one.func for one in calls_in(*body) if isinstance(one.func, ast.Name | ast.Attribute))
+    return any(made.node in models for func in named for made in flow.origins(file, func))
 
 
 def _loops_of(flow: Flow, file: File, node: ast.AST, depth: int) -> list[tuple[File, LoopNode]]:

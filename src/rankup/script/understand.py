@@ -38,7 +38,7 @@ def understand(file: File, known: dict[str, File] | None = None) -> Script:
         models,
         optimizers,
         find_schedulers(flow),
-        *find_loops(flow),
+        *find_loops(flow, models),
         *find_sites(flow),
     )
 

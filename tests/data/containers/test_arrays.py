@@ -108,6 +108,18 @@ def test_fields_of_several_arrays(tmp_path: Path, save: Any) -> None:
     assert ([one.name for one in index.fields], index.labels) == (["image", "y"], None)
 
 
+def test_names_of_samples_are_keys_where_all_splits_have_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    parts = {"x_train": np.ones(2), "id_train": np.array(["b", "a/ü"]), "x_test": np.ones(1)}
+    np.savez(path, **parts, id_test=np.array([b"c"]))
+    assert list(arrays.scan(path, Choice()).keys) == [b"b", "a/ü".encode(), b"c"]
+    np.savez(path, **parts, id_test=np.array(["../c"]))
+    with pytest.raises(UserError, match="'id' cannot be keys"):
+        arrays.scan(path, Choice(key="id"))
+    index = arrays.scan(path, Choice(fields=("x",)))
+    assert list(index.keys) == [b"00000000", b"00000001", b"00000000"]
+
+
 def saved(**parts: Any) -> bytes:
     out = io.BytesIO()
     np.savez(out, **parts)

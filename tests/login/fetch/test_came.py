@@ -223,8 +223,10 @@ def test_a_file_opened_first_is_known_by_the_name_of_the_url() -> None:
         new("/d/c d.part"),
         url("http://a/c%20d"),
         url("http://a/revision/main"),
+        url("http://a/"),
         url("http://a/z"),
         new("/d/main.log"),
+        new("/d/q.part"),
     ]
     files = {file.path: file.url for file in made(events)}
     assert files["/d/train.log"] == ""
@@ -232,6 +234,7 @@ def test_a_file_opened_first_is_known_by_the_name_of_the_url() -> None:
     assert files["/d/w.pt.3f2a.partial"] == "http://a/w.pt"
     assert files["/d/c d.part"] == "http://a/c%20d"
     assert files["/d/main.log"] == "http://a/z", "main is no beginning of it"
+    assert files["/d/q.part"] == "http://a/z", "nor is an empty name"
 
 
 def test_renames_of_files_and_of_folders_above_are_followed() -> None:

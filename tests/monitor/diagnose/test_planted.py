@@ -13,6 +13,7 @@ from rankup.base.findings import Level
 from rankup.monitor.diagnose import codes, diagnose
 from rankup.monitor.verdict import verdict
 
+from ..handmade import made
 from .sick import Case, cases
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "findings"
@@ -69,3 +70,10 @@ def test_planted_whatever_the_noise() -> None:
     for case in ALL:
         found = diagnose(case.trace.but(seed=1).recording())
         assert tuple(sorted(one.code for one in found)) == tuple(sorted(case.expected)), case.name
+
+
+def test_gpus_that_are_missing_alike_are_one_finding() -> None:
+    recording = made(nodes=3, gpus=0, heads={"gpu_error": "no driver"}, facts={"gpus": 4})
+    (one,) = [one for one in diagnose(recording) if one.code == "RK723"]
+    assert one.nodes == (0, 1, 2)
+    assert one.message.endswith("no GPU can be read: no driver")

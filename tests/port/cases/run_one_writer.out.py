@@ -7,7 +7,6 @@ import h5py
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
-
 import rankup
 
 rankup.setup()
@@ -22,8 +21,7 @@ class Squares(Dataset):
             raw = np.arange(22, dtype=np.float32) / 22
             np.save(path, raw)
         for name in glob.glob("old-*"):
-            if rankup.is_root_process():
-                os.remove(name)
+            if rankup.is_root_process(): os.remove(name)
         self.x = torch.from_numpy(np.load(path))
 
     def __len__(self):
@@ -35,11 +33,8 @@ class Squares(Dataset):
 
 torch.manual_seed(3)
 for number in range(3):
-    if rankup.is_root_process():
-        Path(f"old-{number}").write_text("")
-loader = rankup.shard(
-    DataLoader(rankup.rank0_first(Squares, "squares.npy"), batch_size=6, shuffle=True)
-)
+    if rankup.is_root_process(): Path(f"old-{number}").write_text("")
+loader = rankup.shard(DataLoader(rankup.rank0_first(Squares, "squares.npy"), batch_size=6, shuffle=True))
 model = torch.nn.Linear(1, 1)
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -50,9 +45,8 @@ for epoch in range(2):
         loss.backward()
         optimizer.step()
     weight = model.weight.detach().numpy()
-    if epoch == 0:
-        rankup.is_root_process() and np.save("first.npy", weight)
-    nothing = np.savetxt("last.txt", weight) if rankup.is_root_process() else None
+    if epoch == 0: rankup.is_root_process() and np.save("first.npy", weight)
+    nothing = (np.savetxt("last.txt", weight) if rankup.is_root_process() else None)
     with rankup.path0(Path("epoch.json")).open("w") as file:
         json.dump({"epoch": epoch, "bias": model.bias.item()}, file)
 if rankup.is_root_process():

@@ -111,7 +111,10 @@ def indexed(
     if label is not None:
         columns = [one.columns.get(label) for one in tables]
         labels, named = _numbered(label, columns, splits)
-        classes = named or next((one.classes for one in columns if one and one.classes), classes)
+        known = {one.classes for one in columns if one}
+        if len(known) > 1:
+            raise UserError(f"{label!r} has other names of classes in one split than in another")
+        classes = named or next(iter(known)) or classes
         if len(labels) and classes and (largest := int(labels.max())) >= len(classes):
             raise BadContainer(f"it has label {largest}, and {len(classes)} classes")
     facts = {one.name: one.name for one in together}
@@ -137,7 +140,7 @@ def _label(tables: Sequence[Table], choice: Choice) -> str | None:
     for table in tables:
         for name, one in table.columns.items():
             kinds[name] = kinds.get(name, True) and one.kind in ("number", "text")
-    if choice.label is not None and not kinds[choice.label]:
+    if choice.label is not None and not kinds.get(choice.label):
         raise UserError(
             f"{choice.label!r} has no labels: they are one whole number or one text per sample; "
             "leave --label out, and it becomes a field"
@@ -148,8 +151,9 @@ def _label(tables: Sequence[Table], choice: Choice) -> str | None:
     known = [name for name in free if name.lower() in LABELS]
     if known:
         return min(known, key=lambda name: (LABELS.index(name.lower()), name))
-    named = {name for one in tables for name in free if name in one.columns}
-    named = {name for name in named if tables[0].columns[name].classes}
+    named = {
+        name for one in tables for name in free if name in one.columns and one.columns[name].classes
+    }
     if len(named) > 1:
         raise UserError(f"it has several labels ({', '.join(sorted(named))}): choose by --label")
     return next(iter(named), None)

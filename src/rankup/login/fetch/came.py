@@ -73,7 +73,7 @@ def made(events: Sequence[Event]) -> list[Made]:
             folders.add(path)
         elif event.kind == "open":
             new = event.values.get("existed") is False
-            if event.text("how") == "truncate":
+            if not new and event.text("how") == "truncate":
                 begun.add(path)
         elif event.kind == "rename":
             old, path = event.text("from"), event.text("to")
@@ -98,7 +98,7 @@ def _named(one: Made, names: Mapping[str, str]) -> Made:
     name = _last(one.first)
     while name not in names and name and not whole(one.first):
         name = name.rpartition(".")[0]  # of `weights.pt.4652adb6.partial` for `weights.pt`
-    return replace(one, url=names.get(name, one.url))
+    return replace(one, url=names[name]) if name and name in names else one
 
 
 def new_folders(events: Iterable[Event]) -> set[str]:

@@ -45,11 +45,6 @@ _CAUSES = (
     ),
 )
 _GPU = re.compile(r"cuda|gpu|nvidia|nccl|rocm|\bhip\b|\bxpu\b|\bmps\b|accelerator", re.IGNORECASE)
-_STOPS = {
-    "batch and forward": "first batch and forward",
-    "backward": "first backward",
-    "step": "first step of an optimizer",
-}
 # What torchrun or srun would have set; `sandbox.inside.devices` sets it.
 _RANK = re.compile(r"\b(?:(?:LOCAL_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|SLURM_[A-Z_]+)\b")
 # How native code ends where memory that it asks for is refused: abort, a failed start of a thread,
@@ -85,7 +80,7 @@ def outcome(events: Sequence[Event], ended: Ended, limits: Limits, place: str = 
     """
     for event in of(events, "stop"):
         if reached := event.text("reached"):
-            return Outcome(_STOPS.get(reached, reached))
+            return Outcome(f"first {reached}")
     far = how_far(events)
     if unknown := next((e.text("unknown") for e in of(events, "end") if e.text("unknown")), ""):
         advice = "a newer rankup may; --no-run reads the script instead"

@@ -6,7 +6,6 @@ ends with its parent.
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import json
 import os
@@ -24,7 +23,6 @@ from ...base import lock
 from ...base.amounts import some
 from ...base.errors import UserError
 from ...base.processes import end_group
-from ...base.secrets import redacted
 from ...base.text import say
 from ...base.urls import public
 from ...sandbox import environment
@@ -221,8 +219,8 @@ def _run_child(
             what = "fetched" if online else "loaded"
             code = process.returncode
             raise FetchFailed(f"{name}: the process that {what} it ended with {code}") from None
-    if "error" in said:
-        raise FetchFailed(_explain(name, said, Path(task["folder"]).parent))
+    if "failed" in said:
+        raise FetchFailed(said["failed"])
     return said
 
 
@@ -257,38 +255,3 @@ def _size(files: Sequence[Path]) -> int:
         with suppress(OSError):  # it went while we looked
             total += path.stat().st_size
     return total
-
-
-def _explain(name: Name, said: Mapping[str, Any], cache: Path) -> str:
-    """Return the child's error in plain words; `cache` is where it wrote."""
-    kinds: Sequence[str] = said["error"]
-    number, status = said.get("errno"), said.get("status")
-    text = redacted(str(said["message"]), os.environ).strip()
-    if kinds[0] == "FetchFailed":
-        return f"{name}: {text}"
-    token = "give your token: `hf auth login` on this machine, or HF_TOKEN in the environment"  # noqa: S105
-    again = "run it again: what came is kept"
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return f"{name}: no room in {cache} ({os.strerror(number)}); make room, and {again}"
-    if "GatedRepoError" in kinds or "is a gated" in text:
-        return f"{name} is gated: accept its terms on {name.page}, and {token}"
-    if "RevisionNotFoundError" in kinds:
-        return f"{name}: {name.page} has no revision {name.revision!r}"
-    if status == 404 or {"RepositoryNotFoundError", "DatasetNotFoundError"} & set(kinds):
-        return f"{name}: nothing of that name on {name.page}, or it is private: then {token}"
-    if status in (401, 403):
-        return f"{name}: the hub refuses it (HTTP status {status}); {token}"
-    if status is not None and (status == 429 or status >= 500):
-        return f"{name}: the hub is busy (HTTP status {status}); {again}"
-    if "config" in text.lower() and "ValueError" in kinds:
-        first = " ".join(text.splitlines()[:2])
-        return f"{name}: {first}; give one of them: --dataset {name.repo}:CONFIG"
-    if "scripts are no longer supported" in text:
-        return (
-            f"{name} is a Python script, which `datasets` does not run any more; the hub's own "
-            f"Parquet copy may be there: --dataset {name.repo}@refs/convert/parquet"
-        )
-    network = ("ConnectionError", "TransportError", "Timeout", "LocalEntryNotFoundError")
-    if any(word in kind for kind in kinds for word in network):
-        return f"{name}: no connection to {name.page} ({kinds[0]}); {again}"
-    return f"{name}: {kinds[0]}: {' '.join(text.splitlines()[:3])}"

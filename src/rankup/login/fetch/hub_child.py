@@ -10,6 +10,7 @@ import errno
 import fcntl
 import glob
 import json
+import os
 import re
 import sys
 import tempfile
@@ -17,8 +18,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...base.files import write_atomic, write_json
+from ...base.files import no_space, write_atomic, write_json
+from ...base.secrets import redacted
 from .download import download
+from .hub import Name
+from .request import FetchFailed
 
 _LARGE = 8 << 20  # bytes; below this a new start costs nothing
 _TOO_LARGE = 50 * 10**9  # bytes; the hub gives larger files only to its own library
@@ -41,25 +45,53 @@ _ORIGINAL = re.compile(r"original/.*\.(pth|safetensors)")
 
 
 def main() -> None:
-    """Do one request; exit code 1 where it failed, the answer then says why."""
+    """Do one request; the answer of one that failed says why."""
     request = json.load(sys.stdin)
-    answer = Path(request["answer"])
+    cache = Path(request["folder"]).parent
     try:
         if request.get("block"):
             _refuse_connections()
-        _replace_flocks(Path(request["folder"]).parent)
+        _replace_flocks(cache)
         done = {"model": _model, "dataset": _dataset}[request["kind"]](request)
     except Exception as error:
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        number = error.errno if isinstance(error, OSError) else None
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        write_json(
-            answer,
-            {"error": kinds, "message": str(error), "errno": number, "status": status},
-            private=True,
+        name = Name(*(request[part] for part in ("kind", "repo", "config", "revision")))
+        done = {"failed": f"{name}: {_explain(name, error, cache)}"}
+    write_json(Path(request["answer"]), done, private=True)
+
+
+def _explain(name: Name, error: Exception, cache: Path) -> str:
+    """Return an error of the hub's libraries in plain words."""
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    text = redacted(str(error), os.environ).strip()
+    if isinstance(error, FetchFailed):
+        return text
+    token = "give your token: `hf auth login` on this machine, or HF_TOKEN in the environment"  # noqa: S105
+    again = "run it again: what came is kept"
+    if isinstance(error, OSError) and no_space(error):
+        return f"no room in {cache} ({error.strerror}); make room, and {again}"
+    if "GatedRepoError" in kinds or "is a gated" in text:
+        return f"it is gated: accept its terms on {name.page}, and {token}"
+    if "RevisionNotFoundError" in kinds:
+        return f"{name.page} has no revision {name.revision!r}"
+    if status == 404 or {"RepositoryNotFoundError", "DatasetNotFoundError"} & set(kinds):
+        return f"nothing of that name on {name.page}, or it is private: then {token}"
+    if status in (401, 403):
+        return f"the hub refuses it (HTTP status {status}); {token}"
+    if status is not None and (status == 429 or status >= 500):
+        return f"the hub is busy (HTTP status {status}); {again}"
+    if "config" in text.lower() and "ValueError" in kinds:
+        first = " ".join(text.splitlines()[:2])
+        return f"{first}; give one of them: --dataset {name.repo}:CONFIG"
+    if "scripts are no longer supported" in text:
+        return (
+            "it is a Python script, which `datasets` does not run any more; the hub's own Parquet "
+            f"copy may be there: --dataset {name.repo}@refs/convert/parquet"
         )
-        sys.exit(1)
-    write_json(answer, done, private=True)
+    network = ("ConnectionError", "TransportError", "Timeout", "LocalEntryNotFoundError")
+    if any(word in kind for kind in kinds for word in network):
+        return f"no connection to {name.page} ({kinds[0]}); {again}"
+    return f"{kinds[0]}: {' '.join(text.splitlines()[:3])}"
 
 
 def _model(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,18 +78,21 @@ def _trapped(recording: Recording, node: int, head: Head, load: float, use: floa
 def _few(recording: Recording, nodes: tuple[int, ...], seen: str) -> Diagnosis:
     environment = recording.heads[nodes[0]].environment
     asked = environment.get("SLURM_CPUS_PER_TASK")
-    missing = bool(asked) and "SRUN_CPUS_PER_TASK" not in environment
-    todo = (
-        '`export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"` before `srun`, which does not take '
-        "`--cpus-per-task` over from `sbatch`, and `srun --cpu-bind=none`; `rankup run` does both"
-    )
-    if not asked:
+    missing = "SRUN_CPUS_PER_TASK" not in environment
+    taken_over = 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
+    if not missing:  # as in every job of `rankup run`, which does what is said below
+        todo = "whole nodes (`--sbatch=--exclusive`), or fewer ranks per node (`--nproc`)"
+    elif asked:
         todo = (
-            "`#SBATCH --cpus-per-task=` cores per node / ranks per node, `export "
-            'SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"`, and `srun --cpu-bind=none`; '
-            "`rankup run` does all three"
+            f"`{taken_over}` before `srun`, which does not take `--cpus-per-task` over from "
+            "`sbatch`, and `srun --cpu-bind=none`; `rankup run` does both"
         )
-    if missing:
+    else:
+        todo = (
+            f"`#SBATCH --cpus-per-task=` cores per node / ranks per node, `{taken_over}`, and "
+            "`srun --cpu-bind=none`; `rankup run` does all three"
+        )
+    if asked and missing:
         seen += "; SRUN_CPUS_PER_TASK is not set"
     return Diagnosis(
         Finding(codes.FEW_CORES, "warning", words.node_names(recording, nodes), seen, todo),

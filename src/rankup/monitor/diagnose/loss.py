@@ -13,7 +13,12 @@ from ..thresholds import LIMITS
 from . import codes
 from .diagnosis import Diagnosis
 
-_TRY = "a smaller `--lr`, a longer `--warmup`, a lower `--clip`"
+
+def _try(recording: Recording) -> str:
+    """What to change: by the options of a recipe, or in a script's own words."""
+    if recording.facts.kind == "recipe":
+        return "a smaller `--lr`, a longer `--warmup`, a lower `--clip`"
+    return "a smaller learning rate, a longer warm-up, clipped gradients"
 
 
 def not_a_number(recording: Recording) -> Iterator[Diagnosis]:
@@ -43,7 +48,8 @@ def not_a_number(recording: Recording) -> Iterator[Diagnosis]:
             "warning" if len(good) else "error",
             "loss",
             f"the loss is not a number {scope}",
-            f"{_TRY}; with float16 a `GradScaler`, or bf16; the checkpoints before are sound",
+            f"{_try(recording)}; with float16 a `GradScaler`, or bf16; the checkpoints before are "
+            "sound",
         ),
         windows=windows,
     )
@@ -65,6 +71,8 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
     lowest, last, first = float(means.min()), float(means[-1]), float(means[0])
     size = max(abs(first), abs(lowest), 1e-12)
     at = int(number[len(loss) // 10 * int(means.argmin())])
+    recipe = recording.facts.kind == "recipe"
+    best = "; `rankup export --best` takes the checkpoint that validated best" if recipe else ""
     if last - lowest > max(LIMITS.loss_rise * size, 5 * noise):
         yield Diagnosis(
             Finding(
@@ -72,7 +80,7 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
                 "warning",
                 "loss",
                 f"the loss rises: {lowest:.4g} around step {at}, {last:.4g} at the end",
-                f"{_TRY}; `rankup export --best` takes the checkpoint that validated best",
+                f"{_try(recording)}{best}",
             )
         )
     # A fine-tuning that starts near its end may be flat; so may a run that goes on.
@@ -85,7 +93,7 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
                 f"the loss does not fall: {first:.4g} over the first tenth of "
                 f"{words.plural(len(loss), 'step')}, {last:.4g} over the last",
                 "see that the optimizer has the model's parameters and steps, that labels belong "
-                "to their samples, and try another `--lr`",
+                f"to their samples, and try another {'`--lr`' if recipe else 'learning rate'}",
             )
         )
 

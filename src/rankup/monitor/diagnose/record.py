@@ -70,15 +70,19 @@ def gpu_lost(recording: Recording) -> Iterator[Diagnosis]:
     facts = recording.facts
     if not facts.gpus:
         return
+    missing: dict[str, list[int]] = {}
     for node, head in enumerate(recording.heads):
-        name = words.node_names(recording, [node])
         if head.gpu_error:
-            seen = f"no GPU of {name} can be read: {words.shown(head.gpu_error)}"
+            missing.setdefault(f"no GPU can be read: {words.shown(head.gpu_error)}", []).append(
+                node
+            )
         elif 0 < len(head.gpus) < facts.gpus:
-            seen = f"{name} shows {len(head.gpus)} of {facts.gpus} billed GPUs"
-        else:
-            continue
-        yield Diagnosis(Finding(codes.GPU_LOST, "warning", name, seen, _TELL), nodes=(node,))
+            seen = f"{len(head.gpus)} of {facts.gpus} billed GPUs are there"
+            missing.setdefault(seen, []).append(node)
+    for seen, alike in missing.items():
+        name = words.node_names(recording, alike)
+        finding = Finding(codes.GPU_LOST, "warning", name, f"{name}: {seen}", _TELL)
+        yield Diagnosis(finding, nodes=tuple(alike))
     columns, windows = _vanished(recording)
     if columns:
         nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))

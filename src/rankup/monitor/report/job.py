@@ -149,7 +149,7 @@ def node_table(recording: Recording) -> Table | None:
             f"{len(head.usable)} of {head.cores}",
             f"{head.memory / GIB:,.0f}",
             str(len(head.gpus)),
-            head.gpu_error or "",
+            (recording.facts.gpus and head.gpu_error) or "",
             number(float(share)),
         )
         for head, share in zip(recording.heads, sampled, strict=True)

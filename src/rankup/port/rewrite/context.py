@@ -87,8 +87,7 @@ class Context:
 
     def calls_of(self, function: Function) -> list[ast.Call]:
         """Where this file calls a function of one of the files of this port."""
-        others = self.script.calls_out if len(self.port) > 1 else {}
-        return [*self.script.calls_of.get(function, []), *others.get(function, [])]
+        return self.script.calls_of.get(function, [])
 
     def done(self, node: ast.AST | None, text: str) -> None:
         """Report what the present fix did."""

@@ -120,9 +120,6 @@ class Edits:
             at = edit.end
         return "".join([*out, self.text[at:]])
 
-    def __bool__(self) -> bool:
-        return bool(self._edits)
-
     def _add(self, start: int, end: int, text: str, order: tuple[int, int, int]) -> None:
         self._edits.append(_Edit(start, end, text, order))
 

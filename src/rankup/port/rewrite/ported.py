@@ -34,7 +34,10 @@ _REFUSED = ("RK124", "RK191")  # what no change of loaders makes data-parallel
 # Of these one in any module is an edit.
 _OTHERS = ("RK130", "RK103", "RK104", "RK105", "RK141", "RK145", "RK146", "RK147")
 _RULES = {rule.code: rule for rule in RULES}
-# What changes a script or leaves a remark, in this order.
+# What changes a script or leaves a remark, in this order. The fix of a rule mends its place by
+# itself. A function makes changes that belong together and have no single place: a number is put
+# together once for all that is made of it, in whatever file. RK122 and RK126 try two of them on a
+# script, and hit where a change is missing.
 _FIXES: tuple[str | Callable[[Context], None], ...] = (
     "RK104",
     "RK105",

@@ -227,13 +227,12 @@ class Script:
 
     @cached_property
     def calls_of(self) -> dict[Function, list[ast.Call]]:
-        """Where each of the script's own functions is called; a class calls its `__init__`."""
+        """Where functions of the script's files are called here; a class calls its `__init__`."""
         found: dict[Function, list[ast.Call]] = {}
         for call in self.all(ast.Call):
             function = self.called(call)
-            if function is None:
-                callee = self.flow.callee(self.file, call)
-                function = callee[1] if callee and callee[0] is self.file else None
+            if function is None and (other := callee(self.flow, self.file, call)) is not None:
+                function = other[1]
             if function is not None:
                 found.setdefault(function, []).append(call)
         return found
@@ -243,23 +242,10 @@ class Script:
         """How this file writes what it calls."""
         return {self.dotted(call.func) for call in self.all(ast.Call)}
 
-    @cached_property
-    def calls_out(self) -> dict[Function, list[ast.Call]]:
-        """Where functions of the other files are called."""
-        found: dict[Function, list[ast.Call]] = {}
-        for call in self.all(ast.Call):
-            function = callee(self.flow, self.file, call)
-            if function is not None and function[0] is not self.file:
-                found.setdefault(function[1], []).append(call)
-        return found
-
     def callers(self, function: Function) -> list[tuple[Script, ast.Call]]:
         """The calls of a function of this file in all files that a port changes."""
-        others = [self.sibling(one) for one in self.understood.to_port if one is not self.file]
-        return [
-            *((self, call) for call in self.calls_of.get(function, [])),
-            *((one, call) for one in others for call in one.calls_out.get(function, [])),
-        ]
+        files = [self, *(self.sibling(one) for one in self.understood.to_port if one != self.file)]
+        return [(one, call) for one in files for call in one.calls_of.get(function, [])]
 
     def given(self, function: Function, parameter: str, call: ast.Call) -> ast.expr | None:
         """The expression that a call gives for a parameter, or None."""

@@ -70,9 +70,11 @@ class Training:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.backwards = [call for call in script.all(ast.Call) if is_backward(call)]
+        own = set(script.functions)
         self.elsewhere = [
             call
-            for several in (script.calls_out.values() if len(script.understood.to_port) > 1 else ())
+            for function, several in script.calls_of.items()
+            if len(script.understood.to_port) > 1 and function not in own
             for call in several
             if trains(script.file, script.understood, call)
         ]

@@ -6,11 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import Flow, Origin, argument, call_name, given
+from ...script.flow import Flow, Origin, argument, call_name, given, is_none
 from ...script.names import Function, elements, targets_of
 from ...script.roles import LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS, last
+from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
 from .facts import single, true
 from .rule import Hit, rule
@@ -38,7 +39,7 @@ Reason = tuple[str, str]  # the message and what to do
 def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """LBFGS; reinforcement learning in an environment; batches that come from no torch DataLoader:
     a graph, a stream, a pipe, a torchtext iterator, slices cut by hand; a batch sampler that
-    chooses what is together; a state made for the size of the whole batch.
+    chooses what is together; a state made for the size of the whole batch; a batch that is None.
 
     There are no batches of independent samples that ranks could share.
 
@@ -62,7 +63,7 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
         return
     training = training_in(script, file)
     if training.backwards:
-        for find in (_environment, _unsharded, _state_of_a_batch, _no_loader):
+        for find in (_environment, _unsharded, _state_of_a_batch, _none, _no_loader):
             hit = find(training)
             if hit is not None:
                 yield hit
@@ -83,6 +84,23 @@ def _environment(training: Training) -> Hit | None:
         "run one environment per rank with a seed of its own, and decide about the replay buffer: "
         "this is no change of loaders",
     )
+
+
+def _none(training: Training) -> Hit | None:
+    """`if batch is None: continue`: of one rank's part of a batch, and not of another's."""
+    for loop in training.loops:
+        target = loop.node.target if loop.trains and isinstance(loop.node, ForNode) else None
+        if isinstance(target, ast.Tuple) and loop.index is not None and len(target.elts) == 2:
+            target = target.elts[1]
+        for one in training.script.inside(loop.node.body, ast.Compare, deep=False):
+            same = isinstance(target, ast.Name) and training.script.dotted(one.left) == target.id
+            if same and is_none(one.comparators[0]):
+                return Hit(
+                    one,
+                    "a batch may be None here: of one rank's part of it, and not of another's",
+                    "leave samples out in the data set, before they are put together",
+                )
+    return None
 
 
 def _no_loader(training: Training) -> Hit | None:
