@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,14 @@ from ..conftest import RunRankup
 from .web import Web
 
 HERE = Path(__file__).parent
+
+
+def until(condition: Callable[[], object], seconds: float = 200) -> None:
+    """Wait for what another process does."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from rankup.login.fetch.request import Request
 from rankup.login.record import unmet
 from rankup.site import config
 
-from ..stage import Stage
+from ..stage import Stage, until
 
 DATA = b"some bytes" * 1000
 SUM = hashlib.sha256(DATA).hexdigest()
@@ -205,10 +204,7 @@ def test_ctrl_c_ends_it_and_what_came_is_kept(stage: Stage) -> None:
         text=True,
     )
     try:
-        end = time.monotonic() + 120
-        while not list(stage.home.rglob("a.bin.part.json")):
-            assert time.monotonic() < end, "the download has not begun"
-            time.sleep(0.02)
+        until(lambda: list(stage.home.rglob("a.bin.part.json")))
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=120)
     finally:

@@ -12,8 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from rankup.login.fetch.download import Patience, download
 from rankup.login.fetch.request import FetchFailed
 from rankup.login.record import Item
 
+from ..stage import until
 from ..web import Answer, Web
 
 DATA = bytes(range(256)) * 4000
@@ -423,7 +423,7 @@ def test_after_kill_9_the_next_one_goes_on(web: Web, tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", code, url, str(target)])
     try:
         part = tmp_path / "a.bin.part"
-        _until(lambda: part.exists() and part.stat().st_size > 100_000)
+        until(lambda: part.exists() and part.stat().st_size > 100_000)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(60)
@@ -515,15 +515,6 @@ def _get_raw(answer: bytes, target: Path) -> None:
 
 def _basic(who: str) -> str:
     return "Basic " + base64.b64encode(who.encode()).decode()
-
-
-def _until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("it did not come to pass")
 
 
 @pytest.fixture

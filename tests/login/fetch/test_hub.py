@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ from rankup.login.fetch.things import NAMED
 from ...conftest import CHECKOUT
 from .. import hub_server
 from ..hub_server import Hub
-from ..stage import Stage
+from ..stage import Stage, until
 
 NOWHERE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
 TOKEN = "hf_abcdefghijklmnop"
@@ -283,7 +282,7 @@ def test_after_kill_9_the_next_fetch_of_a_model_goes_on_also_without_flock(
     hub.web.put(path, weights, stall=3600)
     process = _start(stage, hub, "--model", "org/big")
     try:
-        _until(lambda: _came(stage) > 1 << 20)
+        until(lambda: _came(stage) > 1 << 20)
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
@@ -334,15 +333,8 @@ def _at_rest(stage: Stage) -> int:
         looks.append(_came(stage))
         return len(looks) > 20 and len(set(looks[-20:])) == 1
 
-    _until(still)
+    until(still)
     return looks[-1]
-
-
-def _until(condition: Callable[[], bool], seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 from rankup.sandbox.processes import marked
 
-from ..stage import Stage
+from ..stage import Stage, until
 
 _SCRIPT = """
 import os, time
@@ -32,10 +31,7 @@ def test_its_script_is_ended_and_nothing_of_it_is_left(stage: Stage) -> None:
         text=True,
     )
     try:
-        end = time.monotonic() + 120
-        while not ready.exists():
-            assert time.monotonic() < end, "the script has not begun"
-            time.sleep(0.02)
+        until(ready.exists)
         [folder] = (stage.project / ".rankup").glob("fetch-*")
         (stage.project / ".rankup" / ".project.lock").unlink()  # as who takes it over
         _, errors = process.communicate(timeout=120)
