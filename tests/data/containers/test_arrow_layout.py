@@ -83,6 +83,8 @@ def test_our_file_without_its_index_is_read_like_any_other(tmp_path: Path) -> No
     found = arrow.scan(tmp_path / "out", Choice())
     assert [one.name for one in found.fields] == ["data"]  # their hashes are no samples
     assert [(one.name, one.stop) for one in found.splits] == [("test", 3), ("odd", 8)]
+    sizes = [(tmp_path / "out" / name.decode()).stat().st_size for name in found.files]
+    assert found.sizes.tolist() == sizes
     path = tmp_path / "out" / "odd.arrow"
     assert read(arrow.scan(path, Choice()), path) == samples(5)
 

@@ -166,6 +166,18 @@ def test_what_is_chosen(tmp_path: Path) -> None:
         scanned(path, Choice(fields=("c",), label="c"))
 
 
+def test_what_is_not_taken_may_have_other_rows(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        for split in ("train", "val"):
+            file[f"{split}/id"] = np.arange(7.0)  # numbers are no keys, and nobody asked for them
+            rows = np.arange(8, dtype=np.uint8).reshape(4, 2)
+            file.create_dataset(f"{split}/x", data=rows, compression="gzip")
+    index = scanned(path, Choice(fields=("x",)))
+    assert [(one.name, one.stop) for one in index.splits] == [("train", 4), ("val", 8)]
+    assert b"".join(values(path, index, "x")) == bytes(range(8)) * 2
+
+
 def _again(name: str, **how: object) -> Callable[[h5py.File], None]:
     """Replace a data set by another."""
 

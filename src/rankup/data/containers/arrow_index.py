@@ -161,21 +161,22 @@ def scan(source: Source, choice: Choice) -> Index:
 
 
 def _scan(source: Source, choice: Choice) -> Index:
-    found, sizes = [], []
+    found = []
     for file in source.files:
         with _open(source, file) as (reader, path):
             if len(set(reader.schema.names)) < len(reader.schema.names):
-                raise UserError(f"{path} has two columns of one name, which cannot be told apart")
+                raise UserError(
+                    f"{path.name} has two columns of one name, which cannot be told apart"
+                )
             if ABOUT in (reader.schema.metadata or {}):  # rankup names its files after their splits
                 file = file._replace(split=path.stem, folder=path.stem)
-            found.append((file, reader.schema))
-            sizes.append(path.stat().st_size)
+            found.append((file, reader.schema, path.stat().st_size))
     found.sort(key=lambda one: split_order(one[0].split))
-    files = [file for file, _ in found]
+    files = [file for file, _, _ in found]
     columns: list[_Column] = []
     tables, at = [], 0
     for split, some in itertools.groupby(found, lambda one: one[0].split):
-        here = [(at + row, *one) for row, one in enumerate(some)]
+        here = [(at + row, file, schema) for row, (file, schema, _) in enumerate(some)]
         names = dict.fromkeys(name for _, _, schema in here for name in schema.names)
         rows: list[int] = []
         made = [
@@ -196,7 +197,7 @@ def _scan(source: Source, choice: Choice) -> Index:
     return replace(
         index,
         files=Strings.of(file.name.encode("utf-8", "surrogateescape") for file in files),
-        sizes=np.array(sizes, np.int64),
+        sizes=np.array([size for _, _, size in found], np.int64),
         fields=index.fields if len(files) > 1 else tuple(alone),
         facts=facts if facts["nulls"] else {"columns": taken},
     )
@@ -272,11 +273,14 @@ class _Column:
             for one in self._schemas
         }
         if len(types) > 1:
-            raise UserError(
-                f"its files have different columns, as {self.name}, and cannot be one data set; "
-                "pack them apart, or choose what they share with --fields and --label"
-            )
+            raise self._different()
         return next(iter(types))
+
+    def _different(self) -> UserError:
+        return UserError(
+            f"its files have different columns or classes, as {self.name}, and cannot be one data "
+            "set; pack them apart, or choose what they share with --fields and --label"
+        )
 
     def field(self, first: int) -> Field:
         """Return the field that it becomes."""
@@ -346,8 +350,8 @@ class _Column:
 
     def _values(self, path: tuple[str, ...]) -> Any:
         """All values of labels or keys, many batches at a time since one may have one row."""
-        if len(self._classes) > 1:
-            raise UserError(f"its files have different names of the classes of {self.name}")
+        if len(self._classes) > 1 or not all(self.name in one.names for one in self._schemas):
+            raise self._different()
         texts: list[bytes | None] = []
         numbers: list[npt.NDArray[Any]] = [np.empty(0, np.int64)]
         for _, file, _ in self._files:

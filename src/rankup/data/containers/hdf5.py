@@ -85,12 +85,8 @@ def _scan(file: h5py.File, size: int, choice: Choice) -> Index:
     classes = _class_names(file, size)
     index = indexed("hdf5", [tables[row] for row in order], choice, size, width=1, classes=classes)
     lies = [
-        [
-            groups[row][0],
-            next(iter(tables[row].columns.values())).rows(),
-            _heaps(groups[row][1], size),
-        ]
-        for row in order
+        [groups[row][0], split.stop - split.start, _heaps(groups[row][1], size)]
+        for row, split in zip(order, index.splits, strict=True)
     ]
     base, lone = hdf5_data.base(file), index.facts["columns"].get("data", "")
     return replace(index, facts={_FACT: {"tables": lies, "base": base, "data": lone}})
@@ -154,15 +150,15 @@ def _heaps(data: dict[str, h5py.Dataset], size: int) -> dict[str, int]:
 
 
 def _column(data: h5py.Dataset, size: int) -> Column:
-    kind = ""
+    kind, dtype = "", _dtype(data)
     if math.prod(data.shape[1:]) == 1:
-        kind = "text" if _is_text(data) else "number" if _dtype(data).kind in "iub" else ""
+        kind = "text" if _is_text(data) else "number" if dtype.kind in "iub" else ""
     return Column(
         kind,
         lambda: int(data.shape[0]),
         partial(_field, data, size),
         partial(_texts if kind == "text" else column, data, size),
-        partial(_suffix, data, size) if _dtype(data).kind == "O" else str,
+        partial(_suffix, data, size) if dtype.kind == "O" else str,
     )
 
 

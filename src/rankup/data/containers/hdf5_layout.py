@@ -39,7 +39,6 @@ from ..strings import Strings
 from .hdf5_data import CLASSES, MARK, VERSION, opened
 
 _RESERVED = {"labels", "keys", "key_offsets", "hashes", "offsets", CLASSES}
-# Samples that a unit has at most: what a process holds of them is bounded.
 
 
 @dataclass(frozen=True)
