@@ -46,19 +46,10 @@ def test_counts_are_exact_and_seeds_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ([], "counts or fractions"),
-        ([5, 4], "sum to 9, and there are 10"),
-        ([0.5, 0.4], "sum to 0.9, and should to 1"),
-        ([-1, 11], "counts or fractions >= 0"),
-        ([float("nan"), 1.0], "counts or fractions >= 0"),
-        ([0.5, 5], "not both"),
-        ([True, 9], "counts or fractions"),
-    ],
+    "parts", [[], [5, 4], [0.5, 0.4], [-1, 11], [float("nan"), 1.0], [0.5, 5], [True, 9]]
 )
-def test_parts_without_sense(parts: list[float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_parts_without_sense(parts: list[float]) -> None:
+    with pytest.raises(UserError, match=r"counts \(int\) that sum to its 10 samples, or fractions"):
         random_split(range(10), parts)  # type: ignore[arg-type]
 
 

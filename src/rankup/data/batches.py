@@ -188,12 +188,14 @@ class Place:
                     f"this place in a run is one of {what} {state.get(name)}, and here it is "
                     f"{identity[name]}: the batches would be others"
                 )
-        epoch, consumed = state.get("epoch"), state.get("consumed")
-        for number, most in ((epoch, None), (consumed, self.order.n)):
-            if type(number) is not int or number < 0 or (most is not None and number > most):
-                raise UserError(f"this is no place in a run: {dict(state)}")
-        epoch, consumed = int(state["epoch"]), int(state["consumed"])
-        if consumed != self.order.n and consumed % self.global_batch:
+        epoch, consumed, n = state.get("epoch"), state.get("consumed"), self.order.n
+        if (
+            type(epoch) is not int
+            or type(consumed) is not int
+            or epoch < 0
+            or not 0 <= consumed <= n
+            or (consumed != n and consumed % self.global_batch)
+        ):
             raise UserError(f"this is no place in a run, no batch ends there: {dict(state)}")
         self.go_to(epoch, consumed)
 

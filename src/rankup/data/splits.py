@@ -64,21 +64,18 @@ def _subset(dataset: Dataset[Any], rows: Int64s) -> Dataset[Any]:
 
 
 def _counts(n: int, parts: Sequence[float] | Sequence[int]) -> list[int]:
-    shown = list(parts)
-    if not shown or any(isinstance(one, bool) or not one >= 0 for one in shown):
-        raise UserError(f"parts of a data set are counts or fractions >= 0, not {shown}")
-    if all(isinstance(one, int | np.integer) for one in shown):
-        if sum(shown) != n:
-            raise UserError(
-                f"the counts {shown} sum to {sum(shown)}, and there are {n} samples: let them sum "
-                "to that, or give fractions"
-            )
+    shown, total = list(parts), sum(parts)
+    whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in shown)
+    fractions = all(isinstance(one, float | np.floating) for one in shown)
+    sound = bool(shown) and (whole or fractions) and all(one >= 0 for one in shown)
+    if not sound or abs(total - (n if whole else 1)) > 1e-6:
+        raise UserError(
+            f"parts of a data set are counts (int) that sum to its {n} samples, or fractions "
+            f"(float) that sum to 1, none below 0; these are {shown}, and their sum is {total:g}"
+        )
+    if whole:
         return [int(one) for one in shown]
-    if not all(isinstance(one, float | np.floating) for one in shown):
-        raise UserError(f"give counts (int) or fractions (float), not both: {shown}")
-    if abs(sum(shown) - 1) > 1e-6:
-        raise UserError(f"the fractions {shown} sum to {sum(shown):g}, and should to 1")
-    exact = np.asarray(shown) * (n / sum(shown))
+    exact = np.asarray(shown) * (n / total)
     counts = np.floor(exact).astype(np.int64)
     # The largest remainders get what is left.
     left = n - int(counts.sum())

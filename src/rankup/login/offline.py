@@ -48,3 +48,8 @@ def variables(modules: Iterable[str]) -> dict[str, str]:
 def silent() -> dict[str, str]:
     """The variables with which nothing is reported to anybody."""
     return dict(_SILENT)
+
+
+def known() -> tuple[str, ...]:
+    """The modules that have such variables."""
+    return tuple(_VARIABLES)
