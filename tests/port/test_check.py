@@ -438,3 +438,53 @@ for step in range(20):
 """
     assert "RK111" not in codes("import rankup\n" + text)
     assert "RK111" in codes(text.replace("rankup.shard", ""))
+
+
+HELD = """\
+import random
+import numpy as np
+import rankup
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Crops(Dataset):
+    def __init__(self, rank):
+        self.rng = {made}
+
+    def __getitem__(self, index):
+        {first}
+        return self.shift() + torch.rand(3), 0
+
+    def shift(self):
+        return {draw}
+
+
+world = rankup.setup()
+model = rankup.wrap(torch.nn.Linear(3, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in rankup.shard(DataLoader(Crops(world.rank), batch_size=8)):
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "draw", "first", "found"),
+    [
+        ("random.Random(3)", "self.rng.random()", "", True),
+        ("np.random.default_rng(3)", "self.rng.normal(size=3)", "", True),
+        ("torch.Generator().manual_seed(3)", "torch.randn(3, generator=self.rng)", "", True),
+        ("torch.Generator()", "torch.randn(3, generator=self.rng)", "", True),
+        ("random.Random(3 + rank)", "self.rng.random()", "", False),
+        ("random.Random()", "self.rng.random()", "", False),  # another seed in each process
+        ("None", "self.rng.random()", "self.rng = random.Random(index)", False),
+        ("random.Random()", "self.rng.random()", "self.rng.seed(index)", False),
+        ("None", "np.random.default_rng(3).random()", "", False),
+    ],
+)
+def test_a_generator_that_a_data_set_holds_draws_the_same_on_all_ranks(
+    made: str, draw: str, first: str, found: bool
+) -> None:
+    text = HELD.format(made=made, draw=draw, first=first or "pass")
+    assert ("RK188" in codes(text)) is found

@@ -200,7 +200,7 @@ def _port(file: File, options: Options) -> Ported:
 
 
 def _in_other_modules(context: Context) -> None:
-    """Say of modules that stay as they are where ranks take statistics or orders of their own."""
+    """Say of modules that stay as they are where ranks take statistics, orders or draws amiss."""
     script = context.script.understood
     others = [one for one in script.files if one not in script.to_port]
     found = [
@@ -214,10 +214,11 @@ def _in_other_modules(context: Context) -> None:
         places += f" and {len(found) - _PLACES} more" if len(found) > _PLACES else ""
         context.leave(None, f"{hit.message} ({places}); {hit.todo}", comment=False)
     for file in others:
-        for hit in _RULES["RK130"].look(file, script):
-            if script.comes_to(file, hit.at):
-                at = file.short_place(hit.at)
-                context.leave(None, f"{hit.message} ({at}): {hit.todo}", comment=False)
+        for code in ("RK130", "RK188"):
+            for hit in _RULES[code].look(file, script):
+                if script.comes_to(file, hit.at):
+                    at = file.short_place(hit.at)
+                    context.leave(None, f"{hit.message} ({at}): {hit.todo}", comment=False)
 
 
 def _with_others(script: roles.Script) -> roles.Script:

@@ -31,7 +31,8 @@ _NO_CODE = (
     tokenize.ENDMARKER,
 )  # fmt: skip
 # Functions that run for each sample, in the processes that load.
-_DRAWING = {"__getitem__", "__getitems__", "__iter__", "__next__"}
+ITEMS = frozenset({"__getitem__", "__getitems__"})
+_DRAWING = ITEMS | {"__iter__", "__next__"}
 
 
 def _here(node: ast.AST, *, inner: bool) -> list[ast.AST]:
@@ -211,7 +212,7 @@ class Script:
             return None
         return found[1]
 
-    def per_sample(self, node: ast.AST) -> bool:
+    def per_sample(self, node: ast.AST, within: frozenset[str] = _DRAWING) -> bool:
         """True of what runs as samples are drawn: in `__getitem__` and alike, or called there."""
         seen: set[ast.AST] = set()
         scopes: list[ast.AST] = [self.scope(node)]
@@ -220,7 +221,7 @@ class Script:
             if function in seen or not isinstance(function, Function):
                 continue
             seen.add(function)
-            if function.name in _DRAWING or "collate" in function.name:
+            if function.name in within or "collate" in function.name:
                 return True
             scopes += [self.scope(call) for call in self.calls_of.get(function, [])]
         return False

@@ -15,6 +15,7 @@ from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import SEEDING, SEEDS, SPLITS, is_draw, root, words
 from ..rewrite.context import Context
+from ..rewrite.script import ITEMS
 from ..rewrite.training import Training, training_in
 from .facts import anywhere, calls, guard, names_rank, ported, with_origins
 from .rule import Hit, rule
@@ -64,6 +65,41 @@ def draws_by_own(file: File, node: ast.AST) -> Iterator[ast.Call]:
         of = (receiver(call), argument(call, "generator"))
         if call_name(call) not in SEEDING and any(own_generator(file, one) for one in of):
             yield call
+
+
+def drawn_for_samples(script: Script, file: File) -> Iterator[ast.Call]:
+    """The draws for single samples from a generator that outlives them, its seed one for all ranks.
+
+    One that is made or seeded for each sample gives it the same on any rank.
+    """
+    source = training_in(script, file).script
+    drawn = [
+        call
+        for call in file.names.all(ast.Call)
+        if source.per_sample(call, ITEMS | {"__call__"}) and receiver(call) is not None
+    ]
+    anew = {file.code(of) for one in drawn if call_name(one) in SEEDING and (of := receiver(one))}
+    for call in drawn:
+        of = argument(call, "generator") or receiver(call)
+        if call_name(call) in SEEDING or of is None or file.code(of) in anew:
+            continue
+        if any(
+            _one_seed(one.file, one.node) and not (one.file is file and one.node in drawn)
+            for one in script.flow.origins(file, of)
+        ):
+            yield call
+
+
+def _one_seed(file: File, node: ast.AST) -> bool:
+    """True of `default_rng(0)`, and of `torch.Generator()`, which has a fixed seed."""
+    seeds: list[ast.expr] = []
+    if isinstance(node, ast.Call) and call_name(node) == "manual_seed":
+        seeds, node = arguments_of(node), node.func.value  # type: ignore[attr-defined]
+    if not isinstance(node, ast.Call) or (made := file.names.called(node)) not in _GENERATORS:
+        return False
+    seeds += arguments_of(node)
+    alike = bool(seeds) or made == "torch.Generator"
+    return alike and not any(names_rank(seed) or of_process(file, seed) for seed in seeds)
 
 
 def _drawing(file: File, node: ast.AST) -> Iterator[ast.Call]:

@@ -17,11 +17,13 @@ from ...script.torch_names import EXITS, SEEDS
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
-from .chance import draws, draws_by_own, of_process
+from .chance import drawn_for_samples, draws, draws_by_own, of_process
 from .facts import ported
 from .rule import Hit, rule
 
 _STEPS = EXITS | {"step"}
+_SAME = "all ranks draw the same, for different samples, from a generator of its own"
+_APART = "add the rank to its seed, or draw without it"
 _ALONE = "decides about a step, and in training each rank {}: they would step unequally often"
 
 
@@ -224,8 +226,8 @@ def _rank_0s_clock(context: Context, test: ast.expr) -> str:
 @rule("RK188", "warning", "a seed amid the batches")
 def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
     """`torch.manual_seed(…)`, `np.random.seed(…)` or `random.seed(…)` in a loop over the batches of
-    a training; and there, draws from a generator that the script makes with one seed for all
-    ranks (`np.random.default_rng(0)`).
+    a training; and there, or for a sample in `__getitem__`, draws from a generator that the script
+    makes with one seed for all ranks (`np.random.default_rng(0)`).
 
     From there on all ranks draw the same noise for different samples: `rankup.shard` parts the
     random states of Python, NumPy and torch alone.
@@ -255,9 +257,7 @@ def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
         own = draws_by_own(file, loop.node) if loop.trains and training.sources(loop) else ()
         for call in own:
             if not _rank_0s(file, call) and call not in heads:
-                yield Hit(
-                    call,
-                    "all ranks draw the same noise from a generator of its own",
-                    "add the rank to its seed, or draw without it",
-                )
+                yield Hit(call, _SAME, _APART)
                 break
+    for call in drawn_for_samples(script, file):
+        yield Hit(call, _SAME, _APART)
