@@ -82,6 +82,15 @@ def test_a_condition_that_tells_the_rank(condition: str, one_rank: bool) -> None
     assert ("RK141" in found) is not one_rank
 
 
+@pytest.mark.parametrize(
+    ("gpu", "one_rank"), [("0", False), ("world.local_rank", True), ("rankup.setup()[0]", True)]
+)
+def test_the_number_of_a_gpu_tells_the_rank_where_it_is_one(gpu: str, one_rank: bool) -> None:
+    text = SINGLE.replace("torch.save(", f"gpu = {gpu}\nif gpu == 0:\n    rankup.barrier()\n    #(")
+    found = codes(f"import rankup\nworld = rankup.setup()\n{text}")
+    assert ("RK182" in found) is one_rank
+
+
 BY_HAND = """\
 import rankup
 import torch

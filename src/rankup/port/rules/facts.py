@@ -32,7 +32,8 @@ _REDUCES = re.compile(r"all_?reduce|all_?gather|^gather|^reduce|synchroni[sz]e|_
 _OURS = OUR_COLLECTIVES - words("barrier rank0_first save_full_model save_sharded_model")
 _RANK_VARIABLE = re.compile(r"(?:[A-Z]+_)*(?:RANK|WORLD_SIZE|PROCID|LOCALID|NTASKS)")
 Guard = Literal["", "rank0", "local", "others"]
-_LOCAL = re.compile(r"local_?rank|LOCAL_RANK|\bgpu\s*==\s*0|device_id\s*==\s*0|SLURM_LOCALID", re.I)
+_LOCAL = re.compile(r"local_?rank|LOCAL_RANK|SLURM_LOCALID", re.I)
+_GPU = re.compile(r"\b(?:gpu|device_id)\s*==\s*0", re.I)
 _RANK = re.compile(
     rf"\b{RANK_WORDS}rank(?:s|_?id|_?zero|_?0)?\b"
     r"|\bis_\w*(?:main|root|master|primary|chief)\w*|\bmain_process\b|\bmaster\w*\b"
@@ -366,10 +367,11 @@ def _of_test(file: File, script: Script, test: ast.expr) -> Guard:
             if isinstance(origin.node, (ast.Compare, ast.UnaryOp))
             or (isinstance(origin.node, ast.Call) and call_name(origin.node).startswith("is_"))
         ]
+    by_gpu = not _one_number(file, script, test)
     for text in texts:
         if _NO_RANK.search(text) and not re.search(r"==\s*0|is_(?:main|root|master)", text):
             continue
-        local = _LOCAL.search(text) is not None
+        local = bool(_LOCAL.search(text) or (by_gpu and _GPU.search(text)))
         if not local and not _RANK.search(text):
             continue
         everything = re.sub(r"\w*local_?rank\w*", "", text, flags=re.IGNORECASE)
@@ -379,6 +381,14 @@ def _of_test(file: File, script: Script, test: ast.expr) -> Guard:
             return "others"
         return "local" if local else "rank0"
     return ""
+
+
+def _one_number(file: File, script: Script, test: ast.expr) -> bool:
+    """True where the GPU that a test names is the same on all ranks: `train(0, args)`."""
+    named = [one for one in walk(test) if isinstance(one, ast.Name) and _GPU.match(f"{one.id}==0")]
+    made = [one.node for name in named for one in script.flow.origins(file, name)]
+    numbers = bool(made) and all(isinstance(one, ast.Constant) for one in made)
+    return numbers or single(script)
 
 
 def _names(test: ast.expr) -> list[ast.expr]:
