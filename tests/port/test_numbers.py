@@ -438,3 +438,33 @@ def test_the_option_lists_what_stands_in_the_way(tmp_path: Path, rankup_here: Ru
     assert done.returncode == 0
     assert "`rows.append(out)` is no sum over samples" in done.stdout
     assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
+
+
+COUNTED = """
+def train(epochs):
+    seen, last, kept = 0, 0, []
+    for epoch in range(epochs):
+        for x, y in loader:
+            loss = criterion(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen += len(x)
+            more = seen - last
+            last = seen
+            kept.append(more)
+    return kept
+
+
+def main():
+    kept = train(2)
+    return kept
+
+
+main()
+"""
+
+
+def test_a_counter_that_is_put_together_stays_so_for_check(tmp_path: Path) -> None:
+    ported = _ported(tmp_path, HEAD + COUNTED)
+    assert "seen += rankup.batch_sum(len(x))" in ported.text

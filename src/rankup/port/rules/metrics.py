@@ -12,6 +12,7 @@ from ..rewrite.losses import Kind
 from ..rewrite.training import Loop
 from ..rewrite.values import Values
 from .chance import draws
+from .facts import shares
 from .readings import Region, Step, returns_reading, steps_of, value_of
 from .sizes import batch_sizes
 from .steering import steers
@@ -306,6 +307,8 @@ class Numbers(Region):
 
     def plan(self, node: ast.expr) -> list[tuple[ast.expr, Kind]] | None:
         """The parts of an expression to be put together over the ranks; None: not known how."""
+        if isinstance(node, ast.Call) and shares(self.script.file, node):
+            return []
         kind = self.reading(node) or self.known(node)
         if kind is not None:
             return [(node, kind)]
