@@ -370,6 +370,25 @@ print(right)
     assert "RK183" not in codes(behind.replace("print(right)", "print(rankup.all_reduce(right))"))
 
 
+def test_a_model_out_of_a_checkpoint_is_wrapped() -> None:
+    """What is loaded is the state of a run; the model in it is what a script wraps."""
+    text = """\
+import torch, rankup
+from torch.utils.data import DataLoader
+rankup.setup()
+net = torch.nn.Linear(2, 1)
+if path:
+    state = torch.load(path, map_location="cpu")
+    net = state["net"]
+net = rankup.wrap(net)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for x in rankup.shard(DataLoader(data, batch_size=4, shuffle=True)):
+    net(x).mean().backward()
+"""
+    assert "RK106" not in codes(text)
+    assert "RK106" in codes(text.replace("net = rankup.wrap(net)\n", ""))
+
+
 def test_a_model_wrapped_behind_its_training() -> None:
     text = (CASES / "run_model_made_anew.out.py").read_text()
     wrap = "net = rankup.wrap(net)\n"

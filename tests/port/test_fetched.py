@@ -53,8 +53,11 @@ def test_a_training_that_is_done_once_is_not_rank_0s_alone(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("if not os.path.exists(f'{i}.npy'):\n            np.save(f'{i}.npy', 0)", "maybe two of"),
-        ("with open(f'{i}.txt', 'w') as f:\n            f.write('x')", "maybe two of them"),
+        (
+            "if not os.path.exists(f'{i}.npy'):\n            np.save(f'{i}.npy', 0)",
+            "its own samples",
+        ),
+        ("with open(f'{i}.txt', 'w') as f:\n            f.write('x')", "its own samples"),
         ("urllib.request.urlretrieve(self.urls[i], f'{i}.jpg')", "fetches its own samples"),
         ("fetch(self.urls[i])", "fetches its own samples"),
     ],

@@ -269,7 +269,7 @@ def test_a_state_of_the_whole_batch_is_refused(tmp_path: Path) -> None:
     """A rank has a part of the batch: the first step would end with an error of shapes."""
     text = SCRIPT.replace("loss = net(x).mean()", "out, h = net(x, h)\n    loss = out.mean()")
     text = text.replace("for x in", "h = torch.zeros(4, 1)\nfor x in")
-    with pytest.raises(UserError, match=r":6: not ported: `h` goes from each batch to the next"):
+    with pytest.raises(UserError, match=r":6: not ported: `h` goes from batch to batch"):
         port(_script(tmp_path, text))
 
 

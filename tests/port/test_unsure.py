@@ -90,10 +90,12 @@ def test_a_plain_script_is_left_nothing_but_its_evaluation(tmp_path: Path) -> No
     assert "every rank evaluates everything, which is exact: nothing is counted" in note.text
 
 
-def test_a_clock_that_ends_a_training_is_rank_0s(tmp_path: Path) -> None:
+def test_a_clock_that_ends_a_training_or_seeds_is_rank_0s(tmp_path: Path) -> None:
     put = "if time.time() - began > 60:\n            break"
-    ported = _ported(tmp_path, HEAD + EPOCHS, after_each_step=put)
+    seeded = "torch.manual_seed(int(time.time()))\n"
+    ported = _ported(tmp_path, HEAD + seeded + EPOCHS, after_each_step=put)
     assert "if rankup.broadcast(time.time() - began > 60):" in ported.text
+    assert "torch.manual_seed(rankup.broadcast(int(time.time())))" in ported.text
 
 
 def test_a_model_that_a_training_gives_back_is_wrapped_before_it(tmp_path: Path) -> None:

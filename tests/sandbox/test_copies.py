@@ -66,6 +66,14 @@ def test_a_folder_of_very_many_files_is_one_link(project: Path) -> None:
         assert (box.inside(project) / "src/train.py").is_file()
 
 
+def test_a_copy_that_lies_in_the_project_does_not_hold_itself(project: Path) -> None:
+    """As where TMPDIR is a folder of it."""
+    area = project / "tmp"
+    area.mkdir()
+    with sandbox(area, [project]) as box:
+        assert list(box.inside(area).iterdir()) == []
+
+
 def test_new_files_move_in_and_take_no_name_that_is_taken(project: Path) -> None:
     with sandbox(copies.area(project), [project]) as box:
         copy = box.inside(project)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankup.login import offline
-from rankup.sandbox.environment import cache_folders, child
+from rankup.sandbox.watch import cache_folders, child_environment
 from rankup.site import profile
 from rankup.site.caches import caches
 from rankup.site.config import Config
@@ -13,7 +13,7 @@ from rankup.site.config import Config
 
 def _child(given: dict[str, str], home: Path, site: str = "local") -> dict[str, str]:
     own = caches(Config(), profile.load(site), given, home)
-    return child(given, own, Path("/state"), Path("/tmp/t"), 3, home, offline.silent())
+    return child_environment(given, own, Path("/state"), Path("/tmp/t"), 3, home, offline.silent())
 
 
 def test_what_a_job_or_torchrun_left_behind_is_dropped(tmp_path: Path) -> None:

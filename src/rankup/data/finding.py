@@ -138,7 +138,7 @@ def _kept(path: Path, container: str, entry: Path) -> Index | None:
         if not seen or stamp.changed(seen, path):
             return None
         os.utime(entry)  # the one not used for longest goes first
-    except (OSError, BadContainer, TypeError):
+    except (OSError, BadContainer, TypeError, ValueError):
         return None
     return index
 

@@ -249,8 +249,8 @@ def fill(
         path, new = Path(entry.path), target / entry.name
         with suppress(OSError):
             folder = entry.is_dir(follow_symlinks=False)
-            if entry.name in _LEFT_OUT:
-                continue
+            if entry.name in _LEFT_OUT or (folder and (path / _MARKER).exists()):
+                continue  # a copy that lies in the project holds no copies
             if _is_within(entry, source):
                 new.symlink_to(os.readlink(path))
             elif folder and (path / "pyvenv.cfg").exists():

@@ -1,45 +1,47 @@
 """The journal of a watched script, read by the parent while it grows.
 
-Each line is a JSON object with `event`, `time` (unix seconds) and `pid`, mostly also with `where`,
-the place in the user's code ("train.py:12 in main"). See `inside` for all of them.
+Each line is a JSON object with `event`, its kind, `time` (unix seconds) and `pid`, mostly also with
+`where`, the place in the user's code ("train.py:12 in main").
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 
-@dataclass(frozen=True)
-class Event:
-    """One line.
+class Event(dict[str, Any]):
+    """One line."""
 
-    Attributes:
-        kind: such as "url", "open", "batch", "stop".
-        values: all other fields.
-    """
+    @property
+    def kind(self) -> str:
+        """Such as "url", "open", "batch", "stop"."""
+        return str(self["event"])
 
-    kind: str
-    time: float
-    pid: int
-    where: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
+    @property
+    def pid(self) -> int:
+        """The process that it is of."""
+        return int(self["pid"])
+
+    @property
+    def where(self) -> str:
+        """The place in the user's code; empty where there is none."""
+        return self.text("where")
 
     def text(self, name: str) -> str:
         """Return a field that is a string; empty where it is missing or none."""
-        return str(self.values.get(name) or "")
+        return str(self.get(name) or "")
 
     def number(self, name: str) -> int:
         """Return a field that is a whole number; 0 where it is missing or none."""
-        return int(self.values.get(name) or 0)
+        return int(self.get(name) or 0)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return a field that is a list of strings."""
-        return tuple(map(str, self.values.get(name) or ()))
+        return tuple(map(str, self.get(name) or ()))
 
 
 class Journal:
@@ -59,10 +61,8 @@ class Journal:
             whole = data[: data.rfind(b"\n") + 1]
             self._offset += len(whole)
             for line in whole.splitlines():
-                with suppress(ValueError):  # a full disk takes a part of it
-                    values = json.loads(line)
-                    kind, time, pid = (values.pop(name) for name in ("event", "time", "pid"))
-                    found.append(Event(kind, time, pid, values.pop("where", ""), values))
+                with suppress(ValueError):  # a full disk, or a kill, takes a part of it
+                    found.append(Event(json.loads(line)))
         self.events += found
         return found
 

@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -75,7 +75,7 @@ class Tree:
     def freeze(self) -> None:
         """Stop all of them, so that nothing changes any more; new ones are looked for twice."""
         for _ in range(2):
-            self._known.update(_marked(self._mark))
+            self._known.update(marked(self._mark))
             for one in self.look():
                 with suppress(psutil.Error):
                     if not _is_caretaker(one):
@@ -83,7 +83,7 @@ class Tree:
 
     def kill(self, within: float = _END) -> list[int]:
         """End all of them; return the ids of those that are there still after some seconds."""
-        self._known.update(_marked(self._mark))
+        self._known.update(marked(self._mark))
         left = self.look()
         start = time.monotonic()  # a look may take long: each that was found is killed once
         while left and (took := time.monotonic() - start) < within:
@@ -113,17 +113,15 @@ def orphans_come_here() -> Iterator[Collection[int]]:
         _subreaper(before)
 
 
-def marked(mark: str) -> list[int]:
+def marked(mark: str) -> list[psutil.Process]:
     """Return this user's processes with that value of `RANKUP_SANDBOX`, wherever they hang."""
-    return [one.pid for one in _marked(mark)]
-
-
-def _marked(mark: str) -> Iterable[psutil.Process]:
+    found = []
     for one in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             ours = one.pid != os.getpid() and one.environ().get(STATE) == mark
             if ours and one.status() not in _ENDED:
-                yield one
+                found.append(one)
+    return found
 
 
 def _below(pids: Collection[int], table: Mapping[int, psutil.Process]) -> Iterator[int]:

@@ -14,7 +14,7 @@ LIMITS = Limits(seconds=60, memory=10**9)
 def event(kind: str, *, pid: int = 1, where: str = "", **values: Any) -> Event:
     """An event; a path may be given as `Path`."""
     plain = {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
-    return Event(kind, 0.0, pid, where, plain)
+    return Event(event=kind, time=0.0, pid=pid, where=where, **plain)
 
 
 def new(path: Path | str, pid: int = 1) -> Event:

@@ -139,7 +139,7 @@ def _needed(events: Sequence[Event], *caches: str) -> set[str]:
 
 
 def _at(one: Event, where: str) -> Event:
-    return replace(one, where=where)
+    return Event({**one, "where": where})
 
 
 def test_a_checkpoint_written_after_a_download_is_not_needed() -> None:

@@ -160,7 +160,7 @@ def _stopped(
         process.wait(60)
         for state in _states(project):
             for left in marked(str(state)):
-                os.kill(left, signal.SIGKILL)
+                left.kill()
 
 
 def _said(project: Path) -> Path:

@@ -15,7 +15,7 @@ def run(model, dataset):
     answer = input("go on? ")
     for epoch in range(3):
         for x, y in rankup.shard(loader):
-            # rankup: `except RuntimeError` around a training step: a rank that goes on alone leaves the others waiting; raise again, so that the job ends
+            # rankup: `except RuntimeError` around a training step: a rank goes on, the others wait; raise again, so that the job ends
             try:
                 loss = nn.functional.mse_loss(model(x), y)
                 loss.backward()

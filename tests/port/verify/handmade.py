@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankup.port.verify.protocol import TRIES, Journal, Outcome, RankEnd, Run, Seen
+from rankup.port.verify.protocol import Journal, Outcome, RankEnd, Run, Seen
 
 Events = list[dict[str, Any]]
 BATCHES = ((0, 1, 2, 3), (4, 5, 6))  # of 7 training samples, and of as many for evaluation
@@ -81,4 +81,4 @@ def ended(name: str, *ends: RankEnd, **fields: Any) -> Outcome:
     """A run that went well, or as given."""
     run = Run(name, name, **fields)
     ends = ends or tuple(RankEnd(0, True) for _ in range(run.ranks))
-    return Outcome(run, TRIES[0], "exit", 1.0, ends)
+    return Outcome(run, "exit", 1.0, ends)

@@ -172,6 +172,18 @@ def test_ports_that_wait_for_ever_or_kill_the_process_that_starts_them(project: 
     _nothing_is_left(project)
 
 
+def test_what_needs_a_gpu_is_started_anew_with_a_pretended_one(project: Path) -> None:
+    """In a copy in which its first start has left nothing."""
+    needs = "import os\nos.mkdir('out')\nassert torch.cuda.is_available()\n\n\nclass Net("
+    script, port = (
+        text.replace("\nclass Net(", needs, 1).replace("default=20", "default=2")
+        for text in (ONE, PORT)
+    )
+    port = port.replace("os.mkdir('out')", "os.makedirs('out', exist_ok=True)")
+    found = results(project, script, {"port": port})
+    assert not differing(found["port"])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_noise_and_summed_losses_are_comparable(run_rankup: RunRankup, tmp_path: Path) -> None:

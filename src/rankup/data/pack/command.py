@@ -82,10 +82,9 @@ def _lead(of: Pack, quota: Quota) -> None:
             held.check()
 
         of.watch = watch
-        before, done = _there(of)
+        done = _there(of)
         if done is not None:
-            if before is not None or of.part.is_dir():
-                of.remove()  # killed while it was cleared away
+            of.remove()  # killed while it was cleared away
             of.say(f"{of.out} is complete already, with {done['samples']} samples")
         else:
             # Of an earlier pack there may be only names left to give.
@@ -142,7 +141,7 @@ def _preview(of: Pack, quota: Quota) -> None:
     Raises:
         UserError: it would be refused.
     """
-    _, done = _there(of)
+    done = _there(of)
     if done is not None:
         text = f"{of.out} is complete already"
         print(json.dumps(done, indent=2) if of.request.as_json else text)
@@ -177,8 +176,8 @@ def _resized(of: Pack, source: Index) -> tuple[Index, int]:
         raise
 
 
-def _there(of: Pack) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return what earlier packs have left: what a half-done one was asked, a whole OUT's report.
+def _there(of: Pack) -> dict[str, Any] | None:
+    """Return the report of OUT where it is complete; None where there is something to be done.
 
     Raises:
         UserError: this pack is refused; nothing is ever overwritten.
@@ -186,7 +185,7 @@ def _there(of: Pack) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     before = of.before()
     saved = before is not None and of.index.is_file()
     if os.path.lexists(of.out) and not saved:
-        return before, _whole(of)
+        return _whole(of)
     if before is not None and not of.request.resume:
         raise UserError(
             f"{of.part} is what an interrupted pack has left: add --resume to go on with it, or "
@@ -206,7 +205,7 @@ def _there(of: Pack) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
                 f"OUT {of.out} lies inside of SOURCE {source}, of which it would be a part the "
                 "next time; choose a place outside"
             )
-    return before, None
+    return None
 
 
 def _whole(of: Pack) -> dict[str, Any]:

@@ -61,14 +61,15 @@ def before(pack: Pack, source: Index, layout: Layout | None) -> dict[str, Any]:
     elif pack.container == "arrow":
         data = len(source.splits)
     files_after = data and inodes.of_pack(pack.container, data, bool(source.classes))
+    counts = _counts(pack, source)
     return {
-        **_counts(pack, source),
+        **counts,
         "sample_bytes": sample_bytes(source),
         "bytes": needs,
         "files_before": inodes.of_source(source, root(pack.request)),
         "files_after": files_after,
         "no_images": _no_images(source),
-        "hint": _hint(source) if _unlabelled(source) else "",
+        "hint": _hint(source) if counts["unlabelled"] else "",
     }
 
 
@@ -168,28 +169,18 @@ def lines_after(done: Mapping[str, Any], path: Path) -> list[str]:
 
 
 def _counts(pack: Pack, index: Index) -> dict[str, Any]:
+    labels = np.empty(0, np.int64) if index.labels is None else index.labels
+    classes, known = len(index.classes), labels[labels >= 0]
+    # A class counts that has a name or a sample. (np.unique would import numpy.ma: 40 ms.)
     return {
         "out": str(pack.out),
         "container": pack.container,
         "asked": pack.asked,
         "splits": [{"name": one.name, "samples": one.stop - one.start} for one in index.splits],
         "samples": len(index),
-        "classes": _classes(index),
-        "unlabelled": _unlabelled(index),
+        "classes": max(classes, int(np.count_nonzero(np.diff(np.sort(known), prepend=-1)))),
+        "unlabelled": len(index) - len(known),
     }
-
-
-def _classes(index: Index) -> int:
-    """Return how many classes have a name or a sample."""
-    if index.labels is None:
-        return 0
-    known = np.sort(index.labels[index.labels >= 0])  # np.unique would import numpy.ma: 40 ms
-    return max(len(index.classes), int(np.count_nonzero(np.diff(known, prepend=-1))))
-
-
-def _unlabelled(index: Index) -> int:
-    """Return how many samples have no label."""
-    return len(index) if index.labels is None else int(np.count_nonzero(index.labels < 0))
 
 
 def _no_images(index: Index) -> dict[str, int]:

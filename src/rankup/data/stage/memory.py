@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ...base.amounts import size
 from ...site import cgroup, mounts
@@ -39,14 +40,8 @@ class Limit:
         return max(0, self.limit - self.used)
 
 
-@dataclass(frozen=True)
-class Reserve:
-    """Memory that the processes of the job will need.
-
-    Attributes:
-        size: bytes.
-        why: how that comes about.
-    """
+class Reserve(NamedTuple):
+    """Bytes that the processes of the job will need, and how they come about."""
 
     size: int
     why: str

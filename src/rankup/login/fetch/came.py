@@ -72,13 +72,13 @@ def made(events: Sequence[Event]) -> list[Made]:
         elif event.kind == "mkdir":
             folders.add(path)
         elif event.kind == "open":
-            new = event.values.get("existed") is False
+            new = event.get("existed") is False
             if not new and event.text("how") == "truncate":
                 begun.add(path)
         elif event.kind == "rename":
             old, path = event.text("from"), event.text("to")
             # Of C++ in a new folder, from the folder for temporary files, or begun anew.
-            ours = event.values.get("made") is True or inside(old, folders) or old in begun
+            ours = event.get("made") is True or inside(old, folders) or old in begun
             moving = [old] if old in found else [one for one in found if inside(one, [old])]
             for one in moving:
                 target = path + one[len(old) :]

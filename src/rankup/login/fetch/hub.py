@@ -25,8 +25,8 @@ from ...base.errors import UserError
 from ...base.processes import end_group
 from ...base.text import say
 from ...base.urls import public
-from ...sandbox import environment
 from ...sandbox.namespace import command, refusal
+from ...sandbox.watch import child_environment
 from ...site.caches import Caches
 from .. import offline
 from ..record import Item, Proof, Record
@@ -240,7 +240,7 @@ def _environment(caches: Caches, temporary: Path, online: bool) -> dict[str, str
     if not online:
         kept.update(_OFFLINE)
     quiet = offline.silent()
-    return environment.child(kept, caches, temporary, temporary, 4, Path.home(), quiet)
+    return child_environment(kept, caches, temporary, temporary, 4, Path.home(), quiet)
 
 
 def _files_in(folder: Path) -> list[Path]:

@@ -15,11 +15,19 @@ from ...base import lock
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.text import clean, say
 from ...base.urls import public
-from ...sandbox import copies, environment, namespace
+from ...sandbox import copies, namespace
 from ...sandbox.copies import Sandbox, sandbox
 from ...sandbox.events import Event, inside, of
 from ...sandbox.inside import spec
-from ...sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
+from ...sandbox.watch import (
+    Ended,
+    Interrupt,
+    Limits,
+    cache_folders,
+    child_environment,
+    default_memory,
+    watch,
+)
 from ...script.downloads import Download, read
 from ...site import places
 from ...site.caches import caches
@@ -104,9 +112,7 @@ class _Fetch:
         # The script may write to these by relative paths: they are copied.
         self._roots = tuple(dict.fromkeys((top, here, self._script.parent)))
         self._caches = caches(config, profile, os.environ)
-        self._cache_folders = environment.cache_folders(
-            os.environ, self._caches, Path.home(), self._roots
-        )
+        self._cache_folders = cache_folders(os.environ, self._caches, Path.home(), self._roots)
         self._key = record.script_key(self._script, request.args)
         self._code = record.code_of(self._script)  # as it is started, whatever is edited then
         self._earlier = record.find(project, self._key)
@@ -208,7 +214,7 @@ class _Fetch:
         box.write_spec(values)
         places = (box.folder, box.temporary)
         quiet = offline.silent()
-        own = environment.child(os.environ, self._caches, *places, threads, Path.home(), quiet)
+        own = child_environment(os.environ, self._caches, *places, threads, Path.home(), quiet)
         told = self._offline if network != "open" else {}
         folder = box.inside(Path.cwd())
         journal = box.journal

@@ -185,8 +185,7 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
         yield Hit(
             call,
             "each rank would draw a data set of its own: they train on parts of different data",
-            "torch.manual_seed(0) before it (numpy.random.seed(0) for NumPy's draws); "
-            "rankup.setup() gives all ranks rank 0's random states",
+            "torch.manual_seed(0) (NumPy: numpy.random.seed(0)) or rankup.setup() before it",
         )
 
 

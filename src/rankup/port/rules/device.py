@@ -206,8 +206,7 @@ def _bare(context: Context, call: ast.Call) -> str:
     if any(script.name(one.func) in ("torch.save", "torch.load") for one in script.all(ast.Call)):
         context.leave(
             call,
-            "names in saved files begin with `module.` no longer: take that off those of older "
-            "files before they are loaded",
+            "names in saved files begin with `module.` no longer: take it off those of older files",
             comment=False,
         )
     return "DataParallel taken out: each rank has one GPU"
@@ -278,7 +277,9 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
     """
     if not script.runtimes & {"torch", "rankup", "course"} or not script.train_loops:
         return
-    around = wrapped(script)
+    around = dict.fromkeys(wrapped(script))
+    for node in [one for one in around if isinstance(one, ast.Subscript)]:  # `state["model"]`
+        around |= dict.fromkeys(one.node for one in script.flow.origins(file, node.value))
     known = {model.node for model in script.models}
     yield from _wrapped_too_late(file, script)
     if anywhere(script, "parallelize", "fully_shard", "parallelize_module", "replicate"):
@@ -295,8 +296,7 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
             name = file.code(made.targets[0]) if isinstance(made, ast.Assign) else "this model"
             yield Hit(
                 model.node,
-                f"{name} is trained, but not wrapped: the ranks' models part "
-                "from the first step on",
+                f"{name} is trained, but not wrapped: the ranks' models part at the first step",
                 "`model = rankup.wrap(model)` before the optimizer is made",
             )
 
@@ -320,8 +320,7 @@ def _wrapped_too_late(file: File, script: Script) -> Iterator[Hit]:
             if trained and file.last_line(loop.node) < file.line(call)[0]:
                 yield Hit(
                     call,
-                    f"{name} is wrapped behind the loop that trains it (line {line}): no gradients "
-                    "are exchanged there",
+                    f"{name} is wrapped behind the loop that trains it, line {line}: too late",
                     f"`{name} = rankup.wrap({name})` before the optimizer is made",
                 )
                 break

@@ -118,8 +118,7 @@ def _fetched_first(context: Context, call: ast.Call) -> str | None:
     if script.per_sample(call):
         context.leave(
             call,
-            "each rank fetches its own samples here, and nodes have no network: fetch all of "
-            "them before the job",
+            "each rank fetches its own samples, and nodes have no network: fetch all of them first",
         )
         return ""
     ups = (up for up in script.above(call) if isinstance(up, ast.If))
@@ -261,10 +260,7 @@ def _constructed_first(
         return None
     _goes_first(context, call)
     context.first |= {call, *inside}
-    return (
-        "rank 0 constructs this data set, which writes files, before the others "
-        "(rankup.rank0_first)"
-    )
+    return "rank 0 constructs this data set, which writes files, first (rankup.rank0_first)"
 
 
 def _prepared(script: Script) -> Iterator[Hit]:

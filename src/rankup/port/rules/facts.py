@@ -345,15 +345,15 @@ def _left_before(file: File, script: Script, child: ast.AST) -> Guard:
     for statement in file.names.block(child):
         if statement is child:
             return ""
-        if isinstance(statement, ast.If) and not statement.orelse and _leaves(statement.body):
+        if (
+            isinstance(statement, ast.If)
+            and not statement.orelse
+            and isinstance(statement.body[-1], ast.Return | ast.Continue)
+        ):
             kind = _of_test(file, script, statement.test)
             if kind:
                 return _turned(kind)
     return ""
-
-
-def _leaves(body: list[ast.stmt]) -> bool:
-    return isinstance(body[-1], (ast.Return, ast.Continue))
 
 
 def _of_test(file: File, script: Script, test: ast.expr) -> Guard:

@@ -120,8 +120,7 @@ def ranks_mixed_up(file: File, script: Script) -> Iterator[Hit]:
             if _GLOBAL_RANK.search(code) and not _WRAPS_ROUND.search(code):
                 yield Hit(
                     given,
-                    "the rank among all is used as the number of a GPU: there is none from the "
-                    "second node on",
+                    "the rank among all as the number of a GPU: there is none from node 2 on",
                     "use the local rank: LOCAL_RANK, or `world.local_rank` of rankup.setup()",
                 )
         rank = argument(call, "rank")
@@ -188,8 +187,7 @@ def setup_unpacked(file: File, script: Script) -> Iterator[Hit]:
             if names != [target] and len(names) != 4 and not (starred and len(names) <= 5):
                 yield Hit(
                     target,
-                    f"setup() gives local_rank, rank, device and world_size, and is unpacked into "
-                    f"{len(names)} names",
+                    f"setup() gives local_rank, rank, device, world_size, not {len(names)} values",
                     "take all four, or `setup()[:3]` for the first three",
                 )
 
@@ -318,8 +316,7 @@ def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
         if not inside & {"rankup.batch_sum", "rankup.batch_mean"} and loop.iterated is not None:
             yield Hit(
                 loop.iterated,
-                "sharded with train=True, so that a rank without a part of a short batch gets a "
-                "stand-in sample, which is counted here",
+                "sharded with train=True: the stand-in sample of a short batch is counted here",
                 "`for batch in rankup.shard(loader, train=False):`, or rankup.batch_sum in it",
             )
 
@@ -330,10 +327,8 @@ def _waiting(file: File, calls: list[ast.Call]) -> Iterator[Hit]:
         if call_name(call) in _COLLECTIVES and dotted.startswith(("rankup.", "torch.distributed.")):
             yield Hit(
                 call,
-                f"{call_name(call)} waits for all ranks, and in an evaluation a rank may have a "
-                "batch less than the others: the job hangs",
-                "call it behind the loop (rankup.total, rankup.mean), or deal with "
-                "rankup.shard(loader, train=True), where all ranks go round equally often",
+                f"{call_name(call)} waits for all ranks, and one may have a batch less: a hang",
+                "call it behind the loop (rankup.total), or rankup.shard(loader, train=True)",
             )
             return
 

@@ -94,8 +94,7 @@ def _call_alone(context: Context, helper: Helper) -> str | None:
     if context.script.per_sample(call):
         context.leave(
             call,
-            f"each rank writes what its own samples need in {_at(helper)}, maybe two of them "
-            "the same file: make all of it before the job",
+            f"each rank writes what its samples need in {_at(helper)}: make it before the job",
         )
         return ""
     alone = harmless(helper.reached) and not _parts_states(context, helper)

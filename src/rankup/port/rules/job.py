@@ -59,8 +59,7 @@ def schedule_length(file: File, script: Script) -> Iterator[Hit]:
             if re.search(r"len\(.*\)\s*//?.*batch", text) and "world" not in text:
                 yield Hit(
                     length,
-                    "steps counted from the data set and the batch size: with a batch per GPU "
-                    "there are fewer",
+                    "steps counted from the data set and the batch: a batch per GPU has fewer",
                     "count len(loader) after the data are sharded",
                 )
                 break
@@ -97,8 +96,7 @@ def times_ranks(file: File, script: Script) -> Iterator[Hit]:
             if _loader_times_ranks(file, script, value):
                 yield Hit(
                     value,
-                    "len(loader) is the number of steps of each rank already: times or by the "
-                    "number of ranks the schedule is as many times too long or too short",
+                    "len(loader) is the number of steps of each rank already: too long or short",
                     "leave the number of ranks out",
                 )
     whole, parts = _whole_batches(script), _own_batches(script)
@@ -113,8 +111,7 @@ def times_ranks(file: File, script: Script) -> Iterator[Hit]:
         ):
             yield Hit(
                 rate,
-                "the learning rate grows with the number of ranks, and the batch does not: "
-                "its size is that of all ranks together",
+                "the learning rate grows with the number of ranks, and the batch does not",
                 "leave the rate as it is, or let the batch grow: batch='per-gpu'",
             )
 
@@ -139,8 +136,7 @@ def _stepped(file: File, script: Script, parts: bool) -> Iterator[Hit]:
             if any(_count(file, script, one) for one in given(node)[1:]):
                 yield Hit(
                     call,
-                    "stepped at each batch, for a length that was counted on one GPU: with a batch "
-                    "per rank there are as many times fewer steps as there are ranks",
+                    "stepped at each batch for a length of one GPU: a rank has 1/N of its batches",
                     "count the length in len(loader), or deal parts of one batch: rankup.shard",
                 )
 
@@ -220,8 +216,7 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
             if what not in _EXPECTED and not ends(*handler.body):
                 yield Hit(
                     handler,
-                    f"`except {what}` around a training step: a rank that goes on alone leaves "
-                    "the others waiting",
+                    f"`except {what}` around a training step: a rank goes on, the others wait",
                     "raise again, so that the job ends",
                 )
     if script.distributed and any("all_reduce" in one.text for one in script.files):

@@ -115,7 +115,8 @@ def _place(training: Training, loop: Loop, source: ast.expr) -> ast.expr:
 
 
 def _shard(context: Context, loop: Loop, source: ast.expr, place: ast.expr) -> str:
-    options = f"{_trains(context.training, loop)}{_per_gpu(context)}"
+    per_gpu = context.options.batch == "per-gpu"
+    options = _trains(context.training, loop) + (', batch="per-gpu"' if per_gpu else "")
     note = _DONE
     if loop.phase:
         code = context.script.code(source)
@@ -124,18 +125,13 @@ def _shard(context: Context, loop: Loop, source: ast.expr, place: ast.expr) -> s
     else:
         context.around(place, "rankup.shard(", f"{options})")
     alone = place is context.training.loader_of(source)
-    if context.options.batch == "per-gpu" and not alone:
+    if per_gpu and not alone:
         context.leave(
             place,
-            "len() of this loader outside of the loop counts batches of one GPU: the run has fewer "
-            "by the number of ranks",
+            "len() of this loader outside of the loop counts batches of one GPU, N times as many",
             comment=False,
         )
     return note
-
-
-def _per_gpu(context: Context) -> str:
-    return ', batch="per-gpu"' if context.options.batch == "per-gpu" else ""
 
 
 def _trains(training: Training, loop: Loop) -> str:
@@ -278,8 +274,7 @@ def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
             what = "drops" if drops else "repeats"
             yield Hit(
                 node,
-                f"DistributedSampler {what} samples until all ranks have the same number: the "
-                "evaluation is not of the data set",
+                f"DistributedSampler {what} samples: the evaluation is not of the data set",
                 "`for batch in rankup.shard(loader):` neither pads nor drops, then rankup.mean",
             )
         if loader.file is file and true(argument(loader.node, "drop_last")):
@@ -319,8 +314,6 @@ def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
         if made:
             yield Hit(
                 loader.node,
-                f"{made} is read in full by every rank: an IterableDataset has no positions to "
-                "deal by",
-                "let it give every world_size-th item from the rank on, as "
-                "datasets.distributed.split_dataset_by_node does",
+                f"{made} is read in full by every rank: a stream has no positions to shard by",
+                "let it give every world_size-th item from the rank on (split_dataset_by_node)",
             )

@@ -33,8 +33,7 @@ from .rule import Hit, refuse, rule
 _VALID = "a mean over valid targets only: ranks have different numbers of them"
 _NUMBER = "int((targets != ignored).sum())"
 _MIXED = (
-    "this loss adds up over the samples in one part and not in another, and ranks would weigh them "
-    "differently"
+    "this loss adds up over the samples in one part and not in another: ranks weigh them unequally"
 )
 _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' throughout"
 _SAME = ("contiguous", "detach", "float", "half")
@@ -45,8 +44,7 @@ _CONTRASTIVE = re.compile(
     re.IGNORECASE,
 )
 _MESSAGE = (
-    "a contrastive loss compares the samples of a batch with each other: each rank would only see "
-    "its own"
+    "a contrastive loss compares the samples of a batch, of which each rank would only see its own"
 )
 _TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
 _POOLS = words("set2set readout scatter_mean scatter_add scatter sum_nodes mean_nodes")
@@ -84,8 +82,7 @@ def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
         if kind is Kind.SUM:
             yield Hit(
                 call,
-                "a loss summed over the batch: ranks average their gradients, which makes it "
-                "smaller",
+                "a loss summed over the batch: ranks average gradients, which makes it smaller",
                 "`rankup.summed(loss).backward()`, or multiply the loss by the world size",
                 partial(_sum, loss=loss),
             )
@@ -386,8 +383,7 @@ def mixed(file: File, script: Script) -> Iterator[Hit]:
         if drawn and (call in steps or training.script.scope(call) in reached):
             yield Hit(
                 call,
-                "the samples of this rank's part of a batch are put together among themselves: as "
-                "random as on one GPU, but other pairs",
+                "samples are mixed within a rank's part: as random as on one GPU, but other pairs",
                 "do nothing where any pairs will do",
                 comment=False,
             )
@@ -426,8 +422,7 @@ def no_mean(file: File, script: Script) -> Iterator[Hit]:
         if loss is not None and _over_nodes(training) and not said:
             yield Hit(
                 _line_of(training, loss, call),
-                "where this is a mean over the nodes of a batch of graphs, ranks average it by "
-                "graphs",
+                "where this is a mean over the nodes of graphs, ranks average it by graphs",
                 "rankup.count(number of nodes) before backward(), of which ranks have others",
             )
     yield from _carried(training)
@@ -461,8 +456,7 @@ def _carried(training: Training) -> Iterator[Hit]:
             for name in sorted(mentioned(*assigned(one)) & local & before):
                 yield Hit(
                     one,
-                    f"`{name}` goes from batch to batch and is made of this rank's part: ranks go "
-                    "apart in it",
+                    f"`{name}` goes from batch to batch, made of a rank's part: ranks go apart",
                     "put together what it is made of (rankup.all_reduce)",
                 )
 

@@ -62,14 +62,10 @@ class Numbers(Region):
 
     def _whole_names(self) -> set[str]:
         """Names that hold nothing but readings of the loss, which are of the whole batch."""
-        names = {
-            name
-            for one in self.script.inside(self.body, ast.Assign, deep=False)
-            for target in one.targets
-            for name in mentioned(target)
-        }
         return self.whole | {
-            name for name in names if all(self._reads(one, name) for one in self._given(name))
+            name
+            for name, given_ in self._assignments.items()
+            if all(self._reads(one, name) for one in given_)
         }
 
     def _reads(self, statement: ast.stmt, name: str) -> bool:
@@ -194,14 +190,6 @@ class Numbers(Region):
                 if counted and not self._covered(size):
                     text = f"{script.code(size)} is of the whole batch"
                     self.put(size, [(size, Kind.SUM)], text)
-
-    def _up(self, node: ast.AST) -> ast.AST:
-        """The expression around a value of which it is read: past `loss.item` to `loss.item()`."""
-        up = self.script.parents[node]
-        if isinstance(up, ast.Attribute):
-            call = self.script.parents[up]
-            return call if isinstance(call, ast.Call) and call.func is up else up
-        return up
 
     def _mine(self, node: ast.AST) -> bool:
         loops = {one.node for one in self.context.training.loops}
@@ -391,9 +379,8 @@ class Numbers(Region):
             if isinstance(statement, Function | ast.ClassDef):
                 continue
             for node in script.inside(statement, ast.expr, deep=False):
-                kind = self.reading(node)
-                up = self._up(node)
-                if kind is None or (isinstance(up, ast.expr) and self.reading(up) is not None):
+                kind = self.largest(node)
+                if kind is None:
                     continue
                 if late:
                     self.context.leave(
@@ -434,8 +421,7 @@ class Numbers(Region):
         if found:
             self.context.leave(
                 next(iter(found.values())),
-                f"{', '.join(sorted(found))}: of rank 0's part of the batch; only the loss and "
-                "sums over samples are put together over the ranks",
+                f"{', '.join(sorted(found))}: of rank 0's part of the batch, other than the loss",
                 comment=False,
             )
         return meters

@@ -292,8 +292,7 @@ def _batch_norm_left(context: Context, node: ast.AST) -> str:
     if not context.options.sync_bn:
         context.leave(
             node,
-            "batch norm takes its statistics over this rank's part of a batch; "
-            "`rankup port --sync-bn` makes it take them over the whole batch",
+            "batch norm takes its statistics over a rank's part of a batch, --sync-bn over all",
             comment=False,
         )
     return ""
@@ -329,8 +328,7 @@ def wrap_order(file: File, script: Script) -> Iterator[Hit]:
             if inside and file.line(optimizer.node)[0] < line:
                 yield Hit(
                     optimizer.node,
-                    "the optimizer is made before the model is sharded: its parameters are "
-                    "others afterwards",
+                    "the optimizer is made of parameters that the sharding below replaces",
                     "shard first, then make the optimizer; or rankup.parallelize",
                 )
         for node in walk(around) if kind == "ddp" else ():

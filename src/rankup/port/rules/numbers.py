@@ -153,10 +153,8 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
         if not guard(file, script, node):
             yield Hit(
                 node,
-                "something is decided by this rank's value: ranks would disagree on the best "
-                "model or on stopping",
-                "decide by rank 0's, rankup.broadcast(value), or by that of all: "
-                "rankup.mean(total, count)",
+                "something is decided by this rank's value: ranks would disagree on it",
+                "decide by rank 0's, rankup.broadcast(value), or by rankup.mean(total, count)",
             )
 
 

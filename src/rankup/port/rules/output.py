@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ...script.flow import argument, call_name, given
 from ...script.roles import Script
@@ -122,18 +122,16 @@ def no_terminal(file: File, script: Script) -> Iterator[Hit]:
 
     Leaves a remark at the place.
     """
+    uses = [one.code(call) for one in script.files for call, _ in calls(one, "use")]
+    screenless = any("Agg" in code for code in uses)
     for call in file.names.all(ast.Call):
         message = _DIALOGS.get(file.names.called(call))
         starts = call_name(call) in ("popen", "check_output", "system", "run")
         if message is None and starts and any("stty size" in file.code(x) for x in given(call)[:1]):
             message = None if caught(file, call) else "stty has no terminal"
-        if message is not None and not ("show" in message and _agg(script.files)):
+        if message is not None and not ("show" in message and screenless):
             yield Hit(
                 call,
                 f"{message}, and a job has neither terminal nor screen",
                 "savefig instead" if "show" in message else "take it out, or make it an option",
             )
-
-
-def _agg(files: Sequence[File]) -> bool:
-    return any("Agg" in file.code(call) for file in files for call, _ in calls(file, "use"))

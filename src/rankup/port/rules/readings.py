@@ -170,19 +170,26 @@ class Region:
 
     def readings(self) -> Iterator[ast.expr]:
         """The largest readings of a loss in this region, those in a backward apart."""
-        script = self.script
-        for node in script.inside(self.body, ast.expr, deep=False):
-            if self.reading(node) is None:
-                continue
-            up = script.parents[node]
-            if isinstance(up, ast.Attribute):
-                up = script.parents[up]
-            if isinstance(up, ast.expr) and self.reading(up) is not None:
-                continue
-            inside = [node, *script.above(node)]
-            if any(one in self.context.training.backwards for one in inside):
-                continue
-            yield node
+        for node in self.script.inside(self.body, ast.expr, deep=False):
+            if self.largest(node) is not None:
+                around = (node, *self.script.above(node))
+                if not any(one in self.context.training.backwards for one in around):
+                    yield node
+
+    def largest(self, node: ast.AST) -> Kind | None:
+        """The kind of a reading that is no part of a larger one."""
+        kind = self.reading(node)
+        around = self._up(node) if kind is not None else None
+        larger = isinstance(around, ast.expr) and self.reading(around) is not None
+        return None if larger else kind
+
+    def _up(self, node: ast.AST) -> ast.AST:
+        """The expression around a value of which it is read: past `loss.item` to `loss.item()`."""
+        up = self.script.parents[node]
+        if isinstance(up, ast.Attribute):
+            call = self.script.parents[up]
+            return call if isinstance(call, ast.Call) and call.func is up else up
+        return up
 
     def alike(self, node: ast.AST) -> bool:
         """True where all ranks come by a place equally often, as far as this region goes."""

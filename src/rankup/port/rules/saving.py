@@ -210,8 +210,7 @@ def prefixed(file: File, script: Script) -> Iterator[Hit]:
         if any(one.wrappers() == {"ddp"} for one in script.flow.origins(file, model)):
             yield Hit(
                 call,
-                "the wrapped model's state: its names begin with module., and the plain model "
-                "does not load it",
+                "the wrapped model's state, with names that begin with module.",
                 "model.module.state_dict(); rankup.wrap keeps the names",
             )
 

@@ -77,8 +77,7 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
                     f"a shape of {code}: a rank's part of a batch is smaller",
                     "take the size from the batch: len(batch), x.size(0)",
                     fix,
-                    f"{code} is the size of the whole batch, of which a rank has a part: take "
-                    "the size from the batch",
+                    f"{code} is the size of the whole batch: take that of a rank's part from it",
                 )
         for value in _made_before(training, loop, sizes, own):
             code = source.code(value)
@@ -164,8 +163,7 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
         if not safe and not isinstance(inner, ast.BoolOp):
             yield Hit(
                 call,
-                "SLURM_CPUS_PER_TASK may be unset (srun does not set it without --cpus-per-task), "
-                "and it counts the cores of a task, which all ranks of a node share",
+                "SLURM_CPUS_PER_TASK may be unset, and counts cores that all ranks of a node share",
                 'int(os.environ.get("SLURM_CPUS_PER_TASK", 1)) // local_world_size',
             )
     for loader in (*script.train_loaders, *script.eval_loaders):
@@ -177,8 +175,7 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
                 yield Hit(
                     given,
                     "every rank of a node would start a worker for each of its cores",
-                    "divide by the ranks of a node: len(os.sched_getaffinity(0)) // "
-                    "local_world_size",
+                    "len(os.sched_getaffinity(0)) // local_world_size",
                 )
 
 
@@ -208,10 +205,8 @@ def effective_batch(file: File, script: Script) -> Iterator[Hit]:
         if size is not None and string(size) is None and not is_none(size):
             yield Hit(
                 loader.node,
-                f"batch_size={file.code(size)}: with a batch per GPU, N ranks train on batches N "
-                "times as large",
-                "rankup.shard keeps it the size of the whole batch; `rankup port --batch per-gpu` "
-                "says what becomes of the learning rate",
+                f"batch_size={file.code(size)}: on each GPU it makes batches N times as large",
+                "rankup.shard keeps it that of all ranks; see `rankup port --batch per-gpu`",
             )
             return
 
@@ -248,7 +243,7 @@ def unequal_batches(file: File, script: Script) -> Iterator[Hit]:
                 call,
                 "a batch of one sample is rank 0's, and all other ranks are idle",
                 "give batch_size, of which each rank takes its part, or port with --batch per-gpu",
-                _unless_per_gpu,
+                lambda context: "" if context.options.batch == "per-gpu" else None,
                 comment=False,
             )
     heads = [one.node.iter for one in loops if isinstance(one.node, ForNode)]
@@ -263,10 +258,6 @@ def unequal_batches(file: File, script: Script) -> Iterator[Hit]:
                 "not quite those of one GPU at a short batch of another loader",
                 comment=False,
             )
-
-
-def _unless_per_gpu(context: Context) -> str | None:
-    return "" if context.options.batch == "per-gpu" else None
 
 
 def _one(script: Script, size: ast.expr) -> bool:

@@ -257,8 +257,7 @@ def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
             if not _rank_0s(file, call) and call not in heads:
                 yield Hit(
                     call,
-                    "all ranks draw the same noise from a generator of its own, for different "
-                    "samples",
+                    "all ranks draw the same noise from a generator of its own",
                     "add the rank to its seed, or draw without it",
                 )
                 break

@@ -54,8 +54,7 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
         if file.names.called(call).endswith(".LBFGS"):
             yield Hit(
                 call,
-                "LBFGS searches along lines by evaluating its closure a number of times that "
-                "depends on the values",
+                "LBFGS evaluates its closure a number of times that depends on the values",
                 "take another optimizer, or port it by hand",
             )
             return
@@ -79,10 +78,8 @@ def _environment(training: Training) -> Hit | None:
     steps = [one for one in calls if re.search(r"env(s|ironment)?\.step$", script.code(one.func))]
     return Hit(
         steps[0] if steps else script.tree.body[0],
-        f"reinforcement learning with {sorted(environments)[0]}: the data come out of an "
-        "environment, and there are no batches to share",
-        "run one environment per rank with a seed of its own, and decide about the replay buffer: "
-        "this is no change of loaders",
+        f"reinforcement learning with {sorted(environments)[0]}: there are no batches to share",
+        "run an environment per rank with a seed of its own, and decide about the replay buffer",
     )
 
 
@@ -107,7 +104,9 @@ def _no_loader(training: Training) -> Hit | None:
     """Batches that come from no DataLoader, and are not drawn by a function either."""
     script = training.script
     graphs = script.modules & _GRAPHS
-    if training.loader_calls or _loops_over_loader(training) or _steps_alone(training):
+    over = [one.source for one in training.loops if one.source is not None]
+    loops = any(training.loader_of(one) is not None for one in over)
+    if training.loader_calls or loops or _steps_alone(training):
         return None
     if _draws_batches(training) and not graphs:
         return None
@@ -144,13 +143,6 @@ def _steps_alone(training: Training) -> bool:
             if where is not script
         )
         for one in functions
-    )
-
-
-def _loops_over_loader(training: Training) -> bool:
-    return any(
-        loop.source is not None and training.loader_of(loop.source) is not None
-        for loop in training.loops
     )
 
 
@@ -195,10 +187,8 @@ def _other_than_a_loader(flow: Flow, file: File, call: ast.Call) -> Reason | Non
     owner = flow.class_of(file, batches) if batches is not None else None
     if owner is not None:
         return (
-            f"{owner[1].name} chooses what is together in a batch, so that a part of one may mean "
-            "something else, as with support and query of an episode",
-            "where batches are only groups of samples, give the DataLoader a `sampler` and "
-            "`batch_size` instead",
+            f"{owner[1].name} chooses what is together in a batch, as an episode's is",
+            "where batches are only groups, give the DataLoader a `sampler` and `batch_size`",
         )
     return None
 
@@ -228,10 +218,8 @@ def _maker(flow: Flow, file: File, call: ast.Call) -> Reason | None:
         dotted = file.names.dotted(chain)
         if dotted.startswith("torchtext.") or last(dotted) in _TORCHTEXT:
             return (
-                "a torchtext iterator makes the batches itself, and rankup.shard cuts those of a "
-                "torch DataLoader",
-                "make one with a collate_fn that pads, and with a sampler by length where that is "
-                "wanted",
+                "a torchtext iterator makes the batches, and rankup.shard cuts a DataLoader's",
+                "make one with a collate_fn that pads, maybe with a sampler by length",
             )
         if dotted.startswith("torchdata.") or last(dotted) in _PIPES:
             return f"a pipe {_STREAM}", _MAP_STYLE
@@ -263,10 +251,8 @@ def _state_of_a_batch(training: Training) -> Hit | None:
             if any(script.code(one) in sizes for arg in given(value) for one in elements(arg)):
                 return Hit(
                     value,
-                    f"`{kept}` goes from each batch to the next and is made for the whole batch, "
-                    "of which a rank has a part",
-                    "make it in the loop, of the size of its batch "
-                    f"(`{script.code(value.func)}(x.size(0))`), or port it by hand",
+                    f"`{kept}` goes from batch to batch and is made for the whole batch's size",
+                    f"make it in the loop: `{script.code(value.func)}(x.size(0))`, or port by hand",
                 )
     return None
 

@@ -25,17 +25,13 @@ _CLOCKS = words("strftime ctime isoformat uuid1 uuid4 mkdtemp time_ns")
 _NOW = words("now today utcnow time")
 
 _OWN_SAMPLES = (
-    "each rank writes what its own samples need, maybe two of them the same file: make all of it "
-    "before the job"
+    "each rank writes what its own samples need, maybe the same file: make all of it before the job"
 )
 _NEEDS_ALL = (
     "every rank writes this file, and what is written needs all of them: give it a name before, "
     "and let rank 0 alone write it, `if rankup.is_root_process():`"
 )
-_UNKNOWN_TURN = (
-    "rank 0 alone changes files here, and the others do not wait for it: call rankup.barrier() "
-    "where all ranks come by"
-)
+_UNKNOWN_TURN = "rank 0 alone changes files here: call rankup.barrier() where all ranks come by"
 
 
 @rule("RK146", "warning", "a file that every rank writes")
@@ -284,8 +280,7 @@ def name_of_its_own(file: File, script: Script) -> Iterator[Hit]:
             continue
         yield Hit(
             node,
-            f"{file.code(node.targets[0])} is made of the time: ranks would write to different "
-            "places",
+            f"{file.code(node.targets[0])} is made of the time, and is another on each rank",
             "make it on rank 0: rankup.broadcast",
             partial(_same_on_all, assign=node),
         )

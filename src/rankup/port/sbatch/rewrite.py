@@ -326,8 +326,7 @@ def _reroute(script: BatchScript, launch: Launch, edits: Edits) -> Iterator[str]
         between = between.replace(word.text, "", 1)
     if re.search(r"[^\s\\]", between):
         raise UserError(
-            f"{place}: a redirection stands in front of the program; put it at the end of the "
-            "command"
+            f"{place}: a redirection in front of the program; put it at the end of the command"
         )
     folder, slash, _ = words[program].value.rpartition("/")
     if slash and is_python(words[program].value):

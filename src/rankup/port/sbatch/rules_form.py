@@ -83,8 +83,7 @@ def too_late(script: BatchScript) -> Iterator[Hit]:
             begins = script.lines[first - 1].strip()[:50]
             yield Hit(
                 one.line,
-                f"it stands behind the first command (line {first}: {begins}), where sbatch "
-                "reads no more directives",
+                f"sbatch reads no directives behind the first command (line {first}: {begins})",
                 f"move it above line {first}",
             )
 
@@ -167,8 +166,7 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
         elif (option.value or "").startswith("="):
             yield Hit(
                 option.line,
-                f"a short option has no =: sbatch takes {option.value!r} for the value of "
-                f"--{option.name}",
+                f"a short option has no =: --{option.name} would be {option.value!r}",
                 f"write --{option.name}{option.value}",
             )
         elif "$" in (option.value or ""):
@@ -222,8 +220,7 @@ def no_log(script: BatchScript) -> Iterator[Hit]:
         if judged(folder) and not any((start / folder).is_dir() for start in script.folders):
             yield Hit(
                 option.line,
-                f"the folder {folder} is not there; Slurm does not make it, and the job dies "
-                "without a log",
+                f"the folder {folder} is not there: the job dies without a log",
                 f"mkdir -p {folder}",
             )
 

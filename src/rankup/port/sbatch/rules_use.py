@@ -48,8 +48,7 @@ def one_core(script: BatchScript) -> Iterator[Hit]:
         if launch.srun is not None and not any(one.name in _CPUS for one in launch.srun):
             yield Hit(
                 launch.line,
-                "since Slurm 22.05 srun does not take --cpus-per-task over from the "
-                "directives: all ranks of a node may share one core",
+                "srun does not take --cpus-per-task over: all ranks of a node may share one core",
                 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" above it',
             )
             return
@@ -83,8 +82,7 @@ def lost_status(script: BatchScript) -> Iterator[Hit]:
     if command.piped and not _switched_on(script, "", "pipefail"):
         yield Hit(
             launch.line,
-            "the job's exit code is that of the last command of the pipe: a failed run ends "
-            "as COMPLETED",
+            "the job's exit code is that of the pipe's end: a failed run ends as COMPLETED",
             "set -o pipefail above it",
             fix=partial(_pipefail, script, command),
         )
@@ -155,8 +153,7 @@ def idle_gpus(script: BatchScript) -> Iterator[Hit]:
         todo = todo if launch.torchrun else "rankup port makes it torchrun"
         yield Hit(
             launch.line,
-            f"{gpus} GPUs of each node are asked for, and {what} started: "
-            f"{gpus - most} are paid for and idle",
+            f"{gpus} GPUs for {what} on each node: {gpus - most} are paid for and idle",
             f"{todo}; or ask for {most}",
         )
 
@@ -168,8 +165,7 @@ def _hidden(script: BatchScript, gpus: int) -> Iterator[Hit]:
     if setting is not None and re.fullmatch(r"[0-9, ]+", visible) and count < gpus:
         yield Hit(
             setting.line,
-            f"CUDA_VISIBLE_DEVICES={visible} hides {gpus - count} of the {gpus} GPUs that are "
-            "asked for",
+            f"CUDA_VISIBLE_DEVICES={visible} hides {gpus - count} of the {gpus} GPUs of a node",
             "remove the line; torchrun gives each rank its GPU",
         )
 
@@ -234,8 +230,7 @@ def not_waited(script: BatchScript) -> Iterator[Hit]:
         if alone and not any(at > command.start for at in waits[-1:]):
             yield Hit(
                 launch.line,
-                "it is started in the background and nothing waits for it: the job ends, and "
-                "Slurm kills it",
+                "nothing waits for what is started in the background: Slurm kills it",
                 "wait, as the last command",
             )
             return
@@ -263,8 +258,7 @@ def no_cpus(script: BatchScript) -> Iterator[Hit]:
         if launch.under_srun and not any(one.name in _CPUS for one in launch.srun or ()):
             yield Hit(
                 launch.line,
-                "no --cpus-per-task: a task gets one core by default, for all ranks and "
-                "workers of a node",
+                "no --cpus-per-task: a task gets one core, for all ranks of a node",
                 "#SBATCH --cpus-per-task=N, the cores of a node",
             )
             return
@@ -356,16 +350,14 @@ def wrong_node(script: BatchScript) -> Iterator[Hit]:
                 before = word.text[: max(0, word.text.find(early[0]))]
                 yield Hit(
                     word.line + before.count("\n"),
-                    f"${early[0]} is expanded by the batch shell on the first node, so every "
-                    "node gets that node's number",
+                    f"${early[0]} is expanded on the first node: all nodes get that node's number",
                     "put it in single quotes within `bash -c`, or write a \\ before its $",
                 )
                 break
             if _RANK.match(word.value) and not command.function and spread:
                 yield Hit(
                     word.line,
-                    f"{word.text} is set once, by the batch shell on the first node: every "
-                    "task gets the same",
+                    f"{word.text} is set once, by the batch shell: every task gets the same",
                     "let the script read the variable itself, or set it within `srun bash -c '…'`",
                 )
 
@@ -387,8 +379,7 @@ def too_many_agents(script: BatchScript) -> Iterator[Hit]:
         if tasks is not None and tasks > 1:
             yield Hit(
                 launch.line,
-                f"srun starts {tasks} tasks on each node, and each would be a torchrun that "
-                "starts all ranks of the node",
+                f"srun starts {tasks} torchruns on each node, each with all ranks of the node",
                 "#SBATCH --ntasks-per-node=1: torchrun starts the ranks",
             )
 

@@ -135,12 +135,12 @@ def _notes(seen: Mapping[str, Seen]) -> list[str]:
                 f"data: {event['size']} of {event['of']} of {event['kind']}, spread over all; "
                 "further runs have a last batch of one sample, and a full one"
             )
-    if original.of("cut") and seen[ORIGINAL].outcome.tried.varied:
+    if original.of("cut") and seen[ORIGINAL].run.varied:
         found.append("data: each sample's first array is scaled, by factors from 0.25 to 1")
     if any(event["shuffles"] for event in original.of("iterate")):
         found.append("shuffling: off, but for a run with random numbers of each rank's own")
     found += notes([*seen.values()])
-    if seen[ORIGINAL].outcome.tried.gpu:
+    if seen[ORIGINAL].run.gpu:
         found.append("torch.cuda.is_available() says yes, all the same it runs on the CPU")
     for name in ("original-one", "original-alike"):
         if name in seen and seen[name].failed:

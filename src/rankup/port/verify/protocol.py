@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ...sandbox.events import Journal as JournalFile
+
 JOURNALS = "journals"  # folder of the sandbox
 FILE = "plan.json"
 OUTCOMES = "outcomes.jsonl"
@@ -45,6 +47,9 @@ class Run:
         alike: the parts of a training batch are equal, so that a mean over one is that of all.
         free: random numbers, dropout, the order of samples and the clock are each rank's own.
         against: the original's run that it is compared with.
+        gpu: `torch.cuda.is_available()` is true.
+        batch: samples in a batch of 2 or more; 0: as the script says.
+        varied: samples are of all parts of a data set, each of a scale of its own.
     """
 
     name: str
@@ -57,6 +62,9 @@ class Run:
     alike: bool = False
     free: bool = False
     against: str = ORIGINAL
+    gpu: bool = False
+    batch: int = BATCH
+    varied: bool = True
 
     @property
     def ranks(self) -> int:
@@ -64,27 +72,13 @@ class Run:
         return max(1, self.world)
 
 
-@dataclass(frozen=True)
-class Try:
-    """A way to start the original; when it fails, the next one is tried.
-
-    Attributes:
-        gpu: `torch.cuda.is_available()` is true.
-        batch: samples in a batch of 2 or more; 0: as the script says.
-        varied: samples are of all parts of a data set, each of a scale of its own.
-    """
-
-    gpu: bool
-    batch: int
-    varied: bool = True
-
-
-TRIES = (
-    Try(False, BATCH),
-    Try(False, BATCH, varied=False),
-    Try(True, BATCH),
-    Try(False, 0),
-    Try(True, 0),
+# The ways to start the original; when it fails, the next one is tried.
+TRIES: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"varied": False},
+    {"gpu": True},
+    {"batch": 0},
+    {"gpu": True, "batch": 0},
 )
 
 
@@ -102,10 +96,10 @@ class Plan:
 
     state: str
     temporary: str
-    args: tuple[str, ...]
-    stand_ins: tuple[str, ...]
+    args: Sequence[str]
+    stand_ins: Sequence[str]
     seconds: float
-    runs: tuple[Run, ...]
+    runs: Sequence[Run]
 
     def write(self) -> None:
         """Put it into the state folder."""
@@ -114,12 +108,8 @@ class Plan:
 
 def load(state: str) -> Plan:
     """The plan in a state folder."""
-    with open(os.path.join(state, FILE), encoding="utf-8") as file:
-        values: dict[str, Any] = json.load(file)
-    values["runs"] = tuple(Run(**one) for one in values["runs"])
-    for name in ("args", "stand_ins"):
-        values[name] = tuple(values[name])
-    return Plan(**values)
+    values = json.loads(Path(state, FILE).read_text(encoding="utf-8"))
+    return Plan(**{**values, "runs": [Run(**one) for one in values["runs"]]})
 
 
 @dataclass(frozen=True)
@@ -149,7 +139,6 @@ class Outcome:
     """
 
     run: Run
-    tried: Try
     why: str
     seconds: float
     ranks: tuple[RankEnd, ...]
@@ -172,8 +161,7 @@ def read_outcomes(state: Path) -> Iterator[Outcome]:
     with suppress(FileNotFoundError), (state / OUTCOMES).open(encoding="utf-8") as file:
         for values in map(json.loads, file):
             ranks = tuple(RankEnd(**one) for one in values.pop("ranks"))
-            run, tried = Run(**values.pop("run")), Try(**values.pop("tried"))
-            yield Outcome(run, tried, ranks=ranks, **values)
+            yield Outcome(Run(**values.pop("run")), ranks=ranks, **values)
 
 
 @dataclass(frozen=True)
@@ -340,15 +328,9 @@ def notes(runs: Sequence[Seen]) -> Iterator[str]:
 
 def read_journal(path: str) -> Journal:
     """Return the events of a rank, without those of the processes that it started."""
-    events: list[Event] = []
-    with suppress(OSError):
-        for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError):  # the last line of one that was killed
-                event = json.loads(line)
-                if isinstance(event, dict) and "event" in event:
-                    events.append(event)
+    events = JournalFile(Path(path)).read_all()
     own = next((event["pid"] for event in events if event["event"] == "start"), None)
-    return Journal(tuple(event for event in events if event.get("pid") == own))
+    return Journal(tuple(event for event in events if event["pid"] == own))
 
 
 def _lines(path: Path) -> list[str] | None:

@@ -15,9 +15,15 @@ from typing import Any
 
 from ...base.errors import UserError
 from ...login import offline
-from ...sandbox import copies, environment, namespace
+from ...sandbox import copies, namespace
 from ...sandbox.copies import Sandbox
-from ...sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
+from ...sandbox.watch import (
+    Interrupt,
+    Limits,
+    child_environment,
+    default_memory,
+    watch,
+)
 from ...site import config, detect
 from ...site.caches import caches
 from .protocol import FULL, JOURNALS, ONE, ORIGINAL, Outcome, Plan, Run, journal_path, read_outcomes
@@ -98,19 +104,34 @@ def run(
         UserError: the machine does not let the runs be made, or no torch is installed.
         KeyboardInterrupt: a signal asked for the end.
     """
-    folders = tuple(str(one.resolve()) for one in stand_ins)
-    state, temporary = str(journals(box)), str(box.temporary)
-    plan = Plan(state, temporary, tuple(args), folders, seconds, tuple(runs))
+    folders = [str(one.resolve()) for one in stand_ins]
+    plan = Plan(str(journals(box)), str(box.temporary), args, folders, seconds, [*runs])
     plan.write()
+    shown: set[str] = set()
+
+    def look() -> bool:
+        for run in plan.runs:
+            if run.name not in shown and Path(journal_path(plan.state, run.name, 0)).exists():
+                shown.add(run.name)
+                report(run)
+        return False
+
     output = box.folder / "output.txt"
     with Interrupt() as interrupt, output.open("wb") as out:
-        ended = _watch(box, project, plan, interrupt, out.fileno(), report)
-    if interrupt.number is not None:
-        raise (
-            KeyboardInterrupt
-            if interrupt.number == signal.SIGINT
-            else SystemExit(128 + interrupt.number)
+        ended = watch(
+            namespace.command([sys.executable, "-c", _CHILD], network=True),
+            _variables(box, project),
+            # The original may be tried in several ways.
+            Limits(_STARTING + seconds * (len(plan.runs) + 3), default_memory()),
+            interrupt,
+            mark=str(box.folder),
+            look=look,
+            stdout=out.fileno(),
         )
+    if interrupt.number == signal.SIGINT:
+        raise KeyboardInterrupt
+    if interrupt.number is not None:
+        raise SystemExit(128 + interrupt.number)
     if ended.why == "memory":
         raise UserError(
             f"the scripts took more than {ended.memory / 1e9:.1f} GB of memory, half of what is "
@@ -123,6 +144,18 @@ def run(
     return outcomes
 
 
+def _variables(box: Sandbox, project: Path) -> dict[str, str]:
+    settings = config.load(project)
+    profile, _ = detect.choose(settings, os.environ, os.uname().nodename, cluster_name=lambda: None)
+    known, places = caches(settings, profile, os.environ), (box.folder, box.temporary)
+    quiet = {**offline.variables(offline.known()), **offline.silent()}
+    return {
+        **child_environment(os.environ, known, *places, 1, Path.home(), quiet),
+        "MPLBACKEND": "Agg",
+        "MPLCONFIGDIR": str(box.temporary / "matplotlib"),
+    }
+
+
 def placed(project: Project, box: Sandbox) -> Iterator[Run]:
     """All runs, each with its copy of the project."""
     for run in runs():
@@ -130,45 +163,6 @@ def placed(project: Project, box: Sandbox) -> Iterator[Run]:
         copy_project(project, folder)
         script = folder / (project.port if run.world else project.script)
         yield replace(run, script=str(script), folder=str(folder))
-
-
-def _watch(
-    box: Sandbox,
-    project: Path,
-    plan: Plan,
-    interrupt: Interrupt,
-    out: int,
-    report: Callable[[Run], None],
-) -> Ended:
-    settings = config.load(project)
-    profile, _ = detect.choose(settings, os.environ, os.uname().nodename, cluster_name=lambda: None)
-    known = caches(settings, profile, os.environ)
-    quiet = {**offline.variables(offline.known()), **offline.silent()}
-    variables = {
-        **environment.child(os.environ, known, box.folder, box.temporary, 1, Path.home(), quiet),
-        "MPLBACKEND": "Agg",
-        "MPLCONFIGDIR": str(box.temporary / "matplotlib"),
-    }
-    shown: set[str] = set()
-
-    def look() -> bool:
-        for run in plan.runs:
-            if run.name not in shown and Path(journal_path(plan.state, run.name, 0)).exists():
-                shown.add(run.name)
-                report(run)
-        return False
-
-    # The original may be tried in several ways.
-    most = _STARTING + plan.seconds * (len(plan.runs) + 3)
-    return watch(
-        namespace.command([sys.executable, "-c", _CHILD], network=True),
-        variables,
-        Limits(most, default_memory()),
-        interrupt,
-        mark=str(box.folder),
-        look=look,
-        stdout=out,
-    )
 
 
 def project_of(original: Path, port: Path, made: Mapping[Path, str]) -> Project:

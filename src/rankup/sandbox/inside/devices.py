@@ -48,18 +48,17 @@ _SRUN = {
 
 
 def redirections(
-    journal: Journal, threads: int, *, pretend: bool, alone: bool
+    devices: Devices, threads: int, *, gpus: int, alone: bool
 ) -> dict[str, list[Change]]:
     """Return what is done to torch's modules, so that what is meant for a GPU runs on the CPU.
 
     Args:
-        pretend: a GPU is there, if the script asks.
+        gpus: that are there, if the script asks.
         alone: whatever the script says of its world, it is a world of one.
     """
-    devices = Devices(journal)
     return {
         "torch": [
-            lambda torch: _stand_in(torch, devices, pretend),
+            lambda torch: _stand_in(torch, devices, gpus),
             lambda torch: _default_device(torch, devices),
             _load,
             _tensors,
@@ -282,17 +281,12 @@ def _parallel(module: Any) -> None:
 
 
 def _data_parallel(module: Any) -> None:
-    """`torch.nn.parallel.data_parallel`: likewise, it then only calls the module."""
-    kind = module.DataParallel
-    original = kind.__init__
+    """`torch.nn.parallel.data_parallel`: it only calls the module."""
 
-    @wraps(original)
-    def init(self: Any, inner: Any, *args: Any, **kwargs: Any) -> None:
-        super(kind, self).__init__()
-        self.module, self.device_ids, self.dim = inner, [], 0
-        self.output_device = self.src_device_obj = None
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*inputs, **kwargs)
 
-    kind.__init__ = init
+    module.DataParallel.forward = forward
 
 
 def _groups(module: Any, devices: Devices, alone: bool) -> None:
@@ -389,16 +383,15 @@ class _Done:
     record = wait = wait_event = wait_stream = synchronize
 
 
-def _stand_in(torch: Any, devices: Devices, pretend: bool) -> None:
+def _stand_in(torch: Any, devices: Devices, gpus: int) -> None:
     """Change torch's modules of accelerators."""
     for name in ("cuda", "xpu", "mps", "accelerator"):
         if module := getattr(torch, name, None):
-            _replace_functions(
-                module, name, torch, devices, pretend and name in ("cuda", "accelerator")
-            )
+            there = gpus if name in ("cuda", "accelerator") else 0
+            _replace_functions(module, name, torch, devices, there)
 
 
-def _replace_functions(module: Any, name: str, torch: Any, devices: Devices, pretend: bool) -> None:
+def _replace_functions(module: Any, name: str, torch: Any, devices: Devices, gpus: int) -> None:
     state = torch.zeros(16, dtype=torch.uint8)
     answers: dict[str, Callable[[], Any]] = {
         **dict.fromkeys(("current_stream", "default_stream"), _Done),
@@ -412,10 +405,10 @@ def _replace_functions(module: Any, name: str, torch: Any, devices: Devices, pre
         **dict.fromkeys(("mem_get_info", "get_memory_info"), lambda: (_MEMORY, _MEMORY)),
         "recommended_max_memory": lambda: _MEMORY,
         "get_rng_state": state.clone,
-        "get_rng_state_all": lambda: [state.clone()] if pretend else [],
-        **dict.fromkeys(("is_available", "is_bf16_supported", "is_initialized"), lambda: pretend),
-        "device_count": lambda: int(pretend),
-        "current_accelerator": lambda: torch.device("cuda") if pretend else None,
+        "get_rng_state_all": lambda: [state.clone()] * gpus,
+        **dict.fromkeys(("is_available", "is_bf16_supported", "is_initialized"), lambda: gpus > 0),
+        "device_count": lambda: gpus,
+        "current_accelerator": lambda: torch.device("cuda") if gpus else None,
     }
     for attribute in module.__all__:
         found = getattr(module, attribute, None)
@@ -462,5 +455,5 @@ def _properties() -> SimpleNamespace:
         total_memory=_MEMORY,
         multi_processor_count=108,
         warp_size=32,
-        uuid="",
+        uuid=os.environ.get("LOCAL_RANK", ""),
     )

@@ -103,7 +103,7 @@ class Files:
             "os.chown": lambda path, *rest: self._changed(path, "chmod"),
             "os.utime": lambda path, *rest: self._changed(path, "chmod"),
             "sqlite3.connect": self._database,
-            "subprocess.Popen": self._popen,
+            "subprocess.Popen": self._program,
             "os.system": self._shell,
             "os.exec": lambda program, words, *rest: self._program(program, words),
             "os.posix_spawn": lambda program, words, *rest: self._program(program, words),
@@ -296,16 +296,6 @@ class Files:
             for end in _BESIDE:
                 self.written(name + end, "update", creates=False)
 
-    def _popen(self, program: object, args: object, folder: object = None, *rest: object) -> None:
-        if isinstance(args, str | bytes | os.PathLike):
-            self._shell(args, folder)
-        elif isinstance(args, Iterable):
-            words = [_text(word) for word in args]
-            if words[:2] == ["/bin/sh", "-c"] and len(words) > 2:
-                self._shell(words[2], folder)
-            else:
-                self._program(program, words, folder)
-
     def _shell(self, command: object, folder: object = None) -> None:
         text = _text(command)
         words = _shell_words(text)
@@ -314,10 +304,15 @@ class Files:
         self.start(program, [text])
         self._hand(words, _text(folder))
 
-    def _program(self, program: object, words: object, folder: object = None) -> None:
-        given = [_text(word) for word in words] if isinstance(words, list | tuple) else []
-        self.start(_text(program) or (given or [""])[0], given)
-        self._hand([_text(program), *given], _text(folder))
+    def _program(
+        self, program: object, words: Iterable[object], folder: object = None, *rest: object
+    ) -> None:
+        given = [_text(word) for word in words]
+        if given[:2] == ["/bin/sh", "-c"] and len(given) > 2:
+            self._shell(given[2], folder)
+        else:
+            self.start(_text(program), given)
+            self._hand([_text(program), *given], _text(folder))
 
     def start(self, program: str, words: Iterable[str]) -> None:
         """A program is about to be started: it is told by its name and the URLs it is given."""

@@ -18,13 +18,12 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType
 
 from . import children, devices, network, spec
-from .ending import Ending, without_ours
 from .files import Files, writers
 from .hooks import AfterImport, Changes, Hook
 from .journal import Journal
 from .network import Network
 from .spec import MAIN, Spec
-from .training import Training
+from .training import Training, without_ours
 
 _NICE = 10
 
@@ -41,7 +40,7 @@ def main() -> int:
     _reach_children()
     if given.pretend:
         os.environ.update(devices.launcher_variables())
-    journal, ending = install(given)
+    journal, training = install(given)
     _set_bounds(given, journal)
     journal.must("start", python=sys.version.split()[0], script=given.script)
     if given.deadline is not None:
@@ -49,21 +48,22 @@ def main() -> int:
             # The descriptor of the duplicate is faulthandler's, and stays open.
             left = max(0.1, given.deadline - time.time())
             faulthandler.dump_traceback_later(left, file=os.dup(stack.fileno()))
-    return _run(given, ending)
+    return _run(given, training)
 
 
-def install(given: Spec) -> tuple[Journal, Ending]:
+def install(given: Spec) -> tuple[Journal, Training]:
     """Watch this process from now on."""
     main_process = int(os.environ.get(MAIN, os.getpid()))
     journal = Journal(given.file(spec.EVENTS), given.script, given.shadow)
     hook = Hook()
-    ending = Ending(journal, hook, main_process)
-    training = Training(journal, ending)
+    training = Training(journal, hook, main_process)
     ignored = (*map(given.file, spec.OURS), given.temporary)
     files = Files(journal, given.shadow, ignored, given.free, given.folder)
     net = Network(journal, block=given.block, main=main_process, used=training.network_used)
     changes: Changes = {
-        **devices.redirections(journal, given.threads, pretend=given.pretend, alone=True),
+        **devices.redirections(
+            devices.Devices(journal), given.threads, gpus=int(given.pretend), alone=True
+        ),
         "torch.nn.modules.module": [training.watch_modules],
         "torch.autograd": [training.watch_autograd],
         "torch.optim.optimizer": [training.watch_optimizers],
@@ -76,9 +76,9 @@ def install(given: Spec) -> tuple[Journal, Ending]:
     }
     # Without these the script would not be stopped, and train to its end on a login node.
     needed = (training.watch_loader, training.watch_modules)
-    AfterImport(changes, journal, needed, ending.refuse).install()
+    AfterImport(changes, journal, needed, training.refuse).install()
     hook.install({**files.handlers(), **net.handlers()})
-    return journal, ending
+    return journal, training
 
 
 def install_in_child() -> None:
@@ -154,7 +154,7 @@ def _compiled(source: bytes, path: str) -> CodeType:
     return compile(source, path, "exec", dont_inherit=True)
 
 
-def _run(given: Spec, ending: Ending) -> int:
+def _run(given: Spec, training: Training) -> int:
     """Run the script; return the exit code that Python would end with."""
     script, code = os.getpid(), 0
     unhandled: BaseException | None = None
@@ -162,7 +162,7 @@ def _run(given: Spec, ending: Ending) -> int:
     def ended() -> None:
         if os.getpid() == script:
             with suppress(Exception):
-                ending.ended(code, unhandled)
+                training.ended(code, unhandled)
 
     # The first to be registered is the last to run: after the script's threads and its atexit.
     atexit.register(ended)

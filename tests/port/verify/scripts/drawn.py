@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 import random
 import time
 from datetime import datetime
@@ -25,7 +26,8 @@ class Crops(Dataset):
         return x * (0.9 + 0.1 * torch.rand(1)), y
 
 
-folder = f"run-{datetime.now().strftime('%H%M%S')}-{time.strftime('%d')}"
+started = pickle.loads(pickle.dumps(datetime.now()))
+folder = f"run-{started.strftime('%H%M%S')}-{time.strftime('%d')}"
 generator = torch.Generator().manual_seed(0)
 pairs = [(torch.randn(6, generator=generator), k % 3) for k in range(200)]
 order = np.random.permutation(len(pairs))

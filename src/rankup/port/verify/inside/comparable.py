@@ -13,7 +13,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from ....sandbox.inside.devices import change_arguments
+from ....sandbox.inside.devices import Devices, change_arguments
 from .draws import Progress
 
 _TICK = 1e-3
@@ -24,14 +24,15 @@ _DROPOUTS = (
 _NO_DROPOUT = "dropout: off"
 
 
-class Comparable:
-    """The changes in one rank.
+class Comparable(Devices):
+    """The changes in one rank, whose calls of torch all come by here.
 
     Args:
         free: dropout stays.
     """
 
     def __init__(self, progress: Progress, *, free: bool) -> None:
+        super().__init__(progress.journal)
         self._progress, self._free = progress, free
 
     def install(self, torch: Any) -> None:
@@ -40,7 +41,9 @@ class Comparable:
             self._no_dropout(torch)
         self._no_batch_statistics(torch)
         self._no_mixed_precision(torch)
-        self._no_half_precision(torch)
+        change_arguments(
+            torch, "set_default_dtype", lambda given: given.update(d=self._whole(given["d"]))
+        )
 
     def _no_dropout(self, torch: Any) -> None:
         functional = torch.nn.functional
@@ -105,41 +108,26 @@ class Comparable:
         for kind in (torch.amp.autocast_mode.autocast, torch.amp.GradScaler):
             change_arguments(kind, "__init__", off)
 
-    def _no_half_precision(self, torch: Any) -> None:
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Half precision, of a whole model or of single tensors, has three digits."""
-        halves = (torch.float16, torch.bfloat16)
-        for kind in (torch.nn.Module, torch.Tensor):
-            kind.to = self._other(kind.to, halves, torch.float32)
-            for name in ("half", "bfloat16"):
-                setattr(kind, name, self._float(kind.float))
-        torch.Tensor.type = self._other(torch.Tensor.type, halves, torch.float32)
-        torch.set_default_dtype = self._other(torch.set_default_dtype, halves, torch.float32)
+        name = getattr(func, "__name__", "")
+        if name in ("half", "bfloat16"):
+            func = self._note_half(type(args[0]).float)
+        elif name in ("to", "type", "_parse_to"):
+            args = tuple(map(self._whole, args))
+        if "dtype" in kwargs:
+            kwargs = {**kwargs, "dtype": self._whole(kwargs["dtype"])}
+        return super().call(func, args, kwargs)
 
-    def _other(self, original: Callable[..., Any], halves: Any, whole: Any) -> Callable[..., Any]:
-        def kept(value: Any) -> Any:
-            # Compared by identity: a tensor among the arguments compares by its elements.
-            if any(value is half for half in halves):
-                self._note_half()
-                return whole
-            return value
+    def _whole(self, value: Any) -> Any:
+        import torch
 
-        @wraps(original)
-        def changed(*args: Any, **kwargs: Any) -> Any:
-            named = {name: kept(value) for name, value in kwargs.items()}
-            return original(*map(kept, args), **named)
+        half = value is torch.float16 or value is torch.bfloat16
+        return self._note_half(torch.float32) if half else value
 
-        return changed
-
-    def _float(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def whole(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            self._note_half()
-            return original(self_, *args, **kwargs)
-
-        return whole
-
-    def _note_half(self) -> None:
+    def _note_half(self, instead: Any) -> Any:
         self._progress.note("half precision: float32 in its place")
+        return instead
 
 
 class Clock:
@@ -161,14 +149,14 @@ class Clock:
 
     def install(self) -> None:
         """Change what `import` gives to the user's code."""
-        stopped = {time: self._time(), datetime: self._datetime()}
+        stopped = {id(time): self._time(), id(datetime): self._datetime()}
         original = builtins.__import__
 
         @wraps(original)
         def load(name: str, scope: Any = None, *args: Any, **options: Any) -> Any:
             found = original(name, scope, *args, **options)
             own = str((scope or {}).get("__file__")).startswith(self._folder)
-            return stopped.get(found, found) if own else found
+            return stopped.get(id(found), found) if own else found
 
         builtins.__import__ = load  # type: ignore[assignment]
 

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from ....sandbox.inside.devices import change_arguments, not_pinned
-from ..protocol import Run, Try
+from ..protocol import Run
 from .cut import (
     NUMBER,
     Beside,
@@ -75,8 +75,8 @@ class _Drawing:
 class Data:
     """Watches the loaders of one rank."""
 
-    def __init__(self, run: Run, tried: Try, known: DataSets, progress: Progress) -> None:
-        self._run, self._tried, self._known = run, tried, known
+    def __init__(self, run: Run, known: DataSets, progress: Progress) -> None:
+        self._run, self._known = run, known
         self._progress, self._journal = progress, progress.journal
         self._count = 0
         self._passes: dict[int, int] = {}
@@ -137,7 +137,7 @@ class Data:
             return get(index)
         drawn, self._drawn, self.within = self._drawn, None, True
         place = self._place(number, index)
-        source = spread(place, *sizes) if self._tried.varied else place
+        source = spread(place, *sizes) if self._run.varied else place
         source = source if isinstance(place, int) else index
         kept = states()
         try:
@@ -149,7 +149,7 @@ class Data:
                 restore(kept)
         finally:
             self._drawn, self.within = drawn, False
-        if self._tried.varied and isinstance(place, int):
+        if self._run.varied and isinstance(place, int):
             item = scale(item, 0.25 + 0.75 * (place % _STEPS) / (_STEPS - 1))
         drawn.append((number, place, "" if self._run.free else digest(item)))
         return item
@@ -232,7 +232,7 @@ class Data:
         return torch.is_grad_enabled() and known
 
     def _most(self, number: int) -> int:
-        if not self._tried.batch:
+        if not self._run.batch:
             return 2 * 64 + 7
         evaluated = self._run.alike and number not in self._known.trained
         return self._run.samples - 1 if evaluated else self._run.samples
@@ -268,7 +268,7 @@ class Data:
     def _size(self, asked: Any, sampler: Any, dataset: Any, data: Any) -> Any:
         if not isinstance(asked, int):
             return asked
-        size = min(asked, self._tried.batch) if self._tried.batch else asked
+        size = min(asked, self._run.batch) if self._run.batch else asked
         if self._run.world and dataset is not None:
             size = self._known.batches.get(getattr(dataset, NUMBER, -1), size)
         if isinstance(sampler, data.DistributedSampler):

@@ -22,45 +22,20 @@ from ....sandbox.inside.journal import Journal
 SEED = 20251
 _NOTE = "random numbers drawn for a batch: a sample has the same ones on any rank"
 _TORCH = (
-    "bernoulli",
-    "multinomial",
-    "normal",
-    "poisson",
-    "rand",
-    "rand_like",
-    "randint",
-    "randint_like",
-    "randn",
-    "randn_like",
-)
+    "bernoulli", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randint_like",
+    "randn", "randn_like",
+)  # fmt: skip
 _IN_PLACE = (
-    "normal_",
-    "uniform_",
-    "random_",
-    "bernoulli_",
-    "exponential_",
-    "log_normal_",
-    "cauchy_",
+    "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "log_normal_", "cauchy_",
     "geometric_",
-)
+)  # fmt: skip
 # Functions of `numpy.random`, and where among their arguments `size` stands; -1: all are sizes.
 _NUMPY = {
-    "rand": -1,
-    "randn": -1,
-    "random": 0,
-    "random_sample": 0,
-    "standard_normal": 0,
-    "choice": 1,
-    "exponential": 1,
-    "poisson": 1,
-    "beta": 2,
-    "binomial": 2,
-    "gamma": 2,
-    "laplace": 2,
-    "lognormal": 2,
-    "normal": 2,
-    "randint": 2,
-    "uniform": 2,
+    **dict.fromkeys(("rand", "randn"), -1),
+    **dict.fromkeys(("random", "random_sample", "standard_normal"), 0),
+    **dict.fromkeys(("choice", "exponential", "poisson"), 1),
+    **dict.fromkeys(("beta", "binomial", "gamma", "laplace", "lognormal"), 2),
+    **dict.fromkeys(("normal", "randint", "uniform"), 2),
 }
 
 

@@ -1,6 +1,6 @@
-"""Keeps a rank's writing inside of its copy of the project, and records what it writes and prints.
+"""What a rank writes and prints, and whether what a port saves loads where the original's does.
 
-Writing anywhere else and other programs are refused.
+Writing anywhere but in the rank's copy of the project and other programs are refused.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 from ....sandbox.inside import files
 from ....sandbox.inside.journal import Journal
@@ -18,6 +20,12 @@ from .draws import Progress
 
 _MOST = 2000  # printed lines
 _LONGEST = 400  # characters of a line
+_DEPTH = 4
+_CLOSE = 1e-2
+_MODULE = "module."
+_FEW = 3  # names that are shown
+
+Place = tuple[str, ...]
 
 
 class Writing(files.Files):
@@ -101,3 +109,96 @@ class Lines(io.RawIOBase):
             shown = text.decode("utf-8", "replace")[:_LONGEST]
             fields = {"phase": self._progress.phase, "bar": text is not line}
             self._journal.tell("line", text=shown, **fields)
+
+
+def compare(names: Iterable[str], ours: str, theirs: str) -> list[dict[str, Any]]:
+    """Compare what a port has saved with the original's files.
+
+    A model that has saved a state dict loads another one, `strict=True`, where that has the same
+    names and shapes.
+
+    Args:
+        names: of all files that the original has written.
+        ours, theirs: the folders of both.
+    """
+    saved = [name for name in sorted(names) if _is_saved(os.path.join(ours, name))]
+    return [_compare(name, ours, theirs) for name in saved]
+
+
+def _is_saved(path: str) -> bool:
+    """Return True for a file of `torch.save`; one of TorchScript has constants as well."""
+    with suppress(OSError, BadZipFile), ZipFile(path) as file:
+        names = {os.path.basename(name) for name in file.namelist()}
+        return "data.pkl" in names and "constants.pkl" not in names
+    return False
+
+
+def _compare(name: str, ours: str, theirs: str) -> dict[str, Any]:
+    import torch
+
+    found = {"path": name, "models": 0, "why": ""}
+    if not os.path.exists(os.path.join(theirs, name)):
+        return {**found, "why": "the port has not saved it"}
+    try:
+        mine = torch.load(os.path.join(ours, name), weights_only=False)
+        other = torch.load(os.path.join(theirs, name), weights_only=False)
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        why = f"it cannot be loaded: {type(error).__name__}: {' '.join(lines[:3])}"
+        return {**found, "why": why[:400]}
+    states = dict(_states(mine))
+    for place, state in states.items():
+        value = other
+        for key in place:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        value = value.state_dict() if isinstance(value, torch.nn.Module) else value
+        if not isinstance(value, Mapping):
+            shown = "at " + "".join(f"[{key!r}]" for key in place) if place else "in it"
+            return {**found, "why": f"has no state dict {shown}"}
+        if why := _unlike(state, value):
+            return {**found, "why": why}
+    if not states and _keys(mine) != _keys(other):
+        return {**found, "why": f"has {_keys(other)} and not {_keys(mine)}"}
+    return {**found, "models": len(states)}
+
+
+def _states(value: Any, place: Place = ()) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """State dicts of models in what is saved; those of optimizers have numbers for names."""
+    import torch
+
+    if isinstance(value, torch.nn.Module):
+        yield place, value.state_dict()
+    elif isinstance(value, Mapping) and len(place) < _DEPTH:
+        if value and all(isinstance(one, torch.Tensor) for one in value.values()):
+            if any(one.dim() for one in value.values()):  # else they are numbers of the training
+                yield place, value
+        else:
+            for key, one in value.items():
+                if isinstance(key, str):
+                    yield from _states(one, (*place, key))
+
+
+def _unlike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Return why a state dict does not load in the other's place, or holds other values."""
+    if all(one.startswith(_MODULE) for one in ours) and not any(
+        one.startswith(_MODULE) for one in theirs
+    ):
+        # A port takes DataParallel out, and with it what it puts in front of names.
+        ours = {key.removeprefix(_MODULE): value for key, value in ours.items()}
+    fails = "load_state_dict(strict=True) fails"
+    for what, names in (("missing", ours.keys() - theirs), ("unexpected", theirs.keys() - ours)):
+        if names:
+            return f"{fails}: {what} {', '.join(sorted(names)[:_FEW])}"
+    far = size = 0.0
+    for key, value in ours.items():
+        if value.shape != theirs[key].shape:
+            return f"{fails}: {key} is {tuple(theirs[key].shape)}, and not {tuple(value.shape)}"
+        if value.is_floating_point():
+            far += float((value.double() - theirs[key].double()).pow(2).sum())
+            size += float(value.double().pow(2).sum())
+    apart = (far / size) ** 0.5 if size else 0.0
+    return f"it loads, but its values differ by {apart:.1e}" if apart > _CLOSE else ""
+
+
+def _keys(value: Any) -> list[str]:
+    return sorted(map(str, value)) if isinstance(value, Mapping) else [type(value).__name__]

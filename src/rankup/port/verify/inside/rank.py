@@ -8,28 +8,27 @@ import sys
 import threading
 import traceback
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ....base.processes import die_with
 from ....sandbox.inside import devices
-from ....sandbox.inside.ending import without_ours
 from ....sandbox.inside.files import writers
 from ....sandbox.inside.hooks import AfterImport, Hook
 from ....sandbox.inside.journal import HERE, Journal
 from ....sandbox.inside.main import run_as_main
 from ....sandbox.inside.network import Network
-from ..protocol import FILE, Plan, Run, Try, journal_path, read_journal
+from ....sandbox.inside.training import without_ours
+from ..protocol import FILE, Plan, Run, journal_path, read_journal
 from .comparable import Clock, Comparable
 from .data import Data, DataSets
 from .draws import SEED, Draws, Progress, seed
-from .files import Lines, Writing
-from .saves import compare
-from .training import Compiler, Loops, Steps
+from .files import Lines, Writing, compare
+from .training import Loops, Steps
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def run_rank(plan: Plan, run: Run, tried: Try, rank: int, known: DataSets, stderr: int) -> NoReturn:
+def run_rank(plan: Plan, run: Run, rank: int, known: DataSets, stderr: int) -> NoReturn:
     """Be that rank, and end with it."""
     code = 70
     try:
@@ -39,7 +38,7 @@ def run_rank(plan: Plan, run: Run, tried: Try, rank: int, known: DataSets, stder
         for old, new in ((nothing, 0), (nothing, 1), (stderr, 2)):
             os.dup2(old, new)
         os.chdir(run.folder)
-        code = _Rank(plan, run, tried, rank, known).run_script()
+        code = _Rank(plan, run, rank, known).run_script()
         _end_threads(code)
     except BaseException:
         os.write(2, traceback.format_exc().encode(errors="replace"))
@@ -50,7 +49,7 @@ def run_rank(plan: Plan, run: Run, tried: Try, rank: int, known: DataSets, stder
 class _Rank:
     """The rank with all hooks."""
 
-    def __init__(self, plan: Plan, run: Run, tried: Try, rank: int, known: DataSets) -> None:
+    def __init__(self, plan: Plan, run: Run, rank: int, known: DataSets) -> None:
         import torch
         import torch.utils.data as data
 
@@ -59,25 +58,24 @@ class _Rank:
         progress = Progress(self._journal)
         files = Writing(run.folder, plan.temporary, plan.state, self._journal)
         self._hook = Hook()
-        redirected = devices.redirections(self._journal, 1, pretend=tried.gpu, alone=False)
+        comparable = Comparable(progress, free=run.free)
+        gpus = max(1, run.world) if run.gpu else 0
+        redirected = devices.redirections(comparable, 1, gpus=gpus, alone=False)
         needed = [change for changes in redirected.values() for change in changes]
         changes = {**redirected, **writers(files, self._hook)}
         AfterImport(changes, self._journal, needed, _refuse).install()
         torch.save = torch.serialization.save
-        if tried.gpu:
-            _number_gpus(torch, rank, run.world)
         seed((SEED, rank))  # as in life: a script that sets none has others on each rank
-        Comparable(progress, free=run.free).install(torch)
+        comparable.install(torch)
         if not run.free:
             Draws(progress).install(torch)
-        Data(run, tried, known, progress).install(data)
+        Data(run, known, progress).install(data)
         self._steps = Steps(run, rank, plan.state, progress)
         self._steps.install(torch)
         self._lines = Lines(progress)
         self._lines.install()
-        self._loops = Loops(progress)
-        self._compiler = Compiler(run.folder, self._loops)
-        self._compiler.install()
+        self._loops = Loops(run.folder, progress)
+        self._loops.install()
         began = os.path.getmtime(os.path.join(plan.state, FILE))
         Clock(run.folder, began, rank if run.free else 0).install()
         net = Network(self._journal, block=True, main=os.getppid(), used=lambda: None)
@@ -87,7 +85,7 @@ class _Rank:
         """Run the script; return the code that Python would exit with."""
         self._journal.must("start", script=self._run.script)
         sys.path += self._plan.stand_ins
-        compiled = partial(self._compiler.compile, script=True)
+        compiled = partial(self._loops.compile, script=True)
         error = run_as_main(self._run.script, self._plan.args, compiled)
         code = int(error is not None)
         if isinstance(error, SystemExit):
@@ -135,16 +133,3 @@ def _end_threads(code: int) -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     ended.cancel()
-
-
-def _number_gpus(torch: Any, rank: int, world: int) -> None:
-    """Each rank has its own pretended GPU."""
-    properties = torch.cuda.get_device_properties
-
-    def own(*args: Any, **kwargs: Any) -> Any:
-        found = properties(*args, **kwargs)
-        found.uuid = f"verify-{rank}"
-        return found
-
-    torch.cuda.get_device_properties = own
-    torch.cuda.device_count = lambda: max(1, world)

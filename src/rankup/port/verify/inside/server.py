@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ....sandbox.inside import devices
 from ....sandbox.inside.spec import STATE
@@ -20,7 +23,6 @@ from ..protocol import (
     Plan,
     RankEnd,
     Run,
-    Try,
     journal_path,
     load,
     read_journal,
@@ -68,20 +70,24 @@ class _Runs:
         self._known = _data_sets(journal)
         for run in (base, *others):
             mine = [one for one in ports if one.against == run.name]
-            if run is not base and not self._run(run, tried):
+            if run is not base and not self._run(replace(run, **tried)):
                 # The script does not bear this size itself: its ports meet the first one.
                 mine = [
                     replace(one, samples=SHORT, against=base.name) for one in mine if not one.alike
                 ]
             for port in mine:
-                self._run(port, tried)
+                self._run(replace(port, **tried))
 
-    def _first(self, run: Run) -> Try | None:
+    def _first(self, run: Run) -> Mapping[str, Any] | None:
         """Run the original in the first way in which it comes to its end; None: in no way."""
-        path = journal_path(self._plan.state, run.name, 0)
+        path, fresh = journal_path(self._plan.state, run.name, 0), f"{run.folder}.fresh"
+        shutil.copytree(run.folder, fresh, symlinks=True)
         first: Outcome | None = None
         for tried in TRIES:
-            outcome = self._outcome(run, tried)
+            if first is not None:
+                shutil.rmtree(run.folder)
+                shutil.copytree(fresh, run.folder, symlinks=True)
+            outcome = self._outcome(replace(run, **tried))
             if _finished(outcome):
                 write_outcome(self._plan.state, outcome)
                 return tried
@@ -97,22 +103,22 @@ class _Runs:
         write_outcome(self._plan.state, first)
         return None
 
-    def _run(self, run: Run, tried: Try) -> bool:
-        outcome = self._outcome(run, tried)
+    def _run(self, run: Run) -> bool:
+        outcome = self._outcome(run)
         write_outcome(self._plan.state, outcome)
         return _finished(outcome)
 
-    def _outcome(self, run: Run, tried: Try) -> Outcome:
+    def _outcome(self, run: Run) -> Outcome:
         """Start all ranks of a run at once, and wait for their ends."""
         port = devices.free_port()
         ranks: list[_Rank] = []
         try:
-            ranks.extend(self._fork(run, tried, rank, port) for rank in range(run.ranks))
-            return _watched(ranks, run, tried, self._plan.seconds)
+            ranks.extend(self._fork(run, rank, port) for rank in range(run.ranks))
+            return _watched(ranks, run, self._plan.seconds)
         finally:
             _end(ranks)
 
-    def _fork(self, run: Run, tried: Try, rank: int, port: int) -> _Rank:
+    def _fork(self, run: Run, rank: int, port: int) -> _Rank:
         journal = journal_path(self._plan.state, run.name, rank)
         # Both files are there before the rank is.
         Path(journal).write_bytes(b"")
@@ -122,7 +128,7 @@ class _Runs:
                 if run.world:
                     os.environ.update(devices.torchrun_variables(rank, run.world, port))
                     os.environ.update(_LOOPBACK)
-                run_rank(self._plan, run, tried, rank, self._known, log.fileno())
+                run_rank(self._plan, run, rank, self._known, log.fileno())
         with suppress(OSError):
             os.setpgid(pid, pid)
         return _Rank(pid, journal)
@@ -155,7 +161,7 @@ class _Rank:
         return RankEnd(self.code, finished, last)
 
 
-def _watched(ranks: list[_Rank], run: Run, tried: Try, seconds: float) -> Outcome:
+def _watched(ranks: list[_Rank], run: Run, seconds: float) -> Outcome:
     """Wait for all; stop at those that outlive their time or a failed one."""
     began = time.monotonic()
     failed: float | None = None
@@ -181,7 +187,7 @@ def _watched(ranks: list[_Rank], run: Run, tried: Try, seconds: float) -> Outcom
             break
     now = time.monotonic()
     ends = tuple(one.ended() for one in ranks)
-    return Outcome(run, tried, why, now - began, ends, now - failed if failed is not None else 0.0)
+    return Outcome(run, why, now - began, ends, now - failed if failed is not None else 0.0)
 
 
 def _end(ranks: list[_Rank]) -> None:

@@ -206,39 +206,6 @@ def _ledgers() -> list[Any]:
     return [one for one in found if hasattr(one, "samples") and hasattr(one, "units")]
 
 
-class Loops:
-    """The two functions that the changed code calls."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._entered: dict[int, tuple[int, int]] = {}
-        self.unreached: set[str] = set()  # places of loops without gradients
-
-    def each(self, items: Iterable[Any], place: str = "") -> Iterator[Any]:
-        """The items, until enough has been trained since the first one."""
-        began = self._now()
-        self.unreached.discard(place)
-        for item in items:
-            yield item
-            if self._enough(began):
-                return
-
-    def go(self, loop: int) -> bool:
-        """True while a `while` loop, known by its number, goes on."""
-        began = self._entered.setdefault(loop, self._now())
-        if self._enough(began):
-            del self._entered[loop]
-            return False
-        return True
-
-    def _now(self) -> tuple[int, int]:
-        return self._progress.epochs, self._progress.steps
-
-    def _enough(self, began: tuple[int, int]) -> bool:
-        epochs, steps = self._now()
-        return epochs - began[0] >= EPOCHS or steps - began[1] >= STEPS
-
-
 class _Cut(ast.NodeTransformer):
     """Puts the calls in; line numbers stay.
 
@@ -297,18 +264,20 @@ def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), arguments, [])
 
 
-class Compiler:
-    """Compiles the user's files with their loops cut.
+class Loops:
+    """Compiles the user's files with their loops cut, and is what these call.
 
     Args:
         folder: whose files are the user's, absolute and without links.
     """
 
-    def __init__(self, folder: str, loops: Loops) -> None:
+    def __init__(self, folder: str, progress: Progress) -> None:
         self._folder = folder + "/"
-        self._loops = loops
+        self._progress = progress
+        self._entered: dict[int, tuple[int, int]] = {}
         self._count = 0
-        vars(builtins).update({_EACH: loops.each, _GO: loops.go})
+        self.unreached: set[str] = set()  # places of loops without gradients
+        vars(builtins).update({_EACH: self.each, _GO: self.go})
 
     def compile(self, source: bytes | str, path: str, *, script: bool = False) -> CodeType:
         """The code of a file; the evaluations of the script itself are known as unreached."""
@@ -316,7 +285,7 @@ class Compiler:
         tree = ast.fix_missing_locations(cut.visit(ast.parse(source, path)))
         self._count = cut.loops
         if script:
-            self._loops.unreached.update(cut.evaluations)
+            self.unreached.update(cut.evaluations)
         return compile(tree, path, "exec", dont_inherit=True)
 
     def install(self) -> None:
@@ -332,3 +301,27 @@ class Compiler:
 
         SourceFileLoader.source_to_code = source_to_code  # type: ignore[assignment, method-assign]
         sys.dont_write_bytecode = True
+
+    def each(self, items: Iterable[Any], place: str = "") -> Iterator[Any]:
+        """The items, until enough has been trained since the first one."""
+        began = self._now()
+        self.unreached.discard(place)
+        for item in items:
+            yield item
+            if self._enough(began):
+                return
+
+    def go(self, loop: int) -> bool:
+        """True while a `while` loop, known by its number, goes on."""
+        began = self._entered.setdefault(loop, self._now())
+        if self._enough(began):
+            del self._entered[loop]
+            return False
+        return True
+
+    def _now(self) -> tuple[int, int]:
+        return self._progress.epochs, self._progress.steps
+
+    def _enough(self, began: tuple[int, int]) -> bool:
+        epochs, steps = self._now()
+        return epochs - began[0] >= EPOCHS or steps - began[1] >= STEPS
