@@ -70,13 +70,16 @@ class Processes:
             self._end()
         self._iterator = self._end = None
 
-    def _give_up(self) -> None:
-        """End workers of which one has died or hangs: torch would wait for each."""
+    def _give_up(self) -> Any:
+        """End workers of which one has died or hangs: torch would wait for each. Return one that
+        has died."""
         iterator = self._iterator
         if iterator._worker_pids_set:  # else torch takes their end for an error
             signal_handling._remove_worker_pids(id(iterator))
         iterator._worker_pids_set, iterator._shutdown = False, True
+        dead = next((one for one in iterator._workers if not one.is_alive()), None)
         self.close()
+        return dead
 
     def _start(self) -> None:
         self._loader = DataLoader(
@@ -123,13 +126,15 @@ class Processes:
         try:
             return function(*args)
         except Exception as error:  # what a worker raises is a `_Failure`
-            workers = self._iterator._workers
             if isinstance(error, OSError | EOFError):  # of the connection to one that has died
-                wait([one.sentinel for one in workers], _GRACE)
-            dead = [one for one in workers if not one.is_alive()]
-            self._give_up()
-            if dead:
-                raise self._died(dead[0]) from None
+                workers = self._iterator._workers
+                ended = wait([one.sentinel for one in workers], _GRACE)
+                for one in workers:
+                    if one.sentinel in ended:  # its pipe is closed before it can be waited for
+                        one.join(_GRACE)
+            dead = self._give_up()
+            if dead is not None:
+                raise self._died(dead) from None
             if "timed out" in str(error):
                 raise late(self._timeout) from None
             raise
