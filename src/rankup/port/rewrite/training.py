@@ -25,11 +25,12 @@ from ...script.names import (
 )
 from ...script.roles import LoopNode
 from ...script.source import File
-from ...script.torch_names import LOADER_WRAPPERS
+from ...script.torch_names import LOADER_WRAPPERS, OUR_COLLECTIVES
 from .models import Model, Models, models_of, optimizers
 from .script import ForNode, Script, Where
 
 _BATCHES = {"__iter__", "__next__", "next"}
+_EACH_ITS_OWN = {"rank0_first", "reduce_scatter"}  # collectives whose value ranks need not share
 # `zip` and `chain` have several.
 _UNPACKED = LOADER_WRAPPERS - {"zip", "chain", "shard"}
 
@@ -245,7 +246,14 @@ class Training:
             calls = script.inside(one.value or [], ast.Call)
             if any(script.called(call) in self._trainers for call in calls):  # of a step
                 known |= stored(*assigned(one))
-        return made_of(statements, known, gives=stored)
+        return made_of(statements, known, self._of_one_rank, stored)
+
+    def _of_one_rank(self, value: ast.AST) -> set[str]:
+        """The names in a value, unless a collective gives it: that is the same on all ranks."""
+        called = self.script.name(value.func) if isinstance(value, ast.Call) else ""
+        library, _, name = called.partition(".")
+        alike = library == "rankup" and name in OUR_COLLECTIVES - _EACH_ITS_OWN
+        return set() if alike else mentioned(value)
 
     # Models, of all files.
 
