@@ -235,13 +235,19 @@ def test_no_torch(
 
 
 def test_idle_ranks_are_a_warning(
-    started: list[tuple[Any, ...]], small_text: TextFiles, capsys: pytest.CaptureFixture[str]
+    started: list[tuple[Any, ...]],
+    small_text: TextFiles,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(gpus, "usable_cores", lambda: 4)
     train = ("--train", str(small_text.train), "--global-batch", "8", "--micro-batch", "3")
     assert launch_run.run(Request(LM, train, nproc=3)) == 0
-    assert "warning:" not in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("run ")
     assert launch_run.run(Request(LM, train, nproc=5)) == 0
-    assert "feeds 3 of 5 ranks; 2 will idle" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "feeds 3 of 5 ranks; 2 will idle" in said
+    assert "note: 5 ranks share 4 cores" in said
     assert [call[2] for call in started] == [3, 5]
 
 

@@ -157,7 +157,7 @@ def _ranks(asked: int | None, environment: Mapping[str, str]) -> int:
         )
     if not present and asked > (cores := gpus.usable_cores()):
         print(
-            f"warning: {asked} ranks share {cores} cores, and wait for each other", file=sys.stderr
+            f"note: {asked} ranks share {cores} cores, and wait for each other", file=sys.stderr
         )
     return asked
 
