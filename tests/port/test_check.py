@@ -497,3 +497,36 @@ def test_a_generator_that_a_data_set_holds_draws_the_same_on_all_ranks(
 ) -> None:
     text = HELD.format(made=made, draw=draw, first=first or "pass")
     assert ("RK188" in codes(text)) is found
+
+
+SIDE_BY_SIDE = """\
+import rankup
+import torch
+from torch.utils.data import DataLoader
+
+rankup.setup()
+model = rankup.wrap(torch.nn.Linear(3, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in rankup.shard(DataLoader(train_set, batch_size=8)):
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+hits, n = 0, 0
+with torch.no_grad():
+    for x, y in rankup.shard(DataLoader(valid_set, batch_size=8)):
+        {counted}
+{behind}
+rankup.print0(hits / n)
+"""
+
+
+@pytest.mark.parametrize("behind", ["", "hits, n = rankup.total(hits), rankup.total(n)"])
+@pytest.mark.parametrize(
+    "counted",
+    [
+        "hits, n = hits + (model(x).argmax(1) == y).sum().item(), n + len(x)",
+        "hits = hits + (model(x).argmax(1) == y).sum().item(); n = n + len(x)",
+    ],
+)
+def test_counters_that_an_assignment_adds_to(counted: str, behind: str) -> None:
+    found = codes(SIDE_BY_SIDE.format(counted=counted, behind=behind))
+    assert ("RK121" in found) is (not behind)

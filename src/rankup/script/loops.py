@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from .flow import Flow, call_name, first_argument, is_backward, literal
 from .models import is_loader, role
-from .names import Function, calls_in, walk
+from .names import Function, calls_in, elements, walk
 from .roles import Count, Loop, LoopNode, Role, RoleKind, unique
 from .source import File
 from .torch_names import LOADER_WRAPPERS, METRIC_METHODS
@@ -163,6 +163,13 @@ def counts(file: File, node: LoopNode) -> tuple[Count, ...]:
         match one:
             case ast.AugAssign(op=ast.Add()):
                 found.append(Count(file, one, _grows(file, one.target), one.value))
+            case ast.Assign(targets=[target], value=made):  # `hits, n = hits + right, n + len(x)`
+                pairs = zip(elements(target), elements(made), strict=False)
+                for name, value in pairs if len(elements(target)) == len(elements(made)) else ():
+                    match value:
+                        case ast.BinOp(left=left, op=ast.Add(), right=more):
+                            if file.code(left) == file.code(name):
+                                found.append(Count(file, one, _grows(file, name), more))
             case ast.Call(func=ast.Attribute(value=grown, attr=word), args=[value, *_]):
                 if word in METRIC_METHODS:
                     found.append(Count(file, one, _grows(file, grown), value))

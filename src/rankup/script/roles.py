@@ -58,7 +58,7 @@ class Count(_Placed):
     """`total += x` in a loop, or a list that is appended to: a value that grows over the batches.
 
     Attributes:
-        node: the ast.AugAssign, or the ast.Call of `.append`.
+        node: the ast.AugAssign or ast.Assign, or the ast.Call of `.append`.
         name: what grows (`total`, `self.total`).
         value: what is added.
     """

@@ -247,7 +247,7 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
         totals = [one for one in calls_in(around) if file.names.called(one) == "rankup.total"]
         added = mentioned(*(arg for one in totals for arg in given(one)))
         for count in loop.counts:
-            single = isinstance(count.node, ast.AugAssign) or _method(count) == "append"
+            single = _method(count) in ("", "append")
             if count.name in added and single and _is_mean(training, count.value):
                 yield Hit(
                     count.node,
