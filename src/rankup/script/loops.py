@@ -50,8 +50,10 @@ def find_loops(flow: Flow, models: Iterable[Role]) -> tuple[tuple[Loop, ...], tu
 
 
 def _evaluates(flow: Flow, loop: Loop, models: set[ast.AST]) -> bool:
-    """True where a loop runs a model, by its surroundings or by what it calls."""
+    """True where a loop runs a model, by its surroundings or by what it calls; or is shared."""
     file, body = loop.file, loop.node.body
+    if _shared(file, loop):
+        return True
     around = list(file.names.up(loop.node))
     if any(isinstance(up, Function) and _EVALUATING.search(up.name.lower()) for up in around):
         return True
@@ -59,6 +61,21 @@ def _evaluates(flow: Flow, loop: Loop, models: set[ast.AST]) -> bool:
         return True
     named = (one.func for one in calls_in(*body) if isinstance(one.func, ast.Name | ast.Attribute))
     return any(made.node in models for func in named for made in flow.origins(file, func))
+
+
+def _shared(file: File, loop: Loop) -> bool:
+    """True where the ranks share a loop, or put together what it counts, by rankup's own calls."""
+    counted = {one.name for one in loop.counts}
+    head = [] if isinstance(loop.node, ast.While) else calls_in(loop.node.iter)
+    if any(file.names.called(call) == "rankup.shard" for call in head):
+        return True
+    around = file.names.function(loop.node) or file.tree
+    return any(
+        file.code(given) in counted
+        for call in calls_in(*around.body)
+        if file.names.called(call) in ("rankup.total", "rankup.gather")
+        for given in call.args
+    )
 
 
 def _loops_of(flow: Flow, file: File, node: ast.AST, depth: int) -> list[tuple[File, LoopNode]]:
