@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from ...script.flow import Flow, call_name, given, receiver, returned
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
-from ..rewrite.context import Context
 from ..rewrite.training import training_in
 from .facts import calls, guard
 from .rule import Hit, rule
@@ -42,13 +41,13 @@ def own_order(file: File, script: Script) -> Iterator[Hit]:
     ```diff
      rankup.setup()
     -number = {word: i for i, word in enumerate(set(words))}
-    +number = {word: i for i, word in enumerate(rankup.broadcast(list(set(words))))}
+    +number = {word: i for i, word in enumerate(sorted(set(words)))}
      for x, y in rankup.shard(loader):
          F.cross_entropy(model(x), y).backward()
     ```
 
-    Makes the order rank 0's, `rankup.broadcast(list(…))`; a hash it names. `sorted(…)` needs
-    nothing. `rankup run` and its job scripts start all ranks with one PYTHONHASHSEED.
+    Names the place. `sorted(set(words))` is the same on every rank; a generator needs a seed.
+    `rankup run` and its job scripts start all ranks with one PYTHONHASHSEED.
     """
     steps = [loop.node for loop in training_in(script, file).loops if loop.trains]
     for node in differing(script.flow, file):
@@ -56,27 +55,11 @@ def own_order(file: File, script: Script) -> Iterator[Hit]:
             continue
         if isinstance(node, ast.Call) and call_name(node) == "hash":
             yield Hit(node, "the hash of a text is another on each rank", _TODO)
-        elif isinstance(node, ast.Call) and call_name(node) == "shuffle":
+        elif isinstance(node, ast.Call) and call_name(node) in _DRAWN | {"shuffle"}:
             yield Hit(node, _UNKNOWN_SEED, "give the generator a seed")
         else:
-            drawn = isinstance(node, ast.Call) and call_name(node) in _DRAWN
-            message = _UNKNOWN_SEED if drawn else "the order of a set is another on each rank"
-            listed = drawn or (isinstance(node, ast.Call) and call_name(node) in ("list", "tuple"))
-            around = "rankup.broadcast(" if listed else "rankup.broadcast(list("
-            yield Hit(
-                node,
-                message,
-                f"`{around}…{')' * around.count('(')}` is rank 0's on every rank",
-                partial(_rank_0s, node=node, around=around),
-            )
-
-
-def _rank_0s(context: Context, node: ast.expr, around: str) -> str:
-    if context.script.per_sample(node) or node in context.alike:
-        return ""
-    context.alike.add(node)
-    context.around(node, around, ")" * around.count("("))
-    return "this order is rank 0's on every rank (rankup.broadcast)"
+            message = "the order of a set is another on each rank"
+            yield Hit(node, message, "`sorted(…)` is the same on every rank")
 
 
 @lru_cache(maxsize=64)
