@@ -215,6 +215,21 @@ def test_a_transform_that_raises_is_shown_with_its_traceback(
     assert "--transform bench_wrong:nothing raised, so there is nothing to measure" in said
 
 
+@pytest.mark.parametrize("calls", [0, 70])
+def test_a_transform_that_exits_is_no_success(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """At its first call, and while it is measured, when each of the 64 was made once."""
+    monkeypatch.chdir(arrays.parent)
+    monkeypatch.syspath_prepend(str(arrays.parent))
+    Path(f"bench_exits{calls}.py").write_text(
+        f"import itertools, sys\ncalls = itertools.count()\ndef leave(data, rng):\n"
+        f"    if next(calls) >= {calls}: sys.exit(0)\n    return data[:3].copy()\n"
+    )
+    with pytest.raises(UserError, match=r"leave ended the program \(SystemExit: 0\)"):
+        bench_data(Request(str(arrays), transform=f"bench_exits{calls}:leave", seconds=0.3))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

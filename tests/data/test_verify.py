@@ -14,6 +14,7 @@ import pytest
 
 from rankup.data import blocks, indexes
 from rankup.data.inspect import show
+from rankup.data.strings import Strings
 
 from .made import pack, samples
 
@@ -176,3 +177,16 @@ def test_files_beside_the_data_are_looked_at(
     hostile = replace(index, facts={**index.facts, "beside": {"../../x": "0"}})
     indexes.save(hostile, indexes.place(root))
     assert "no file of a pack" in _damage(root, capsys)[0]["why"]
+
+
+@pytest.mark.parametrize("name", [b"a\0b", b"../../etc/passwd"])
+def test_names_that_are_none_of_a_pack_are_damage(
+    root: Path, capsys: pytest.CaptureFixture[str], name: bytes
+) -> None:
+    path = indexes.place(root)
+    index = indexes.load(path)
+    names = [name, *list(index.files)[1:]]
+    indexes.save(replace(index, files=Strings.of(names)), path)
+    (one,) = _damage(root, capsys)
+    assert one["what"] == str(path)
+    assert "none of a pack" in one["why"]

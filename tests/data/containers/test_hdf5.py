@@ -146,7 +146,7 @@ def test_what_is_chosen(tmp_path: Path) -> None:
         file["y"] = np.arange(4)
         file["structured"] = np.zeros(4, [("u", "i4"), ("v", "f4")])
         file["soft"] = h5py.SoftLink("/a")
-    with pytest.raises(UserError, match=r"a 4, b 3.*--fields"):
+    with pytest.raises(UserError, match=r"a 4, b 3.*--fields, or put each split into a group"):
         scanned(path, Choice(fields=("a", "b")))
     index = scanned(path, Choice(fields=("a", "y"), label="c", split="val"))
     assert [one.name for one in index.fields] == ["a", "y"]

@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import Dataset, Subset
 
 from rankup.base.errors import UserError
-from rankup.data.orders import Balanced, Blocks, ByLength, Ordering
+from rankup.data.orders import Balanced, Blocks, ByLength, Ordering, Sequential, Shuffled
 
 from .test_blocks import epoch_of
 
@@ -61,3 +61,9 @@ def test_a_data_set_in_the_place_of_its_numbers(made: Callable[[Any], Ordering],
         assert np.array_equal(epoch_of(order), epoch_of(expected))
     with pytest.raises(UserError, match=f"Unknown has no {name}.*as an array"):
         made(Unknown())
+
+
+@pytest.mark.parametrize("order", [Sequential(10), Shuffled(10, 1), Balanced([0, 1] * 5, 1)])
+def test_a_slice_ends_with_the_epoch(order: Ordering) -> None:
+    assert np.array_equal(order.slice(0, 7, 99), order.slice(0, 7, order.n))
+    assert len(order.slice(0, order.n, 99)) == 0

@@ -89,6 +89,11 @@ def bench_data(request: Request) -> int:
         what = request.transform or "the transform"
         print(f"rankup: --transform {what} raised, so there is nothing to measure", file=sys.stderr)
         return EXIT_FAILED
+    except SystemExit as left:  # else the program would end in silence, with a code of theirs
+        raise UserError(
+            f"--transform {request.transform} ended the program (SystemExit: {left.code}), so "
+            f"there is nothing to measure"
+        ) from left
     finally:
         torch.set_num_threads(threads)
     verdict = judge(measured)

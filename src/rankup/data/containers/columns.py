@@ -97,9 +97,8 @@ def indexed(
             if name in table.columns and name not in (label, key)
         }
         fields.append([replace(one.field(first), name=name) for name, one in taken.items()])
-        rows = _rows(
-            table, [*taken, *(one for one in (label, key) if one and one in table.columns)]
-        )
+        beside = [one for one in (label, key) if one and one in table.columns]
+        rows = _rows(table, [*taken, *beside], container)
         suffix = next(iter(taken.values())).suffix() if len(taken) == 1 else ""
         found.append(names[number] if names else Strings.numbered([rows], width, suffix))
         splits.append(Split(table.split, first, first + rows, table.folder))
@@ -193,13 +192,14 @@ def _are_keys(values: list[Any]) -> bool:
     return len(different) == len(values) and all(one and keys.safe(one) for one in different)
 
 
-def _rows(table: Table, names: Sequence[str]) -> int:
+def _rows(table: Table, names: Sequence[str], container: str) -> int:
     counts = {name: table.columns[name].rows() for name in names}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        advice = ", or put each split into a group of its own" if container == "hdf5" else ""
         raise UserError(
             f"the columns of {table.split} have different numbers of rows, so that a row is no "
-            f"sample: {listed}; name those that belong together with --fields"
+            f"sample: {listed}; name those that belong together with --fields{advice}"
         )
     return next(iter(counts.values()), 0)
 

@@ -139,7 +139,10 @@ def lone_names(keys: Strings, splits: Sequence[tuple[int, int]]) -> dict[int, by
         often = Counter(stems) if len(set(stems)) < len(stems) else {}
         for row, (name, stem) in enumerate(zip(names, stems, strict=True), start):
             if often.get(stem, 1) > 1 or not _LONE.fullmatch(name) or _is_label(name):
-                changed[row] = _escaped(name) + b"." + _extension(name)
+                if often.get(stem, 1) == 1 and _STEM.fullmatch(name):
+                    changed[row] = name + b"." + BARE
+                else:
+                    changed[row] = _escaped(name) + b"." + _extension(name)
     return changed
 
 

@@ -18,7 +18,7 @@ from ..opened import Samples
 _FIRST_CLASSES = 5
 # Of the facts of an index only these are for people. The others are for whoever reads the bytes:
 # places, paths of columns, hashes.
-_TOLD = ("writer", "skipped", "symlinks", "nulls", "compression")
+_TOLD = ("writer", "skipped", "nulls", "compression")
 _FORMATS = {
     "hdf5": "HDF5",
     "arrow": "Arrow IPC",
@@ -267,8 +267,6 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[str]:
     left = facts.get("skipped")
     if left:
         yield f"  passed over: {_plain(left)}"
-    if facts.get("symlinks"):
-        yield f"  passed over: {_count(facts['symlinks'], 'symbolic link')}"
     if facts.get("nulls"):
         yield f"  without a value: {_plain(facts['nulls'])}"
 

@@ -12,7 +12,7 @@ import xxhash
 
 from ...base.errors import UserError
 from ...base.progress import Progress
-from .. import indexes, keys, stamp
+from .. import finding, indexes, keys, stamp
 from ..blocks import Blocks, blocks_of
 from ..containers.grouping import LONE
 from ..errors import BadContainer
@@ -119,13 +119,12 @@ def parts(index: Index, start: int, stop: int) -> list[Int64s]:
 
 def index_damage(root: Path) -> list[Damage]:
     """Return what is wrong with a container's index, and how its files differ from what it says."""
-    beside = indexes.place(root)
-    if not beside.is_file():
-        return []
     try:
-        index = indexes.load(beside)
+        index = finding.packed(root)
     except BadContainer as error:
-        return [Damage(str(beside), str(error))]
+        return [Damage(str(indexes.place(root)), str(error))]
+    if index is None:
+        return []
     try:
         unfit = stamp.unfit(index, root)
     except UserError as error:

@@ -123,6 +123,7 @@ class Computed:
 
     def slice(self, epoch: int, start: int, stop: int) -> Int64s:
         """Samples at positions [start, stop), int64; not to be written to."""
+        stop = min(stop, self.n)  # behind its end a piece has nothing, and never would
         parts = []
         while start < stop:
             at, first, samples = self._kept
@@ -154,7 +155,7 @@ class Sequential:
         return identity("Sequential")
 
     def slice(self, epoch: int, start: int, stop: int) -> Int64s:
-        return np.arange(start, stop, dtype=np.int64)
+        return np.arange(start, min(stop, self.n), dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,17 @@ def looked_at(reader: Reader, workers: int, watch: Callable[[], None]) -> list[d
         looker = Looker(reader.index)
         for column in reader.spans(range(start, min(start + _STEP, count))):
             for span in column:
-                if looker.name(span):
+                if not looker.name(span):
+                    continue
+                if span.offset < 0 or span.length <= images.HEAD + images.TAIL:
                     for _ in looker.passing(span, reader.chunks(span)):
                         pass
+                    continue
+                # What lies in one piece need not be read whole.
+                head = span._replace(length=images.HEAD, whole=False)
+                last = span.offset + span.length - images.TAIL
+                tail = head._replace(offset=last, length=images.TAIL)
+                looker(span, *(b"".join(reader.chunks(one)) for one in (head, tail)))
         reader.close()
         return looker.take()
 
