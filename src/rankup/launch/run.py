@@ -156,9 +156,7 @@ def _ranks(asked: int | None, environment: Mapping[str, str]) -> int:
             f"give --nproc {present} or less, or set CUDA_VISIBLE_DEVICES= to run on CPU"
         )
     if not present and asked > (cores := gpus.usable_cores()):
-        print(
-            f"note: {asked} ranks share {cores} cores, and wait for each other", file=sys.stderr
-        )
+        print(f"note: {asked} ranks share {cores} cores, and wait for each other", file=sys.stderr)
     return asked
 
 
