@@ -303,12 +303,26 @@ def test_a_sum_is_told_from_a_mean_by_what_it_is_made_of(
         ("criterion(F.layer_norm(out, out.shape[1:]), y)", True),
         ("criterion(F.layer_norm(out, out.shape), y)", False),
         ("criterion(out.flip(0), y)", False),
+        ("criterion(out, y) * len(x)", False),
+        ("criterion(out, y) * x.size(1)", True),
+        ("F.mse_loss(out, y).mul(x.shape[0])", False),
+        ("weighted(out, y)", False),
+        ("(out - y).pow(2)[torch.where(y[:, 0] > 0)[0]].mean()", False),
+        ("(out - y).pow(2)[(y[:, 0] > 0).nonzero()[0]].mean()", False),
+        ("(out[1:] - out[:-1]).pow(2).mean()", False),
+        ("(out[:, 1:] - out[:, :-1]).pow(2).mean()", True),
+        ("(out - y).pow(2).mean(1).sort(descending=True)[0][:4].mean()", False),
+        ("(out - y).masked_select(y > 0).view(-1).pow(2).mean()", False),
     ],
 )
 def test_a_loss_that_is_not_seen_to_be_a_mean_is_said(
     loss: str, seen: bool, tmp_path: Path
 ) -> None:
     own = "def own(a, b):\n    found = (a - b).pow(2).mean(1)\n    return found.mean()\n"
+    own += "w = torch.ones(5)\n"
+    own += "def weighted(a, b):\n    each = (a - b).pow(2).mean(1) * w[b.argmax(1)]\n"
+    own += "    return each.sum() / w[b.argmax(1)].sum()\n"
+    own = "import torch\n" + own
     text = "import library\n" + own + HEAD + TRAINING.replace("criterion(out, y)", loss)
     notes = [one.text for one in _ported(tmp_path, text).left]
     assert any(one.startswith("not seen to be a mean over the samples") for one in notes) != seen

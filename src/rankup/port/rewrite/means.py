@@ -155,13 +155,16 @@ class _Scope:
                 return self._call(node)
         return Kind.ROWS
 
-    def _selects(self, node: ast.expr, at: ast.expr) -> bool:
+    def _selects(self, node: ast.Subscript, at: ast.expr) -> bool:
         """True of `rows[mask]`, of which ranks have different numbers, and of `rows[None]`."""
         first = at.elts[0] if isinstance(at, ast.Tuple) and at.elts else at
         if isinstance(first, ast.Constant) and first.value is None:
             return True
         script = self.script
+        if isinstance(first, ast.Slice):
+            return self._neighbours(node, first)
         made = [at, *(one.node for one in script.flow.origins(script.file, at))]
+        made += [one.value for one in made if isinstance(one, ast.Subscript) and _places(one.value)]
         masks = any(isinstance(one, ast.Compare | ast.UnaryOp | ast.Call) for one in made)
         if any(isinstance(one, ast.Call) and call_name(one) in _ORDERS for one in made):
             return False  # the same rows in another order
@@ -169,6 +172,15 @@ class _Scope:
             return False
         call = script.parents.get(script.parents[node])
         return not (isinstance(call, ast.Call) and over_selected(script, call))
+
+    def _neighbours(self, node: ast.Subscript, at: ast.Slice) -> bool:
+        """True of `out[1:]` of `out[1:] - out[:-1]`: of each sample and the one before it."""
+        both = self.script.parents.get(node)
+        if not isinstance(both, ast.BinOp) or not (at.lower or at.upper):
+            return False
+        other = both.right if both.left is node else both.left
+        code = self.script.code
+        return isinstance(other, ast.Subscript) and code(other.value) == code(node.value)
 
     def _of_each(self, node: ast.AST, parts: Iterable[ast.expr]) -> Kind:
         """The kind of what is made of each sample alone, out of these."""
@@ -199,7 +211,7 @@ class _Scope:
             case ast.Mult() if summed:
                 return self._doubt(node, Kind.MIXED if Kind.MIXED in kinds else Kind.SUM)
             case ast.Div() if right is Kind.FIXED or left in _SUMS:
-                if right is not Kind.FIXED:
+                if right is not Kind.FIXED or self._looked_up(node.right):
                     self._doubt(node)
                 sums = left in (Kind.SUM, Kind.MIXED) and not constant(self.script, node.right)
                 return Kind.MEAN if sums else left  # by the size of the batch
@@ -207,15 +219,51 @@ class _Scope:
 
     def _scaled(self, kind: Kind, factor: ast.expr) -> Kind:
         """The kind of a value times a number: of a sum times `1 / n` a mean."""
-        name = self.script.dotted(factor)
-        made = self.script.assigned(name, self.script.scope(factor)) if name else []
         inverse = any(
             isinstance(one, ast.BinOp)
             and isinstance(one.op, ast.Div)
             and not constant(self.script, one.right)
-            for one in (factor, *(value for _, value in made))
+            for one in self._made(factor)
         )
+        if kind is Kind.MEAN and self._counts(factor):
+            return self._doubt(factor, kind)  # a sum again
         return Kind.MEAN if inverse and kind in (Kind.SUM, Kind.MIXED) else kind
+
+    def _made(self, node: ast.expr) -> list[ast.expr]:
+        """An expression, and what its name is given in the same function."""
+        name = self.script.dotted(node)
+        made = self.script.assigned(name, self.script.scope(node)) if name else []
+        return [node, *(value for _, value in made)]
+
+    def _counts(self, factor: ast.expr) -> bool:
+        """True of the number of a batch's samples: `len(x)`, `x.size(0)`, `x.shape[0]`."""
+        for one in self._made(factor):
+            match one:
+                case ast.Call(func=ast.Name(id="len"), args=[value]):
+                    pass
+                case ast.Call(func=ast.Attribute(value=value, attr="size"), args=[at]):
+                    if literal(at) != 0:
+                        continue
+                case ast.Subscript(value=ast.Attribute(value=value, attr="shape"), slice=at):
+                    if literal(at) != 0:
+                        continue
+                case _:
+                    continue
+            if self.kind(value) is Kind.ROWS:
+                return True
+        return False
+
+    def _looked_up(self, divisor: ast.expr) -> bool:
+        """True of `weights[y].sum()`: it differs from rank to rank."""
+        return any(
+            isinstance(at.slice, ast.Name | ast.Call | ast.Attribute)
+            and self.kind(at.slice) is Kind.ROWS
+            for one in self._made(divisor)
+            for total in self.script.inside(one, ast.Call)
+            if call_name(total) == "sum" and isinstance(total.func, ast.Attribute)
+            for value in self._made(total.func.value)
+            for at in self.script.inside(value, ast.Subscript)
+        )
 
     # Names.
 
@@ -301,6 +349,9 @@ class _Scope:
                 for call in self.script.inside(one.node, ast.Call)
             ):
                 return Kind.FIXED
+            counted = isinstance(one.node, ast.Call) and call_name(one.node) == "enumerate"
+            if counted and one.path[:1] == (0,):
+                return Kind.FIXED
             values = one.node
             if isinstance(values, ast.Call) and call_name(values) in ("values", "items"):
                 values = values.func
@@ -368,7 +419,8 @@ class _Scope:
         if kind is Kind.FIXED and others is Kind.FIXED:
             return kind
         along = argument(call, "dim") or argument(call, "axis")
-        places = [*rest[1:], along] if name in ("topk", "kthvalue") else [*rest[:1], along]
+        placed = [one for one in rest[:1] if one in call.args]  # not `descending=True`
+        places = [*rest[1:], along] if name in ("topk", "kthvalue") else [*placed, along]
         if name in ("norm", "roll", "normalize"):
             places = [*rest[1:2], along or argument(call, "dims")]
         if name == "flip":
@@ -378,6 +430,8 @@ class _Scope:
         if name in ("sum", "mean"):
             whole = 0 in numbers or unnamed or not (numbers or along or rest)
             return (Kind.MEAN if name == "mean" else Kind.SUM) if whole else Kind.ROWS
+        if name == "masked_select" and not self._reduced(call):
+            return self._doubt(call, Kind.ROWS)
         first = name == "unsqueeze" and 0 in numbers
         own = self.script.dotted(value).startswith("self.")
         if first or (name == "t" and not own):
@@ -387,6 +441,11 @@ class _Scope:
         if name in _COUPLING or together or (name == "layer_norm" and self._whole_shape(call)):
             return self._doubt(call, Kind.ROWS, across=True)
         return Kind.ROWS
+
+    def _reduced(self, node: ast.expr) -> bool:
+        """True of `each` of `each.sum()` and of `each.mean()`."""
+        parent = self.script.parents.get(node)
+        return isinstance(parent, ast.Attribute) and parent.attr in ("sum", "mean")
 
     def _whole_shape(self, call: ast.Call) -> bool:
         """True of `layer_norm(x, x.shape)`, which takes the dimension of the samples along."""
@@ -417,10 +476,12 @@ class _Scope:
             if path and len(parts) > path[0]:
                 parts = [parts[path[0]]]
             kinds.append(_together([inner.kind(part) for part in parts]))
-        if model and doubts:  # of a model what it gives for each sample counts
-            self.across += [place for place in doubts[:1] if place.across]
-            return Kind.ROWS
         kind = _either(kinds) if kinds else Kind.ROWS
+        if model and doubts:  # of a model what it gives for each sample counts
+            self.across += [place for place in doubts if place.across][:1]
+            if kind not in _SUMS:
+                return Kind.ROWS
+            self.doubts += [place for place in doubts if not place.across]
         if inner.masked and (kind in _SUMS or not model):
             self.masked.append(MaskedMean(call, ""))
         return Kind.ROWS if model and kind in (Kind.FIXED, Kind.UNKNOWN) else kind
@@ -434,6 +495,11 @@ def _numbers(node: ast.expr) -> list[int]:
         return [-number for number in _numbers(node.operand)]
     value = literal(node)
     return [value] if type(value) is int else []
+
+
+def _places(node: ast.expr) -> bool:
+    """True of `torch.where(y > 0)` and of `(y > 0).nonzero()`: the places a mask is true at."""
+    return isinstance(node, ast.Call) and call_name(node) in ("where", "nonzero")
 
 
 def _either(kinds: list[Kind]) -> Kind:
