@@ -32,7 +32,7 @@ _WRAPS_ROUND = re.compile(r"%|device_count|local", re.IGNORECASE)
 @rule("RK101", "error", "no process group", frameworks=True)
 def no_group(file: File, script: Script) -> Iterator[Hit]:
     """A training that never joins the other ranks; for fastai a `Learner` that trains outside of
-    `distrib_ctx`.
+    `distrib_ctx`; beside a framework a use of rankup without `rankup.setup()`.
 
     Every rank would train a model of its own on all of the data, and the log looks right.
 
@@ -48,6 +48,15 @@ def no_group(file: File, script: Script) -> Iterator[Hit]:
 
     Adds `rankup.setup()` after the imports; for fastai `with learn.distrib_ctx():`.
     """
+    if "rankup" not in script.runtimes and script.frameworks:
+        for call in file.names.all(ast.Call):
+            if file.names.called(call).startswith("rankup."):
+                yield Hit(
+                    call,
+                    "uses rankup, but never joins the ranks with it: each takes itself for rank 0",
+                    "rankup.setup() behind the imports",
+                )
+                return
     if script.distributed:
         return
     if "fastai" in script.frameworks:
