@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +41,10 @@ def test_names_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
 def test_torn_and_foreign_files_are_no_records(tmp_path: Path) -> None:
     path = record.write(tmp_path, _record(tmp_path))
     text = path.read_text()
-    for bad in ("", text[:-20], "[]", "{}", "null"):
+    wrong_types = ('{"key": 5, "items": []}', '{"key": "a", "items": [], "variables": {"A": 5}}')
+    wrong_size = re.sub(r'"bytes": \d+', '"bytes": "3"', text)
+    assert wrong_size != text
+    for bad in ("", text[:-20], "[]", "{}", "null", *wrong_types, wrong_size):
         path.write_text(bad)
         assert record.read(tmp_path) == []
 

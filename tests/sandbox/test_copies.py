@@ -195,6 +195,22 @@ def test_git_writes_into_a_repository_of_the_copy(tmp_path: Path, *, worktree: b
     assert after == before
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+def test_the_history_of_a_shallow_clone_can_be_read_in_a_copy(tmp_path: Path) -> None:
+    def git(folder: Path, *words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        command = ["git", "-C", str(folder), *identity, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    top, project = tmp_path / "top", tmp_path / "clone"
+    git(tmp_path, "init", "-q", str(top))
+    for message in ("first", "second"):
+        git(top, "commit", "-q", "--allow-empty", "-m", message)
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{top}", str(project))
+    with sandbox(copies.area(project), [project]) as box:
+        assert git(box.inside(project), "log", "--format=%s") == "second\n"
+
+
 def _status(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/status").read_text()

@@ -219,9 +219,22 @@ def of_script(project: Path, script: Path, args: tuple[str, ...]) -> tuple[Recor
 def _load(path: Path) -> Record | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return Record(items=tuple(Item(**item) for item in values.pop("items")), **values)
+        found = Record(items=tuple(Item(**item) for item in values.pop("items")), **values)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+    # Each value has the type of one of ours; a mapping's are words.
+    sound = _same_types(found, Record("")) and all(_same_types(one, _ITEM) for one in found.items)
+    return found if sound else None
+
+
+_ITEM = Item("", "", "", 0)
+
+
+def _same_types(one: Item | Record, ours: Item | Record) -> bool:
+    values = vars(one)
+    words = [word for each in values.values() if isinstance(each, dict) for word in each.values()]
+    alike = all(type(values[name]) is type(value) for name, value in vars(ours).items())
+    return alike and all(isinstance(word, str) for word in words)
 
 
 def code_of(script: Path) -> dict[str, str]:

@@ -332,7 +332,9 @@ def _repository(source: Path, target: Path) -> None:
     shutil.copytree(common / "refs", target / "refs")
     (target / "objects/info").mkdir(parents=True)
     (target / "objects/info/alternates").write_text(f"{common.resolve() / 'objects'}\n")
-    for path in (own / "HEAD", own / "index", common / "config", common / "packed-refs"):
+    # Without `shallow` git would look for the parents that a shallow clone does not have.
+    shared = (common / name for name in ("config", "packed-refs", "shallow"))
+    for path in (own / "HEAD", own / "index", *shared):
         with suppress(FileNotFoundError):
             shutil.copy2(path, target)
     with (target / "config").open("a", encoding="utf-8") as config:

@@ -14,6 +14,7 @@ from rankup.login.fetch.came import (
     items,
     made,
     needed,
+    new_folders,
     of_programs,
     with_earlier,
     without_outputs,
@@ -246,6 +247,9 @@ def test_renames_of_files_and_of_folders_above_are_followed() -> None:
         rename("/c/old", "/elsewhere"),
     ]
     assert [file.path for file in made(events)] == ["/c/model.pt", "/c/ds/train/0.arrow"]
+    folders = [event("mkdir", path=path) for path in ("/c/data.tmp", "/c/data.tmp/a")]
+    events = [*folders, rename("/c/data.tmp", "/c/data")]
+    assert new_folders(events) == {"/c/data", "/c/data/a"}, "links in them move in with them"
 
 
 def test_a_name_that_is_used_again_for_the_next_download_counts_each_time() -> None:

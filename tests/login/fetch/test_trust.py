@@ -60,9 +60,34 @@ def test_what_is_trusted_stays_so_until_it_changes(stage: Stage, others: Path) -
     assert fetched(stage)[0] == 2
 
 
-def test_of_another_users_file_without_scripts_nothing_is_asked(stage: Stage, others: Path) -> None:
+def test_a_module_of_a_trusted_script_is_trusted_as_it_was(stage: Stage, others: Path) -> None:
+    (stage.project / "train.py").write_text("import helper\n")
+    helper = stage.project / "helper.py"
+    helper.write_text("print('it ' + 'runs')\n")
+    assert "it runs" in fetched(stage, "--trust")[1]
+    assert "it runs" in fetched(stage)[1]
+    helper.write_text("print('it ' + 'runs otherwise')\n")
+    code, said = fetched(stage)
+    assert (code, "it runs" in said) == (2, False)
+
+
+def test_a_file_that_another_users_file_places_is_asked_for(stage: Stage, others: Path) -> None:
     url = stage.web.put("/a", b"x")
-    others.write_text(f'[[fetch.urls]]\nurl = "{url}"\nto = "a"\n')
+    others.write_text(f'[[fetch.urls]]\nurl = "{url}"\nto = "sitecustomize.py"\n')
+    code, said = fetched(stage)
+    assert (code, url in said, "sitecustomize.py" in said) == (2, True, True)
+    assert not (stage.project / "sitecustomize.py").exists()
+    assert fetched(stage, "--trust")[0] == 0
+    assert fetched(stage)[0] == 0
+    others.write_text(f'[[fetch.urls]]\nurl = "{url}"\nto = "other.py"\n')
+    assert fetched(stage)[0] == 2
+
+
+def test_of_another_users_file_that_runs_and_places_nothing_nothing_is_asked(
+    stage: Stage, others: Path
+) -> None:
+    url = stage.web.put("/a", b"x")
+    others.write_text(f'[[fetch.urls]]\nurl = "{url}"\n')
     assert fetched(stage)[0] == 0
 
 

@@ -102,8 +102,14 @@ def _named(one: Made, names: Mapping[str, str]) -> Made:
 
 
 def new_folders(events: Iterable[Event]) -> set[str]:
-    """Return the folders that the script has made."""
-    return {event.text("path") for event in of(events, "mkdir")}
+    """Return the folders that the script has made, by their names in the end."""
+    found: set[str] = set()
+    for event in of(events, "mkdir", "rename"):
+        if event.kind == "mkdir":
+            found.add(event.text("path"))
+        else:
+            found = _renamed(found, event.text("from"), event.text("to"))
+    return found
 
 
 def _renamed(folders: set[str], old: str, new: str) -> set[str]:

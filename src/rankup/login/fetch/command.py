@@ -275,17 +275,21 @@ def _check_place(folder: Path, profile: Profile) -> None:
 
 
 def _check_trust(config: Config, *, trust: bool) -> None:
-    """Refuse what another user's file would run, where the user has not said that it may.
+    """Refuse what another user's file would run or write, until the user says that it may.
 
-    Once it may, that is remembered by the file, its owner and a hash of what it would run.
+    Once it may, that is remembered by the file, its owner and a hash of what it would run (scripts
+    with the modules that they import) and write (URLs with a place).
 
     Args:
         trust: the user says so now.
 
     Raises:
-        UserError: it may not; the message names the file, its owner and the scripts.
+        UserError: it may not; the message names the file, its owner, the scripts and the URLs.
     """
-    file, lines = config.file, config.fetch.scripts
+    file, scripts = config.file, config.fetch.scripts
+    # A file at a place that it names may be one that something runs or imports later.
+    placed = [record.key_of_url(one) for one in config.fetch.urls if one.to is not None]
+    lines = [*scripts, *placed]
     if file is None or not lines:
         return
     found = file.stat()
@@ -297,10 +301,10 @@ def _check_trust(config: Config, *, trust: bool) -> None:
     with suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(store.read_text(encoding="utf-8")))
     content = hashlib.sha256(json.dumps(lines).encode())
-    for line in lines:
+    for line in scripts:
         with suppress(OSError, ValueError, IndexError):
-            script = (file.parent / shlex.split(line)[0]).read_bytes()
-            content.update(hashlib.sha256(script).digest())
+            code = record.code_of(file.parent / shlex.split(line)[0])
+            content.update(json.dumps(code).encode())
     path, entry = str(file.resolve()), {"owner": found.st_uid, "sha256": content.hexdigest()}
     if known.get(path) == entry:
         return
@@ -313,8 +317,8 @@ def _check_trust(config: Config, *, trust: bool) -> None:
         who = everybody if for_all else f"{owner} (uid {found.st_uid})"
         raise UserError(
             clean(
-                f"{file} belongs to {who}, and would run as you: {'; '.join(lines)}. Nothing was "
-                "done. Read the file and the scripts; if they may run: rankup fetch --trust "
+                f"{file} belongs to {who}, and would run or write as you: {'; '.join(lines)}. "
+                "Nothing was done. Read the file and the scripts; if it may: rankup fetch --trust "
                 "(remembered until they change)"
             )
         )

@@ -14,9 +14,14 @@ from ...sandbox.watch import Ended, Limits
 from .came import broken_off
 
 _STATUS = r"HTTP Error {0}|\b{0} (?:Client|Server) Error"
-# Words of an exception, as Python or the libraries print them; how that reads; and True where the
-# network broke off. The first that is found counts.
+# Words of an exception, as Python or the libraries print them; how that reads; and True where a
+# file may not be whole for it. The first that is found counts.
 _CAUSES = (
+    (
+        "No space left on device|Disk quota exceeded",
+        "the disk is full; make room and run it again",
+        True,
+    ),
     (
         _STATUS.format("40[13]"),
         "the server refuses: is a token or a licence's acceptance missing?",
