@@ -36,7 +36,7 @@ _TOGETHER = 1 << 12  # batches whose labels or keys are looked at in one go
 
 @dataclass(frozen=True)
 class ColumnType:
-    """What a column becomes.
+    """The role that a column takes.
 
     Attributes:
         path: of the column: its name, and of a struct's member that of the member.

@@ -1,4 +1,4 @@
-"""What is said of a container: facts as plain values, which `--json` prints, and in plain words."""
+"""Facts about a container: as plain values, which `--json` prints, and in words."""
 
 from __future__ import annotations
 

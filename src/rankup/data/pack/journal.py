@@ -82,7 +82,7 @@ class Pack:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What decides the bytes of the pack."""
+        """The options that decide the bytes of the pack."""
         return asked(self.request, self.container)
 
     def say(self, line: str) -> None:

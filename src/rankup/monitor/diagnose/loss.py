@@ -15,7 +15,7 @@ from .diagnosis import Diagnosis
 
 
 def _try(recording: Recording) -> str:
-    """What to change: by the options of a recipe, or in a script's own words."""
+    """Advice: the options of a recipe, or words that fit any script."""
     if recording.facts.kind == "recipe":
         return "a smaller `--lr`, a longer `--warmup`, a lower `--clip`"
     return "a smaller learning rate, a longer warm-up, clipped gradients"

@@ -1,4 +1,4 @@
-"""What a rank writes and prints, and whether what a port saves loads where the original's does.
+"""Output of a rank, and a check that what a port saves loads where the original's does.
 
 Writing anywhere but in the rank's copy of the project and other programs are refused.
 """
