@@ -20,7 +20,8 @@ def freeze_in_children() -> None:
     """Let a forked child, such as a data worker, never collect this process's garbage.
 
     A process group that nobody has any more ends by joining its threads, which a child has not: it
-    would wait for ever, and who waits for the child with it.
+    would wait for ever, and who waits for the child with it. `runtime`, which stands alone, has the
+    same for who sets up a group with it.
     """
     os.register_at_fork(after_in_child=gc.freeze)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import gc
 import multiprocessing
 import os
 import re
@@ -17,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from ..base.processes import freeze_in_children
 from .gloo_threads import let_gloo_finish
 from .hang import recorder
 from .hang.watch import Watch, stop_watching
@@ -95,7 +96,7 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         recorder.prepare()
-        freeze_in_children()
+        _freeze_in_children()
         _join(place, device, timeout)
         if place.world_size > 1:
             Watch(dist.distributed_c10d._get_default_store(), timeout).start()
@@ -278,6 +279,16 @@ def tasks_per_node(text: str) -> list[int]:
             raise RuntimeError(f"SLURM_STEP_TASKS_PER_NODE={text!r} is not of the form 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
+
+
+@functools.cache
+def _freeze_in_children() -> None:
+    """Let a forked child, such as a data worker, never collect this process's garbage.
+
+    A process group that nobody has any more ends by joining its threads, which a child has not: it
+    would wait for ever, and the loop with it for the worker's batch.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def _abort_after_exception() -> None:
