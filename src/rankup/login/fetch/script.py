@@ -118,6 +118,7 @@ class _Fetch:
         self._earlier = record.find(project, self._key)
         self._items: tuple[Item, ...] = self._earlier.items if self._earlier else ()
         self._offline: Mapping[str, str] = self._earlier.offline if self._earlier else {}
+        self._journals: list[str] = []  # of the starts so far
         self._pretend = False  # the script is told of a GPU, and that it is the rank of a world
         self._proof: record.Proof = "none"
         self._problems: list[str] = []
@@ -202,6 +203,7 @@ class _Fetch:
             "script": str(box.inside(self._script)),
             "args": list(self._request.args),
             "shadow": str(box.copy),
+            "earlier": self._journals,
             "free": [str(one) for one in self._cache_folders],
             "temporary": str(box.temporary),
             "block": network == "blocked",
@@ -233,6 +235,7 @@ class _Fetch:
             stdout=2 if self._request.as_json else None,
             folder=folder,
         )
+        self._journals.append(str(box.folder / spec.EVENTS))
         return ended, journal.read_all()
 
     def _prove(self, extra: tuple[Sandbox, Sequence[str]] | None = None) -> _Attempt:
