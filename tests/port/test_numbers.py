@@ -136,6 +136,8 @@ def test_an_evaluation_is_left_whole_where_its_parts_are_not_seen(
     [
         ("a += loss.item()", "a += rankup.batch_mean(loss.item())"),
         ("a += loss.item() * len(x)", "rankup.batch_mean(loss.item()) * rankup.batch_sum(len(x))"),
+        ("a = 0.9 * a + 0.1 * loss.item()", "a = 0.9 * a + 0.1 * rankup.batch_mean(loss.item())"),
+        ("b = b if epoch else b - loss.item()", "if epoch else b - rankup.batch_mean(loss.item())"),
         ("b += (out > y).sum().item()", "b += rankup.batch_sum((out > y).sum().item())"),
         ("print(f'{float(loss):.3f}')", "{rankup.batch_mean(float(loss)):.3f}"),
         ("if not torch.isfinite(loss):\n            break", "isfinite(rankup.batch_mean(loss))"),
@@ -154,6 +156,7 @@ def test_what_is_known_of_a_batch_is_of_the_whole_one(
         "print(out.mean().item(), x.num_graphs)",
         "a += accuracy(out, y); b += len(y); print(a / b)",
         "print(loss.item() / x.num_graphs)",
+        "a = 0.9 * a + 0.1 * accuracy(out, y)",
         "print(criterion(out, y + 1).item())",
         "if random.random() < 0.1:\n            print(loss.item())",
     ],
@@ -312,6 +315,10 @@ def test_a_sum_is_told_from_a_mean_by_what_it_is_made_of(
         ("(out[1:] - out[:-1]).pow(2).mean()", False),
         ("(out[:, 1:] - out[:, :-1]).pow(2).mean()", True),
         ("(out - y).pow(2).mean(1).sort(descending=True)[0][:4].mean()", False),
+        ("(out - y).abs()[(out - y).abs().mean(1).argsort()[:4]].mean()", False),
+        ("(out - y).abs()[(out - y).abs().mean(1).topk(4)[1]].mean()", False),
+        ("(out - y).abs()[(out - y).abs().mean(1).argsort()].mean()", True),
+        ("(out - y).abs().gather(0, (out - y).argsort(0)[:4]).mean()", False),
         ("(out - y).masked_select(y > 0).view(-1).pow(2).mean()", False),
     ],
 )
