@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ..base.amounts import size as in_words
 from ..base.errors import UserError
-from ..base.files import write_atomic, write_json
+from ..base.files import no_space, write_atomic, write_json
 from ..base.text import say
 from .events import Journal
 from .inside import spec
@@ -98,17 +98,26 @@ class Sandbox:
     def move_in(self, paths: Iterable[str]) -> list[str]:
         """Give these new files their places in the project; what is there already is left alone.
 
+        Where a disk is full none of them stays: half of a folder would be taken for all of it.
+
         Returns:
             Why it could not be done, a line for each.
         """
         problems = []
-        for path in paths:
+        moved: dict[Path, os.stat_result | None] = {}  # None: a folder
+        for target in map(Path, paths):
             try:  # one that fails does not keep the others
-                self._move(path)
+                moved.update((one, None) for one in target.parents if not one.exists())
+                self._move(str(target))
+                moved[target] = target.lstat()
             except FileExistsError:  # noqa: PERF203
-                problems.append(f"{path} is there by now, and stays as it is")
+                problems.append(f"{target} is there by now, and stays as it is")
             except OSError as error:
-                problems.append(f"{path} could not be put into the project: {error.strerror}")
+                if no_space(error):
+                    _take_back(moved)
+                    why = f"{target.parent} has no room for what came ({error.strerror})"
+                    return [f"{why}; make room there, and run it again"]
+                problems.append(f"{target} could not be put into the project: {error.strerror}")
         return problems
 
     def take_from(self, other: Sandbox, paths: Iterable[str]) -> None:
@@ -247,7 +256,7 @@ def fill(
     room.entries -= len(entries)
     for entry in entries:
         path, new = Path(entry.path), target / entry.name
-        with suppress(OSError):
+        try:
             folder = entry.is_dir(follow_symlinks=False)
             if entry.name in _LEFT_OUT or (folder and (path / _MARKER).exists()):
                 continue  # a copy that lies in the project holds no copies
@@ -268,6 +277,9 @@ def fill(
                     shutil.copy2(path, new)
                 else:
                     new.symlink_to(path.resolve())
+        except OSError as error:
+            if no_space(error):
+                raise
 
 
 def _is_within(entry: os.DirEntry[str], folder: Path) -> bool:
@@ -371,6 +383,16 @@ def _link(source: Path, target: Path) -> bool:
         return False
     os.unlink(source)
     return True
+
+
+def _take_back(moved: Mapping[Path, os.stat_result | None]) -> None:
+    """Remove files, unless another program has put its own in their place, and empty folders."""
+    for path, was in sorted(moved.items(), reverse=True):
+        with suppress(OSError):
+            if was is None:
+                path.rmdir()
+            elif os.path.samestat(path.lstat(), was):
+                path.unlink()
 
 
 def _take_name(source: Path, target: Path) -> None:

@@ -382,6 +382,20 @@ def test_a_file_outside_of_the_project_is_not_overwritten_and_that_is_said(stage
     assert results.read_text() == "of last week"
 
 
+def test_what_a_start_makes_by_an_absolute_path_the_next_one_may_write_again(stage: Stage) -> None:
+    results, folder = stage.home / "results.csv", stage.home / "run"
+    script = stage.project / "train.py"
+    script.write_text(
+        f"import os, torch\nopen({str(results)!r}, 'w').close()\n"
+        f"os.makedirs({str(folder)!r}, exist_ok=True)\nos.chdir({str(folder)!r})\n"
+        "open('new', 'w').close()\nos.replace('new', 'last')\n"
+        "torch.nn.Linear(1, 1)(torch.ones(1, 1)).sum().backward()\n"
+    )
+    got = stage.fetch(script)
+    assert got.proved, got.said
+    assert "refused" not in got.err
+
+
 def test_a_large_file_that_is_changed_past_python_is_named(stage: Stage) -> None:
     large = stage.project / "large.bin"
     large.write_bytes(bytes(2 << 20))
