@@ -32,10 +32,9 @@ def mesh(
     pp_schedule: Annotated[
         str | None, typer.Option(help="naive, gpipe, 1f1b, interleaved, or one of torch's.")
     ] = None,
-    png: Annotated[str | None, typer.Option(metavar="FILE", help="Also draw it there.")] = None,
 ) -> None:
     """Show which rank holds which part of a model, without starting ranks."""
     from ..launch.mesh.command import show
 
     asked = (strategy, dp, shard, tp, pp, pp_schedule)
-    raise typer.Exit(show(target, tuple(args or ()), nodes, nproc, asked, png))
+    raise typer.Exit(show(target, tuple(args or ()), nodes, nproc, asked))
