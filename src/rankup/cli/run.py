@@ -1,4 +1,4 @@
-"""`rankup run`."""
+"""Verbs that start runs, or show how one would be split; and those that come with rankup."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from .app import app
 
 SLURM: dict[str, Any] = {"rich_help_panel": "Slurm job"}
 DATA: dict[str, Any] = {"rich_help_panel": "Data in the memory of each node"}
+Target = Annotated[str | None, typer.Argument(help="A recipe's name or a script's path.")]
+Args = Annotated[list[str] | None, typer.Argument(help="What follows TARGET belongs to it.")]
+Local = Annotated[bool, typer.Option("--local", help="Here, also where Slurm is.")]
+Word = Annotated[str | None, typer.Option(**SLURM)]
+Container = Annotated[
+    str | None, typer.Option(metavar="IMAGE", help="Run in this Apptainer image.", **SLURM)
+]
 
 
 class _Run(TyperCommand):
@@ -41,12 +48,8 @@ class _Run(TyperCommand):
 
 @app.command(cls=_Run, context_settings={"allow_interspersed_args": False})
 def run(
-    target: Annotated[
-        str | None, typer.Argument(help="A recipe's name or a script's path.")
-    ] = None,
-    args: Annotated[
-        list[str] | None, typer.Argument(help="What follows TARGET belongs to it.")
-    ] = None,
+    target: Target = None,
+    args: Args = None,
     nproc: Annotated[
         int | None,
         typer.Option(min=1, help="Ranks per node; by default one per GPU, on CPU one."),
@@ -56,7 +59,7 @@ def run(
         str | None,
         typer.Option(help="Go on with a run: its id, a Slurm job's, `last`, or its directory."),
     ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Here, also where Slurm is.")] = False,
+    local: Local = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the job script and do nothing.")
     ] = False,
@@ -75,19 +78,17 @@ def run(
     time: Annotated[
         str | None, typer.Option(metavar="TIME", help="Time limit: 2h, 1d12h, 02:00:00.", **SLURM)
     ] = None,
-    partition: Annotated[str | None, typer.Option(**SLURM)] = None,
-    account: Annotated[str | None, typer.Option(**SLURM)] = None,
-    qos: Annotated[str | None, typer.Option(**SLURM)] = None,
-    reservation: Annotated[str | None, typer.Option(**SLURM)] = None,
+    partition: Word = None,
+    account: Word = None,
+    qos: Word = None,
+    reservation: Word = None,
     array: Annotated[str | None, typer.Option(help="One run per task: 0-9%2.", **SLURM)] = None,
     dependency: Annotated[str | None, typer.Option(help="afterok:JOB and so on.", **SLURM)] = None,
     mail: Annotated[
         str | None, typer.Option(help="Address to write to at the end.", **SLURM)
     ] = None,
     name: Annotated[str | None, typer.Option(help="The job's name.", **SLURM)] = None,
-    container: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="Run in this Apptainer image.", **SLURM)
-    ] = None,
+    container: Container = None,
     environment: Annotated[
         str | None,
         typer.Option(
@@ -205,8 +206,151 @@ def run(
         stage_reserve,
     )
     request = Request(
-        *(target, words, nproc, out, resume, local, dry_run, follow, options, allow_missing),
-        *(staging, monitor),
+        target=target,
+        args=words,
+        nproc=nproc,
+        out=out,
+        resume=resume,
+        local=local,
+        dry_run=dry_run,
+        follow=follow,
+        options=options,
+        allow_missing=allow_missing,
+        staging=staging,
+        monitor=monitor,
         check=check,
     )
     raise typer.Exit(start(request))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def scale(
+    target: Target = None,
+    args: Args = None,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Numbers of GPUs: 1,2,4,8.")
+    ] = None,
+    weak: Annotated[
+        bool,
+        typer.Option("--weak", help="A batch for each GPU, instead of the same batch on all."),
+    ] = False,
+    batch_option: Annotated[
+        str | None,
+        typer.Option(metavar="OPTION", help="With --weak: the script's option for its batch."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="SERIES", help="Go on with a series: its id, its folder, or `last`."),
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="GPUs that one node takes; by default all it has.")
+    ] = None,
+    local: Local = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be run and do nothing.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the jobs, and print the table.")
+    ] = False,
+    monitor: Annotated[bool, typer.Option(help="Sample what every GPU does.")] = True,
+    time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time limit of each job.", **SLURM)
+    ] = None,
+    partition: Word = None,
+    account: Word = None,
+    qos: Word = None,
+    reservation: Word = None,
+    container: Container = None,
+    environment: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Source this in the job.", **SLURM)
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="A variable of the ranks.", **SLURM),
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="A further #SBATCH option.", **SLURM),
+    ] = None,
+) -> None:
+    """Run TARGET on more and more GPUs, and say what that gave: time, speed-up, loss."""
+    from ..launch.scale.command import Wish
+    from ..launch.scale.command import scale as start
+    from ..slurm.options import JobOptions
+
+    options = JobOptions(
+        time=time,
+        partition=partition,
+        account=account,
+        qos=qos,
+        reservation=reservation,
+        container=container,
+        environment=environment,
+        env=tuple(env or ()),
+        sbatch=tuple(sbatch or ()),
+    )
+    wish = Wish(
+        target=target,
+        args=tuple(args or ()),
+        gpus=gpus,
+        weak=weak,
+        batch_option=batch_option,
+        nproc=nproc,
+        resume=resume,
+        local=local,
+        dry_run=dry_run,
+        wait=wait,
+        monitor=monitor,
+        options=options,
+    )
+    raise typer.Exit(start(wish))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def mesh(
+    target: Annotated[
+        str, typer.Argument(help="A recipe, module:build_model, or file.py:build_model.")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(help="A recipe's own options, as for `rankup run`.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
+    nproc: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks per node; by default one per GPU, on CPU one."),
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="As of `rankup run RECIPE`; by default ddp.")
+    ] = None,
+    dp: Annotated[int | None, typer.Option(help="Copies of the model.")] = None,
+    shard: Annotated[int | None, typer.Option(help="Ranks that share one copy.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Ranks that share each matrix product.")] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline stages.")] = None,
+    pp_schedule: Annotated[
+        str | None, typer.Option(help="naive, gpipe, 1f1b, interleaved, or one of torch's.")
+    ] = None,
+    png: Annotated[str | None, typer.Option(metavar="FILE", help="Also draw it there.")] = None,
+) -> None:
+    """Show which rank holds which part of a model, without starting ranks."""
+    from ..launch.mesh.command import show
+
+    asked = (strategy, dp, shard, tp, pp, pp_schedule)
+    raise typer.Exit(show(target, tuple(args or ()), nodes, nproc, asked, png))
+
+
+@app.command()
+def recipes() -> None:
+    """List the training runs that come with rankup."""
+    from ..recipes import RECIPES
+
+    for recipe in RECIPES.values():
+        print(f"{recipe.name:20} {recipe.summary}")
+    print("\noptions of one: rankup run NAME --help")
+
+
+@app.command()
+def demo() -> None:
+    """Check, port and verify a script for one GPU, run it on one rank and on two (CPU, 3 min)."""
+    from ..launch.demo import demo as show
+
+    raise typer.Exit(show())
