@@ -206,6 +206,35 @@ def test_a_worker_that_hangs(tmp_path: Path, engine: str) -> None:
     one.close()
 
 
+def test_a_request_that_no_worker_reads(tmp_path: Path) -> None:
+    """The thread that writes it ends with the workers, though the pipe is full."""
+
+    def waits(data: bytes, rng: Any) -> torch.Tensor:
+        threading.Event().wait()
+        return torch.zeros(1)
+
+    data = PackedDataset(small(tmp_path, 20), None, waits).subset(np.zeros(90_000))
+    one = loader(data, 9000, prefetch=4, timeout=0.2, **{**options("fork"), "workers": 1})
+    with pytest.raises(UserError, match=r"within 0.2 s"):
+        list(one)
+    assert "QueueFeederThread" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("engine", ["none", "threads", "fork"])
+def test_a_loader_that_is_closed_in_its_loop(tmp_path: Path, engine: str) -> None:
+    """What comes next would be lost quietly; the next loop has workers of its own."""
+    one = loader(PackedDataset(small(tmp_path, 20), None, digest), 2, **options(engine))
+    given = []
+    with pytest.raises(UserError, match="cannot go on: its Loader was closed"):
+        for batch in one:
+            given.append(flat(batch))
+            one.close()
+    assert len(given) == 1
+    one.set_epoch(0)
+    assert epochs(one)[:1] == given
+    one.close()
+
+
 # Ends in the middle of an epoch, or is interrupted, goes on and waits for its end.
 _SCRIPT = """
 import signal, sys

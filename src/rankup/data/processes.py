@@ -31,6 +31,7 @@ _GUARD = (
     "`if __name__ == '__main__':`"
 )
 _GRACE = 5.0  # seconds in which a worker that has hung up is seen to have ended
+_PIPE, _POLL = 1 << 20, 0.01  # bytes that a pipe has at most, and seconds until it has some again
 
 
 class Processes:
@@ -73,11 +74,8 @@ class Processes:
     def _give_up(self) -> Any:
         """End workers of which one has died or hangs: torch would wait for each. Return one that
         has died."""
-        iterator = self._iterator
-        if iterator._worker_pids_set:  # else torch takes their end for an error
-            signal_handling._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set, iterator._shutdown = False, True
-        dead = next((one for one in iterator._workers if not one.is_alive()), None)
+        self._iterator._shutdown = True
+        dead = next((one for one in self._iterator._workers if not one.is_alive()), None)
         self.close()
         return dead
 
@@ -245,14 +243,24 @@ def _unchanged(batch: Any) -> Any:
 
 def _end(iterator: Any) -> None:
     """End workers, first kindly. Also at the end of the process: then without their `Processes`."""
+    if iterator._worker_pids_set:  # else torch takes their end for an error, whenever it is seen
+        signal_handling._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+    # Copies, as the threads that write requests close the ends of their pipes.
+    ends = [os.dup(queue._reader.fileno()) for queue in iterator._index_queues]
     iterator._shutdown_workers()
     for worker in iterator._workers:
         if worker.is_alive():
             worker.kill()
         worker.join()
-    for queue in iterator._index_queues:
-        queue.cancel_join_thread()
+    for queue, end in zip(iterator._index_queues, ends, strict=True):
         queue.close()
+        with open(end, "rb", buffering=0) as pipe:
+            os.set_blocking(end, False)
+            # The thread may be at a request that no worker reads any more.
+            while queue._thread is not None and queue._thread.is_alive():
+                pipe.read(_PIPE)
+                queue._thread.join(_POLL)
 
 
 def _ended(code: int) -> str:
