@@ -206,16 +206,20 @@ def test_a_worker_that_hangs(tmp_path: Path, engine: str) -> None:
     one.close()
 
 
-def test_a_request_that_no_worker_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_request_that_no_worker_reads(tmp_path: Path, dies: bool) -> None:
     """The thread that writes it ends with the workers, though the pipe is full."""
 
-    def waits(data: bytes, rng: Any) -> torch.Tensor:
+    def never(data: bytes, rng: Any) -> torch.Tensor:
+        if dies:
+            os._exit(1)
         threading.Event().wait()
         return torch.zeros(1)
 
-    data = PackedDataset(small(tmp_path, 20), None, waits).subset(np.zeros(90_000))
-    one = loader(data, 9000, prefetch=4, timeout=0.2, **{**options("fork"), "workers": 1})
-    with pytest.raises(UserError, match=r"within 0.2 s"):
+    data = PackedDataset(small(tmp_path, 20), None, never).subset(np.zeros(90_000))
+    timeout = 250.0 if dies else 0.2
+    one = loader(data, 9000, prefetch=4, timeout=timeout, **{**options("fork"), "workers": 1})
+    with pytest.raises(UserError, match=r"exit code 1|within 0.2 s"):
         list(one)
     assert "QueueFeederThread" not in [thread.name for thread in threading.enumerate()]
 

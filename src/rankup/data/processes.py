@@ -48,7 +48,6 @@ class Processes:
         self._end: util.Finalize | None = None
 
     def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
-        self._requests.asked, self._requests.waiting = requests, deque()
         if self._iterator is not None and self._pid != os.getpid():
             self._iterator._shutdown = True  # a forked child does not end the workers of its parent
             self._iterator = self._end = None
@@ -58,8 +57,8 @@ class Processes:
             self._give_up()
         if self._iterator is None:
             self._start()
-        else:
-            self._try(iter, self._loader)
+        self._requests.asked, self._requests.waiting = requests, deque()
+        self._try(iter, self._loader)
         while (result := self._try(next, self._iterator, None)) is not None:
             if isinstance(result, _Failure):
                 result.reraise()
@@ -80,6 +79,9 @@ class Processes:
         return dead
 
     def _start(self) -> None:
+        """Start workers without requests: what is torch's own until it has begun cannot be ended
+        as it should, see `_end`."""
+        self._requests.asked, self._requests.waiting = iter(()), deque()
         self._loader = DataLoader(
             _Batches(self._fetch),
             batch_size=None,
