@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rankup.base.findings import Finding
 from rankup.login.doctor.command import QUESTIONS, examine
 from rankup.login.question import question
 from tests.conftest import RunRankup
