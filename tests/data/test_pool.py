@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -18,6 +19,31 @@ def test_results_come_from_several_processes() -> None:
     assert sorted(value for value, _ in found) == [part * part for part in range(100)]
     assert os.getpid() not in {pid for _, pid in found}
     assert list(spread(lambda part: part, [], 2)) == []
+
+
+def test_a_worker_never_ends_what_its_parent_has_forgotten() -> None:
+    """A process group ends by joining its threads: a worker, which has none, waited for ever."""
+
+    class Group:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            ended.append(os.getpid())
+
+    def work(part: int) -> list[int]:
+        gc.collect()
+        return list(ended)
+
+    ended: list[int] = []
+    gc.disable()
+    try:
+        Group()
+        assert list(spread(work, range(4), 2)) == [[]] * 4
+    finally:
+        gc.enable()
+    gc.collect()
+    assert ended == [os.getpid()]
 
 
 def test_a_killed_worker_is_named() -> None:

@@ -187,6 +187,38 @@ def test_what_a_package_registers_would_be_there_twice(
     _ported(tmp_path, files | {"train.py": text})
 
 
+STAMP = "import os\nimport time\n\n\ndef stamp():\n    os.makedirs(time.strftime('%H%M%S'))\n"
+STAMPS = HEAD + "from net.utils import stamp\n" + MADE + "stamp()\n" + FIT.split("\n\n\n")[1]
+
+
+@pytest.mark.parametrize(
+    ("package", "utils", "script", "reason"),
+    [
+        ("from .utils import stamp\n", f"from registry import register\n{STAMP}".replace(
+            "def stamp", "@register\ndef stamp"), "", "utils.py:6: `@register` would register"),
+        ("", STAMP, "import net.utils\nnet.utils.stamp()\nnet = model\n",
+         "`net` is the package of `import net.utils` and something else"),
+        (STAMP, "", "import net\nimport net.utils\nnet.stamp()\n",
+         "`import net.utils` brings the package"),
+        ("", f"{STAMP}rankup = 3\n", "", "`rankup` is a name of the script's own"),
+    ],
+)  # fmt: skip
+def test_a_module_beside_the_training_that_cannot_be_ported_stays_as_it_is(
+    package: str, utils: str, script: str, reason: str, tmp_path: Path
+) -> None:
+    """It alone, with what is left to do there; what trains is right by itself."""
+    text = STAMPS.replace("from net.utils import stamp\n", "").replace("stamp()\n", "")
+    text = text + script if script else STAMPS
+    text += "fit(model, loader)\n"
+    files = {"registry.py": REGISTRY, "net/__init__.py": package, "net/utils.py": utils}
+    ported = port(_write(tmp_path, files | {"train.py": text}))
+    assert [one.path.name for one in ported.files] == ["train.py"]
+    assert "rankup.shard(DataLoader(" in ported.text
+    notes = [one.text for one in ported.left]
+    assert any(reason in one and one.endswith("The file stays as it is") for one in notes)
+    assert any("(utils.py:" in one or "(__init__.py:" in one for one in notes)
+
+
 def test_a_name_of_its_own_is_not_that_of_the_package(tmp_path: Path) -> None:
     """`net` of a function is not the `net` of `import net.engine`."""
     own = "def shape(net):\n    return net.engine.weight.shape\n"

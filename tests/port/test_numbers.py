@@ -313,6 +313,7 @@ def test_a_sum_is_told_from_a_mean_by_what_it_is_made_of(
         ("(out[:, 1:] - out[:, :-1]).pow(2).mean()", True),
         ("(out - y).pow(2).mean(1).sort(descending=True)[0][:4].mean()", False),
         ("(out - y).masked_select(y > 0).view(-1).pow(2).mean()", False),
+        ("by_mask(out, y, x)", False),
     ],
 )
 def test_a_loss_that_is_not_seen_to_be_a_mean_is_said(
@@ -322,10 +323,20 @@ def test_a_loss_that_is_not_seen_to_be_a_mean_is_said(
     own += "w = torch.ones(5)\n"
     own += "def weighted(a, b):\n    each = (a - b).pow(2).mean(1) * w[b.argmax(1)]\n"
     own += "    return each.sum() / w[b.argmax(1)].sum()\n"
+    own += "class ByMask(torch.nn.Module):\n    def forward(self, a, b, mask):\n"
+    own += "        return (a - b).pow(2).sum() / mask.sum()\n\nby_mask = ByMask()\n"
     own = "import torch\n" + own
     text = "import library\n" + own + HEAD + TRAINING.replace("criterion(out, y)", loss)
     notes = [one.text for one in _ported(tmp_path, text).left]
     assert any(one.startswith("not seen to be a mean over the samples") for one in notes) != seen
+
+
+def test_the_number_of_an_epoch_that_a_function_is_given_is_none_of_the_batch(
+    tmp_path: Path,
+) -> None:
+    loop = TRAINING.split("\n", 1)[1].replace("criterion(out, y)", "criterion(out, y) * epoch")
+    text = HEAD + f"def train(epoch):\n{loop}\nfor epoch in range(2):\n    train(epoch)\n"
+    assert not [one for one in _ported(tmp_path, text).left if "not seen to be" in one.text]
 
 
 def test_what_a_function_makes_of_an_evaluation_is_decided_by_where_it_is(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Ending what was started."""
+"""Child processes: their start, and their end."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import gc
 import os
 import signal
 import subprocess
@@ -11,6 +13,17 @@ from contextlib import suppress
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+
+
+@functools.cache
+def freeze_in_children() -> None:
+    """Let a forked child, such as a data worker, never collect this process's garbage.
+
+    A process group that nobody has any more ends by joining its threads, which a child has not: it
+    would wait for ever, and who waits for the child with it. `runtime`, which stands alone, has the
+    same for who sets up a group with it.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:

@@ -16,7 +16,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from ..base.errors import RunFailed
-from ..base.processes import die_with
+from ..base.processes import die_with, freeze_in_children
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -58,6 +58,7 @@ def spread(
     first = list(itertools.islice(waiting, max(1, workers) * _AHEAD))
     if not first:
         return
+    freeze_in_children()
     sys.stdout.flush()
     sys.stderr.flush()
     children: list[Any] = []

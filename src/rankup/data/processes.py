@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
 from ..base.errors import UserError
+from ..base.processes import freeze_in_children
 from .batches import BatchRequest
 from .fetch import Answer, Fetch
 from .transforms import OWN_GENERATORS
@@ -82,6 +83,7 @@ class Processes:
         return dead
 
     def _start(self) -> None:
+        freeze_in_children()
         self._loader = DataLoader(
             _Batches(self._fetch),
             batch_size=None,

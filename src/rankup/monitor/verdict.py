@@ -9,6 +9,7 @@ from ..base.findings import Level
 from . import billing, words
 from .cost import Cost, cost
 from .diagnose import Diagnosis, codes
+from .diagnose.limits import TOO_SHORT
 from .recording import Recording
 from .thresholds import LIMITS
 
@@ -88,6 +89,13 @@ def verdict(
             f"Samples tell of {words.percent(paid.seen)} of the time; the rest is not known."
         )
     return Verdict(_headline(recording, worst, paid), tuple(filter(None, sentences)), level)
+
+
+def not_judged(said: Verdict, diagnoses: Sequence[Diagnosis]) -> bool:
+    """Return whether the run was too short for a verdict: neither good nor bad."""
+    return said.level == "ok" and any(
+        one.code == codes.SHORT and one.message.startswith(TOO_SHORT) for one in diagnoses
+    )
 
 
 def _weight(one: Diagnosis) -> tuple[bool, bool, bool, float]:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ..base.amounts import size as in_words
 from ..base.errors import UserError
-from ..base.files import write_atomic, write_json
+from ..base.files import no_space, write_atomic, write_json
 from ..base.text import say
 from .events import Journal
 from .inside import spec
@@ -78,6 +78,10 @@ class Sandbox:
         real = os.path.realpath(self.inside(path))
         return real.startswith(f"{self.copy}{os.sep}") and os.path.exists(real)
 
+    def target(self, path: str) -> str:
+        """Return the path that a link of the copy leads to, as it is outside of the copy."""
+        return os.path.realpath(self.inside(path)).removeprefix(str(self.copy))
+
     def changed(self) -> list[str]:
         """Return the linked files that have changed since the copy was made, by whomever."""
         return sorted(path for path, was in self.linked.items() if _state(path) not in (was, None))
@@ -98,24 +102,39 @@ class Sandbox:
     def move_in(self, paths: Iterable[str]) -> list[str]:
         """Give these new files their places in the project; what is there already is left alone.
 
+        Where a disk is full none of them stays: half of a folder would be taken for all of it.
+
         Returns:
             Why it could not be done, a line for each.
         """
         problems = []
-        for path in paths:
+        moved: dict[Path, os.stat_result | None] = {}  # None: a folder
+        for target in map(Path, paths):
             try:  # one that fails does not keep the others
-                self._move(path)
+                moved.update((one, None) for one in target.parents if not one.exists())
+                self._move(str(target))
+                moved[target] = target.lstat()
             except FileExistsError:  # noqa: PERF203
-                problems.append(f"{path} is there by now, and stays as it is")
+                problems.append(f"{target} is there by now, and stays as it is")
             except OSError as error:
-                problems.append(f"{path} could not be put into the project: {error.strerror}")
+                if no_space(error):
+                    _take_back(moved)
+                    why = f"{target.parent} has no room for what came ({error.strerror})"
+                    return [f"{why}; make room there, and run it again"]
+                problems.append(f"{target} could not be put into the project: {error.strerror}")
         return problems
 
     def take_from(self, other: Sandbox, paths: Iterable[str]) -> None:
         """Take new files of another copy of the same project into this one."""
         for path in paths:
-            self.inside(path).parent.mkdir(parents=True, exist_ok=True)
-            os.rename(other.inside(path), self.inside(path))
+            source, target = other.inside(path), self.inside(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_symlink():
+                place = os.readlink(source)
+                within = place.startswith(str(other.copy))
+                os.symlink(self.inside(place[len(str(other.copy)) :]) if within else place, target)
+            else:
+                os.rename(source, target)
 
     def _move(self, path: str) -> None:
         source, target = self.inside(path), Path(path)
@@ -247,7 +266,7 @@ def fill(
     room.entries -= len(entries)
     for entry in entries:
         path, new = Path(entry.path), target / entry.name
-        with suppress(OSError):
+        try:
             folder = entry.is_dir(follow_symlinks=False)
             if entry.name in _LEFT_OUT or (folder and (path / _MARKER).exists()):
                 continue  # a copy that lies in the project holds no copies
@@ -268,6 +287,9 @@ def fill(
                     shutil.copy2(path, new)
                 else:
                     new.symlink_to(path.resolve())
+        except OSError as error:
+            if no_space(error):
+                raise
 
 
 def _is_within(entry: os.DirEntry[str], folder: Path) -> bool:
@@ -371,6 +393,16 @@ def _link(source: Path, target: Path) -> bool:
         return False
     os.unlink(source)
     return True
+
+
+def _take_back(moved: Mapping[Path, os.stat_result | None]) -> None:
+    """Remove files, unless another program has put its own in their place, and empty folders."""
+    for path, was in sorted(moved.items(), reverse=True):
+        with suppress(OSError):
+            if was is None:
+                path.rmdir()
+            elif os.path.samestat(path.lstat(), was):
+                path.unlink()
 
 
 def _take_name(source: Path, target: Path) -> None:

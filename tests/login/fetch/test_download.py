@@ -142,6 +142,19 @@ def test_one_etag_for_two_versions_gives_no_mixture(
     assert (tmp_path / "a.bin").read_bytes() == data
 
 
+@pytest.mark.parametrize("date", [{"Last-Modified": ""}, {}], ids=["never", "not of a part"])
+def test_one_etag_and_no_date_for_two_versions_of_one_length_starts_anew(
+    web: Web, tmp_path: Path, date: dict[str, str]
+) -> None:
+    """Of a part a server may leave the date out; of the whole file it came in the second case."""
+    url = web.put("/a.bin", DATA, cut=300_000, etag="same", headers=date)
+    with pytest.raises(FetchFailed):
+        download(url, tmp_path / "a.bin", patience=Patience(pauses=()))
+    web.put("/a.bin", DATA[::-1], etag="same", headers={"Last-Modified": ""})
+    _get(url, tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == DATA[::-1]
+
+
 def test_a_body_that_is_compressed_on_the_way_is_not_taken_for_the_file(
     web: Web, tmp_path: Path
 ) -> None:
@@ -202,11 +215,12 @@ def test_one_that_is_interrupted_does_not_go_on_reading_what_is_kept(
     """Ctrl-C would wait for it: here for hundreds of gigabytes, which are a hole in a file."""
     kept, rest = 300 << 30, b"x" * (6 << 20)
     place = f"bytes {kept}-{kept + len(rest) - 1}/{kept + len(rest)}"
-    headers = {"Content-Range": place, "ETag": '"a"'}
+    date = "Mon, 02 Nov 2026 08:00:00 GMT"
+    headers = {"Content-Range": place, "ETag": '"a"', "Last-Modified": date}
     web.otherwise(lambda asked: Answer(rest, 206, headers, cut=5 << 20, ranges=False))
     (tmp_path / "a.bin.part").touch()
     os.truncate(tmp_path / "a.bin.part", kept)
-    version = {"etag": '"a"', "modified": "", "total": kept + len(rest)}
+    version = {"etag": '"a"', "modified": date, "total": kept + len(rest)}
     note = json.dumps({"url": web.url("/a.bin"), "version": version})
     (tmp_path / "a.bin.part.json").write_text(note)
     before = set(threading.enumerate())

@@ -75,8 +75,6 @@ def test_one_that_never_trains_is_told_apart_from_one_that_fails() -> None:
             True,
         ),
         ("MemoryError", "", "--memory", False),
-        ("OSError", "[Errno 28] No space left on device: 'a'", "the disk is full", True),
-        ("OSError", "[Errno 122] Disk quota exceeded", "the disk is full", True),
     ],
 )
 def test_errors_of_the_network_and_of_memory_are_explained(

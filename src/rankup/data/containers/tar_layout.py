@@ -227,8 +227,7 @@ def _check(source: Index) -> None:
                 f"a field is named {name!r}, which cannot end a file's name, or is one of "
                 f"WebDataset's own: leave it out with --fields, or rename it"
             )
-    for key in source.keys:
-        safe_keys.check(key, "the source")
+    safe_keys.check_all(source.keys, "the source")
 
 
 def _is_lone(index: Index) -> bool:

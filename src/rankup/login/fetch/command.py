@@ -98,7 +98,8 @@ class _Run:
             return
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            room = f"; make room in {thing.place} and run it again: what came is kept"
+            place = Path(error.filename).parent if error.filename else thing.place
+            room = f"; make room in {place} and run it again: what came is kept"
             why = f"{where}{error.strerror or error}{room if no_space(error) else ''}"
             self.fail(thing.key, f"{thing.key}: {why}")
             return
@@ -116,7 +117,7 @@ class _Run:
             return
         try:
             done, code = script.fetch(request, self._config, self._profile)
-        except LockFailed as failure:
+        except (FetchFailed, LockFailed) as failure:
             self.fail(record.script_key(path, request.args), str(failure))
             return
         self._keep(done)
@@ -145,7 +146,7 @@ class _Run:
             self.fail(
                 done.key,
                 f"{done.key} is here, but {self._project} cannot be written to ({error.strerror}): "
-                "`rankup run` will not know of it",
+                "`rankup run` will not know of it; mend that, and run it again",
             )
 
 

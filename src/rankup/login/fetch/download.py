@@ -14,8 +14,7 @@ import shutil
 import socket
 import ssl
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -165,8 +164,25 @@ class _Part:
 
     @property
     def resumable(self) -> bool:
-        """True where it would be noticed if the rest were another version's."""
-        return self._trusted or bool(self.version.etag or self.version.modified)
+        """True where it would be noticed if the rest were another version's.
+
+        Some servers give two versions one ETag, and a date knows no fractions of a second.
+        """
+        return self._trusted or bool(self.version.etag and self.version.modified)
+
+    def goes_on_as(self, rest: _Version) -> bool:
+        """Return False where an answer for the rest shows that the file is another one by now.
+
+        Such an answer may leave out the length, and with a checksum the date, but not the ETag. A
+        server may also give two versions one ETag: then the date or the length gives it away.
+        """
+        mine = self.version
+        undated = self._trusted and not rest.modified
+        return (
+            rest.etag == mine.etag
+            and (undated or rest.modified == mine.modified)
+            and (None in (rest.total, mine.total) or rest.total == mine.total)
+        )
 
     def _make_ours(self) -> None:
         """Put a copy in the place of what another user has begun, and could not be gone on with.
@@ -258,29 +274,67 @@ def _complete(
 def _attempt(
     part: _Part, url: str, authorization: str, patience: Patience, show: progress.Progress
 ) -> None:
+    """Request the rest of the part, if the server still has its version, else the whole file.
+
+    Raises:
+        _Broken: it may be tried again.
+        FetchFailed: trying again is of no use.
+    """
     if not part.resumable:
         part.remove()
     if part.size and part.size == part.version.total:
         return  # ended between the last byte and the name
+    headers = {"User-Agent": f"rankup/{__version__}", "Accept-Encoding": "identity"}
+    if part.size:
+        headers["Range"] = f"bytes={part.size}-"
+        if known := part.version.etag or part.version.modified:
+            headers["If-Range"] = known
+    if authorization:
+        headers["Authorization"] = authorization
+    # The stall holds for each byte.
     timeout = httpx.Timeout(patience.stall, connect=min(patience.connect, patience.stall))
-    with _ask(url, part.size, part.version, timeout, authorization) as (start, version, blocks):
-        total = version.total
-        # What is there of another version goes first.
-        free = shutil.disk_usage(part.path.parent).free + (part.size if start == 0 else 0)
-        if total is not None and total - start > free:
-            raise FetchFailed(
-                f"{public(url)} has {total} bytes, {total - start} of them still to come, and "
-                f"{part.path.parent} has room for {free}; make room there, or name another place: "
-                f"--to, or `cache` in [fetch] of rankup.toml{part}"
-            )
-        if start == 0:
-            part.begin(version)
-        with part.path.open("r+b", buffering=0) as file:
-            file.seek(part.size)
-            show(part.size, total)
-            for block in blocks:
-                part.append(file, block)
+    with _client(timeout) as client:
+        try:
+            response = _send(client, client.build_request("GET", url, headers=headers))
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise _unreachable(error, url) from None
+        with closing(response):
+            _receive(part, response, url, show)
+
+
+def _receive(part: _Part, response: httpx.Response, url: str, show: progress.Progress) -> None:
+    """Append what comes, or begin the part anew with it."""
+    start, version = _offered(response, url)
+    total = version.total
+    if start and (start != part.size or not part.goes_on_as(version)):
+        raise _Changed
+    # What is there of another version goes first.
+    free = shutil.disk_usage(part.path.parent).free + (part.size if start == 0 else 0)
+    if total is not None and total - start > free:
+        raise FetchFailed(
+            f"{public(url)} has {total} bytes, {total - start} of them still to come, and "
+            f"{part.path.parent} has room for {free}; make room there, or name another place: "
+            f"--to, or `cache` in [fetch] of rankup.toml{part}"
+        )
+    if start == 0:
+        part.begin(version)
+    why = "the connection was cut"
+    with part.path.open("r+b", buffering=0) as file:
+        file.seek(part.size)
+        show(part.size, total)
+        try:
+            for block in response.iter_raw():
+                part.append(file, block if total is None else block[: total - part.size])
                 show(part.size, total)
+                if part.size == total:
+                    break
+            if total in (None, part.size):
+                return
+        except httpx.ReadTimeout:
+            why = "the server sent nothing more"
+        except httpx.HTTPError:
+            pass
+    raise _Broken(f"{why} after {part.size}{'' if total is None else f' of {total}'} bytes")
 
 
 class _Broken(Exception):  # noqa: N818 - not wrong in itself: another attempt may succeed
@@ -316,55 +370,6 @@ class _Version:
     etag: str = ""
     modified: str = ""
     total: int | None = None
-
-    def may_be(self, rest: _Version) -> bool:
-        """Return False where an answer for the rest shows that the file is another one by now.
-
-        Such an answer may leave out the date and the length, but not the ETag. A server may also
-        give two versions one ETag: then the date or the length gives it away.
-        """
-        return (
-            rest.etag == self.etag
-            and rest.modified in ("", self.modified)
-            and (None in (rest.total, self.total) or rest.total == self.total)
-        )
-
-
-@contextmanager
-def _ask(
-    url: str, start: int, version: _Version, timeout: httpx.Timeout, authorization: str = ""
-) -> Iterator[tuple[int, _Version, Iterator[bytes]]]:
-    """Request a file from `start` on, if it still is that `version`, else the whole of it.
-
-    Args:
-        timeout: `read` holds for each byte.
-        authorization: a header for this server alone; empty: user and password of the URL.
-
-    Yields:
-        The position of the first byte, the version that comes, and the bytes, which raise _Broken
-        where the connection ends before all of them.
-
-    Raises:
-        _Broken: it may be tried again.
-        FetchFailed: trying again is of no use.
-    """
-    headers = {"User-Agent": f"rankup/{__version__}", "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-        if known := version.etag or version.modified:
-            headers["If-Range"] = known
-    if authorization:
-        headers["Authorization"] = authorization
-    with _client(timeout) as client:
-        try:
-            request = client.build_request("GET", url, headers=headers)
-            response = _send(client, request)
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise _unreachable(error, url) from None
-        try:
-            yield _reply(response, start, version, url)
-        finally:
-            response.close()
 
 
 def _client(timeout: httpx.Timeout) -> httpx.Client:
@@ -410,9 +415,8 @@ def _check_redirect(response: httpx.Response) -> None:
         )
 
 
-def _reply(
-    response: httpx.Response, start: int, version: _Version, url: str
-) -> tuple[int, _Version, Iterator[bytes]]:
+def _offered(response: httpx.Response, url: str) -> tuple[int, _Version]:
+    """Return the position of the first byte that comes, and the version that it is of."""
     if response.status_code not in (200, 203, 206):
         raise _refused(response, url)
     headers = response.headers
@@ -428,28 +432,7 @@ def _reply(
         begin, total = _range(headers.get("Content-Range", ""))
     etag, modified = headers.get("ETag", "").strip(), headers.get("Last-Modified", "").strip()
     strong = etag.startswith('"') and etag.isascii() and etag.isprintable()
-    found = _Version(etag if strong else "", modified if modified.isascii() else "", total)
-    if begin and (begin != start or not version.may_be(found)):
-        raise _Changed
-    return begin, found, _blocks(response, begin, total)
-
-
-def _blocks(response: httpx.Response, position: int, total: int | None) -> Iterator[bytes]:
-    """Yield the bytes as they come, and none beyond `total`."""
-    why = "the connection was cut"
-    try:
-        for block in response.iter_raw():
-            yield block if total is None else block[: total - position]
-            position += len(block)
-            if total is not None and position >= total:
-                break
-        if total is None or position >= total:
-            return
-    except httpx.ReadTimeout:
-        why = "the server sent nothing more"
-    except httpx.HTTPError:
-        pass
-    raise _Broken(f"{why} after {position}{'' if total is None else f' of {total}'} bytes")
+    return begin, _Version(etag if strong else "", modified if modified.isascii() else "", total)
 
 
 def _refused(response: httpx.Response, url: str) -> Exception:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from ...base.amounts import size
@@ -17,11 +17,6 @@ _STATUS = r"HTTP Error {0}|\b{0} (?:Client|Server) Error"
 # Words of an exception, as Python or the libraries print them; how that reads; and True where a
 # file may not be whole for it. The first that is found counts.
 _CAUSES = (
-    (
-        "No space left on device|Disk quota exceeded",
-        "the disk is full; make room and run it again",
-        True,
-    ),
     (
         _STATUS.format("40[13]"),
         "the server refuses: is a token or a licence's acceptance missing?",
@@ -49,6 +44,7 @@ _CAUSES = (
         True,
     ),
 )
+_FULL = re.compile("No space left on device|Disk quota exceeded")
 _GPU = re.compile(r"cuda|gpu|nvidia|nccl|rocm|\bhip\b|\bxpu\b|\bmps\b|accelerator", re.IGNORECASE)
 # What torchrun or srun would have set; `sandbox.inside.devices` sets it.
 _RANK = re.compile(r"\b(?:(?:LOCAL_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|SLURM_[A-Z_]+)\b")
@@ -151,6 +147,18 @@ def _raised(end: Event, events: Sequence[Event], far: str) -> Outcome:
 def _asked_for_gpu(events: Sequence[Event]) -> str:
     asked = of(events, "gpu")
     return " ".join((asked[0].text("what"), asked[0].where)).strip() if asked else ""
+
+
+def no_room(events: Iterable[Event], full: Sequence[Path]) -> str:
+    """Return that a disk is full, which one, and what to do; empty where none is.
+
+    Args:
+        full: folders on full disks, as far as they are known. A quota shows in the error alone.
+    """
+    if not full and not any(_FULL.search(event.text("message")) for event in of(events, "end")):
+        return ""
+    where = " and ".join(map(str, full)) or "the folder, or of the quota, that it writes to"
+    return f"no room left on the disk of {where}: make room there, and run it again"
 
 
 def how_far(events: Sequence[Event]) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ...base import lock
 from ...base.errors import EXIT_FAILED, UserError
+from ...base.files import no_space
 from ...base.text import clean, say
 from ...base.urls import public
 from ...sandbox import copies, namespace
@@ -37,13 +40,14 @@ from .. import offline, record
 from ..record import Item, Record
 from . import came, explain
 from .explain import Outcome
-from .request import Request, table
+from .request import FetchFailed, Request, table
 
 _CHILD = (
     "import sys; sys.path = [p for p in sys.path if p]; "
     "from rankup.sandbox.inside.main import main; sys.exit(main())"
 )
 _STACKS_SECONDS = 0.5  # before the end
+_HARDLY = 1 << 20  # bytes; on a disk with less hardly anything can be written
 _LAZY = "its samples are downloaded one by one while batches are drawn"
 # Options of `rankup fetch` that nobody's script is likely to have: most are known to both.
 _OURS = ("--only-proof", "--no-run", "--dataset", "--model", "--url", "--sha256", "--json")
@@ -58,15 +62,22 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
     What the script prints goes through, to stderr where the command's own output is JSON.
 
     Raises:
+        FetchFailed: a disk is full.
         OSError: no process could be started, or no folder made.
     """
     project = config.project(Path.cwd()).resolve()
     area = copies.area(project)
-    # One after the other: the second one finds what the first has brought.
-    with lock.held(area / "project", say, doing="fetching") as held:
-        copies.sweep(area)
-        with Interrupt() as interrupt, ExitStack() as stack:
-            return _Fetch(request, config, profile, area, held.check, interrupt, stack).run()
+    try:
+        # One after the other: the second one finds what the first has brought.
+        with lock.held(area / "project", say, doing="fetching") as held:
+            copies.sweep(area)
+            with Interrupt() as interrupt, ExitStack() as stack:
+                return _Fetch(request, config, profile, area, held.check, interrupt, stack).run()
+    except OSError as error:
+        if not no_space(error):
+            raise
+        full = _full((area, Path(tempfile.gettempdir()))) or [area]
+        raise FetchFailed(explain.no_room((), full)) from None
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,7 @@ class _Attempt:
 
     Attributes:
         unfinished: files that were being written at the end, or of which a part is missing.
+        room: that a disk is full, where it did not train; else empty.
     """
 
     box: Sandbox
@@ -82,6 +94,7 @@ class _Attempt:
     ended: Ended
     outcome: Outcome
     unfinished: frozenset[str]
+    room: str
 
 
 class _Fetch:
@@ -118,6 +131,7 @@ class _Fetch:
         self._earlier = record.find(project, self._key)
         self._items: tuple[Item, ...] = self._earlier.items if self._earlier else ()
         self._offline: Mapping[str, str] = self._earlier.offline if self._earlier else {}
+        self._journals: list[str] = []  # of the starts so far
         self._pretend = False  # the script is told of a GPU, and that it is the rank of a world
         self._proof: record.Proof = "none"
         self._problems: list[str] = []
@@ -190,11 +204,16 @@ class _Fetch:
             say("once more, telling it that there is a GPU, and that it is the one rank of a world")
             self._pretend = True
             return self._attempt(network, extra)
+        room = ""
+        if not outcome.reached:
+            room = explain.no_room(seen, _full((self._area, box.temporary, *self._cache_folders)))
+        if room:
+            outcome = replace(outcome, why=f"{outcome.why}; {room}", cut=True)
         cut = came.cut_short(seen, last=outcome.cut and not came.broken_off(seen))
         if cut and outcome.reached:
             outcome = explain.incomplete(seen)
         writing = {path.removeprefix(str(box.copy)) for path in ended.writing}
-        return _Attempt(box, seen, ended, outcome, frozenset(writing | cut))
+        return _Attempt(box, seen, ended, outcome, frozenset(writing | cut), room)
 
     def _watch(self, box: Sandbox, network: _Network) -> tuple[Ended, tuple[Event, ...]]:
         threads, memory = self._request.threads, self._limits.memory
@@ -202,6 +221,7 @@ class _Fetch:
             "script": str(box.inside(self._script)),
             "args": list(self._request.args),
             "shadow": str(box.copy),
+            "earlier": self._journals,
             "free": [str(one) for one in self._cache_folders],
             "temporary": str(box.temporary),
             "block": network == "blocked",
@@ -233,6 +253,7 @@ class _Fetch:
             stdout=2 if self._request.as_json else None,
             folder=folder,
         )
+        self._journals.append(str(box.folder / spec.EVENTS))
         return ended, journal.read_all()
 
     def _prove(self, extra: tuple[Sandbox, Sequence[str]] | None = None) -> _Attempt:
@@ -286,6 +307,7 @@ class _Fetch:
             here = [one for one in self._items if os.path.exists(one.path)]
             brought = {one.source: one.path for one in here}
             lines = explain.missing(done.events, done.ended, self._limits, brought)
+            lines += filter(None, [done.room])
             say("it does not start without a network:")
             for line in lines:
                 say(f"  {line}")
@@ -307,9 +329,10 @@ class _Fetch:
         """Move in what came with a start; return the other new files of its copy."""
         folders = [path for path in self._cache_folders if path.is_dir()]
         folders += [path / "hub" for path in folders]
-        files = came.made(done.events)
-        known = {one.path for one in files}
         new = {path for path in done.box.new_files() if came.whole(path)}
+        links = {path for path in new if done.box.inside(path).is_symlink()}
+        files = [one for one in came.made(done.events) if one.path not in links]
+        known = {one.path for one in files}
         files += came.of_programs(done.events, sorted(new - known))
         never = {*self._code, *done.unfinished}
         # What was there before, removed or written anew, stays as it was.
@@ -319,9 +342,9 @@ class _Fetch:
             if one.path not in never and (one.path in new or not done.box.holds(one.path))
         ]
         needs = came.needed(files, folders)
-        tops = {os.path.dirname(path) for path in needs} & came.new_folders(done.events)
-        links = {path for path in new if done.box.inside(path).is_symlink()}
-        moving = needs | {path for path in links if os.path.dirname(path) in tops}
+        leads_to = {path: done.box.target(path) for path in links - never}
+        above = needs | {str(folder) for path in needs for folder in Path(path).parents}
+        moving = needs | {path for path, target in leads_to.items() if target in above}
         self._problems += done.box.move_in(sorted(new & moving))
         for line in self._problems:
             say(line)
@@ -337,7 +360,8 @@ class _Fetch:
                 say(f"{path} was not finished, and stays where it is: look at it")
         here = came.items([one for one in files if one.path in needs], done.events, folders)
         self._items = came.with_earlier(here, self._items)
-        return [one.path for one in files if one.path in new and one.path not in moving | links]
+        own = dict.fromkeys([*(one.path for one in files if one.path in new), *leads_to])
+        return [path for path in own if path not in moving]
 
     def _show_items(self) -> None:
         self._items = tuple(one for one in self._items if os.path.exists(one.path))
@@ -412,6 +436,16 @@ class _Fetch:
             for one in missed
         ]
         return list(dict.fromkeys(lines))
+
+
+def _full(folders: Iterable[Path]) -> list[Path]:
+    """Return those of these folders whose disks are full, one of each disk."""
+    found: dict[int, Path] = {}
+    for folder in folders:
+        with suppress(OSError):
+            if shutil.disk_usage(folder).free < _HARDLY:
+                found.setdefault(folder.stat().st_dev, folder)
+    return [*found.values()]
 
 
 def _read(file: Path) -> str:

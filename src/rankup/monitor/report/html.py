@@ -12,9 +12,8 @@ from .. import words
 from ..cost import Cost
 from ..diagnose import Diagnosis, codes
 from ..diagnose.codes import TITLES
-from ..diagnose.limits import TOO_SHORT
 from ..recording import Recording
-from ..verdict import Verdict
+from ..verdict import Verdict, not_judged
 from . import job
 from .data import Mark, payload
 from .plots import row_names, sections
@@ -66,9 +65,7 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
     document, arrays = payload(recording, drawn, progress, marks, float(offset))
     names = row_names(recording)
     gpu_plots = [plot for section in drawn for plot in section.plots if section.section.id == "gpu"]
-    brief = verdict.level == "ok" and any(
-        one.code == codes.SHORT and one.message.startswith(TOO_SHORT) for one in diagnoses
-    )
+    brief = not_judged(verdict, diagnoses)
     several = any(1 < len(plot.average) <= 16 for section in drawn for plot in section.plots)
     return render(
         "run.html.j2",

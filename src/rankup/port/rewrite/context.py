@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
+from ...base.errors import UserError
 from ...script.effects import asks_files, callee
 from ...script.names import Function
 from ...script.roles import LoopNode
+from ...script.source import File
 from ...script.torch_names import OUR_COLLECTIVES
 from .edits import Edits
 from .script import Script
@@ -43,6 +45,18 @@ class Note:
     line: int
     text: str
     fix: str = ""
+
+
+class NotPortable(UserError):  # noqa: N818
+    """A file cannot be ported, or not beside its original.
+
+    Attributes:
+        files: those of which one would have to stay as it is.
+    """
+
+    def __init__(self, message: str, *files: File) -> None:
+        super().__init__(message)
+        self.files = files
 
 
 @dataclass

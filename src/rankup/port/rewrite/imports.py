@@ -11,7 +11,7 @@ from ...script.flow import argument, call_name, is_none
 from ...script.names import walk
 from ...script.source import File, imports_in
 from ...script.torch_names import words
-from .context import Context
+from .context import Context, NotPortable
 from .script import Script
 from .start import DEFINITIONS, main_guard, run_at_import, starts
 
@@ -27,6 +27,7 @@ def import_ports(context: Context) -> None:
     """Let a file import the ports of the script and its modules, in place of their originals.
 
     Raises:
+        NotPortable: an import brings both, or its name is that of something else, too.
         UserError: a module imports from the script, which would begin anew with that.
     """
     script = context.port[0].script
@@ -62,11 +63,15 @@ def _import_module(context: Context, alias: ast.alias, changed: set[File]) -> No
     parts = name.split(".")
     for length in range(1, len(parts)):
         package = ".".join(parts[:length])
-        if script.flow.module(script.file, package) in changed:
-            raise UserError(
+        brought = script.flow.module(script.file, package)
+        if brought in changed:
+            assert brought is not None
+            raise NotPortable(
                 f"{script.file.path}:{script.line(alias)}: `import {name}` brings the package "
-                f"{package}, which imports what trains: write `from {name} import …`, or port "
-                "with --in-place"
+                f"{package}, which imports what is ported: write `from {name} import …`, or port "
+                "with --in-place",
+                brought,
+                script.file,
             )
     if file not in changed:
         return
@@ -77,11 +82,11 @@ def _import_module(context: Context, alias: ast.alias, changed: set[File]) -> No
         return
     context.replace(alias, new)
     for node in script.all(ast.Attribute):
-        if script.dotted(node) == name and _of_import(script, node, name):
+        if script.dotted(node) == name and _of_import(script, node, name, file):
             context.replace(node, new)
 
 
-def _of_import(script: Script, node: ast.Attribute, name: str) -> bool:
+def _of_import(script: Script, node: ast.Attribute, name: str, file: File) -> bool:
     """True where `net.engine` is that of `import net.engine`, and of no other `net`."""
     names, first = script.file.names, name.split(".")[0]
     _, bindings = names.bindings(first, names.scope(node))
@@ -89,9 +94,12 @@ def _of_import(script: Script, node: ast.Attribute, name: str) -> bool:
         one.kind == "import" and one.dotted == first for one in bindings if not is_none(one.node)
     ]
     if any(imported) and not all(imported):
-        raise UserError(
+        raise NotPortable(
             f"{script.file.path}:{script.line(node)}: `{first}` is the package of `import {name}` "
-            "and something else as well: give one of them another name"
+            "and something else as well: give one of them another name, or port with "
+            "--in-place",
+            file,
+            script.file,
         )
     return all(imported) and bool(imported)
 
@@ -133,7 +141,7 @@ def _import_from(context: Context, node: ast.ImportFrom, changed: set[File]) -> 
 
 
 def refuse_registered_twice(port: list[Context]) -> None:
-    """Raise UserError where a decorator registers what a port and its original both define.
+    """Raise NotPortable where a decorator registers what a port and its original both define.
 
     The original of a package runs before its port, and so does all that it imports.
     """
@@ -162,11 +170,12 @@ def refuse_registered_twice(port: list[Context]) -> None:
                 continue
             for decorator in definition.decorator_list:
                 if _registers(script, decorator, changed):
-                    raise UserError(
+                    raise NotPortable(
                         f"{script.file.path}:{script.line(decorator)}: "
                         f"`@{script.code(decorator)}` would register `{definition.name}` twice, "
                         "since the original of this module is imported beside its port: port with "
-                        "--in-place"
+                        "--in-place",
+                        script.file,
                     )
 
 

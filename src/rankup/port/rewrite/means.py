@@ -284,7 +284,7 @@ class _Scope:
             return Kind.FIXED if node.attr in ("shape", "device", "dtype") else inner
         names, at = script.file.names, script.span(node)[0]
         _, bindings = names.bindings(node.id, names.scope(node))
-        found = [self.passed.get(node.id, Kind.ROWS) for one in bindings if one.kind == "parameter"]
+        found = [self._parameter(node) for one in bindings if one.kind == "parameter"]
         bindings = [one for one in bindings if one.kind != "parameter"]
         inside = {one for one in script.above(node) if isinstance(one, ast.Assign | ast.AnnAssign)}
         bindings = [one for one in bindings if names.statement(one.target) not in inside]
@@ -309,6 +309,19 @@ class _Scope:
                 found.append(value)
         kind = _either(found)
         return Kind.MIXED if beside and kind is Kind.SUM else kind
+
+    def _parameter(self, node: ast.Name) -> Kind:
+        """The kind of a parameter that no followed call gives: a caller may count epochs by it."""
+        if node.id in self.passed:
+            return self.passed[node.id]
+        origins = self.script.flow.origins(self.script.file, node)
+        counted = all(
+            isinstance(up := one.file.names.parents.get(one.node), ast.For)
+            and isinstance(up.iter, ast.Call)
+            and call_name(up.iter) in ("range", "trange")
+            for one in origins
+        )
+        return Kind.FIXED if origins and counted else Kind.ROWS
 
     def _made_once(self, node: ast.expr) -> bool:
         """True of `config` of `config.accumulate`, which is given to a function from outside."""
@@ -463,8 +476,9 @@ class _Scope:
         if self.depth > 4:
             return Kind.ROWS
         passed = {}
+        followed = not (model and isinstance(call.func, ast.Name))  # else of each sample
         for name in script.parameters(function) - {"self"}:
-            value = script.given(function, name, call)
+            value = script.given(function, name, call) if followed else None
             passed[name] = Kind.FIXED if value is None else self.kind(value)
         if any(one in _SUMS for one in passed.values()) and model:
             return self._doubt(call)

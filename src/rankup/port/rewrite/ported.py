@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from ..rules.metrics import training_numbers
 from ..rules.steering import decided_alike
 from ..rules.unfit import BY_HAND
 from ..rules.wrapping import wrap_models
-from .context import Context, Note, Options
+from .context import Context, Note, NotPortable, Options
 from .edits import Edits
 from .imports import beside, import_ports, pickled_classes, refuse_registered_twice
 from .script import Script
@@ -166,6 +166,37 @@ def _port(file: File, options: Options) -> Ported:
         why = f"{path.name} is ported already: it calls rankup.setup()"
     if why is not None:
         return Ported(path, path, text, text, why=why)
+    return _without_faulty(understood, options, {})
+
+
+def _without_faulty(script: roles.Script, options: Options, kept: dict[File, str]) -> Ported:
+    """The port of a script and its modules, but for those that stay as they are by their fault."""
+    try:
+        return _rewritten(script, options, kept)
+    except NotPortable as error:
+        smaller = _without(script, error)
+        kept |= {one: str(error) for one in script.to_port if one not in smaller.to_port}
+    return _without_faulty(smaller, options, kept)
+
+
+def _without(script: roles.Script, error: NotPortable) -> roles.Script:
+    """A script of which a file stays as it is that is at fault, where no other needs its port.
+
+    Raises:
+        NotPortable: it trains, or leads to what is ported.
+    """
+    also = [{one} for one in script.files if one in script.also]
+    for file in error.files:
+        for some in (*also, script.also):
+            smaller = replace(script, also=script.also - some)
+            if file not in smaller.to_port:
+                return smaller
+    raise error
+
+
+def _rewritten(understood: roles.Script, options: Options, kept: Mapping[File, str]) -> Ported:
+    """The port of a script, but for some files that stay as they are, each with the reason."""
+    path = understood.file.path
     port: list[Context] = []
     for one in understood.to_port:
         there = training_in(understood, one)
@@ -174,7 +205,7 @@ def _port(file: File, options: Options) -> Ported:
         _refuse_names(context)
     for context in port[1:]:
         _refuse_ported(context.script, path)
-    if script.modules & {"fastai", "fastbook"}:
+    if port[0].script.modules & {"fastai", "fastbook"}:
         del port[1:]  # no port of theirs is made that could be imported
         return _finish([port_learner(port[0], path)])
     for context in port:
@@ -195,12 +226,17 @@ def _port(file: File, options: Options) -> Ported:
         pickled_classes(port)
     for context in port:
         effective(context)
-    _in_other_modules(port[0])
+    _in_other_modules(port[0], kept)
     return _finish(port)
 
 
-def _in_other_modules(context: Context) -> None:
-    """Say of modules that stay as they are where ranks take statistics, orders or draws amiss."""
+def _in_other_modules(context: Context, kept: Mapping[File, str]) -> None:
+    """Say of modules that stay as they are where ranks take statistics, orders or draws amiss.
+
+    Of one that is kept all that would have been mended.
+    """
+    for reason in dict.fromkeys(kept.values()):
+        context.leave(None, f"{reason}. The file stays as it is", comment=False)
     script = context.script.understood
     others = [one for one in script.files if one not in script.to_port]
     found = [
@@ -214,7 +250,7 @@ def _in_other_modules(context: Context) -> None:
         places += f" and {len(found) - _PLACES} more" if len(found) > _PLACES else ""
         context.leave(None, f"{hit.message} ({places}); {hit.todo}", comment=False)
     for file in others:
-        for code in ("RK130", "RK188"):
+        for code in (*(_OTHERS if file in kept else ("RK130",)), "RK188"):
             for hit in _RULES[code].look(file, script):
                 if script.comes_to(file, hit.at):
                     at = file.short_place(hit.at)
@@ -304,14 +340,15 @@ def _ported(script: Script) -> ast.Call | None:
 
 
 def _refuse_ported(module: Script, path: Path) -> None:
-    """Raise UserError where a module of a script that is not ported is ported already."""
+    """Raise NotPortable where a module of a script that is not ported is ported already."""
     call = _ported(module)
     if call is not None:
-        raise UserError(
+        raise NotPortable(
             f"{module.file.path}:{module.line(call)}: this module calls {module.code(call.func)} "
             f"already, by hand or by a port --in-place of another script, and would be edited "
             f"twice. Port {path.name} in a copy of the repository that has the module as it was, "
-            f"or do by hand what {path.name} still lacks of this: {BY_HAND}"
+            f"or do by hand what {path.name} still lacks of this: {BY_HAND}",
+            module.file,
         )
 
 
@@ -347,7 +384,7 @@ def _distributed(script: Script) -> tuple[int, str] | None:
 
 
 def _refuse_names(context: Context) -> None:
-    """Raise UserError where a file gives the name `rankup` to something else."""
+    """Raise NotPortable where a file gives the name `rankup` to something else."""
     script = context.script
     lines = [
         script.line(one.target)
@@ -359,9 +396,10 @@ def _refuse_names(context: Context) -> None:
     ]
     path = script.file.path
     if lines:
-        raise UserError(
+        raise NotPortable(
             f"{path}:{min(lines)}: `rankup` is a name of the script's own, and would hide the "
-            "library that the port imports: give it another"
+            "library that the port imports: give it another",
+            script.file,
         )
     if context.options.vendor and "rankup" in script.modules:
         raise UserError(f"{path} imports rankup, which --vendor would hide: leave --vendor out")

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ...script import roles
 from ...script.effects import callee
-from ...script.flow import argument
+from ...script.flow import argument, explicit_self
 from ...script.names import Function, children, walk, written
 from ...script.roles import LoopNode
 from ...script.source import File
@@ -251,8 +251,7 @@ class Script:
     def given(self, function: Function, parameter: str, call: ast.Call) -> ast.expr | None:
         """The expression that a call gives for a parameter, or None."""
         names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-        bound = isinstance(call.func, ast.Attribute) or function.name == "__init__"
-        if names and names[0] in ("self", "cls") and bound:
+        if names and names[0] in ("self", "cls") and not explicit_self(call):
             names = names[1:]
         return argument(call, parameter, names.index(parameter) if parameter in names else None)
 

@@ -65,6 +65,7 @@ class Files:
         ignored: files and folders of which nothing is told.
         free: folders in which files may be overwritten: caches of libraries.
         state: the folder of the journal, and of a lock between the script's processes.
+        earlier: journals of starts before this one.
     """
 
     new_elsewhere = True  # outside of the copy new files may be made
@@ -77,14 +78,15 @@ class Files:
         ignored: Iterable[str],
         free: Iterable[str],
         state: str,
+        earlier: Iterable[str] = (),
     ) -> None:
         self._journal = journal
         self._copy = copy + os.sep if copy else ""
         self._ignored = (*_SYSTEM, *(os.path.realpath(one) + os.sep for one in ignored if one))
         self._free = tuple(os.path.realpath(one) + os.sep for one in free if one)
         self._lock = os.path.join(state, LOCK)
-        self._events = os.path.join(state, EVENTS)
-        self._made: set[str] = set()  # paths outside of the copy, of any of the script's processes
+        self._journals = [*earlier, os.path.join(state, EVENTS)]
+        self._made: set[str] = set()  # paths outside of the copy, of any process of these starts
 
     def handlers(self) -> dict[str, Handler]:
         """Return the audit events and their handlers."""
@@ -218,21 +220,22 @@ class Files:
         self._made.add(real)
 
     def _is_made(self, path: str) -> bool:
-        """True for what this run has made, or lies in a folder that it has."""
+        """True for what one of the starts has made, or lies in a folder that it has."""
         above = {path}
         while path != os.path.dirname(path):
             path = os.path.dirname(path)
             above.add(path)
         if self._made.isdisjoint(above):  # another process may have
-            with open(self._events, "rb") as file:
-                events = map(json.loads, file.read().rpartition(b"\n")[0].splitlines())
-                self._made.update(
-                    str(event.get("to", event.get("path")))
-                    for event in events
-                    if event["event"] in ("open", "mkdir", "link", "rename")
-                    and not event["copied"]
-                    and (event["event"] == "rename" or not event.get("existed"))
-                )
+            for journal in self._journals:
+                with open(journal, "rb") as file:
+                    events = map(json.loads, file.read().rpartition(b"\n")[0].splitlines())
+                    self._made.update(
+                        str(event.get("to", event.get("path")))
+                        for event in events
+                        if event["event"] in ("open", "mkdir", "link", "rename")
+                        and not event["copied"]
+                        and (event["event"] == "rename" or not event.get("existed"))
+                    )
         return not self._made.isdisjoint(above)
 
     def _own(self, path: str, *, whole: bool) -> bool:

@@ -58,7 +58,7 @@ def install(given: Spec) -> tuple[Journal, Training]:
     hook = Hook()
     training = Training(journal, hook, main_process)
     ignored = (*map(given.file, spec.OURS), given.temporary)
-    files = Files(journal, given.shadow, ignored, given.free, given.folder)
+    files = Files(journal, given.shadow, ignored, given.free, given.folder, given.earlier)
     net = Network(journal, block=given.block, main=main_process, used=training.network_used)
     changes: Changes = {
         **devices.redirections(

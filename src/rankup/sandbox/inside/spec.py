@@ -27,6 +27,7 @@ class Spec:
         args: the script's arguments.
         shadow: the folder that stands for `/` in the copy; empty: the script runs in place, and
             writes only new files.
+        earlier: journals of starts before this one: what those made, this one may change.
         free: folders in which anything may be written, and where a library's files are its own.
         block: refuse connections that leave this process tree.
         pretend: `torch.cuda.is_available()` is true, and torchrun's and srun's variables are those
@@ -41,6 +42,7 @@ class Spec:
     script: str
     args: Sequence[str] = ()
     shadow: str = ""
+    earlier: Sequence[str] = ()
     free: Sequence[str] = ()
     block: bool = False
     pretend: bool = False
