@@ -93,3 +93,34 @@ def test_a_folder_that_does_not_fit_on_its_disk_is_not_half_there(web: Web, tmp_
     assert f"{project}/data/set has no room for what came (No space left on device)" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_full_disk_is_named_wherever_its_last_block_goes(tmp_path: Path) -> None:
+    """Such as into the copy, the request to the child or its first event."""
+    (tmp_path / "train.py").write_text("print('it ' + 'runs')")
+    (tmp_path / "small").mkdir()
+    disk = (
+        'mount -t tmpfs -o size=256k tmpfs "$1"; mkdir -p "$1/project/.rankup"\n'
+        'cp train.py "$1/project"; cd "$1/project"\n'
+        "for left in 62 61 60 59 58 57 56 55 54 53; do\n"
+        "  head -c $((left * 4096)) /dev/zero > ../rest\n"
+        '  "$2" -m rankup fetch train.py >&2 && exit 9; echo ended >&2\n'
+        "done"
+    )
+    done = subprocess.run(
+        [*_MOUNT, disk, "sh", str(tmp_path / "small"), sys.executable],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    *starts, _ = done.stderr.split("ended\n")
+    named = [f"no room left on the disk of {tmp_path}" in one for one in starts]
+    runs = ["it runs" in one for one in starts]
+    assert [a or b for a, b in zip(named, runs, strict=True)] == [True] * 10, done.stderr
+    assert not runs[0]
+    assert runs[-1]
