@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
@@ -22,11 +23,11 @@ from typing import Any, Literal
 from ...base import lock
 from ...base.amounts import some
 from ...base.errors import UserError
-from ...base.processes import end_group
+from ...base.files import write_json
 from ...base.text import say
 from ...base.urls import public
 from ...sandbox.namespace import command, refusal
-from ...sandbox.watch import child_environment
+from ...sandbox.watch import Interrupt, Limits, child_environment, watch
 from ...site.caches import Caches
 from .. import offline
 from ..record import Item, Proof, Record
@@ -41,7 +42,7 @@ _LIBRARIES: dict[Kind, tuple[str, ...]] = {
 }
 _CACHE_VARIABLES = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_")
 _OFFLINE = offline.variables(("datasets", "transformers"))
-_LOOK_EVERY = 10.0  # seconds
+TASK, ANSWER = "task.json", "answer.json"  # of a child, in a folder of its own
 _START = (
     "import sys; sys.path = [p for p in sys.path if p]; "
     "from rankup.login.fetch.hub_child import main; main()"
@@ -194,40 +195,33 @@ def _run_child(
     online = not task["prove"]
     with tempfile.TemporaryDirectory(prefix="rankup-hub-") as temporary:
         own = Path(temporary)
-        answer = own / "answer.json"
-        process = subprocess.Popen(
-            command([sys.executable, "-c", _START], network=online or task["block"]),
-            stdin=subprocess.PIPE,
+        write_json(own / TASK, task, private=True)
+
+        def look() -> bool:
+            held.check()
+            return False
+
+        ended = watch(
+            command([sys.executable, "-c", _START, temporary], network=online or task["block"]),
+            _environment(caches, own, online),
+            Limits(math.inf, sys.maxsize),
+            Interrupt(),
+            mark=temporary,
+            look=look,
             stdout=subprocess.DEVNULL,
-            stderr=None if online else subprocess.DEVNULL,
-            env=_environment(caches, own, online),
             # A folder `org/name` where the user stands would be taken for the data set.
-            cwd=own,
-            start_new_session=True,
+            folder=own,
         )
         try:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(json.dumps({**task, "answer": str(answer)}).encode())
-            while not _ended(process):
-                held.check()
-        finally:
-            end_group(process)
-        try:
-            said: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+            said: dict[str, Any] = json.loads((own / ANSWER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             what = "fetched" if online else "loaded"
-            code = process.returncode
-            raise FetchFailed(f"{name}: the process that {what} it ended with {code}") from None
+            raise FetchFailed(
+                f"{name}: the process that {what} it ended with {ended.code}"
+            ) from None
     if "failed" in said:
         raise FetchFailed(said["failed"])
     return said
-
-
-def _ended(process: subprocess.Popen[bytes]) -> bool:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_LOOK_EVERY)
-    return process.returncode is not None
 
 
 def _environment(caches: Caches, temporary: Path, online: bool) -> dict[str, str]:
