@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -155,16 +155,17 @@ def _items(name: Name, folder: Path, done: Mapping[str, Any]) -> tuple[Item, ...
     if name.kind == "model":
         called, places = name.repo, {snapshot: [snapshot / file for file in done["files"]]}
     else:
-        called, places = str(name), {Path(one): _files_in(Path(one)) for one in done["folders"]}
-        if snapshot.is_dir():  # what was loaded may point to files in it (images, sound)
-            places[snapshot] = _files_in(snapshot)
+        # What was loaded may point to files in the snapshot (images, sound).
+        folders = [*map(Path, done["folders"]), *([snapshot] if snapshot.is_dir() else [])]
+        called, places = str(name), {one: _files_in(one) for one in folders}
     found = [
-        Item(called, name.page, str(place), _size(files), len(files), "", done["revision"])
+        Item(
+            called, name.page, str(place), sum(map(_size, files)), len(files), "", done["revision"]
+        )
         for place, files in places.items()
     ]
     texts = [Path(text) for text in done.get("texts", ())]
-    found += [Item(text.name, name.page, str(text), text.stat().st_size) for text in texts]
-    return tuple(found)
+    return (*found, *(Item(text.name, name.page, str(text), _size(text)) for text in texts))
 
 
 def _advice(name: Name, done: Mapping[str, Any]) -> list[str]:
@@ -242,10 +243,8 @@ def _files_in(folder: Path) -> list[Path]:
     return [Path(root) / name for root, _, names in os.walk(folder) for name in names]
 
 
-def _size(files: Sequence[Path]) -> int:
-    """Return the bytes of files, links followed."""
-    total = 0
-    for path in files:
-        with suppress(OSError):  # it went while we looked
-            total += path.stat().st_size
-    return total
+def _size(path: Path) -> int:
+    """Return the bytes of a file, links followed; none where it went while we looked."""
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 
 from ...base import lock, progress
@@ -86,13 +87,12 @@ class Thing:
 
 def asked(request: Request) -> Needs:
     """Return what the command line names, in the form that `rankup.toml` has."""
-    here = Path.cwd()
-    urls = []
-    for number, url in enumerate(request.urls):
-        sha256 = request.sha256[number].lower() if number < len(request.sha256) else ""
-        to = here / user_path(request.to[number], "--to") if number < len(request.to) else None
-        urls.append(Url(url, sha256, to))
-    return Needs(None, request.datasets, request.models, tuple(urls))
+    each = zip_longest(request.urls, request.sha256, request.to, fillvalue="")
+    urls = tuple(
+        Url(url, sha256.lower(), Path.cwd() / user_path(to, "--to") if to else None)
+        for url, sha256, to in each
+    )
+    return Needs(None, request.datasets, request.models, urls)
 
 
 def things(needs: Needs, caches: Caches) -> list[Thing]:
