@@ -24,6 +24,7 @@ code=0
 "$2" -m rankup fetch train.py || code=$?
 cd "$1"
 find . -path ./.rankup -prune -o ! -name . -print
+grep -h '"proof"' .rankup/fetched/* || true
 exit $code
 """
 
@@ -60,7 +61,8 @@ def test_a_disk_that_a_script_fills_is_named(tmp_path: Path, what: str) -> None:
     words = f"no room left on the disk of {folder}: make room there, and run it again"
     assert words in done.stderr
     assert "rankup/sandbox" not in done.stderr
-    assert done.stdout.split() == ["./train.py"]
+    assert done.stdout.splitlines()[0] == "./train.py"
+    assert '"proof": "none"' in done.stdout
 
 
 def test_a_full_disk_at_the_start_is_named(tmp_path: Path) -> None:
@@ -71,7 +73,24 @@ def test_a_full_disk_at_the_start_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "small" / ".rankup"
     assert f"rankup: no room left on the disk of {folder}: make room there" in done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stdout.split() == ["./train.py"]
+    assert done.stdout == "./train.py\n"
+
+
+@pytest.mark.slow
+def test_a_disk_that_only_the_proof_fills_is_no_proof_that_failed(tmp_path: Path) -> None:
+    """The copy of the first start is there until the end."""
+    (tmp_path / "train.py").write_text(
+        "import torch\nfile = open('log.bin', 'wb', 0)\nfile.write(bytes(1 << 20))\n"
+        "assert file.write(bytes(1 << 18)) == 1 << 18\n"
+        "torch.nn.Linear(1, 1)(torch.ones(1, 1)).sum().backward()\n"
+    )
+    done = _fetch(tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "rankup: it does not start without a network:" in done.stderr
+    folder = tmp_path / "small" / ".rankup"
+    assert f"no room left on the disk of {folder}: make room there" in done.stderr
+    assert "once more" not in done.stderr
+    assert '"proof": "none"' in done.stdout
 
 
 def test_a_folder_that_does_not_fit_on_its_disk_is_not_half_there(web: Web, tmp_path: Path) -> None:
