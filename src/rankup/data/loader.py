@@ -21,15 +21,15 @@ from ..site import mounts
 from . import engines
 from .batches import BatchRequest, Place
 from .errors import BadContainer
-from .fetch import Answer, Bad, Fetch, Tally
+from .fetch import Bad, Fetch, Made, Tally
 from .index import Int64s
 from .orders import Blocks, Ordering, Sequential, Shuffled
 from .reader import PackedDataset
 from .splits import unwrapped
 
 Kind = Literal["auto", "threads", "processes"]
-# A request, what was made of it, and the batch of that.
-_Batch = tuple[Answer, Any]
+# What was made, and the batch of it.
+_Batch = tuple[Made, Any]
 QUIET = "RANKUP_QUIET"
 _GAP = 64 << 10  # what lies between neighbours (headers, fields) is read too, up to this
 _EARLIER = 4  # a window is asked for when a quarter of the one before it is left
@@ -171,19 +171,20 @@ class Loader(Place):
         share: tuple[int, int] | None = None
         batches = self._batches()
         try:
-            for (request, made), batch in batches:
-                self.consumed = request.stop
+            for made, batch in batches:
+                self.consumed = made.request.stop
                 self.bad += made.bad
                 counted.add(made.bad)
                 if not made.count and not self.train:  # all of them were dropped
                     continue
                 if self.train:
-                    share = LEDGER.samples = (made.count, request.total)
+                    share = LEDGER.samples = (made.count, made.request.total)
                 yield batch
                 if loop is not self._loop:
                     raise UserError(
-                        "this loop was left for another one over the same Loader, and cannot go "
-                        "on: a Loader is at one place; make a second Loader for a second loop"
+                        "this loop cannot go on: its Loader was closed, or is at another place "
+                        "(load_state_dict, or another loop); close it after the loop, and make a "
+                        "second Loader for a second loop"
                     )
         finally:
             if share is not None and LEDGER.samples is share:
@@ -206,7 +207,7 @@ class Loader(Place):
         if isinstance(self.order, Blocks) and _is_far(self.dataset):
             requests = _read_ahead(requests, self.order, self.dataset, self.rank, self.world_size)
         made = self._engine.run(requests)
-        batches: Iterator[_Batch] = ((one, one[1].batch()) for one in made)
+        batches: Iterator[_Batch] = ((one, one.batch()) for one in made)
         if self._pin:
             batches = ((one, _mapped(batch, torch.Tensor.pin_memory)) for one, batch in batches)
         if self._device is not None and self._device.type == "cuda":
@@ -218,7 +219,8 @@ class Loader(Place):
                 made.close()
 
     def close(self) -> None:
-        """End the workers; a `for` that follows starts new ones."""
+        """End the workers, and with an error a loop that goes on; a new one starts new workers."""
+        self._loop = object()
         self._engine.close()
 
 
@@ -245,7 +247,7 @@ def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
 
 
 # With the batch on its way, and what tells that it is there.
-_Copied = tuple[Answer, Any, Any, torch.cuda.Event]
+_Copied = tuple[Made, Any, Any, torch.cuda.Event]
 
 
 def copied_ahead(batches: Iterator[_Batch], device: torch.device) -> Iterator[_Batch]:

@@ -11,7 +11,6 @@ import pickle
 import signal
 import traceback
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from multiprocessing import util
 from multiprocessing.connection import wait
@@ -24,7 +23,7 @@ from torch.utils.data._utils import signal_handling
 from ..base.errors import UserError
 from ..base.processes import freeze_in_children
 from .batches import BatchRequest
-from .fetch import Answer, Fetch
+from .fetch import Fetch, Made
 from .transforms import OWN_GENERATORS
 
 _GUARD = (
@@ -32,6 +31,7 @@ _GUARD = (
     "`if __name__ == '__main__':`"
 )
 _GRACE = 5.0  # seconds in which a worker that has hung up is seen to have ended
+_PIPE, _POLL = 1 << 20, 0.01  # bytes that a pipe has at most, and seconds until it has some again
 
 
 class Processes:
@@ -47,8 +47,7 @@ class Processes:
         self._pid = 0
         self._end: util.Finalize | None = None
 
-    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
-        self._requests.asked, self._requests.waiting = requests, deque()
+    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Made]:
         if self._iterator is not None and self._pid != os.getpid():
             self._iterator._shutdown = True  # a forked child does not end the workers of its parent
             self._iterator = self._end = None
@@ -58,12 +57,12 @@ class Processes:
             self._give_up()
         if self._iterator is None:
             self._start()
-        else:
-            self._try(iter, self._loader)
+        self._requests.asked = requests
+        self._try(iter, self._loader)
         while (result := self._try(next, self._iterator, None)) is not None:
             if isinstance(result, _Failure):
                 result.reraise()
-            yield self._requests.waiting.popleft(), result
+            yield result
 
     def close(self) -> None:
         """End the workers; batches that were handed out stay valid."""
@@ -74,15 +73,15 @@ class Processes:
     def _give_up(self) -> Any:
         """End workers of which one has died or hangs: torch would wait for each. Return one that
         has died."""
-        iterator = self._iterator
-        if iterator._worker_pids_set:  # else torch takes their end for an error
-            signal_handling._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set, iterator._shutdown = False, True
-        dead = next((one for one in iterator._workers if not one.is_alive()), None)
+        self._iterator._shutdown = True
+        dead = next((one for one in self._iterator._workers if not one.is_alive()), None)
         self.close()
         return dead
 
     def _start(self) -> None:
+        """Start workers without requests: what is torch's own until it has begun cannot be ended
+        as it should, see `_end`."""
+        self._requests.asked = iter(())
         freeze_in_children()
         self._loader = DataLoader(
             _Batches(self._fetch),
@@ -168,21 +167,12 @@ def late(timeout: float) -> UserError:
 
 
 class _Requests:
-    """The requests of the running loop, as a sampler of torch's.
-
-    Attributes:
-        asked: those that are to come.
-        waiting: those that were handed out and are not made yet.
-    """
+    """The requests of the running loop that are to come, as a sampler of torch's."""
 
     asked: Iterator[BatchRequest]
-    waiting: deque[BatchRequest]
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        waiting = self.waiting
-        for request in self.asked:
-            waiting.append(request)
-            yield request
+        return self.asked
 
 
 class _Batches(Dataset[Any]):
@@ -247,14 +237,24 @@ def _unchanged(batch: Any) -> Any:
 
 def _end(iterator: Any) -> None:
     """End workers, first kindly. Also at the end of the process: then without their `Processes`."""
+    if iterator._worker_pids_set:  # else torch takes their end for an error, whenever it is seen
+        signal_handling._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+    # Copies, as the threads that write requests close the ends of their pipes.
+    ends = [os.dup(queue._reader.fileno()) for queue in iterator._index_queues]
     iterator._shutdown_workers()
     for worker in iterator._workers:
         if worker.is_alive():
             worker.kill()
         worker.join()
-    for queue in iterator._index_queues:
-        queue.cancel_join_thread()
+    for queue, end in zip(iterator._index_queues, ends, strict=True):
         queue.close()
+        with open(end, "rb", buffering=0) as pipe:
+            os.set_blocking(end, False)
+            # The thread may be at a request that no worker reads any more.
+            while queue._thread is not None and queue._thread.is_alive():
+                pipe.read(_PIPE)
+                queue._thread.join(_POLL)
 
 
 def _ended(code: int) -> str:
