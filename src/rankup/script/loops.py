@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable
 
-from .flow import Flow, call_name, first_argument, is_backward, literal
+from .flow import Flow, call_name, first_argument, given, is_backward, literal
 from .models import is_loader, role
 from .names import Function, calls_in, elements, walk
 from .roles import Count, Loop, LoopNode, Role, RoleKind, unique
@@ -50,7 +50,10 @@ def find_loops(flow: Flow, models: Iterable[Role]) -> tuple[tuple[Loop, ...], tu
 
 
 def _evaluates(flow: Flow, loop: Loop, models: set[ast.AST]) -> bool:
-    """True where a loop runs a model, by its surroundings or by what it calls; or is shared."""
+    """True where a loop runs a model, by its surroundings or by what it calls; or is shared.
+
+    A function of the script's own may run one, and so may any that is given it.
+    """
     file, body = loop.file, loop.node.body
     if _shared(file, loop):
         return True
@@ -59,8 +62,16 @@ def _evaluates(flow: Flow, loop: Loop, models: set[ast.AST]) -> bool:
         return True
     if any(gradients_off(file, one) for one in (*around, *walk(*body))):
         return True
-    named = (one.func for one in calls_in(*body) if isinstance(one.func, ast.Name | ast.Attribute))
-    return any(made.node in models for func in named for made in flow.origins(file, func))
+    calls = list(calls_in(*body))
+    if any(flow.callee(file, call) is not None for call in calls):
+        return True
+    named = (one for call in calls for one in (call.func, *given(call)))
+    return any(
+        made.node in models
+        for one in named
+        if isinstance(one, ast.Name | ast.Attribute)
+        for made in flow.origins(file, one)
+    )
 
 
 def _shared(file: File, loop: Loop) -> bool:

@@ -328,25 +328,10 @@ class Training:
         )
 
     def _loops(self) -> list[Loop]:
-        loops: list[Loop] = []
-        around: set[ast.AST] = set()  # training loops over batches: what is in them is a step
-        for node in self.script.loops:
-            trains = self._trains_here(node.body)
-            batches = self._over_batches(node)
-            inner = [
-                one
-                for one in self.script.inside(node.body, ast.AST, deep=False)
-                if isinstance(one, LoopNode) and self._trains_here(one.body)
-            ]
-            if not trains:
-                loops += [self._loop(node, False)] if batches else []
-            elif around & set(self.script.above(node)):
-                continue
-            elif batches and not any(self._over_batches(one) for one in inner):
-                loops.append(self._loop(node, True))
-                around.add(node)
-            elif not inner:
-                loops.append(self._loop(node, True))
+        understood = self.script.understood
+        found = {one.node: False for one in understood.eval_loops}
+        found |= {one.node: True for one in understood.train_loops}
+        loops = [self._loop(one, found[one]) for one in self.script.loops if one in found]
         for loop in loops:
             if loop.trains and self.sources(loop):
                 loop.phase, unseen = self._phase(loop)
@@ -457,14 +442,6 @@ class Training:
                 return one.test, False
         return None
 
-    def _over_batches(self, node: ast.AST) -> bool:
-        if not isinstance(node, ForNode):
-            return False
-        source = unpacked(self.script, self._heads(node)[-1])
-        if any(self.script.inside(node.body, ast.Yield)):
-            return False  # it hands its batches on
-        return not _holds_loaders(self.script, source) and bool(self._begun(source, 0))
-
     def _heads(self, node: ForNode) -> list[ast.expr]:
         """The iterable of a loop, and where that is a bar with a name, the iterable of the bar."""
         script, source = self.script, unpacked(self.script, node.iter)
@@ -557,24 +534,6 @@ def _negated(script: Script, test: ast.expr) -> str:
     return (
         f"not {script.code(test)}" if isinstance(test, ast.Name) else f"not ({script.code(test)})"
     )
-
-
-def _holds_loaders(script: Script, expression: ast.expr) -> bool:
-    """True where it is a list or a dictionary: who goes over it goes over loaders, not batches."""
-    func = expression.func if isinstance(expression, ast.Call) else None
-    if isinstance(func, ast.Attribute) and func.attr in ("items", "values", "keys"):
-        return True
-    written = script.dotted(expression)
-    scope = script.scope(expression)
-    made = (
-        [expression]
-        if not written
-        else [
-            value for where in (scope, script.tree) for _, value in script.assigned(written, where)
-        ]
-    )
-    kinds = ast.Dict | ast.List | ast.Tuple | ast.DictComp | ast.ListComp
-    return bool(made) and all(isinstance(one, kinds) for one in made)
 
 
 @lru_cache(maxsize=1)
