@@ -229,7 +229,10 @@ def test_what_is_decompressed_is_read_by_many(cache: Path, tmp_path: Path, name:
             assert [job.get(200) for job in jobs] == made
         child = os.fork()
         if not child:
-            os._exit(int([bytes(foreign.read(row)) for row in range(50)] != made))
+            try:
+                os._exit(int([bytes(foreign.read(row)) for row in range(50)] != made))
+            finally:
+                os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(lambda row: bytes(foreign.read(row)), range(50))) == made
