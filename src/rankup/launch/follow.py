@@ -179,7 +179,7 @@ def _until_the_end(view: _View, lines: int) -> int:
     ended_at: float | None = None
     written = idle = 0
     while True:
-        size = _size(view.path / rundir.LIVES)
+        size = _size(view.path / rundir.ATTEMPTS)
         now = time.monotonic()
         if size != written:  # a life has begun or ended; Slurm knows a little later
             written, noticed = size, now

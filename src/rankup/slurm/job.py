@@ -71,7 +71,7 @@ def states(
     """The states of a job: one, or one per task of an array.
 
     Args:
-        own: lines of the run's `log/lives.jsonl`: {"job", "task", "restart", "start", "nodes"} at
+        own: lines of the run's `attempts.jsonl`: {"job", "task", "restart", "start", "nodes"} at
             the start of a life, {"job", "task", "restart", "end", "code"} at its end. Only what
             Slurm does not know is taken from them.
         folder: the job's working directory. What Slurm knows under this number with another one,
