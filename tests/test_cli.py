@@ -21,8 +21,8 @@ from rankup.base.errors import UserError
 from rankup.cli.app import PANELS, app
 from rankup.launch import local
 from rankup.launch import run as launch_run
-from rankup.launch.run import Request
 from rankup.site import gpus, rundir
+from rankup.site.jobspec import JobSpec
 from tests.conftest import RunRankup, TextFiles
 
 LM = "language-model"
@@ -216,9 +216,9 @@ def test_more_ranks_than_gpus(
 ) -> None:
     monkeypatch.setattr(gpus, "visible_gpus", lambda environment: 2)
     with pytest.raises(UserError, match=r"--nproc 3 asks for more ranks than the 2 GPU\(s\)"):
-        launch_run.run(Request("a.py", nproc=3))
+        launch_run.run(JobSpec("a.py", nproc=3))
     assert not (tmp_path / "runs").exists()
-    assert launch_run.run(Request("a.py")) == 0
+    assert launch_run.run(JobSpec("a.py")) == 0
     assert started[0][2] == 2, "one per GPU by default"
 
 
@@ -230,7 +230,7 @@ def test_no_torch(
         importlib.util, "find_spec", lambda name, *a: None if name == "torch" else find(name, *a)
     )
     with pytest.raises(UserError, match=r"has no torch; load your site's PyTorch module, or"):
-        launch_run.run(Request("a.py"))
+        launch_run.run(JobSpec("a.py"))
     assert not (tmp_path / "runs").exists()
 
 
@@ -242,9 +242,9 @@ def test_idle_ranks_are_a_warning(
 ) -> None:
     monkeypatch.setattr(gpus, "usable_cores", lambda: 4)
     train = ("--train", str(small_text.train), "--global-batch", "8", "--micro-batch", "3")
-    assert launch_run.run(Request(LM, train, nproc=3)) == 0
+    assert launch_run.run(JobSpec(LM, train, nproc=3)) == 0
     assert capsys.readouterr().err.startswith("run ")
-    assert launch_run.run(Request(LM, train, nproc=5)) == 0
+    assert launch_run.run(JobSpec(LM, train, nproc=5)) == 0
     said = capsys.readouterr().err
     assert "feeds 3 of 5 ranks; 2 will idle" in said
     assert "note: 5 ranks share 4 cores" in said
@@ -252,11 +252,11 @@ def test_idle_ranks_are_a_warning(
 
 
 def test_resume_of_another_target(started: list[tuple[Any, ...]], tmp_path: Path) -> None:
-    launch_run.run(Request("a.py", ("x",)))
+    launch_run.run(JobSpec("a.py", ("x",)))
     with pytest.raises(UserError, match=r"is a run of .*a\.py, not of .*b\.py; leave TARGET away"):
-        launch_run.run(Request("b.py", resume="last"))
-    launch_run.run(Request("a.py", ("y",), resume="last"))
-    launch_run.run(Request(None, resume="last", nproc=3))
+        launch_run.run(JobSpec("b.py", resume="last"))
+    launch_run.run(JobSpec("a.py", ("y",), resume="last"))
+    launch_run.run(JobSpec(None, resume="last", nproc=3))
     assert [call[0].args for call in started] == [["x"], ["x", "y"], ["x", "y"]]
     assert [call[3] for call in started] == [False, True, True]
     [run] = (tmp_path / "runs" / "a").iterdir()
@@ -277,5 +277,5 @@ def test_the_exit_code_is_the_jobs_whatever_happens_later(
         return 137
 
     monkeypatch.setattr(local, "start", start)
-    request = Request(LM, ("--train", str(small_text.train)), out=tmp_path / "out")
+    request = JobSpec(LM, ("--train", str(small_text.train)), out=tmp_path / "out")
     assert launch_run.run(request) == 137

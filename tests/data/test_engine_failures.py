@@ -206,6 +206,38 @@ def test_a_worker_that_hangs(tmp_path: Path, engine: str) -> None:
     one.close()
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_request_that_no_worker_reads(tmp_path: Path, dies: bool) -> None:
+    """The thread that writes it ends with the workers, though the pipe is full."""
+
+    def never(data: bytes, rng: Any) -> torch.Tensor:
+        if dies:
+            os._exit(1)
+        threading.Event().wait()
+        return torch.zeros(1)
+
+    data = PackedDataset(small(tmp_path, 20), None, never).subset(np.zeros(90_000))
+    timeout = 250.0 if dies else 0.2
+    one = loader(data, 9000, prefetch=4, timeout=timeout, **{**options("fork"), "workers": 1})
+    with pytest.raises(UserError, match=r"exit code 1|within 0.2 s"):
+        list(one)
+    assert "QueueFeederThread" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("engine", ["none", "threads", "fork"])
+def test_a_loader_that_is_closed_in_its_loop(tmp_path: Path, engine: str) -> None:
+    """What comes next would be lost quietly; the next loop has workers of its own."""
+    one = loader(PackedDataset(small(tmp_path, 20), None, digest), 2, **options(engine))
+    run = iter(one)
+    given = flat(next(run))
+    one.close()
+    with pytest.raises(UserError, match="cannot go on: its Loader was closed"):
+        next(run)
+    one.set_epoch(0)
+    assert epochs(one)[0] == given
+    one.close()
+
+
 # Ends in the middle of an epoch, or is interrupted, goes on and waits for its end.
 _SCRIPT = """
 import signal, sys

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rankup.data import keys
 from rankup.data.errors import BadContainer
+from rankup.data.strings import Strings
 
 SAFE = (
     b"a",
@@ -58,6 +59,21 @@ def test_unsafe(key: bytes) -> None:
     assert not keys.safe(key)
     with pytest.raises(BadContainer, match=r"the\.tar has a sample named"):
         keys.check(key, "the.tar")
+
+
+@given(st.lists(st.text("a./\\:\0", max_size=5).map(str.encode), max_size=8))
+def test_many_keys_are_looked_at_as_each(names: list[bytes]) -> None:
+    many = Strings.of(names)
+    assert keys.unsafe(many) == next((one for one in names if not keys.safe(one)), None)
+    assert many.distinct() == (len(set(names)) == len(names))
+
+
+def test_keys_of_any_length_are_distinct_or_not() -> None:
+    names = [b"%d|" % number * (1 + number % 40) for number in range(20_000)] + [b"x" * 200_000]
+    assert Strings.of(names).distinct()
+    assert not Strings.of([*names, names[7]]).distinct()
+    # A NUL adds nothing to the hash of a string, so that these two are compared themselves.
+    assert Strings.of([b"a", b"a\0"]).distinct()
 
 
 def test_the_message_is_short_and_escaped() -> None:

@@ -190,3 +190,20 @@ def test_names_that_are_none_of_a_pack_are_damage(
     (one,) = _damage(root, capsys)
     assert one["what"] == str(path)
     assert "none of a pack" in one["why"]
+
+
+@pytest.mark.parametrize("key", [b"../x", b"/tmp/x", b"a\0b", b""])
+def test_names_that_readers_refuse_are_damage(
+    root: Path, capsys: pytest.CaptureFixture[str], key: bytes
+) -> None:
+    path = indexes.place(root)
+    index = indexes.load(path)
+    names = list(index.keys)
+    indexes.save(replace(index, keys=Strings.of([key, *names[1:]])), path)
+    (one,) = _damage(root, capsys)
+    assert one["what"] == str(path)
+    assert "a name must be a relative path" in one["why"]
+    assert _damage(root, capsys, split="val") == []
+    splits = (replace(index.splits[0], folder="../up"), *index.splits[1:])
+    indexes.save(replace(index, splits=splits), path)
+    assert "(as a split)" in _damage(root, capsys)[0]["why"]

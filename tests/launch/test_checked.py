@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import checked
+from rankup.launch import ready
 from rankup.site.rundir import Job
 from tests.conftest import RunRankup
 
@@ -36,18 +36,18 @@ def job(folder: Path, text: str) -> Job:
 
 def test_before_a_job_is_submitted(tmp_path: Path) -> None:
     single = job(tmp_path, SINGLE)
-    lines = checked.before_submit(single, 4, wanted=True)
+    lines = ready.before_submit(single, 4, wanted=True)
     assert 2 <= len(lines) <= 5
     assert lines[0].startswith("error: ")
     assert "train.py:" in lines[0]
     assert lines[-1].endswith(f"rankup check {tmp_path / 'train.py'}")
-    assert checked.before_submit(single, 1, wanted=True) == []  # one rank does it all
-    assert checked.before_submit(single, 4, wanted=False) == []
-    assert checked.before_submit(job(tmp_path, "print(1)\n"), 4, wanted=True) == []
+    assert ready.before_submit(single, 1, wanted=True) == []  # one rank does it all
+    assert ready.before_submit(single, 4, wanted=False) == []
+    assert ready.before_submit(job(tmp_path, "print(1)\n"), 4, wanted=True) == []
     broken = job(tmp_path, SINGLE + "def (\n")
     with pytest.raises(UserError, match=r"train\.py:13.*--no-check"):
-        checked.before_submit(broken, 1, wanted=True)
-    assert checked.before_submit(broken, 4, wanted=False) == []
+        ready.before_submit(broken, 1, wanted=True)
+    assert ready.before_submit(broken, 4, wanted=False) == []
 
 
 def test_no_rank_starts_with_a_script_that_python_cannot_read(
@@ -64,9 +64,9 @@ def test_no_rank_starts_with_a_script_that_python_cannot_read(
 
 
 def test_beside_a_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checked.beside(job(tmp_path, SINGLE), 1, wanted=True)
-    checked.beside(job(tmp_path, SINGLE), 2, wanted=False)
-    checked.beside(job(tmp_path, SINGLE), 2, wanted=True)
+    ready.beside(job(tmp_path, SINGLE), 1, wanted=True)
+    ready.beside(job(tmp_path, SINGLE), 2, wanted=False)
+    ready.beside(job(tmp_path, SINGLE), 2, wanted=True)
     said, end = "", time.monotonic() + 120
     while "rankup check" not in said and time.monotonic() < end:
         said += capsys.readouterr().err

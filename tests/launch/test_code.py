@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.launch import code
+from rankup.launch import request
 
 _IDENTITY = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
 
@@ -65,8 +65,11 @@ def _assert_private(run: Path) -> None:
 
 
 def test_a_clean_commit_needs_nothing_more(folder: Path, run: Path) -> None:
-    assert code.state(folder) == {"commit": _git(folder, "rev-parse", "HEAD"), "changed": False}
-    code.keep(folder, folder / "train.py", run)
+    assert request.code_state(folder) == {
+        "commit": _git(folder, "rev-parse", "HEAD"),
+        "changed": False,
+    }
+    request.keep_code(folder, folder / "train.py", run)
     assert _files(run) == []
 
 
@@ -79,9 +82,9 @@ def test_commit_and_diff_give_the_code_back(
     (folder / "sub" / "model.py").unlink()
     (folder / "sub" / "new.py").write_text("b = 1\n")
     _git(folder, "add", "sub/new.py")
-    found = code.state(folder / where)
+    found = request.code_state(folder / where)
     assert found["changed"]
-    code.keep(folder / where, folder / "train.py", run)
+    request.keep_code(folder / where, folder / "train.py", run)
     assert _files(run) == ["code.diff"]
     _assert_private(run)
     _git(tmp_path, "clone", "-q", str(folder), "again")
@@ -102,7 +105,7 @@ def test_the_users_settings_of_diffs_do_not_spoil_it(folder: Path, run: Path) ->
     for name, value in settings.items():
         _git(folder, "config", name, value)
     (folder / "train.py").write_text("print(2)\n")
-    code.keep(folder / "sub", None, run)
+    request.keep_code(folder / "sub", None, run)
     _git(folder, "checkout", "-q", "--", "train.py")
     _git(folder, "apply", str(run / "code.diff"))
     assert (folder / "train.py").read_text() == "print(2)\n"
@@ -111,8 +114,8 @@ def test_the_users_settings_of_diffs_do_not_spoil_it(folder: Path, run: Path) ->
 def test_a_script_that_git_does_not_know_is_copied_and_named(folder: Path, run: Path) -> None:
     script = folder / "other.py"
     script.write_text("print(3)\n")
-    assert code.state(folder)["untracked"] == ["other.py"]
-    code.keep(folder, script, run)
+    assert request.code_state(folder)["untracked"] == ["other.py"]
+    request.keep_code(folder, script, run)
     assert _files(run) == ["other.py"]
     assert (run / "other.py").read_text() == "print(3)\n"
     _assert_private(run)
@@ -121,8 +124,8 @@ def test_a_script_that_git_does_not_know_is_copied_and_named(folder: Path, run: 
 def test_an_ignored_script_is_copied_too(folder: Path, run: Path) -> None:
     (folder / ".gitignore").write_text("*.py\n")
     (folder / "other.py").write_text("print(3)\n")
-    assert code.state(folder)["untracked"] == [".gitignore"]
-    code.keep(folder, folder / "other.py", run)
+    assert request.code_state(folder)["untracked"] == [".gitignore"]
+    request.keep_code(folder, folder / "other.py", run)
     assert _files(run) == ["other.py"]
 
 
@@ -130,36 +133,36 @@ def test_hostile_names(folder: Path, run: Path) -> None:
     names = ["*.py", "a b.py", "it's.py", "-n.py", "größe.py", "a\nb.py", ":!x.py", "$(x).py"]
     for name in names:
         (folder / name).write_text("print(4)\n")
-    assert sorted(code.state(folder)["untracked"]) == sorted(names)
+    assert sorted(request.code_state(folder)["untracked"]) == sorted(names)
     for name in names:
-        code.keep(folder, folder / name, run)
+        request.keep_code(folder, folder / name, run)
     assert _files(run) == sorted(names)
     _git(folder, "add", ".")
     _git(folder, "commit", "-q", "-m", "second")
-    assert "untracked" not in code.state(folder)
+    assert "untracked" not in request.code_state(folder)
     for name in names:
         (run / name).unlink()
-        code.keep(folder, folder / name, run)
+        request.keep_code(folder, folder / name, run)
     assert _files(run) == []
 
 
 def test_a_name_that_is_no_text(folder: Path) -> None:
     with open(os.fsencode(folder) + b"/\xff.py", "w"):
         pass
-    assert code.state(folder)["untracked"] == ["\ufffd.py"]
+    assert request.code_state(folder)["untracked"] == ["\ufffd.py"]
 
 
 def test_many_untracked_files_are_not_all_named(folder: Path) -> None:
     for number in range(300):
         (folder / f"{number}.txt").touch()
-    assert len(code.state(folder)["untracked"]) == 200
+    assert len(request.code_state(folder)["untracked"]) == 200
 
 
 def test_outside_a_repository_the_script_itself_is_kept(tmp_path: Path, run: Path) -> None:
     (tmp_path / "train.py").write_text("print(5)\n")
-    assert code.state(tmp_path) == {}
-    code.keep(tmp_path, tmp_path / "train.py", run)
-    code.keep(tmp_path, None, run)
+    assert request.code_state(tmp_path) == {}
+    request.keep_code(tmp_path, tmp_path / "train.py", run)
+    request.keep_code(tmp_path, None, run)
     assert _files(run) == ["train.py"]
     _assert_private(run)
 
@@ -170,8 +173,8 @@ def test_before_the_first_commit_the_script_itself_is_kept(tmp_path: Path, run: 
     (project / "train.py").write_text("print(6)\n")
     _git(project, "init", "-q")
     _git(project, "add", ".")
-    assert code.state(project) == {}
-    code.keep(project, project / "train.py", run)
+    assert request.code_state(project) == {}
+    request.keep_code(project, project / "train.py", run)
     assert _files(run) == ["train.py"]
 
 
@@ -179,15 +182,15 @@ def test_without_git_the_script_itself_is_kept(
     folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(run))
-    assert code.state(folder) == {}
-    code.keep(folder, folder / "train.py", run)
+    assert request.code_state(folder) == {}
+    request.keep_code(folder, folder / "train.py", run)
     assert _files(run) == ["train.py"]
 
 
 def test_a_diff_that_is_data_is_left_out_and_the_script_kept(
     folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "MOST_BYTES", 1000)
+    monkeypatch.setattr(request, "MOST_BYTES", 1000)
     (folder / "train.py").write_text("print(7)\n" * 1000)
-    code.keep(folder, folder / "train.py", run)
+    request.keep_code(folder, folder / "train.py", run)
     assert _files(run) == ["train.py"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import place as module
-from rankup.launch.place import place
+from rankup.launch import run as module
+from rankup.launch.run import place
 from rankup.slurm import client
 from rankup.slurm.client import Client
 from tests.conftest import RunRankup

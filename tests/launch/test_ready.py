@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import jobscript, ready, software
+from rankup.launch import ready, submit
 from rankup.launch.submit import Plan
 from rankup.login import record
 from rankup.login.record import Item, Proof, Record
 from rankup.site import config as configuration
 from rankup.site import profile as profiles
+from rankup.site.jobspec import JobSpec
 from rankup.site.rundir import Job
 from rankup.slurm.limits import Grant
-from rankup.slurm.options import JobOptions
 from rankup.slurm.script import render
 
 WANTS = """
@@ -308,13 +308,13 @@ def test_a_cache_that_has_moved_meanwhile_is_noted() -> None:
 def _plan(**values: object) -> Plan:
     shape = profiles.Partition("gpu", 1440, 2, 8, 8, 3, None)
     grant = Grant("gpu", 1, 2, 2, 8, 60, True, shape)
-    found = Plan(profiles.load("generic"), grant, JobOptions(), {}, "", ())
+    found = Plan(profiles.load("generic"), grant, JobSpec(), {}, "", ())
     return replace(found, **values)  # type: ignore[arg-type]
 
 
 def _exports(plan: Plan, project: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """What the exports of the job script leave in the environment of bash."""
-    text = render(jobscript.job_script(plan, _job(project), project / "run", resume=False))
+    text = render(submit.job_script(plan, _job(project), project / "run", resume=False))
     lines = [line for line in text.splitlines() if line.startswith("export ")]
     kept = [line for line in lines if "PATH" not in line and "SLURM" not in line]
     done = subprocess.run(
@@ -342,7 +342,7 @@ def test_the_job_script_sets_the_caches_and_asks_nobody_to_go_online(project: Pa
 
 
 def test_nothing_fetched_changes_nothing_in_the_job_script(project: Path) -> None:
-    made = jobscript.job_script(_plan(), _job(project), project / "run", resume=False)
+    made = submit.job_script(_plan(), _job(project), project / "run", resume=False)
     assert dict(made.fetched) == {}
     assert "HF_HOME" not in render(made)
 
@@ -351,8 +351,8 @@ def test_a_container_sees_the_caches(project: Path) -> None:
     (project / "hub").mkdir()
     (project / "a.sif").touch()
     told = ready.Fetched({"HF_HOME": str(project / "hub")})
-    plan = _plan(fetched=told, options=JobOptions(container=str(project / "a.sif")))
-    found = jobscript.job_script(plan, _job(project), project / "run", resume=False)
+    plan = _plan(fetched=told, options=JobSpec(container=str(project / "a.sif")))
+    found = submit.job_script(plan, _job(project), project / "run", resume=False)
     assert str(project / "hub") in found.container[found.container.index("--bind") + 1].split(",")
 
 
@@ -373,15 +373,15 @@ def test_the_projects_environment_is_taken_where_this_python_is_in_none(
 ) -> None:
     script = _environment(project)
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
-    found, note = software.of_project(project)
+    found, note = submit.of_project(project)
     assert found == str(script)
     assert note == f"note: the job gets the environment of {script}, not that of this Python"
     script.chmod(0o666)
-    found, note = software.of_project(project)
+    found, note = submit.of_project(project)
     assert found is None
     assert note.startswith(f"warning: {script} could be somebody else's work")
     script.unlink()
-    assert software.of_project(project) == (None, "")
+    assert submit.of_project(project) == (None, "")
 
 
 def test_an_environment_without_its_venv_is_not_taken(
@@ -390,7 +390,7 @@ def test_an_environment_without_its_venv_is_not_taken(
     script = _environment(project)
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
     (script.parent / "venv" / "bin" / "python").unlink()
-    assert software.of_project(project) == (None, "")
+    assert submit.of_project(project) == (None, "")
 
 
 def test_the_environment_of_this_python_comes_first_where_it_has_torch(
@@ -400,14 +400,14 @@ def test_the_environment_of_this_python_comes_first_where_it_has_torch(
     (project / "other" / "bin").mkdir(parents=True)
     (project / "other" / "bin" / "activate").touch()
     monkeypatch.setattr(sys, "prefix", str(project / "other"))
-    assert software.of_project(project) == (None, "")
-    monkeypatch.setattr(software.importlib.util, "find_spec", lambda name: None)
-    assert software.of_project(project)[0] == str(script)
+    assert submit.of_project(project) == (None, "")
+    monkeypatch.setattr(submit.importlib.util, "find_spec", lambda name: None)
+    assert submit.of_project(project)[0] == str(script)
 
 
 def test_no_environment_is_older_than_its_requirements_where_there_are_none(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
-    assert software.staleness(None) == ""
-    assert software.staleness(str(project / "activate.sh")) == ""
+    assert submit.staleness(None) == ""
+    assert submit.staleness(str(project / "activate.sh")) == ""

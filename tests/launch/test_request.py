@@ -10,11 +10,11 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.launch import queue
-from rankup.launch.request import Request, created, new, resumed
+from rankup.launch.request import created, new, resumed
 from rankup.site import rundir
+from rankup.site.jobspec import JobSpec
 from rankup.site.rundir import Job
 from rankup.slurm.client import Client, SlurmError
-from rankup.slurm.options import JobOptions
 from tests.slurm.jobscripts import Site
 
 from .live import script
@@ -48,11 +48,11 @@ def test_where_it_costs_a_job_an_own_option_behind_the_script_is_refused(
 ) -> None:
     name = word.partition("=")[0]
     with pytest.raises(UserError, match=f"{name} stands after TARGET .* put `--` before it"):
-        new(Request("train.py", ("--lr", "1", word)), here / "runs", strict=True)
+        new(JobSpec("train.py", ("--lr", "1", word)), here / "runs", strict=True)
 
 
 def test_elsewhere_it_is_warned_of(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, job = new(Request("train.py", ("--nodes", "2")), here / "runs")
+    _, job = new(JobSpec("train.py", ("--nodes", "2")), here / "runs")
     assert job.args == ["--nodes", "2"]
     assert "warning: --nodes stands after TARGET" in capsys.readouterr().err
 
@@ -70,7 +70,7 @@ def test_elsewhere_it_is_warned_of(here: Path, capsys: pytest.CaptureFixture[str
 def test_what_is_meant_for_the_script_reaches_it_without_a_word(
     here: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], strict: bool
 ) -> None:
-    _, job = new(Request("train.py", args), here / "runs", strict=strict)
+    _, job = new(JobSpec("train.py", args), here / "runs", strict=strict)
     assert job.args == list(args)
     assert capsys.readouterr().err == ""
 
@@ -78,7 +78,7 @@ def test_what_is_meant_for_the_script_reaches_it_without_a_word(
 @pytest.mark.parametrize("word", ["--nodes", "--name", "--env"])
 def test_behind_a_recipe_every_own_option_is_refused(here: Path, word: str) -> None:
     with pytest.raises(UserError, match=f"rankup run {word} ... TARGET"):
-        new(Request("language-model", (word, "2")), here / "runs")
+        new(JobSpec("language-model", (word, "2")), here / "runs")
 
 
 # --- the run directory
@@ -92,7 +92,7 @@ def _fails(directory: Path, job: Job, error: BaseException, runs: Path) -> None:
 
 
 def test_what_was_made_goes_when_the_block_fails_and_what_was_there_stays(here: Path) -> None:
-    directory, job = new(Request("train.py"), here / "runs")
+    directory, job = new(JobSpec("train.py"), here / "runs")
     with pytest.raises(KeyboardInterrupt):
         _fails(directory, job, KeyboardInterrupt(), here / "runs")
     assert sorted(path.name for path in here.iterdir()) == ["rankup.toml", "train.py"]
@@ -106,7 +106,7 @@ def test_what_was_made_goes_when_the_block_fails_and_what_was_there_stays(here: 
 def test_what_cannot_be_removed_hides_no_failure(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory, job = new(Request("train.py"), here / "runs")
+    directory, job = new(JobSpec("train.py"), here / "runs")
 
     def refuses(path: Path) -> None:
         raise PermissionError("not yours")
@@ -117,29 +117,29 @@ def test_what_cannot_be_removed_hides_no_failure(
 
 
 def test_a_resume_adds_to_the_arguments_of_the_run(here: Path) -> None:
-    directory, job = new(Request("train.py", ("--lr", "1")), here / "runs")
+    directory, job = new(JobSpec("train.py", ("--lr", "1")), here / "runs")
     with created(directory, job, here / "runs"):
         pass
-    found, again = resumed(Request("train.py", ("--lr", "2"), resume=job.id), here / "runs")
+    found, again = resumed(JobSpec("train.py", ("--lr", "2"), resume=job.id), here / "runs")
     assert (found, again.args) == (directory, ["--lr", "1", "--lr", "2"])
     script(here, "pass", "other.py")
     with pytest.raises(UserError, match=r"is a run of .*train\.py, not of .*other\.py"):
-        resumed(Request("other.py", resume=job.id), here / "runs")
+        resumed(JobSpec("other.py", resume=job.id), here / "runs")
 
 
 def test_a_resume_with_another_model_is_refused_before_a_rank_starts(here: Path) -> None:
-    directory, job = new(Request("language-model", ("--dim", "32")), here / "runs")
+    directory, job = new(JobSpec("language-model", ("--dim", "32")), here / "runs")
     with created(directory, job, here / "runs"):
         pass
     for words, was in ((("--dim", "64"), "--dim was 32"), (("--layers", "9"), "--layers was 4")):
         with pytest.raises(UserError, match=f"another run: {was} and is now {words[1]}"):
-            resumed(Request("language-model", words, resume=job.id), here / "runs")
+            resumed(JobSpec("language-model", words, resume=job.id), here / "runs")
 
 
 def test_a_notebook_is_no_script_and_it_is_said_how_to_make_it_one(here: Path) -> None:
     (here / "nb.ipynb").write_text("{}")
     with pytest.raises(UserError, match=r"jupyter nbconvert --to script nb\.ipynb"):
-        new(Request("nb.ipynb"), here / "runs")
+        new(JobSpec("nb.ipynb"), here / "runs")
 
 
 # --- a submission
@@ -147,8 +147,8 @@ def test_a_notebook_is_no_script_and_it_is_said_how_to_make_it_one(here: Path) -
 
 def _submit(site: Client, resume: str | None = None, **options: object) -> int:
     target = None if resume else "train.py"
-    asked = JobOptions(**options)  # type: ignore[arg-type]
-    return queue.run(Request(target, resume=resume, options=asked), site, inside=False)
+    asked = JobSpec(target, resume=resume, **options)  # type: ignore[arg-type]
+    return queue.run(asked, site, inside=False)
 
 
 def test_a_submission_says_the_jobs_number_alone_to_other_programs(
@@ -173,7 +173,7 @@ def test_a_submission_says_the_jobs_number_alone_to_other_programs(
 def test_a_dry_run_prints_the_script_alone_and_leaves_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    request = Request("train.py", dry_run=True, options=JobOptions(time="1h"))
+    request = JobSpec("train.py", dry_run=True, time="1h")
     assert queue.run(request, Site(job=AssertionError("submitted")), inside=False) == 0
     said = capsys.readouterr()
     assert said.out.startswith("#!/bin/bash\n")
@@ -262,23 +262,22 @@ def test_an_argument_that_compute_nodes_do_not_see_is_refused(here: Path, tmp_pa
     (tmp_path / "local" / "data.h5").touch()
     with (here / "rankup.toml").open("a") as file:
         file.write(f"site.not_mounted = ['{tmp_path}/local']\n")
-    request = Request("train.py", (f"--data={tmp_path}/local/data.h5",))
+    request = JobSpec("train.py", (f"--data={tmp_path}/local/data.h5",))
     with pytest.raises(UserError, match=r"the argument \S+/data.h5 \S+ is not mounted"):
         queue.run(request, Site(job=AssertionError("submitted")), inside=False)
     assert _runs(here) == []
 
 
 def test_an_array_is_not_followed_and_not_of_a_recipe(here: Path) -> None:
-    options = JobOptions(array="0-3")
     with pytest.raises(UserError, match="--follow follows one job"):
-        queue.run(Request("train.py", follow=True, options=options), Site(), inside=False)
+        queue.run(JobSpec("train.py", follow=True, array="0-3"), Site(), inside=False)
     with pytest.raises(UserError, match="every task of an array would be the same run"):
-        queue.run(Request("language-model", options=options), Site(), inside=False)
+        queue.run(JobSpec("language-model", array="0-3"), Site(), inside=False)
     assert _runs(here) == []
 
 
 def test_an_option_behind_the_script_costs_no_job(here: Path) -> None:
-    request = Request("train.py", ("--nodes", "2"))
+    request = JobSpec("train.py", ("--nodes", "2"))
     with pytest.raises(UserError, match="--nodes stands after TARGET"):
         queue.run(request, Site(job=AssertionError("submitted")), inside=False)
     assert _runs(here) == []
@@ -305,6 +304,6 @@ def test_a_recipes_run_that_is_through_is_not_submitted_again(here: Path) -> Non
     (done / "model-final.pt").touch()
     site = Site(job=AssertionError("submitted"))
     with pytest.raises(UserError, match=r"is through, .* language-model --steps N"):
-        queue.run(Request(None, resume=job.id), site, inside=False)
-    more = Request("language-model", ("--steps", "60"), resume=job.id)
+        queue.run(JobSpec(None, resume=job.id), site, inside=False)
+    more = JobSpec("language-model", ("--steps", "60"), resume=job.id)
     assert queue.run(more, Site(), inside=False) == 0, "longer than before"

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch.request import Request, created, new
+from rankup.launch.request import created, new
 from rankup.launch.scale import command, points, series
 from rankup.launch.scale.command import Wish, scale
 from rankup.launch.scale.points import counts
 from rankup.launch.show_status import show as status
 from rankup.site import rundir
+from rankup.site.jobspec import JobSpec
 from tests.conftest import RunRankup, TextFiles
 
 SMALL = (
@@ -36,9 +37,9 @@ class Fake:
 
     def __init__(self) -> None:
         self.codes: dict[int, int] = {}
-        self.asked: list[Request] = []
+        self.asked: list[JobSpec] = []
 
-    def __call__(self, request: Request, extra: Mapping[str, str]) -> int:
+    def __call__(self, request: JobSpec, extra: Mapping[str, str]) -> int:
         self.asked.append(request)
         ranks = request.nproc or 0
         code = self.codes.get(ranks, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import split
+from rankup.launch import request
 from rankup.site.rundir import Job
 from tests.conftest import RunRankup
 
@@ -75,20 +75,20 @@ def _job(*args: str, kind: str = "recipe") -> Job:
 
 
 def test_what_the_ranks_of_a_node_make_of_a_strategy_is_asked_of_all_nodes() -> None:
-    assert split.notes(_job("--strategy", "3d"), 2, 2) == []
+    assert request.split_notes(_job("--strategy", "3d"), 2, 2) == []
     with pytest.raises(UserError, match="on 3 ranks"):
-        split.notes(_job("--strategy", "3d"), 3, 1)
+        request.split_notes(_job("--strategy", "3d"), 3, 1)
 
 
 def test_tensor_groups_over_several_nodes_are_warned_of() -> None:
-    [note] = split.notes(_job("--tp", "4"), 2, 2)
+    [note] = request.split_notes(_job("--tp", "4"), 2, 2)
     assert note.startswith("warning: --tp 4 spans nodes of 2 ranks")
     assert "--tp 2 stays on a node" in note
 
 
 def test_ranks_without_a_micro_batch_are_counted_with_their_groups() -> None:
     args = ["--tp", "2", "--global-batch", "8", "--micro-batch", "8"]
-    [note] = split.notes(_job(*args), 1, 4)
+    [note] = request.split_notes(_job(*args), 1, 4)
     assert "feeds 2 of 4 ranks; 2 will idle" in note
 
 
@@ -105,12 +105,12 @@ def test_ranks_without_a_micro_batch_are_counted_with_their_groups() -> None:
     ids=["schedule", "reshard", "empty pipeline"],
 )
 def test_what_does_nothing_is_said(args: list[str], said: str) -> None:
-    [note] = split.notes(_job("--global-batch", "32", *args), 1, 2)
+    [note] = request.split_notes(_job("--global-batch", "32", *args), 1, 2)
     assert note.startswith(f"warning: {said}")
 
 
 def test_a_script_splits_itself() -> None:
-    assert split.notes(_job("--tp", "3", kind="script"), 1, 2) == []
+    assert request.split_notes(_job("--tp", "3", kind="script"), 1, 2) == []
 
 
 _UNEVEN = ("--global-batch", "8", "--micro-batch", "8")
@@ -123,14 +123,14 @@ _UNEVEN = ("--global-batch", "8", "--micro-batch", "8")
 def test_what_the_number_of_ranks_changes(strategy: str, idle: bool, same: bool) -> None:
     words = ("--strategy", strategy, *_UNEVEN)
     job = _job(*words)
-    said = " ".join(split.notes(job, 1, 2))
+    said = " ".join(request.split_notes(job, 1, 2))
     assert ("will idle" in said) == idle
     assert ("The result is the same" in said) == (idle and same)
-    assert split.same_result(job) == same
+    assert request.same_result(job) == same
 
 
 @pytest.mark.parametrize("given", ["", "soon", "0", "-3", "inf", "nan"])
 def test_a_patience_that_is_none_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKUP_PATIENCE", given)
     with pytest.raises(UserError, match="RANKUP_PATIENCE"):
-        split.notes(_job("--strategy", "gossip"), 1, 2)
+        request.split_notes(_job("--strategy", "gossip"), 1, 2)

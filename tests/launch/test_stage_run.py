@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from rankup.data.pack.command import pack as make_pack
 from rankup.data.pack.request import Request as PackRequest
 from rankup.data.stage import staging as data
 from rankup.launch import stage
-from rankup.launch.stage import Staging
 from rankup.site import mounts
+from rankup.site.jobspec import JobSpec, of_record
 from tests.conftest import RunRankup
 from tests.slurm.cluster import ENDED, Cluster
 
@@ -155,7 +156,7 @@ def test_three_nodes_stage_and_mount_and_give_all_back(
         assert f"stage: node {node}: {packed}" in said
     _nothing_left(memory)
     launch = json.loads((run / "job.json").read_text())["launch"]
-    assert launch["staging"]["files"] == [str(packed)]
+    assert launch["stage"] == [str(packed)]
 
 
 @pytest.mark.slow
@@ -242,23 +243,23 @@ def _sparse(path: Path, size: int) -> Path:
     return path
 
 
-def _checked(at: Path, **values: Any) -> Staging:
-    return stage.checked(Staging(**values), at)
+def _checked(at: Path, **values: Any) -> JobSpec:
+    return stage.checked(JobSpec(**values), at)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"files": ("none.h5",)}, "--stage none.h5: .*none.h5 does not exist"),
-        ({"mounts": ("none.sqsh",)}, "--mount none.sqsh: .* does not exist"),
-        ({"mounts": ("there.h5",)}, "there.h5 is no SquashFS image"),
-        ({"mounts": (".",)}, "is no SquashFS image"),
-        ({"files": ("there.h5",), "folder": "here"}, "--stage-to here: give an absolute path"),
-        ({"broadcast": True}, "--stage-broadcast says how .* add --stage FILE"),
-        ({"folder": "/local"}, "--stage-to says how"),
-        ({"reserve": "1GB"}, "--stage-reserve says how"),
-        ({"files": ("there.h5",), "reserve": "much"}, "--stage-reserve 'much' is no size"),
-        ({"files": ("",)}, "is no usable path"),
+        ({"stage": ("none.h5",)}, "--stage none.h5: .*none.h5 does not exist"),
+        ({"mount": ("none.sqsh",)}, "--mount none.sqsh: .* does not exist"),
+        ({"mount": ("there.h5",)}, "there.h5 is no SquashFS image"),
+        ({"mount": (".",)}, "is no SquashFS image"),
+        ({"stage": ("there.h5",), "stage_to": "here"}, "--stage-to here: give an absolute path"),
+        ({"stage_broadcast": True}, "--stage-broadcast says how .* add --stage FILE"),
+        ({"stage_to": "/local"}, "--stage-to says how"),
+        ({"stage_reserve": "1GB"}, "--stage-reserve says how"),
+        ({"stage": ("there.h5",), "stage_reserve": "much"}, "--stage-reserve 'much' is no size"),
+        ({"stage": ("",)}, "is no usable path"),
     ],
 )
 def test_what_cannot_be_staged_is_refused(
@@ -271,20 +272,26 @@ def test_what_cannot_be_staged_is_refused(
 
 def test_paths_are_those_of_the_folder_it_was_started_in(tmp_path: Path) -> None:
     (tmp_path / "a.h5").touch()
-    found = _checked(tmp_path, files=("a.h5",))
-    assert found.files == (str(tmp_path / "a.h5"),)
-    assert Staging().over(found.said()) == found
-    assert _checked(tmp_path) == Staging()
-    assert not Staging()
+    found = _checked(tmp_path, stage=("a.h5",))
+    assert found.stage == (str(tmp_path / "a.h5"),)
+    assert JobSpec().over(found.said()) == found
+    assert _checked(tmp_path) == JobSpec()
 
 
 def test_what_is_said_now_wins_over_what_the_run_was_started_with() -> None:
-    first = Staging(("/a", "/b"), "/local", True, ("/c",), "3GB")
-    assert Staging().over(first.said()) == first
-    assert Staging(("/d",)).over(first.said()) == Staging(("/d",), "/local", True, ("/c",), "3GB")
-    assert first.words() == ("--reserve", "3GB", "--broadcast")
+    first = JobSpec(
+        stage=("/a", "/b"),
+        stage_to="/local",
+        stage_broadcast=True,
+        mount=("/c",),
+        stage_reserve="3GB",
+    )
+    assert JobSpec().over(first.said()) == first
+    assert JobSpec(stage=("/d",)).over(first.said()) == replace(first, stage=("/d",))
+    assert stage.words(first) == ("--reserve", "3GB", "--broadcast")
     # As an earlier version has written it.
-    assert Staging().over({"files": ["/a"], "fraction": 0.5}) == Staging(("/a",))
+    before = of_record({"staging": {"files": ["/a"], "fraction": 0.5}, "time": "1h"})
+    assert JobSpec().over(before) == JobSpec(stage=("/a",), time="1h")
 
 
 def test_only_what_is_known_not_to_fit_is_refused(tmp_path: Path) -> None:
@@ -292,11 +299,11 @@ def test_only_what_is_known_not_to_fit_is_refused(tmp_path: Path) -> None:
     pack.mkdir()
     for number in range(3):
         _sparse(pack / f"{number}.tar", 1 << 30)
-    staging = Staging((str(pack),))
+    staging = JobSpec(stage=(str(pack),))
     stage.require_room(staging, 3, "a node")
     stage.require_room(staging, None, "a node")
     stage.require_room(staging, 0, "a node")
-    stage.require_room(Staging((str(pack),), folder="/local"), 1, "a node")
+    stage.require_room(JobSpec(stage=(str(pack),), stage_to="/local"), 1, "a node")
     with pytest.raises(UserError, match=r"3\.22 GB do not fit into the memory of a node"):
         stage.require_room(staging, 2, "a node")
 
@@ -324,7 +331,7 @@ def test_a_local_run_stages_and_gives_back(
     assert answer["staged"].startswith(str(here))
     assert _left(here) == []
     launch = json.loads((tmp_path / "run" / "job.json").read_text())["launch"]
-    assert launch == {"staging": {"files": [str(packed)]}}
+    assert launch == {"stage": [str(packed)]}
 
 
 def test_a_run_here_gives_back_what_is_its_own_alone(
@@ -334,14 +341,14 @@ def test_a_run_here_gives_back_what_is_its_own_alone(
     monkeypatch.setenv("RANKUP_STAGE_DIR", str(here))
     monkeypatch.setenv("SLURM_JOB_ID", "11")
     data.stage(packed, reserve=0)
-    with stage.staged(Staging((str(packed),), mounts=(str(image),), reserve="0")):
+    with stage.staged(JobSpec(stage=(str(packed),), mount=(str(image),), stage_reserve="0")):
         assert len(data.listed()) == 2
     assert [copy["job"] for copy in data.listed()] == ["job 11 of Slurm"]
     assert not [line for line in _left(here) if "squash" in line]
     assert data.release()
     refused = pytest.raises(UserError, match=r"\(--stage-to DIR\)")
     monkeypatch.setattr(mounts, "IN_MEMORY", (mounts.kind_of(here),))
-    with refused as raised, stage.staged(Staging((str(packed),), reserve="900TB")):
+    with refused as raised, stage.staged(JobSpec(stage=(str(packed),), stage_reserve="900TB")):
         pass
     assert "keep less for the job's processes (--stage-reserve SIZE)" in str(raised.value)
     assert _left(here) == []
@@ -364,7 +371,7 @@ def test_who_asks_again_to_stop_does_not_end_the_giving_back(
     before = [signal.getsignal(number) for number in ends]
 
     def stopped() -> None:
-        with stage.staged(Staging((str(packed),), reserve="0")):
+        with stage.staged(JobSpec(stage=(str(packed),), stage_reserve="0")):
             assert _left(here)
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import jobscript, software, submit, typed
+from rankup.launch import request, submit
 from rankup.launch.submit import Plan
 from rankup.site import profile as profiles
 from rankup.site import rundir
 from rankup.site.config import Config
+from rankup.site.jobspec import JobSpec
 from rankup.site.rundir import Job
 from rankup.slurm.limits import Grant
-from rankup.slurm.options import JobOptions
 from rankup.slurm.script import render
 
 SHAPE = profiles.Partition("gpu", 1440, 2, 8, 8, 3, None)
@@ -28,7 +28,7 @@ SHAPE = profiles.Partition("gpu", 1440, 2, 8, 8, 3, None)
 
 def _plan(site: str = "generic", **values: object) -> Plan:
     grant = Grant("gpu", 2, 2, 2, 8, 60, True, SHAPE)
-    found = Plan(profiles.load(site), grant, JobOptions(), {}, "", ())
+    found = Plan(profiles.load(site), grant, JobSpec(), {}, "", ())
     return replace(found, **values)  # type: ignore[arg-type]
 
 
@@ -98,7 +98,7 @@ def test_the_scratch_of_the_account_is_taken(
 ) -> None:
     monkeypatch.setenv("SCRATCH_abc", str(tmp_path / "abc"))
     monkeypatch.setenv("SCRATCH", str(tmp_path / "other"))
-    plan = _plan("jureca-dc", options=JobOptions(account="abc"))
+    plan = _plan("jureca-dc", options=JobSpec(account="abc"))
     folder, _ = submit.runs_folder(Config(runs=tmp_path / "runs"), plan)
     assert folder.is_relative_to(tmp_path / "abc")
 
@@ -141,8 +141,8 @@ def test_arguments_that_are_paths_of_something_have_to_be_seen(tmp_path: Path) -
     job = _job(tmp_path, args=args)
     here = str(tmp_path)
     seen = [f"{here}/data/x=1", f"{here}/file", f"{here}/file", "/"]
-    assert [str(path) for path in jobscript.argument_paths(job)] == seen
-    found = jobscript.job_script(_plan(), job, tmp_path / "run", resume=False)
+    assert [str(path) for path in submit.argument_paths(job)] == seen
+    found = submit.job_script(_plan(), job, tmp_path / "run", resume=False)
     assert found.needs == (here, f"{here}/train.py", *seen)
 
 
@@ -151,7 +151,7 @@ def test_arguments_of_a_recipe_stay_on_the_login_node(tmp_path: Path) -> None:
     job = _job(
         tmp_path, kind="recipe", target="language-model", args=["--data", f"{tmp_path}/text"]
     )
-    assert jobscript.argument_paths(job) == []
+    assert submit.argument_paths(job) == []
 
 
 # --- which Python
@@ -164,13 +164,13 @@ def test_the_templates_activate_is_taken_before_that_of_the_environment(
     (prefix / "bin").mkdir(parents=True)
     monkeypatch.setattr(sys, "prefix", str(prefix))
     monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
-    assert software.own() == (None, str(prefix / "bin")), "neither is there"
+    assert submit.own_environment() == (None, str(prefix / "bin")), "neither is there"
     (prefix / "bin" / "activate").touch()
-    assert software.own() == (str(prefix / "bin" / "activate"), None)
+    assert submit.own_environment() == (str(prefix / "bin" / "activate"), None)
     (tmp_path / "activate.sh").touch()
-    assert software.own() == (str(tmp_path / "activate.sh"), None)
+    assert submit.own_environment() == (str(tmp_path / "activate.sh"), None)
     monkeypatch.setattr(sys, "base_prefix", str(prefix))
-    assert software.own() == (None, str(prefix / "bin")), "no environment at all"
+    assert submit.own_environment() == (None, str(prefix / "bin")), "no environment at all"
 
 
 def test_an_activate_that_anybody_could_have_written_is_not_taken(
@@ -182,28 +182,28 @@ def test_an_activate_that_anybody_could_have_written_is_not_taken(
     (prefix / "bin" / "activate").touch()
     (tmp_path / "activate.sh").touch()
     (tmp_path / "activate.sh").chmod(0o666)
-    assert software.own() == (str(prefix / "bin" / "activate"), None)
+    assert submit.own_environment() == (str(prefix / "bin" / "activate"), None)
     (tmp_path / "activate.sh").chmod(0o664)
-    assert software.own() == (str(tmp_path / "activate.sh"), None)
+    assert submit.own_environment() == (str(tmp_path / "activate.sh"), None)
 
 
 def test_an_environment_that_is_no_file_is_refused(tmp_path: Path) -> None:
-    plan = _plan(options=JobOptions(environment=str(tmp_path)))
+    plan = _plan(options=JobSpec(environment=str(tmp_path)))
     with pytest.raises(UserError, match="is no file; name a script to source"):
-        jobscript.job_script(plan, _job(tmp_path), tmp_path / "run", resume=False)
+        submit.job_script(plan, _job(tmp_path), tmp_path / "run", resume=False)
 
 
 def test_a_container_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    plan = _plan(options=JobOptions(container=str(tmp_path / "no.sif")))
+    plan = _plan(options=JobSpec(container=str(tmp_path / "no.sif")))
     with pytest.raises(UserError, match=r"does not exist; .*apptainer pull"):
-        jobscript.job_script(plan, _job(tmp_path), tmp_path / "run", resume=False)
+        submit.job_script(plan, _job(tmp_path), tmp_path / "run", resume=False)
 
 
 @pytest.mark.parametrize(("site", "flag"), [("generic", ["--nv"]), ("lumi-g", ["--rocm"])])
 def test_a_container_sees_the_sites_kind_of_gpu(tmp_path: Path, site: str, flag: list[str]) -> None:
     (tmp_path / "a b.sif").touch()
-    plan = _plan(site, options=JobOptions(container=str(tmp_path / "a b.sif")))
-    found = jobscript.job_script(plan, _job(tmp_path), tmp_path / "run", resume=False)
+    plan = _plan(site, options=JobSpec(container=str(tmp_path / "a b.sif")))
+    found = submit.job_script(plan, _job(tmp_path), tmp_path / "run", resume=False)
     binds = f"{tmp_path}/run,{tmp_path}"
     image = str(tmp_path / "a b.sif")
     assert found.container == ("apptainer", "exec", *flag, "--bind", binds, image)
@@ -215,37 +215,37 @@ def test_a_container_sees_the_run_the_script_and_the_sites_file_systems(tmp_path
         (tmp_path / name).mkdir()
     mounts = [f"{tmp_path}/home", f"{tmp_path}/not-here"]
     profile = profiles.override(profiles.load("generic"), {"mounts": mounts})
-    plan = _plan(profile=profile, options=JobOptions(container=f"{tmp_path}/a.sif"))
+    plan = _plan(profile=profile, options=JobSpec(container=f"{tmp_path}/a.sif"))
     job = _job(tmp_path / "work", target=f"{tmp_path}/code/train.py")
-    found = jobscript.job_script(plan, job, tmp_path / "run", resume=False).container
+    found = submit.job_script(plan, job, tmp_path / "run", resume=False).container
     folders = found[found.index("--bind") + 1].split(",")
     assert folders == [f"{tmp_path}/{name}" for name in ("run", "work", "home", "code")]
 
 
 def test_an_image_of_a_registry_is_handed_on_as_it_is(tmp_path: Path) -> None:
-    plan = _plan(options=JobOptions(container="docker://example/torch:1"))
-    found = jobscript.job_script(plan, _job(tmp_path), tmp_path / "run", resume=False)
+    plan = _plan(options=JobSpec(container="docker://example/torch:1"))
+    found = submit.job_script(plan, _job(tmp_path), tmp_path / "run", resume=False)
     assert found.container[-1] == "docker://example/torch:1"
 
 
 @pytest.mark.parametrize("name", ["a:b", "a,b"])
 def test_a_folder_that_apptainer_would_misread_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.sif").touch()
-    plan = _plan(options=JobOptions(container=f"{tmp_path}/a.sif"))
+    plan = _plan(options=JobSpec(container=f"{tmp_path}/a.sif"))
     with pytest.raises(UserError, match="cannot be seen in a container"):
-        jobscript.job_script(plan, _job(tmp_path), tmp_path / name, resume=False)
+        submit.job_script(plan, _job(tmp_path), tmp_path / name, resume=False)
 
 
 # --- what is asked for
 
 
 def test_options_become_directives(tmp_path: Path) -> None:
-    options = JobOptions(
+    options = JobSpec(
         partition="gpu", account="abc", qos="high", reservation="course", array="0-3",
         dependency="afterok:1", mail="me@example.org", name="a name", retries=2, deadline="90s",
         sbatch=("--exclude=n1",),
     )  # fmt: skip
-    found = jobscript.job_script(_plan(options=options), _job(tmp_path), tmp_path / "run", True)
+    found = submit.job_script(_plan(options=options), _job(tmp_path), tmp_path / "run", True)
     assert set(found.options) == {
         "partition", "account", "qos", "reservation", "array", "dependency", "mail-user",
         "mail-type",
@@ -255,14 +255,14 @@ def test_options_become_directives(tmp_path: Path) -> None:
     assert found.needs == (str(tmp_path), str(tmp_path / "train.py"))
     assert found.lives == 100
     bounded = replace(options, lives=3)
-    assert jobscript.job_script(_plan(options=bounded), _job(tmp_path), tmp_path, True).lives == 3
+    assert submit.job_script(_plan(options=bounded), _job(tmp_path), tmp_path, True).lives == 3
 
 
 def test_the_name_is_that_of_the_script_or_recipe(tmp_path: Path) -> None:
-    script = jobscript.job_script(_plan(), _job(tmp_path), tmp_path / "run", False)
+    script = submit.job_script(_plan(), _job(tmp_path), tmp_path / "run", False)
     assert (script.name, script.recipe) == ("train", False)
     recipe = _job(tmp_path, kind="recipe", target="language-model")
-    found = jobscript.job_script(_plan(), recipe, tmp_path / "run", False)
+    found = submit.job_script(_plan(), recipe, tmp_path / "run", False)
     assert (found.name, found.recipe, found.needs) == ("language-model", True, (str(tmp_path),))
 
 
@@ -276,7 +276,7 @@ def test_values_of_variables_stand_in_the_private_file_alone(
     for words in (["--env", f"MY_KEY={secret}"], [f"--env=MY_KEY={secret}"]):
         monkeypatch.setattr(sys, "argv", ["rankup", "run", *words, "train.py"])
         plan = _plan(variables={"MY_KEY": secret})
-        found = jobscript.job_script(plan, _job(tmp_path), tmp_path, resume=False)
+        found = submit.job_script(plan, _job(tmp_path), tmp_path, resume=False)
         text = render(found)
         assert secret not in text
         assert "MY_KEY" in text, "the command that made it, without the value"
@@ -285,7 +285,7 @@ def test_values_of_variables_stand_in_the_private_file_alone(
 
 def test_script_and_variables_are_for_their_owner_alone(tmp_path: Path) -> None:
     values = {"A": "it's $(x)\n`y` \\", "B": "", "C": "2"}
-    script = jobscript.write_script(_plan(variables=values), tmp_path, "#!/bin/bash\n")
+    script = submit.write_script(_plan(variables=values), tmp_path, "#!/bin/bash\n")
     assert script == tmp_path / "job.sh"
     assert {path.name for path in tmp_path.iterdir()} == {"env", "job.sh"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
@@ -294,26 +294,26 @@ def test_script_and_variables_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 def test_variables_of_an_earlier_life_stay_unless_given_anew(tmp_path: Path) -> None:
     first = {"A": "1\n2=3 'x'", "B": "old"}
-    jobscript.write_script(_plan(variables=first), tmp_path, "")
-    jobscript.write_script(_plan(), tmp_path, "")
+    submit.write_script(_plan(variables=first), tmp_path, "")
+    submit.write_script(_plan(), tmp_path, "")
     assert _sourced(tmp_path / "env") == first
-    jobscript.write_script(_plan(variables={"B": "new", "C": "3"}), tmp_path, "")
+    submit.write_script(_plan(variables={"B": "new", "C": "3"}), tmp_path, "")
     assert _sourced(tmp_path / "env") == {"A": first["A"], "B": "new", "C": "3"}
-    found = jobscript.job_script(_plan(), _job(tmp_path), tmp_path, resume=True)
+    found = submit.job_script(_plan(), _job(tmp_path), tmp_path, resume=True)
     assert found.private, "a resume without --env still reads the file"
 
 
 def test_threads_of_an_earlier_life_stay(tmp_path: Path) -> None:
-    assert jobscript.job_script(_plan(), _job(tmp_path), tmp_path, resume=True).threads
-    jobscript.write_script(_plan(variables={"OMP_NUM_THREADS": "3", "A": "größe"}), tmp_path, "")
-    assert not jobscript.job_script(_plan(), _job(tmp_path), tmp_path, resume=True).threads
+    assert submit.job_script(_plan(), _job(tmp_path), tmp_path, resume=True).threads
+    submit.write_script(_plan(variables={"OMP_NUM_THREADS": "3", "A": "größe"}), tmp_path, "")
+    assert not submit.job_script(_plan(), _job(tmp_path), tmp_path, resume=True).threads
     assert _sourced(tmp_path / "env") == {"A": "größe"}
 
 
 def test_a_damaged_file_of_variables_is_named(tmp_path: Path) -> None:
     (tmp_path / "env").write_text("A='1\n")
     with pytest.raises(UserError, match=r"/env is not as rankup wrote it .*; mend or remove it"):
-        jobscript.job_script(_plan(), _job(tmp_path), tmp_path, resume=True)
+        submit.job_script(_plan(), _job(tmp_path), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -330,12 +330,12 @@ def test_a_damaged_file_of_variables_is_named(tmp_path: Path) -> None:
 def test_a_command_is_shown_without_the_values_of_variables(
     words: list[str], shown: list[str]
 ) -> None:
-    assert list(typed.without_values(words)) == shown
+    assert list(request.without_values(words)) == shown
 
 
 def test_a_users_variable_wins_over_the_profiles(tmp_path: Path) -> None:
     plan = _plan("jusuf", variables={"NCCL_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "3"})
-    found = jobscript.job_script(plan, _job(tmp_path), tmp_path / "run", False)
+    found = submit.job_script(plan, _job(tmp_path), tmp_path / "run", False)
     assert "NCCL_SOCKET_IFNAME" not in found.variables
     assert found.variables["GLOO_SOCKET_IFNAME"] == "ib0"
     assert not found.threads

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from rankup.monitor.diagnose import diagnose
@@ -61,10 +59,3 @@ def test_a_life_that_was_not_to_start_again() -> None:
     recording = traces.one_of_four().but(stays=stays).recording()
     assert of(recording).headline == "The run failed after 30 min in 2 lives: exit code 1."
     assert [gap for gap in recording.gaps if gap.end <= gap.begin] == []
-
-
-def test_a_finding_that_is_not_known_here_says_itself() -> None:
-    recording = made()
-    found = diagnose(made(gpus=2, util=3.0, power=130.0))[0]
-    new = replace(found, finding=replace(found.finding, code="RK799", message="the roof leaks"))
-    assert verdict(recording, [new]).headline.startswith("The roof leaks")

@@ -252,6 +252,12 @@ def test_no_training_or_somebody_elses_is_not_reported(text: str) -> None:
     assert ("RK101" in codes(text)) == ("fastai" in text and "distrib_ctx" not in text)
 
 
+def test_rankup_beside_a_framework_joins_the_ranks() -> None:
+    text = "import rankup\nimport lightning as L\n{}rankup.quiet()\nL.Trainer().fit(model, data)\n"
+    assert "RK101" in codes(text.format(""))
+    assert "RK101" not in codes(text.format("rankup.setup()\n"))
+
+
 @pytest.mark.parametrize(
     ("data", "word"),
     [
@@ -497,6 +503,10 @@ def test_a_generator_that_a_data_set_holds_draws_the_same_on_all_ranks(
 ) -> None:
     text = HELD.format(made=made, draw=draw, first=first or "pass")
     assert ("RK188" in codes(text)) is found
+    # A data set that evaluations alone read may draw so: each rank goes over all of it.
+    trained = text.replace("DataLoader(Crops(world.rank)", "DataLoader(TensorDataset(a, b)")
+    held = "with torch.no_grad():\n    for x, y in DataLoader(Crops(0), batch_size=8):\n"
+    assert "RK188" not in codes(trained + held + "        print(model(x))\n")
 
 
 SIDE_BY_SIDE = """\

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rankup.launch.jobscript import job_script
-from rankup.launch.submit import Plan
+from rankup.launch.submit import Plan, job_script
 from rankup.site import profile as profiles
+from rankup.site.jobspec import JobSpec, variables
 from rankup.site.rundir import Job
 from rankup.slurm.client import Client
 from rankup.slurm.limits import Grant
-from rankup.slurm.options import JobOptions, variables
 from rankup.slurm.parse import Queued
 from rankup.slurm.partitions import Partition
 from rankup.slurm.script import JobScript, render
@@ -39,7 +38,7 @@ ONE = JobScript(
 )
 
 
-def of_profile(name: str, nodes: int = 2, options: JobOptions | None = None) -> JobScript:
+def of_profile(name: str, nodes: int = 2, options: JobSpec | None = None) -> JobScript:
     """The script of a run of `train.py` on whole nodes of a site, the same on every machine."""
     profile = profiles.load(name)
     node = profile.shape(None) or profiles.Partition("gpu", 1440, 2, 8, 8, 3, None)
@@ -53,7 +52,7 @@ def of_profile(name: str, nodes: int = 2, options: JobOptions | None = None) -> 
         exclusive=True,
         node=node,
     )
-    options = options or JobOptions(account="abc" if profile.account_required else None)
+    options = options or JobSpec(account="abc" if profile.account_required else None)
     options = replace(options, partition=options.partition or node.name or None, qos=profile.qos)
     plan = Plan(profile, grant, options, variables(options.env, {}), "", ())
     job = Job(

@@ -9,18 +9,19 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.site import profile as profiles
+from rankup.site.jobspec import JobSpec
 from rankup.site.profile import Profile
-from rankup.slurm.limits import Grant, Wish, choose_partition, clock, cost, differences, grant
+from rankup.slurm.limits import Grant, choose_partition, clock, cost, differences, grant
 from rankup.slurm.partitions import Partition
 
 from .jobscripts import partition
 
 GENERIC = profiles.load("generic")
-WISH = Wish(nodes=1, ranks=None, minutes=None, account=None, qos=None)
+SPEC = JobSpec()
 
 
 def _grant(
-    wish: Wish = WISH,
+    wish: JobSpec = SPEC,
     live: Partition | None = None,
     profile: Profile = GENERIC,
     accounts: frozenset[str] | None = None,
@@ -69,7 +70,7 @@ def test_a_whole_node_by_default() -> None:
 
 
 def test_a_shared_node_is_shared_out() -> None:
-    found = _grant(replace(WISH, ranks=1), partition(exclusive=False))
+    found = _grant(replace(SPEC, nproc=1), partition(exclusive=False))
     assert (found.ranks, found.gpus, found.cpus, found.exclusive) == (1, 1, 4, False)
 
 
@@ -77,12 +78,12 @@ def test_nodes_without_gpus_get_a_rank_each() -> None:
     live = partition(gpus=0, exclusive=False)
     found = _grant(live=live)
     assert (found.ranks, found.gpus, found.cpus) == (1, 0, 1)
-    assert _grant(replace(WISH, ranks=4), live).cpus == 4
+    assert _grant(replace(SPEC, nproc=4), live).cpus == 4
 
 
 def test_without_slurms_word_on_gpus_the_profiles_is_taken() -> None:
     juwels = profiles.load("juwels-booster")
-    wish = replace(WISH, account="abc")
+    wish = replace(SPEC, account="abc")
     found = _grant(wish, partition(gpus=0, cores=96), juwels)
     assert (found.gpus, found.ranks, found.cpus) == (4, 4, 48), "96 are hardware threads"
     found = _grant(wish, partition(gpus=2, cores=24), juwels)
@@ -98,7 +99,7 @@ def test_the_time_limit(
     asked: int | None, default: int | None, most: int | None, expected: int
 ) -> None:
     live = partition(default_minutes=default, max_minutes=most)
-    assert _grant(replace(WISH, minutes=asked), live).minutes == expected
+    assert _grant(replace(SPEC, time=asked and str(asked)), live).minutes == expected
 
 
 # --- what is refused
@@ -107,14 +108,14 @@ def test_the_time_limit(
 @pytest.mark.parametrize(
     ("wish", "live", "words"),
     [
-        ({"minutes": 1441}, {}, "--time 1-00:01:00 is over the limit of booster, which is 1-00:00"),
+        ({"time": "1441"}, {}, "--time 1-00:01:00 is over the limit of booster, which is 1-00:00"),
         ({"nodes": 4}, {}, "--nodes 4 is more than booster gives a job, which is 3"),
         ({"nodes": 3}, {"max_nodes": 2}, "--nodes 3 is more than booster gives a job, which is 2"),
         ({"nodes": 1}, {"min_nodes": 2}, "--nodes 1 is less than booster takes, which is 2"),
         ({}, {"takes_jobs": False}, "partition booster does not take jobs now"),
         ({"qos": "hihg"}, {"allow_qos": frozenset(("high",))}, "--qos hihg is not allowed in boo"),
-        ({"ranks": 3}, {}, "--nproc 3 asks for more ranks than the 2 GPU(s) of a node"),
-        ({"ranks": 1}, {}, "leaves 1 of the 2 GPUs of each node unused, and you pay for 2"),
+        ({"nproc": 3}, {}, "--nproc 3 asks for more ranks than the 2 GPU(s) of a node"),
+        ({"nproc": 1}, {}, "leaves 1 of the 2 GPUs of each node unused, and you pay for 2"),
         ({"account": "x"}, {"allow_accounts": frozenset(("y",))}, "--account x may not use boo"),
         ({"account": "x"}, {"deny_accounts": frozenset(("x",))}, "--account x may not use boo"),
     ],
@@ -123,17 +124,17 @@ def test_what_slurm_would_refuse_or_let_wait_is_refused(
     wish: dict[str, object], live: dict[str, object], words: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
-        _grant(replace(WISH, **wish), partition(**live))  # type: ignore[arg-type]
+        _grant(replace(SPEC, **wish), partition(**live))  # type: ignore[arg-type]
 
 
 def test_all_reasons_are_said_at_once() -> None:
     with pytest.raises(UserError) as raised:
-        _grant(replace(WISH, nodes=9, minutes=9999, ranks=1))
+        _grant(replace(SPEC, nodes=9, time="9999", nproc=1))
     assert str(raised.value).count("\n  - ") == 3
 
 
 def test_what_just_fits_passes() -> None:
-    wish = replace(WISH, nodes=3, minutes=1440, ranks=2, qos="high", account="y")
+    wish = replace(SPEC, nodes=3, time="1440", nproc=2, qos="high", account="y")
     live = partition(
         allow_qos=frozenset(("high",)), allow_accounts=frozenset(("y",)), min_nodes=3, max_nodes=3
     )
@@ -141,9 +142,9 @@ def test_what_just_fits_passes() -> None:
 
 
 def test_idle_gpus_are_granted_when_allowed_and_where_nodes_are_shared() -> None:
-    found = _grant(replace(WISH, ranks=1, allow_idle_gpus=True))
+    found = _grant(replace(SPEC, nproc=1, allow_idle_gpus=True))
     assert (found.ranks, found.gpus, found.cpus) == (1, 2, 8), "the whole node is billed"
-    assert _grant(replace(WISH, ranks=1), partition(exclusive=False)).gpus == 1
+    assert _grant(replace(SPEC, nproc=1), partition(exclusive=False)).gpus == 1
 
 
 def test_a_site_that_bills_needs_an_account() -> None:
@@ -155,13 +156,13 @@ def test_a_site_that_bills_needs_an_account() -> None:
     with pytest.raises(UserError, match=r"give --account$"):
         _grant(profile=replace(jusuf, jutil=False))
     with pytest.raises(UserError, match="--account abd is not one of yours; did you mean abc"):
-        _grant(replace(WISH, account="abd"), accounts=frozenset(("abc",)))
-    assert _grant(replace(WISH, account="abd"), accounts=None).ranks == 2, "not known: no word"
+        _grant(replace(SPEC, account="abd"), accounts=frozenset(("abc",)))
+    assert _grant(replace(SPEC, account="abd"), accounts=None).ranks == 2, "not known: no word"
 
 
 @pytest.mark.parametrize("account", ["abc", "ABC", "Abc"])
 def test_an_account_is_the_same_in_small_and_capital_letters(account: str) -> None:
-    wish, mine = replace(WISH, account=account), frozenset(("aBC", "d"))
+    wish, mine = replace(SPEC, account=account), frozenset(("aBC", "d"))
     allowed = partition(allow_accounts=frozenset(("ABc",)))
     assert _grant(wish, allowed, accounts=mine).ranks == 2
     with pytest.raises(UserError, match=r"--account abc may not use booster$"):
@@ -190,21 +191,21 @@ def test_the_cost_of_whole_nodes_in_the_sites_unit(site: str, nodes: int, expect
     shape = profile.shape(None)
     assert shape is not None
     live = partition(name=shape.name, gpus=shape.gpus, cores=shape.cores, max_minutes=None)
-    wish = replace(WISH, nodes=nodes, minutes=120, account="abc")
+    wish = replace(SPEC, nodes=nodes, time="120", account="abc")
     assert cost(_grant(wish, live, profile), profile) == expected
 
 
 def test_the_cost_of_a_part_of_a_node_and_of_one_without_gpus() -> None:
-    half = _grant(replace(WISH, ranks=1, minutes=30), partition(exclusive=False))
+    half = _grant(replace(SPEC, nproc=1, time="30"), partition(exclusive=False))
     assert cost(half, GENERIC) == (
         "at most 0.5 GPU-h per life (1 node x 0:30 h, this Slurm cluster)"
     )
-    cpu = _grant(replace(WISH, ranks=3), partition(gpus=0, exclusive=False))
+    cpu = _grant(replace(SPEC, nproc=3), partition(gpus=0, exclusive=False))
     assert cost(cpu, GENERIC) == "at most 3 core-h per life (1 node x 1:00 h, this Slurm cluster)"
 
 
 def test_the_cost_of_an_array_is_that_of_all_its_tasks() -> None:
-    granted = _grant(replace(WISH, nodes=2, minutes=90))
+    granted = _grant(replace(SPEC, nodes=2, time="90"))
     assert cost(granted, GENERIC, 1).startswith("at most 6 GPU-h per life (2 nodes x 1:30 h, ")
     assert cost(granted, GENERIC, 8).startswith(
         "at most 48 GPU-h per life (8 tasks x 2 nodes x 1:30 h, "

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.slurm.options import (
-    JobOptions,
+from rankup.site.jobspec import (
+    JobSpec,
     refuse_own_directives,
     refuse_secrets,
     variables,
@@ -17,23 +17,23 @@ from rankup.slurm.options import (
 
 
 def test_what_was_said_wins_over_defaults_and_nothing_else_is_touched() -> None:
-    said = JobOptions(nodes=2, sbatch=("--exclude=n1",))
+    said = JobSpec(nodes=2, sbatch=("--exclude=n1",))
     defaults = {
         "nodes": 4,
         "time": "2h",
         "sbatch": ["--mem=0"],
         "env": ["A=1", "B"],
-        "nproc": 4,
+        "monitor": False,
         "unknown": 1,
     }
-    assert said.over(defaults) == JobOptions(
+    assert said.over(defaults) == JobSpec(
         nodes=2, time="2h", sbatch=("--mem=0", "--exclude=n1"), env=("A=1", "B")
     )
     assert said.over({}) == said
 
 
 def test_lists_are_put_together_and_what_was_said_comes_last() -> None:
-    said = JobOptions(env=("A=said",), sbatch=("--mem=1",))
+    said = JobSpec(env=("A=said",), sbatch=("--mem=1",))
     found = said.over({"env": ["A=file", "B=file"], "sbatch": ("--mem=0", "--exclude=n1")})
     assert found.sbatch == ("--mem=0", "--exclude=n1", "--mem=1")
     assert variables(found.env, {}) == {"A": "said", "B": "file"}
@@ -42,29 +42,29 @@ def test_lists_are_put_together_and_what_was_said_comes_last() -> None:
 def test_a_resume_says_nothing_twice() -> None:
     file = {"sbatch": ["--mem=0", "--exclude=n1"], "time": "2h"}
     # A record has names alone, which stand for the values of now.
-    assert JobOptions(env=("A=now",)).over({"env": ["A", "B"]}).env == ("B", "A=now")
-    first = JobOptions(sbatch=("--comment=x",)).over(file)
-    again = JobOptions().over(first.said()).over(file)
+    assert JobSpec(env=("A=now",)).over({"env": ["A", "B"]}).env == ("B", "A=now")
+    first = JobSpec(sbatch=("--comment=x",)).over(file)
+    again = JobSpec().over(first.said()).over(file)
     assert again == first
-    more = JobOptions(sbatch=("--mem=0",)).over(again.said()).over(file)
+    more = JobSpec(sbatch=("--mem=0",)).over(again.said()).over(file)
     assert more.sbatch == ("--exclude=n1", "--comment=x", "--mem=0"), "the last one wins"
 
 
 def test_zero_retries_were_said() -> None:
-    none = JobOptions(retries=0)
+    none = JobSpec(retries=0)
     assert none.over({"retries": 3, "allow_idle_gpus": True}) == replace(none, allow_idle_gpus=True)
     assert none.said() == {"retries": 0}
 
 
 def test_a_bound_of_lives_is_an_option_as_the_others() -> None:
-    assert JobOptions(lives=3).over({"lives": 9}).said() == {"lives": 3}
-    assert JobOptions().over({"lives": 9}).said() == {"lives": 9}
+    assert JobSpec(lives=3).over({"lives": 9}).said() == {"lives": 3}
+    assert JobSpec().over({"lives": 9}).said() == {"lives": 9}
 
 
 def test_what_was_said_holds_no_values_of_variables() -> None:
-    said = JobOptions(account="abc", env=("TOKEN=hidden value", "HOME")).said()
+    said = JobSpec(account="abc", env=("TOKEN=hidden value", "HOME")).said()
     assert said == {"account": "abc", "env": ["TOKEN", "HOME"]}
-    assert JobOptions().said() == {}
+    assert JobSpec().said() == {}
 
 
 def test_variables_are_taken_as_they_are() -> None:

@@ -17,13 +17,13 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.site import profile
-from rankup.slurm.options import JobOptions
+from rankup.site.jobspec import JobSpec
 from rankup.slurm.script import JobScript, render
 
 from .jobscripts import ONE, of_profile
 
 GOLDEN = Path(__file__).with_name("golden")
-_ALL = JobOptions(
+_ALL = JobSpec(
     account="abc",
     reservation="course",
     dependency="afterok:17",
@@ -84,6 +84,13 @@ def test_bash_reads_the_script_of_every_site() -> None:
             text = render(of_profile(name))
             done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
             assert (done.returncode, done.stderr) == (0, ""), name
+
+
+def test_a_crew_may_stage() -> None:
+    text = render(replace(JOBS["gossip"], stage=("/p/a.h5",)))
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '--kill-on-bad-exit=0 "$launcher" "${words[@]}"' in text
 
 
 def _directives(job: JobScript) -> dict[str, str]:

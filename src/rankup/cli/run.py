@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import inspect
+from collections.abc import Iterable
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from ..base.errors import UserError
+from ..site.jobspec import OPTIONS, JobSpec, flag
 from .app import app
-
-SLURM: dict[str, Any] = {"rich_help_panel": "Slurm job"}
-DATA: dict[str, Any] = {"rich_help_panel": "Data in the memory of each node"}
 
 
 class _Run(TyperCommand):
@@ -39,7 +39,44 @@ class _Run(TyperCommand):
             ) from None
 
 
-@app.command(cls=_Run, context_settings={"allow_interspersed_args": False})
+def parameters(names: Iterable[str]) -> list[inspect.Parameter]:
+    """Return what typer reads of a verb's options: their declarations in `JobSpec`."""
+    types, found = get_type_hints(JobSpec), []
+    for name in names:
+        option, kind = OPTIONS[name], types[name]
+        default = JobSpec.__dataclass_fields__[name].default
+        words = [flag(name)] if kind is bool and not option.off else []
+        how: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
+        how |= {"min": option.least, "max": option.most, "rich_help_panel": option.panel or None}
+        if kind == tuple[str, ...]:
+            kind, default = list[str] | None, None
+        declared = Annotated[kind, typer.Option(*words, **how)]  # type: ignore[valid-type]
+        found.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=declared
+            )
+        )
+    return found
+
+
+def declare(verb: Any, names: Iterable[str]) -> None:
+    """Put the parameters of `names` in the place of a verb's `**options`."""
+    signature = inspect.signature(verb, eval_str=True)
+    own = list(signature.parameters.values())[:-1]
+    verb.__signature__ = signature.replace(parameters=[*own, *parameters(names)])
+    verb.__annotations__ = {}
+
+
+def spec(options: dict[str, Any], **more: Any) -> JobSpec:
+    """Return what typer has read, with its lists as tuples."""
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in {**options, **more}.items()
+        if value is not None
+    }
+    return JobSpec(**values)
+
+
 def run(
     target: Annotated[
         str | None, typer.Argument(help="A recipe's name or a script's path.")
@@ -47,117 +84,8 @@ def run(
     args: Annotated[
         list[str] | None, typer.Argument(help="What follows TARGET belongs to it.")
     ] = None,
-    nproc: Annotated[
-        int | None,
-        typer.Option(min=1, help="Ranks per node; by default one per GPU, on CPU one."),
-    ] = None,
-    out: Annotated[str | None, typer.Option(help="The run directory itself.")] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(help="Go on with a run: its id, a Slurm job's, `last`, or its directory."),
-    ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Here, also where Slurm is.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the job script and do nothing.")
-    ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for the job, showing its log.")
-    ] = False,
-    monitor: Annotated[
-        bool, typer.Option(help="Sample what every GPU does, and report it at the end.")
-    ] = True,
-    check: Annotated[
-        bool, typer.Option(help="Look first at what in a script stands in the way of many ranks.")
-    ] = True,
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes; one by default.", **SLURM)
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time limit: 2h, 1d12h, 02:00:00.", **SLURM)
-    ] = None,
-    partition: Annotated[str | None, typer.Option(**SLURM)] = None,
-    account: Annotated[str | None, typer.Option(**SLURM)] = None,
-    qos: Annotated[str | None, typer.Option(**SLURM)] = None,
-    reservation: Annotated[str | None, typer.Option(**SLURM)] = None,
-    array: Annotated[str | None, typer.Option(help="One run per task: 0-9%2.", **SLURM)] = None,
-    dependency: Annotated[str | None, typer.Option(help="afterok:JOB and so on.", **SLURM)] = None,
-    mail: Annotated[
-        str | None, typer.Option(help="Address to write to at the end.", **SLURM)
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="The job's name.", **SLURM)] = None,
-    container: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="Run in this Apptainer image.", **SLURM)
-    ] = None,
-    environment: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Source this in the job; by default this Python's.", **SLURM
-        ),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[=VALUE]", help="A variable, kept in a file only you read.", **SLURM
-        ),
-    ] = None,
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OPTION", help="A further #SBATCH option: --exclude=n1.", **SLURM),
-    ] = None,
-    retries: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=1000, help="Restarts after a node's failure; none by default.", **SLURM
-        ),
-    ] = None,
-    lives: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=100000, help="Lives in which it goes on by itself; 100 by default.", **SLURM
-        ),
-    ] = None,
-    deadline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Save and go on in a next life after this, before the limit.",
-            **SLURM,
-        ),
-    ] = None,
-    allow_idle_gpus: Annotated[
-        bool, typer.Option("--allow-idle-gpus", help="Pay for GPUs that no rank uses.", **SLURM)
-    ] = False,
-    allow_missing: Annotated[
-        bool,
-        typer.Option(
-            "--allow-missing", help="Submit although something is not fetched yet.", **SLURM
-        ),
-    ] = False,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="Copy this to each node first; may be repeated.", **DATA),
-    ] = None,
     stage_fraction: Annotated[str | None, typer.Option(hidden=True)] = None,
-    stage_to: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="On each node; by default its memory.", **DATA),
-    ] = None,
-    stage_reserve: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory kept for the run's processes: 40GB.", **DATA),
-    ] = None,
-    stage_broadcast: Annotated[
-        bool,
-        typer.Option(
-            "--stage-broadcast", help="Read it once for all nodes (Slurm's sbcast).", **DATA
-        ),
-    ] = False,
-    mount: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE.sqsh", help="Mount this; RANKUP_MOUNTS says where. Repeatable.", **DATA
-        ),
-    ] = None,
+    **options: Any,
 ) -> None:
     """Run a recipe or a script: as a Slurm job, in an allocation, or on this machine."""
     words = tuple(args or ())
@@ -167,46 +95,15 @@ def run(
         if target in recipes.RECIPES:
             print(recipes.find(target).help())
             return
-    from ..launch.request import Request
-    from ..launch.run import run as start
-    from ..launch.stage import Staging
-    from ..slurm.options import JobOptions
-
-    options = JobOptions(
-        nodes,
-        time,
-        partition,
-        account,
-        qos,
-        reservation,
-        array,
-        dependency,
-        mail,
-        name,
-        container,
-        environment,
-        tuple(sbatch or ()),
-        tuple(env or ()),
-        retries,
-        lives,
-        deadline,
-        allow_idle_gpus,
-    )
     if stage_fraction is not None:
         raise UserError(
             "--stage-fraction is gone: a file is staged as a whole, or read from where it lies; "
             "leave it away, or name the nodes' own disks with --stage-to"
         )
-    staging = Staging(
-        tuple(stage or ()),
-        stage_to,
-        stage_broadcast,
-        tuple(mount or ()),
-        stage_reserve,
-    )
-    request = Request(
-        *(target, words, nproc, out, resume, local, dry_run, follow, options, allow_missing),
-        *(staging, monitor),
-        check=check,
-    )
-    raise typer.Exit(start(request))
+    from ..launch.run import run as start
+
+    raise typer.Exit(start(spec(options, target=target, args=words)))
+
+
+declare(run, OPTIONS)
+app.command(cls=_Run, context_settings={"allow_interspersed_args": False})(run)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .app import app
-from .run import SLURM
+from .run import declare, spec
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
 def scale(
     target: Annotated[
         str | None, typer.Argument(help="A recipe's name or a script's path.")
@@ -44,46 +43,20 @@ def scale(
         bool, typer.Option("--wait", help="Wait for the jobs, and print the table.")
     ] = False,
     monitor: Annotated[bool, typer.Option(help="Sample what every GPU does.")] = True,
-    time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time limit of each job.", **SLURM)
-    ] = None,
-    partition: Annotated[str | None, typer.Option(**SLURM)] = None,
-    account: Annotated[str | None, typer.Option(**SLURM)] = None,
-    qos: Annotated[str | None, typer.Option(**SLURM)] = None,
-    reservation: Annotated[str | None, typer.Option(**SLURM)] = None,
-    container: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="Run in this Apptainer image.", **SLURM)
-    ] = None,
-    environment: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Source this in the job.", **SLURM)
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME[=VALUE]", help="A variable of the ranks.", **SLURM),
-    ] = None,
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OPTION", help="A further #SBATCH option.", **SLURM),
-    ] = None,
+    **options: Any,
 ) -> None:
     """Run TARGET on more and more GPUs, and say what that gave: time, speed-up, loss."""
     from ..launch.scale.command import Wish
     from ..launch.scale.command import scale as start
-    from ..slurm.options import JobOptions
 
-    options = JobOptions(
-        time=time,
-        partition=partition,
-        account=account,
-        qos=qos,
-        reservation=reservation,
-        container=container,
-        environment=environment,
-        env=tuple(env or ()),
-        sbatch=tuple(sbatch or ()),
-    )
     wish = Wish(
         *(target, tuple(args or ()), gpus, weak, batch_option, nproc, resume),
-        *(local, dry_run, wait, monitor, options),
+        *(local, dry_run, wait, monitor, spec(options)),
     )
     raise typer.Exit(start(wish))
+
+
+_OF_A_JOB = ("time", "partition", "account", "qos", "reservation")
+_OF_ITS_PROGRAMS = ("container", "environment", "env", "sbatch")
+declare(scale, (*_OF_A_JOB, *_OF_ITS_PROGRAMS))
+app.command(context_settings={"allow_interspersed_args": False})(scale)

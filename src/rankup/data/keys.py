@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from .errors import BadContainer
+from .index import Int64s
+from .strings import Strings
 
 # PATH_MAX of Linux; a component is at most NAME_MAX, which is checked where files are made.
 LONGEST = 4096
+_MANY = 1 << 16  # keys that are looked at together
 
 
 def safe(key: bytes) -> bool:
@@ -43,6 +48,38 @@ def check(key: bytes, where: str) -> None:
             f"{LONGEST} bytes without empty, '.' or '..' parts and NUL, since files are made from "
             "it; rename it there"
         )
+
+
+def check_all(names: Strings, where: str) -> None:
+    """Refuse keys of which one is not `safe`; see `check`."""
+    found = unsafe(names)
+    if found is not None:
+        check(found, where)
+
+
+def unsafe(names: Strings) -> bytes | None:
+    """Return the first of many keys that is not `safe`; most of them are not looked at alone."""
+    for start in range(0, len(names), _MANY):
+        ends = names.ends[start : start + _MANY + 1]
+        for row in _suspect(names, ends).tolist():
+            if not safe(name := names[start + row]):
+                return name
+    return None
+
+
+def _suspect(names: Strings, ends: Int64s) -> Int64s:
+    """Rows that are empty or long, or have what only some safe keys have."""
+    data = names.data[int(ends[0]) : int(ends[-1])]
+    slash, dot = data == ord("/"), data == ord(".")
+    odd = (data == 0) | (data == ord("\\"))
+    odd[:-1] |= slash[:-1] & (slash[1:] | dot[1:])
+    length = np.diff(ends)
+    there = np.flatnonzero(length)
+    first, last = ends[:-1][there] - ends[0], ends[1:][there] - ends[0] - 1
+    odd[first] |= slash[first] | dot[first]
+    odd[last] |= slash[last]
+    rows = there[np.searchsorted(last, np.flatnonzero(odd))]
+    return np.union1d(rows, np.flatnonzero((length == 0) | (length > LONGEST)))
 
 
 def shown(key: bytes) -> str:

@@ -182,8 +182,9 @@ class Loader(Place):
                 yield batch
                 if loop is not self._loop:
                     raise UserError(
-                        "this loop was left for another one over the same Loader, and cannot go "
-                        "on: a Loader is at one place; make a second Loader for a second loop"
+                        "this loop cannot go on: its Loader was closed, or is at another place "
+                        "(load_state_dict, or another loop); close it after the loop, and make a "
+                        "second Loader for a second loop"
                     )
         finally:
             if share is not None and LEDGER.samples is share:
@@ -218,7 +219,8 @@ class Loader(Place):
                 made.close()
 
     def close(self) -> None:
-        """End the workers; a `for` that follows starts new ones."""
+        """End the workers, and with an error a loop that goes on; a new one starts new workers."""
+        self._loop = object()
         self._engine.close()
 
 

@@ -32,6 +32,7 @@ _GUARD = (
     "`if __name__ == '__main__':`"
 )
 _GRACE = 5.0  # seconds in which a worker that has hung up is seen to have ended
+_PIPE, _POLL = 1 << 20, 0.01  # bytes that a pipe has at most, and seconds until it has some again
 
 
 class Processes:
@@ -48,7 +49,6 @@ class Processes:
         self._end: util.Finalize | None = None
 
     def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
-        self._requests.asked, self._requests.waiting = requests, deque()
         if self._iterator is not None and self._pid != os.getpid():
             self._iterator._shutdown = True  # a forked child does not end the workers of its parent
             self._iterator = self._end = None
@@ -58,8 +58,8 @@ class Processes:
             self._give_up()
         if self._iterator is None:
             self._start()
-        else:
-            self._try(iter, self._loader)
+        self._requests.asked, self._requests.waiting = requests, deque()
+        self._try(iter, self._loader)
         while (result := self._try(next, self._iterator, None)) is not None:
             if isinstance(result, _Failure):
                 result.reraise()
@@ -74,15 +74,15 @@ class Processes:
     def _give_up(self) -> Any:
         """End workers of which one has died or hangs: torch would wait for each. Return one that
         has died."""
-        iterator = self._iterator
-        if iterator._worker_pids_set:  # else torch takes their end for an error
-            signal_handling._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set, iterator._shutdown = False, True
-        dead = next((one for one in iterator._workers if not one.is_alive()), None)
+        self._iterator._shutdown = True
+        dead = next((one for one in self._iterator._workers if not one.is_alive()), None)
         self.close()
         return dead
 
     def _start(self) -> None:
+        """Start workers without requests: what is torch's own until it has begun cannot be ended
+        as it should, see `_end`."""
+        self._requests.asked, self._requests.waiting = iter(()), deque()
         freeze_in_children()
         self._loader = DataLoader(
             _Batches(self._fetch),
@@ -247,14 +247,24 @@ def _unchanged(batch: Any) -> Any:
 
 def _end(iterator: Any) -> None:
     """End workers, first kindly. Also at the end of the process: then without their `Processes`."""
+    if iterator._worker_pids_set:  # else torch takes their end for an error, whenever it is seen
+        signal_handling._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+    # Copies, as the threads that write requests close the ends of their pipes.
+    ends = [os.dup(queue._reader.fileno()) for queue in iterator._index_queues]
     iterator._shutdown_workers()
     for worker in iterator._workers:
         if worker.is_alive():
             worker.kill()
         worker.join()
-    for queue in iterator._index_queues:
-        queue.cancel_join_thread()
+    for queue, end in zip(iterator._index_queues, ends, strict=True):
         queue.close()
+        with open(end, "rb", buffering=0) as pipe:
+            os.set_blocking(end, False)
+            # The thread may be at a request that no worker reads any more.
+            while queue._thread is not None and queue._thread.is_alive():
+                pipe.read(_PIPE)
+                queue._thread.join(_POLL)
 
 
 def _ended(code: int) -> str:

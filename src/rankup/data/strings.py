@@ -11,6 +11,16 @@ import numpy.typing as npt
 
 from .errors import BadContainer
 
+_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2 ** 64
+_INVERSE = pow(_BASE, -1, 1 << 64)
+_HASHED = 1 << 17  # bytes at a time, so that they stay in the processor's cache
+
+
+def _powers(base: int, count: int) -> npt.NDArray[np.uint64]:
+    result = np.full(count, base, np.uint64)
+    result[:1] = 1
+    return np.cumprod(result)
+
 
 @dataclass(frozen=True)
 class Strings:
@@ -67,6 +77,29 @@ class Strings:
     def text(self, row: int) -> str:
         """Return a row as str; bytes that are no UTF-8 as surrogates, as in file names."""
         return self[row].decode("utf-8", "surrogateescape")
+
+    def distinct(self) -> bool:
+        """Return whether no string is there twice.
+
+        Equal strings have equal hashes: of a position's power each, which cumulated sums give for
+        millions at once. Where two hashes are equal the strings themselves are compared.
+        """
+        hashes = np.empty(len(self), np.uint64)
+        longest = int(np.diff(self.ends).max(initial=0))
+        size = min(_HASHED + longest, int(self.ends[-1])) + 1
+        powers, inverse = (_powers(one, size) for one in (_BASE, _INVERSE))
+        row = 0
+        while row < len(self):
+            fit = int(np.searchsorted(self.ends, self.ends[row] + _HASHED, "right")) - 1
+            stop = max(row + 1, fit)
+            data = self.data[int(self.ends[row]) : int(self.ends[stop])]
+            sums = np.zeros(len(data) + 1, np.uint64)
+            np.cumsum(data * powers[: len(data)], out=sums[1:])
+            ends = self.ends[row : stop + 1] - self.ends[row]
+            hashes[row:stop] = (sums[ends[1:]] - sums[ends[:-1]]) * inverse[ends[:-1]]
+            row = stop
+        hashes.sort()
+        return not (hashes[1:] == hashes[:-1]).any() or len(set(self)) == len(self)
 
     def take(self, rows: npt.NDArray[np.integer]) -> Strings:
         """The given rows, in their order.

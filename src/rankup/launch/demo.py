@@ -16,8 +16,8 @@ from rich.table import Table
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..site import config, rundir
-from . import sampler
-from .request import Request
+from ..site.jobspec import JobSpec
+from .local import wanted
 from .run import run
 
 _SCRIPT = "train.py"
@@ -53,8 +53,8 @@ def demo() -> int:
         directory = folder.with_name(f"{name}-{ranks}").absolute()
         _say(f"4. run {ported.name} on {ranks} rank{'s' if ranks > 1 else ''}, one thread each")
         results = ("--log", str(directory / "metrics.jsonl"), "--save", str(directory / "model.pt"))
-        request = Request(str(ported), results, ranks, str(directory), local=True)
-        code = run(request, _ENVIRONMENT)
+        spec = JobSpec(str(ported), results, ranks, str(directory), local=True)
+        code = run(spec, _ENVIRONMENT)
         if code:
             return code
         sides.append(read(directory, ranks))
@@ -63,7 +63,7 @@ def demo() -> int:
     print(f"largest relative difference of the two loss curves: {difference(*sides):.1e}")
     if (os.cpu_count() or 1) < 2:
         print("this machine has one core: two ranks share it, so no time is saved")
-    if sampler.wanted(True):
+    if wanted(True):
         print(f"what the cores did meanwhile: rankup report {shlex.quote(str(directory))}")
     return 0
 

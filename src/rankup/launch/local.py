@@ -9,19 +9,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from ..monitor.lines import FOLDER, STOP
 from ..site.gpus import usable_cores
 from ..site.rundir import Job
-from . import split
 from .die_with_parent import PARENT
+from .request import by_crew
 
 _START = (
     "import sys; sys.path = [p for p in sys.path if p]; "
-    "from rankup.launch.{} import main; sys.exit(main())"
+    "from rankup.{} import main; sys.exit(main())"
 )
+SWITCH = "RANKUP_MONITOR"  # 0: no run started from this shell is sampled
+_PATIENCE = 5.0  # seconds that the last sample may take
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -133,18 +136,18 @@ def _launcher(job: Job, nproc: int) -> list[str]:
     """What starts the ranks of `job`, up to its target."""
     # All programs start without the current folder on their path, as a script would. Behind `--`
     # torchrun takes no word for its own.
-    if split.by_crew(job):
-        return [sys.executable, "-c", _START.format("crew"), "--nproc", str(nproc), "--"]
+    if by_crew(job):
+        return [sys.executable, "-c", _START.format("launch.crew"), "--nproc", str(nproc), "--"]
     return [
-        *(sys.executable, "-c", _START.format("agent")),
+        *(sys.executable, "-c", _START.format("launch.agent")),
         *("--standalone", "--nproc-per-node", str(nproc)),
-        *("--no-python", "--", sys.executable, "-u", "-c", _START.format("worker")),
+        *("--no-python", "--", sys.executable, "-u", "-c", _START.format("launch.worker")),
     ]
 
 
 def shown(job: Job, nproc: int) -> str:
     """The command that does the same without rankup; a crew is a part of it."""
-    if split.by_crew(job):
+    if by_crew(job):
         return shlex.join(["python", *_launcher(job, nproc)[1:], job.target, *job.args])
     rank = "rankup-rank" if job.kind == "recipe" else "python"
     words = ["torchrun", "--standalone", f"--nproc-per-node={nproc}", "--no-python", "--", rank]
@@ -186,3 +189,60 @@ def _kill_tree(agent: int) -> None:
         return
     for process in tree:
         _send(process.pid, signal.SIGKILL)
+
+
+def wanted(asked: bool, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a run is to be sampled: unless the user said no, here or for the whole shell."""
+    return asked and environment.get(SWITCH, "1") != "0"
+
+
+@contextlib.contextmanager
+def sampled(directory: Path, ranks: int, wish: bool) -> Iterator[None]:
+    """Sample this machine into `<directory>/monitor` during the block.
+
+    That nothing can be sampled costs the report, never the run.
+    """
+    if not wish:
+        yield
+        return
+    process = _start_sampler(directory, ranks)
+    try:
+        yield
+    finally:
+        if process is not None:
+            _stop_sampler(process)
+
+
+def _start_sampler(directory: Path, ranks: int) -> subprocess.Popen[bytes] | None:
+    command = [
+        sys.executable,
+        "-c",
+        _START.format("monitor.collect.main"),
+        str(directory),
+        "--ranks",
+        str(ranks),
+    ]
+    command += ["--parent", str(os.getpid())]  # which may have ended before it looks itself
+    try:
+        (directory / FOLDER / STOP).unlink(missing_ok=True)
+        # Of a session of its own: the terminal's Ctrl-C asks the ranks to save, and it goes on.
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        print(f"warning: no sampler, so no GPU figures: {error}", file=sys.stderr)
+        return None
+
+
+def _stop_sampler(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it for ever
+            process.wait(_PATIENCE)

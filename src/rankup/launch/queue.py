@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..site import config as configuration
-from ..site import rundir
+from ..site import detect, rundir
 from ..site.config import Config
+from ..site.jobspec import OPTIONS, JobSpec, of_record, refuse_secrets, variables
+from ..site.profile import Partition as Shape
+from ..site.profile import Profile
 from ..site.rundir import Job
 from ..slurm import script
 from ..slurm.client import Client, SlurmError
-from ..slurm.options import JobOptions, refuse_secrets
+from ..slurm.limits import Grant
 from ..slurm.times import time_text
-from . import (
-    allocation,
-    checked,
-    jobscript,
-    lives,
-    ready,
-    sampler,
-    software,
-    split,
-    stage,
-    status,
-    submit,
+from . import lives, local, ready, stage, status, submit
+from .request import (
+    created,
+    new,
+    require_torch,
+    resumed,
+    split_notes,
+    typed,
+    without_values,
 )
-from .request import Request, created, new, require_torch, resumed
-from .submit import Plan
-from .typed import without_values
+from .submit import Plan, bill, job_script, write_script
+
+_PER_TASK = re.compile(r"SLURM_(\w+_PER_(TASK|GPU)|CPU_BIND\w*|GPU_BIND\w*)$")
 
 
-def run(request: Request, client: Client, inside: bool) -> int:
+def run(spec: JobSpec, client: Client, inside: bool) -> int:
     """Check, write the job script, and submit it, or run it when this is `inside` a job.
 
     Returns 0 once it is submitted; with --follow, and inside a job, the job's exit code.
@@ -46,26 +49,23 @@ def run(request: Request, client: Client, inside: bool) -> int:
         UserError: the job cannot run as asked; nothing was submitted or left behind.
     """
     config = configuration.load(Path.cwd())
-    job, resume = None, request.resume is not None
+    job, resume = None, spec.resume is not None
     if resume:
-        directory, job = resumed(request, config.runs)
+        directory, job = resumed(spec, config.runs)
         _refuse_second(client, directory, job)
-        _refuse_finished(directory, job, request)
-    options, nproc = _options(request, config, job)
-    staging = stage.checked(
-        request.staging.over(stage.before(job)), Path(job.cwd) if job else Path.cwd()
-    )
-    if request.follow and options.array:
+        _refuse_finished(directory, job, spec)
+    options = stage.checked(_options(spec, config, job), Path(job.cwd) if job else Path.cwd())
+    if spec.follow and options.array:
         raise UserError("--follow follows one job, not an array; use `rankup logs -f --task N`")
-    plan = (allocation.plan if inside else submit.plan)(client, config, options, nproc)
+    plan = (_plan_inside if inside else submit.plan)(client, config, options)
     project = config.project(Path.cwd())
-    plan = replace(_with_environment(plan, project), staging=staging)
+    plan = _with_environment(plan, project)
     node = plan.granted.node
-    stage.require_room(staging, node.memory_gb, f"a node of {node.name or 'this allocation'}")
+    stage.require_room(options, node.memory_gb, f"a node of {node.name or 'this allocation'}")
     link = None
     if job is None:
         runs, link = submit.runs_folder(config, plan)
-        directory, job = new(request, runs, strict=True)
+        directory, job = new(spec, runs, strict=True)
     if options.array and job.kind == "recipe":
         raise UserError(
             "every task of an array would be the same run of the recipe; --array is for scripts "
@@ -74,20 +74,19 @@ def run(request: Request, client: Client, inside: bool) -> int:
     shown = (*without_values(sys.argv[1:]), *job.args, *options.sbatch, str(directory))
     refuse_secrets(shown, {**os.environ, **plan.variables})
     internet = plan.granted.node.internet
-    notes = ready.require(config, job, internet, allow_missing=request.allow_missing)
+    notes = ready.require(config, job, internet, allow_missing=spec.allow_missing)
     found = ready.fetched(project, job, with_network=internet is True)
     notes += ready.elsewhere(found.variables, os.environ, plan.variables)
-    notes += split.notes(job, plan.granted.nodes, plan.granted.ranks)
-    notes += checked.before_submit(job, plan.granted.nodes * plan.granted.ranks, request.check)
+    notes += split_notes(job, plan.granted.nodes, plan.granted.ranks)
+    notes += ready.before_submit(job, plan.granted.nodes * plan.granted.ranks, spec.check)
     plan = replace(plan, fetched=found, notes=(*plan.notes, *notes))
-    launch = {**options.said(), **({"nproc": nproc} if nproc else {})}
-    job = replace(job, launch={**launch, **stage.recorded(staging)})
+    job = replace(job, launch=options.said())
     submit.refuse_unmounted(plan, _places(job, directory, plan))
-    monitor = sampler.wanted(request.monitor)
-    text = script.render(jobscript.job_script(plan, job, directory, resume, monitor=monitor))
+    monitor = local.wanted(spec.monitor)
+    text = script.render(job_script(plan, job, directory, resume, monitor=monitor))
     for note in plan.notes:
         print(note, file=sys.stderr)
-    if request.dry_run:
+    if spec.dry_run:
         print(text, end="")
         if plan.cost:
             print(f"not submitted; it would cost {plan.cost}", file=sys.stderr)
@@ -97,10 +96,10 @@ def run(request: Request, client: Client, inside: bool) -> int:
     if inside:
         with _restored(directory) if resume else created(directory, job, config.runs):
             pass
-        return allocation.start(client, plan, job, directory, text)
+        return _start_inside(client, plan, job, directory, text)
     number = _submit(client, plan, job, directory, text, None if resume else config.runs)
     _say(plan, job, directory, number)
-    if not request.follow:
+    if not spec.follow:
         return 0
     from .logs import follow
 
@@ -119,7 +118,7 @@ def _submit(
         if runs is None:  # somebody else may have resumed it since it was looked at
             _refuse_second(client, directory, rundir.read(directory))
             rundir.write(directory, job)
-        jobscript.write_script(plan, directory, text)
+        write_script(plan, directory, text)
         try:
             return submit.send(client, plan, job, directory)
         except SlurmError as error:
@@ -155,16 +154,13 @@ def _say(plan: Plan, job: Job, directory: Path, number: str) -> None:
     print(number)
 
 
-def _options(request: Request, config: Config, job: Job | None) -> tuple[JobOptions, int | None]:
+def _options(spec: JobSpec, config: Config, job: Job | None) -> JobSpec:
     """What was said now, else when the run was started, else in `rankup.toml`."""
-    # A dependency was one of that submission, values of `env` lie in the run's own file.
-    before = {k: v for k, v in job.launch.items() if k not in ("env", "dependency")} if job else {}
-    options = request.options.over(before).over(config.job)
+    options = spec.over(of_record(job.launch) if job else {}).over(config.job)
     # `jutil env activate -A` sets these; our sbatch sees none of them, so that they cannot override
     # what the job script says.
     account = os.environ.get("SBATCH_ACCOUNT") or os.environ.get("SLURM_ACCOUNT")
-    options = options.over({"account": account} if account else {})
-    return options, request.nproc or before.get("nproc") or config.job.get("nproc")
+    return options.over({"account": account} if account else {})
 
 
 def _refuse_second(client: Client, directory: Path, job: Job) -> None:
@@ -176,10 +172,10 @@ def _refuse_second(client: Client, directory: Path, job: Job) -> None:
         )
 
 
-def _refuse_finished(directory: Path, job: Job, request: Request) -> None:
+def _refuse_finished(directory: Path, job: Job, spec: JobSpec) -> None:
     """UserError for a recipe's run that is through: another job would cost and change nothing."""
     final = job.kind == "recipe" and status.last_metrics(directory).get("final")
-    if final and not request.args and (directory / "model-final.pt").exists():
+    if final and not spec.args and (directory / "model-final.pt").exists():
         raise UserError(
             f"{directory} is through, with its final model written. To train longer: "
             f"rankup run --resume {job.id} {job.target} --steps N"
@@ -193,12 +189,12 @@ def _with_environment(plan: Plan, project: Path) -> Plan:
         return plan
     notes = []
     if not options.environment:
-        activate, note = software.of_project(project)
+        activate, note = submit.of_project(project)
         notes += [note] if note else []
         options = replace(options, environment=activate)
     if not options.environment:
         require_torch()
-    stale = software.staleness(options.environment)
+    stale = submit.staleness(options.environment)
     notes += [f"warning: {stale}"] if stale else []
     return replace(plan, options=options, notes=(*plan.notes, *notes))
 
@@ -216,9 +212,9 @@ def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
     if not options.environment and not options.container:
         found["the Python environment"] = Path(sys.prefix)
     found |= {f"what was fetched as {name}": path for name, path in plan.fetched.places.items()}
-    found |= {f"--stage {name}": Path(name) for name in plan.staging.files}
-    found |= {f"--mount {name}": Path(name) for name in plan.staging.mounts}
-    found |= {f"the argument {path}": path for path in jobscript.argument_paths(job)}
+    found |= {f"--stage {name}": Path(name) for name in options.stage}
+    found |= {f"--mount {name}": Path(name) for name in options.mount}
+    found |= {f"the argument {path}": path for path in submit.argument_paths(job)}
     return found
 
 
@@ -242,3 +238,155 @@ def _restored(directory: Path) -> Iterator[None]:
 
 def _read(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
+
+
+def _plan_inside(client: Client, config: Config, options: JobSpec) -> Plan:
+    """What the allocation that this process is in can give.
+
+    Raises:
+        UserError: more nodes or ranks are asked for than it has.
+    """
+    number = os.environ["SLURM_JOB_ID"]
+    profile, _ = detect.choose(
+        config, os.environ, os.uname().nodename, cluster_name=client.cluster_name
+    )
+    shown = client.show(number)
+    if not shown:
+        raise UserError(
+            f"SLURM_JOB_ID={number} is set, but Slurm knows no such job (any more); leave that "
+            "shell, or unset SLURM_JOB_ID"
+        )
+    fields = shown[0]
+    text = fields.get("NumNodes", "1").partition("-")[0]
+    there = int(text) if text.isdigit() else 1
+    nodes = options.nodes or there
+    if nodes > there:
+        raise UserError(f"--nodes {nodes}: allocation {number} has {there}; ask salloc for more")
+    granted = _grant(fields, profile, there, nodes, options.nproc)
+    if granted.ranks < granted.gpus and not options.allow_idle_gpus:
+        raise UserError(
+            f"--nproc {granted.ranks} leaves {granted.gpus - granted.ranks} of the {granted.gpus} "
+            f"GPUs that allocation {number} has per node unused, and you pay for {granted.gpus}; "
+            "leave --nproc away, or give --allow-idle-gpus"
+        )
+    left_out = [name for name in options.said() if OPTIONS[name].queue]
+    notes = [f"note: inside allocation {number}; it decides on {', '.join(left_out)}"]
+    return Plan(
+        profile,
+        granted,
+        replace(options, array=None, dependency=None),
+        variables(options.env, os.environ),
+        cost="",
+        notes=tuple(notes if left_out else ()),
+        # A step runs here already: ours would wait for its end.
+        srun=("--overlap",) if os.environ.get("SLURM_STEP_ID") else (),
+    )
+
+
+def _start_inside(client: Client, plan: Plan, job: Job, directory: Path, text: str) -> int:
+    """Run the job script `text` here and wait for it; its exit code.
+
+    The first Ctrl-C (or SIGTERM) asks the ranks to save and stop, the second ends them.
+    """
+    path = write_script(plan, directory, text)
+    life = {
+        "started": rundir.now(),
+        "nodes": plan.granted.nodes,
+        "nproc": plan.granted.ranks,
+        "allocation": os.environ["SLURM_JOB_ID"],
+        "bill": bill(plan),
+        "command": typed(),
+    }
+    (directory / "requeue").unlink(missing_ok=True)
+    (directory / "log" / "cancelled").unlink(missing_ok=True)
+    rundir.write(directory, replace(job, lives=[*job.lives, life]))
+    print(f"run {job.id} in {directory}", file=sys.stderr)
+    granted = plan.granted
+    print(
+        f"allocation {life['allocation']}: {granted.nodes} x {granted.ranks} ranks, "
+        f"{granted.gpus} GPU(s) and {granted.cpus} CPUs per node",
+        file=sys.stderr,
+    )
+    environment = {**_allocated(client, plan), "RANKUP_INTERACTIVE": str(os.getpid())}
+    code = local.wait(
+        ["bash", str(path)],
+        environment,
+        _act,
+        last=lambda shell: _tell(shell, signal.SIGTERM),
+        numbers=(signal.SIGINT, signal.SIGTERM),
+    )
+    ended: dict[str, Any] = {"code": code, "ended": rundir.now()}
+    if (directory / "requeue").exists():
+        ended["stopped"] = True
+    rundir.write(directory, replace(job, lives=[*job.lives, life | ended]))
+    if "stopped" in ended or (code and (directory / "checkpoints").is_dir()):
+        print(f"go on with: rankup run --resume {directory}", file=sys.stderr)
+    return code
+
+
+def _allocated(client: Client, plan: Plan) -> dict[str, str]:
+    """The environment of this shell, with what the job script reads about the allocation.
+
+    A shell may have its number alone (`salloc --no-shell`); inside a step, as an attached shell is
+    one, SLURM_JOB_NODELIST names the step's nodes, and srun then gives no others.
+    """
+    shown = client.show(os.environ["SLURM_JOB_ID"])
+    nodes = shown[0].get("NodeList") if shown else None
+    # What salloc was asked for per task or GPU is not meant for our one task per node.
+    kept = {name: value for name, value in os.environ.items() if not _PER_TASK.match(name)}
+    return {
+        **kept,
+        "SLURM_CPUS_PER_TASK": str(plan.granted.cpus or 1),
+        **({"SLURM_JOB_NODELIST": nodes} if nodes else {}),
+    }
+
+
+def _grant(
+    fields: Mapping[str, str], profile: Profile, there: int, nodes: int, nproc: int | None
+) -> Grant:
+    gpus = _gpus(fields, there)
+    cpus = int(re.match(r"\d*", fields.get("NumCPUs", ""))[0] or 0) // there  # type: ignore[index]
+    ranks = nproc or max(1, gpus)
+    if 0 < gpus < ranks:
+        raise UserError(
+            f"--nproc {ranks} asks for more ranks than the {gpus} GPU(s) per node of allocation "
+            f"{fields.get('JobId', '')}; give --nproc {gpus} or less"
+        )
+    node = Shape(fields.get("Partition", ""), None, gpus, cpus, None, None, profile.internet)
+    return Grant(node.name, nodes, ranks, gpus, cpus or None, 0, False, node)
+
+
+def _gpus(fields: Mapping[str, str], nodes: int) -> int:
+    """GPUs per node. Slurm counts them among the resources only where it was told to track them."""
+    for key in ("AllocTRES", "TRES"):
+        if match := re.search(r"gres/gpu(?::[^=,]+)?=(\d+)", fields.get(key, "")):
+            return int(match[1]) // nodes
+    for key in ("TresPerNode", "TresPerTask", "TresPerJob"):
+        counts = re.findall(
+            r"(?:gres[:/])?gpu(?:[:=][A-Za-z][^:=,]*)?(?:[:=](\d+))?", fields.get(key, "")
+        )
+        if counts:
+            total = sum(int(count or 1) for count in counts)
+            return total // nodes if key == "TresPerJob" else total
+    text = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(text) if text.isdigit() else 0
+
+
+def _act(shell: int, number: int, again: bool) -> bool:
+    _tell(shell, signal.SIGTERM if again else signal.SIGUSR1)
+    return not again
+
+
+def _tell(shell: int, number: signal.Signals) -> None:
+    """Send a signal to the srun of the job script, which hands it to the ranks of all nodes."""
+    import psutil
+
+    try:
+        children = psutil.Process(shell).children(recursive=True)
+        steps = [child for child in children if child.name() == "srun"]
+        for step in steps:
+            step.send_signal(number)
+        if not steps and number != signal.SIGUSR1:
+            os.kill(shell, number)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        pass

@@ -1,4 +1,4 @@
-"""What was asked for, and the job it describes: a new one, or one to go on with."""
+"""The run that a `JobSpec` asks for, its split over ranks, and the state of the code it runs."""
 
 from __future__ import annotations
 
@@ -6,65 +6,32 @@ import importlib.metadata
 import importlib.util
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from .. import __version__, recipes
 from ..base.errors import UserError, nearest
-from ..base.files import user_path
+from ..base.files import user_path, write_atomic
+from ..parallel.layout import crossing
+from ..parallel.lowcomm.gossip.names import patience
 from ..site import rundir
+from ..site.jobspec import OPTIONS, JobSpec, flag
 from ..site.rundir import Job
-from ..slurm.options import JobOptions
 from ..train.options import refuse_other_run
-from . import code, stage
-from .stage import Staging
 
-_OWN = {
-    *("--nproc", "--out", "--resume", "--local", "--dry-run", "--follow", "--allow-missing"),
-    *("--monitor", "--no-monitor", "--check", "--no-check"),
-    *stage.OPTIONS,
-    *("--" + field.name.replace("_", "-") for field in fields(JobOptions)),
-}
 # A script may have options of these names itself.
-_COMMON = {"--name", "--env", "--time", "--array", "--environment", "--deadline", "--mail"}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line said.
-
-    Attributes:
-        target: a recipe's name or a script's path; None to take it from the resumed run.
-        args: the words after TARGET; they belong to it.
-        nproc: ranks per node; None for every GPU, or one without GPUs.
-        out: the run directory itself.
-        resume: the run to go on with.
-        local: on this machine, also where there is Slurm.
-        allow_missing: submit also without what the project needs.
-        options: of the Slurm job.
-        staging: what each node copies or mounts first.
-        monitor: sample what GPUs and nodes do, and report it at the end.
-        id: of the new run; None for one by the time.
-        check: look at a script first.
-    """
-
-    target: str | None
-    args: tuple[str, ...] = ()
-    nproc: int | None = None
-    out: str | None = None
-    resume: str | None = None
-    local: bool = False
-    dry_run: bool = False
-    follow: bool = False
-    options: JobOptions = field(default_factory=JobOptions)
-    allow_missing: bool = False
-    staging: Staging = field(default_factory=Staging)
-    monitor: bool = True
-    id: str | None = None
-    check: bool = True
+_COMMON = frozenset(flag(name) for name, option in OPTIONS.items() if option.common)
+_OWN = frozenset(("--no-monitor", "--no-check", *map(flag, OPTIONS)))
+MOST_BYTES = 20 * 2**20  # a diff larger than this is data
+_MOST_NAMES = 200
+# Whatever the user's settings make of a diff that is looked at, this one has to apply.
+_DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-relative")
+_PREFIXES = ("--src-prefix=a/", "--dst-prefix=b/")
 
 
 def job_of(target: str, args: tuple[str, ...]) -> tuple[str, str]:
@@ -80,30 +47,30 @@ def job_of(target: str, args: tuple[str, ...]) -> tuple[str, str]:
     return kind, name
 
 
-def new(request: Request, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:
+def new(spec: JobSpec, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:
     """The run that is asked for and the folder it will live in; nothing is written yet.
 
     With `strict`, where a mistake costs a job, options of `rankup run` behind TARGET are refused.
     """
-    if request.target is None:
+    if spec.target is None:
         raise UserError("nothing to run: name a recipe or a script, or --resume a run")
-    kind, target = _target(request.target)
-    _notice_own_options(kind, request.args, strict)
+    kind, target = _target(spec.target)
+    _notice_own_options(kind, spec.args, strict)
     if kind == "recipe":
-        recipes.find(target).parse(request.args)
+        recipes.find(target).parse(spec.args)
     job = Job(
-        id=request.id or rundir.new_id(),
+        id=spec.id or rundir.new_id(),
         kind=kind,
         target=target,
-        args=list(request.args),
+        args=list(spec.args),
         cwd=str(Path.cwd()),
         versions=_versions(),
-        git=code.state(Path.cwd()),
+        git=code_state(Path.cwd()),
     )
-    if request.out is None:
+    if spec.out is None:
         name = target if kind == "recipe" else Path(target).stem
         return (runs / name / job.id).resolve(), job
-    return user_path(request.out, "--out").resolve(), job
+    return user_path(spec.out, "--out").resolve(), job
 
 
 @contextmanager
@@ -119,7 +86,7 @@ def created(directory: Path, job: Job, runs: Path) -> Iterator[None]:
     try:
         if job.kind == "recipe":
             recipes.find(job.target).parse(job.args).prepare(directory)
-        code.keep(Path(job.cwd), Path(job.target) if job.kind == "script" else None, directory)
+        keep_code(Path(job.cwd), Path(job.target) if job.kind == "script" else None, directory)
         rundir.write(directory, job)
         if link.resolve() != directory.resolve():
             with suppress(OSError):  # who names a folder of their own may have no right to `runs`
@@ -138,24 +105,24 @@ def created(directory: Path, job: Job, runs: Path) -> Iterator[None]:
         raise
 
 
-def resumed(request: Request, runs: Path) -> tuple[Path, Job]:
+def resumed(spec: JobSpec, runs: Path) -> tuple[Path, Job]:
     """The run to go on with, its arguments overridden by what was asked for now."""
-    assert request.resume is not None
-    if request.out is not None:
+    assert spec.resume is not None
+    if spec.out is not None:
         raise UserError("--resume goes on in the run's own directory; leave --out away")
-    directory = rundir.find(runs, request.resume)
+    directory = rundir.find(runs, spec.resume)
     job = rundir.read(directory)
     if not Path(job.cwd).is_dir():
         raise UserError(f"{job.cwd}, the folder the run was started in, is not there any more")
-    if request.target is None:
+    if spec.target is None:
         return directory, job
-    kind, target = _target(request.target)
+    kind, target = _target(spec.target)
     if (kind, target) != (job.kind, job.target):
         raise UserError(
-            f"--resume {request.resume} is a run of {job.target}, not of {target}; "
+            f"--resume {spec.resume} is a run of {job.target}, not of {target}; "
             "leave TARGET away, or start a new run"
         )
-    args = [*job.args, *request.args]  # a later flag overrides an earlier one
+    args = [*job.args, *spec.args]  # a later flag overrides an earlier one
     if kind == "recipe":
         recipe = recipes.find(target)
         refuse_other_run(recipe.parse(job.args).fixed, recipe.parse(args).fixed)
@@ -218,3 +185,116 @@ def _versions() -> dict[str, str]:
     if importlib.util.find_spec("torch") is not None:
         found["torch"] = importlib.metadata.version("torch")
     return found
+
+
+def by_crew(job: Job) -> bool:
+    """Whether a crew starts the ranks of a job: workers whose ends do not end the others."""
+    return job.kind == "recipe" and recipes.find(job.target).parse(job.args).strategy == "gossip"
+
+
+def same_result(job: Job) -> bool:
+    """Whether the number of ranks changes the time a job takes alone."""
+    if job.kind != "recipe":
+        return True
+    options = recipes.find(job.target).parse(job.args)
+    return not options.apart and options.strategy != "gossip"
+
+
+def split_notes(job: Job, nodes: int, per_node: int) -> list[str]:
+    """What to say about a job's split over `nodes` of `per_node` ranks; nothing of scripts.
+
+    Raises:
+        UserError: the sizes that were asked for do not make up the number of ranks.
+    """
+    if job.kind != "recipe":
+        return []
+    options = recipes.find(job.target).parse(job.args)
+    if by_crew(job):
+        patience()  # what it cannot be is said before anything starts
+    if by_crew(job) and nodes * per_node == 1:
+        raise UserError(
+            "--strategy gossip on one worker has nobody to talk to; give --nproc 2 or more, or "
+            "another strategy"
+        )
+    layout = options.layout(nodes * per_node, per_node)
+    said = options.notes(layout)
+    if warning := crossing(layout, per_node):
+        said.append(warning)
+    found = [f"warning: {text}" for text in said]
+    if idle := options.idle_ranks(layout):
+        ranks = layout.world_size
+        found.append(
+            f"warning: a global batch of {options.global_batch} in micro-batches of "
+            f"{options.micro_batch} feeds {ranks - idle} of {ranks} ranks; {idle} will idle. "
+            + ("The result is the same; " if same_result(job) else "")
+            + "a smaller --micro-batch or fewer ranks wastes nothing"
+        )
+    return found
+
+
+def code_state(folder: Path) -> dict[str, Any]:
+    """Commit of the folder's repository and what is not in it; empty outside a repository."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    untracked = (_git(folder, "ls-files", "--others", "--exclude-standard", "-z") or b"").split(
+        b"\0"
+    )
+    names = [name.decode(errors="replace") for name in untracked if name]
+    found: dict[str, Any] = {
+        "commit": commit.decode().strip(),
+        "changed": bool(_git(folder, "status", "--porcelain")),
+    }
+    if names:
+        found["untracked"] = names[:_MOST_NAMES]
+    return found
+
+
+def keep_code(folder: Path, target: Path | None, directory: Path) -> None:
+    """Write what differs from the commit into the run directory, readable by its owner.
+
+    `code.diff` is what `git apply` takes on the commit that `job.json` names. The script itself is
+    copied as well where commit and diff do not hold it.
+    """
+    diff = _git(folder, *_DIFF, *_PREFIXES, "HEAD")
+    known = diff is not None and len(diff) <= MOST_BYTES
+    if diff and known:
+        write_atomic(directory / "code.diff", diff, private=True)
+    if target is None:
+        return
+    if not known or _git(folder, "ls-files", "--error-unmatch", str(target)) is None:
+        write_atomic(directory / target.name, target.read_bytes(), private=True)
+
+
+def _git(folder: Path, *words: str) -> bytes | None:
+    try:
+        done = subprocess.run(
+            ["git", "--literal-pathspecs", "-C", str(folder), *words],  # noqa: S607 - the user's own git
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def typed() -> list[str]:
+    """The command line that this process was given, without what may be secret in it."""
+    return ["rankup", *without_values(sys.argv[1:])]
+
+
+def without_values(words: list[str]) -> Iterator[str]:
+    """A command line without what `--env` gave: it may be secret."""
+    given = False
+    for word in words:
+        option, equals, entry = word.partition("=")
+        if given or (option == "--env" and equals):
+            text = word if given else entry
+            name, has_value, _ = text.partition("=")
+            yield ("" if given else "--env=") + name + ("=..." if has_value else "")
+            given = False
+        else:
+            given = word == "--env"
+            yield word

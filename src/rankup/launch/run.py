@@ -5,24 +5,26 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..base.errors import EXIT_BAD_INPUT, UserError
 from ..site import config, gpus, rundir
+from ..site.jobspec import DATA, OPTIONS, SLURM, JobSpec, flag, of_record
 from ..site.rundir import Job
 from ..slurm.client import Client
-from . import checked, lives, local, queue, ready, sampler, split, stage
-from .place import place
-from .request import Request, created, new, require_torch, resumed
-from .typed import typed
+from . import lives, local, queue, ready, stage
+from .request import created, new, require_torch, resumed, same_result, split_notes, typed
+
+Place = Literal["slurm", "allocation", "local"]
 
 
-def run(request: Request, extra: Mapping[str, str] | None = None) -> int:
+def run(spec: JobSpec, extra: Mapping[str, str] | None = None) -> int:
     """Do it, with `extra` variables in the environment of local ranks; the exit code.
 
     That of the job, where it is waited for; 0 once it is submitted.
@@ -31,40 +33,41 @@ def run(request: Request, extra: Mapping[str, str] | None = None) -> int:
         UserError: what was asked for cannot be done; nothing has been started or left behind.
     """
     client = Client()
-    where = place(client, os.environ, request.local)
+    where = place(client, os.environ, spec.local)
     if where != "local":
-        return queue.run(request, client, inside=where == "allocation")
-    _refuse_encodings(request)
-    return _run_here(request, dict(extra or {}))
+        return queue.run(spec, client, inside=where == "allocation")
+    _refuse_encodings(spec)
+    return _run_here(spec, dict(extra or {}))
 
 
-def _run_here(request: Request, extra: dict[str, str]) -> int:
+def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
     settings = config.load(Path.cwd())
     runs = settings.runs
-    nproc = _ranks(request.nproc, {**os.environ, **extra})
+    nproc = _ranks(spec.nproc, {**os.environ, **extra})
     require_torch()
-    if request.resume is not None:
-        directory, job = resumed(request, runs)
+    if spec.resume is not None:
+        directory, job = resumed(spec, runs)
     else:
-        directory, job = new(request, runs)
-    _say_what_is_left_out(request, job)
-    split_notes = split.notes(job, 1, nproc)
-    staging = stage.checked(request.staging.over(stage.before(job)), Path(job.cwd))
+        directory, job = new(spec, runs)
+    _say_what_is_left_out(spec, job)
+    notes = split_notes(job, 1, nproc)
+    spec = stage.checked(spec.over(of_record(job.launch)), Path(job.cwd))
     caches = _caches(settings.project(Path.cwd()), job)
-    if request.resume is None and request.dry_run:
-        for line in staging.lines():
+    if spec.resume is None and spec.dry_run:
+        for line in stage.lines(spec):
             print(line)
         print(*(f"{name}={shlex.quote(value)}" for name, value in caches.items()), end="")
         print(" " if caches else "", local.shown(job, nproc), sep="")
         return 0
-    checked.beside(job, nproc, request.check)
-    for note in split_notes:
+    ready.beside(job, nproc, spec.check)
+    for note in notes:
         print(note, file=sys.stderr)
-    job = replace(job, launch={**job.launch, **stage.recorded(staging)})
+    staged = {name: value for name, value in spec.said().items() if OPTIONS[name].panel == DATA}
+    job = replace(job, launch={**job.launch, **staged})
     with ExitStack() as until_the_end:
         # What cannot be staged is refused before the run begins, and leaves no run directory.
-        with nullcontext() if request.resume else created(directory, job, runs):
-            found = until_the_end.enter_context(stage.staged(staging))
+        with nullcontext() if spec.resume else created(directory, job, runs):
+            found = until_the_end.enter_context(stage.staged(spec))
         until_the_end.enter_context(rundir.locked(directory))
         life: dict[str, Any] = {
             "started": rundir.now(),
@@ -76,10 +79,10 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
         (directory / "requeue").unlink(missing_ok=True)
         rundir.write(directory, replace(job, lives=[*job.lives, life]))
         print(f"run {job.id} in {directory}", file=sys.stderr)
-        wish = sampler.wanted(request.monitor)
-        with sampler.sampled(directory, nproc, wish):
+        wish = local.wanted(spec.monitor)
+        with local.sampled(directory, nproc, wish):
             code = local.start(
-                job, directory, nproc, request.resume is not None, {**caches, **found, **extra}
+                job, directory, nproc, spec.resume is not None, {**caches, **found, **extra}
             )
             refused = code == EXIT_BAD_INPUT and job.kind == "recipe"
             if refused:  # what was refused does not stick
@@ -124,12 +127,11 @@ def _write_end(directory: Path, job: Job) -> None:
         print(f"warning: {directory / rundir.JOB}: {error.strerror}", file=sys.stderr)
 
 
-def _say_what_is_left_out(request: Request, job: Job) -> None:
-    said = request.options.said()
-    if said:
-        names = ", ".join("--" + name.replace("_", "-") for name in said)
-        same = split.same_result(job)
-        why = "" if request.local else "there is no Slurm here, so "
+def _say_what_is_left_out(spec: JobSpec, job: Job) -> None:
+    if said := [flag(name) for name in spec.said() if OPTIONS[name].panel == SLURM]:
+        names = ", ".join(said)
+        same = same_result(job)
+        why = "" if spec.local else "there is no Slurm here, so "
         print(
             f"note: {why}this runs on this machine alone; without meaning here: {names}"
             + (
@@ -139,9 +141,9 @@ def _say_what_is_left_out(request: Request, job: Job) -> None:
         )
 
 
-def _refuse_encodings(request: Request) -> None:
+def _refuse_encodings(spec: JobSpec) -> None:
     try:
-        " ".join((request.target or "", *request.args)).encode()
+        " ".join((spec.target or "", *spec.args)).encode()
     except UnicodeEncodeError:
         raise UserError("an argument is not UTF-8, as `job.json` is") from None
 
@@ -167,3 +169,28 @@ def _shown(directory: Path, job: Job) -> str:
     except UserError:  # rankup.toml was broken meanwhile: no reason to lose the job's exit code
         known = False
     return job.id if known else str(directory)
+
+
+def place(client: Client, environment: Mapping[str, str], local: bool) -> Place:
+    """`slurm` where sbatch is there and a controller answers, `allocation` inside a job.
+
+    Raises:
+        UserError: this is one of several tasks that srun started, or Slurm does not answer: a
+            login node is no place to train on by mistake.
+    """
+    if local:
+        return "local"
+    if environment.get("SLURM_JOB_ID") and shutil.which("srun", path=environment.get("PATH")):
+        if environment.get("SLURM_STEP_NUM_TASKS", "1") not in ("", "1"):
+            raise UserError(
+                "srun starts `rankup run` once per task here; run it once inside the allocation, "
+                "without srun: it starts its ranks on all nodes itself"
+            )
+        return "allocation"
+    there = client.presence()
+    if there == "silent":
+        raise UserError(
+            "this machine has Slurm, but its controller does not answer (`scontrol ping`); try "
+            "again in some minutes, or --local to run on this machine, which may be a login node"
+        )
+    return "slurm" if there == "answers" else "local"

@@ -7,116 +7,65 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..base.amounts import bytes_of, size
 from ..base.errors import UserError
 from ..base.files import user_path
 from ..base.signals import ended_as_an_exception, ignore
-from ..site.rundir import Job
+from ..site.jobspec import JobSpec
 
-OPTIONS = ("--stage", "--stage-to", "--stage-reserve", "--stage-broadcast", "--mount")
 _MOST_FILES = 20_000  # of a folder that are looked at; with more it is no pack
 
 
-@dataclass(frozen=True)
-class Staging:
-    """What is to lie in the memory of each node before the ranks start.
-
-    Attributes:
-        files: containers, by absolute path once `checked`.
-        folder: on each node, where the copies go; None for its memory.
-        broadcast: they are read once for all nodes.
-        mounts: SquashFS images to mount.
-        reserve: memory that is kept for the processes of the run, as people write sizes; None
-            leaves it to `rankup stage`.
-    """
-
-    files: tuple[str, ...] = ()
-    folder: str | None = None
-    broadcast: bool = False
-    mounts: tuple[str, ...] = ()
-    reserve: str | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.files or self.mounts)
-
-    def over(self, before: Mapping[str, Any]) -> Staging:
-        """This, and where nothing was said what `said` said when the run was started."""
-        values = {name: tuple(v) if isinstance(v, list) else v for name, v in before.items()}
-        known = {name: value for name, value in values.items() if name in asdict(self)}
-        new = {name: value for name, value in asdict(self).items() if value not in ((), None)}
-        if not self.broadcast:
-            new.pop("broadcast")
-        return Staging(**{**known, **new})
-
-    def said(self) -> dict[str, Any]:
-        """What was said, for `job.json`."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-            if value not in ((), None, False)
-        }
-
-    def words(self) -> tuple[str, ...]:
-        """Options of `rankup stage`."""
-        found = [] if self.reserve is None else ["--reserve", self.reserve]
-        return (*found, *(["--broadcast"] if self.broadcast else []))
-
-    def lines(self) -> Iterator[str]:
-        """The commands that do the same."""
-        to = [] if self.folder is None else ["--to", self.folder]
-        if self.files:
-            yield shlex.join(["rankup", "stage", *self.words(), *to, "--", *self.files])
-        if self.mounts:
-            yield shlex.join(["rankup", "stage", "--mount", "--", *self.mounts])
+def words(spec: JobSpec) -> tuple[str, ...]:
+    """Options of `rankup stage`."""
+    found = [] if spec.stage_reserve is None else ["--reserve", spec.stage_reserve]
+    return (*found, *(["--broadcast"] if spec.stage_broadcast else []))
 
 
-def before(job: Job | None) -> Mapping[str, Any]:
-    """What `job.json` says that a run stages."""
-    found = job.launch.get("staging") if job is not None else None
-    return found if isinstance(found, dict) else {}
+def lines(spec: JobSpec) -> Iterator[str]:
+    """The commands that do the same."""
+    to = [] if spec.stage_to is None else ["--to", spec.stage_to]
+    if spec.stage:
+        yield shlex.join(["rankup", "stage", *words(spec), *to, "--", *spec.stage])
+    if spec.mount:
+        yield shlex.join(["rankup", "stage", "--mount", "--", *spec.mount])
 
 
-def recorded(staging: Staging) -> dict[str, Any]:
-    """What `before` finds again, to be put into `Job.launch`."""
-    return {"staging": staging.said()} if staging else {}
-
-
-def checked(staging: Staging, folder: Path) -> Staging:
+def checked(spec: JobSpec, folder: Path) -> JobSpec:
     """It with absolute paths, those of `folder` being relative to it.
 
     Raises:
         UserError: something is not there or cannot be read, or options do not fit together.
     """
-    if not staging.files:
+    if not spec.stage:
         left = {
-            "--stage-to": staging.folder is not None and not staging.mounts,
-            "--stage-reserve": staging.reserve is not None,
-            "--stage-broadcast": staging.broadcast,
+            "--stage-to": spec.stage_to is not None and not spec.mount,
+            "--stage-reserve": spec.stage_reserve is not None,
+            "--stage-broadcast": spec.stage_broadcast,
         }
         for option, given in left.items():
             if given:
                 raise UserError(f"{option} says how to stage, and nothing is: add --stage FILE")
-    _reserve(staging)
-    if staging.folder is not None and not Path(staging.folder).is_absolute():
+    _reserve(spec)
+    if spec.stage_to is not None and not Path(spec.stage_to).is_absolute():
         raise UserError(
-            f"--stage-to {staging.folder}: give an absolute path; each node has its own folder"
+            f"--stage-to {spec.stage_to}: give an absolute path; each node has its own folder"
         )
     return replace(
-        staging,
-        files=tuple(_present("--stage", name, folder) for name in staging.files),
-        mounts=tuple(_present("--mount", name, folder) for name in staging.mounts),
+        spec,
+        stage=tuple(_present("--stage", name, folder) for name in spec.stage),
+        mount=tuple(_present("--mount", name, folder) for name in spec.mount),
     )
 
 
-def _reserve(staging: Staging) -> int | None:
+def _reserve(spec: JobSpec) -> int | None:
     """Bytes."""
-    if staging.reserve is None:
+    if spec.stage_reserve is None:
         return None
-    return bytes_of(staging.reserve, "--stage-reserve")
+    return bytes_of(spec.stage_reserve, "--stage-reserve")
 
 
 def _present(option: str, name: str, folder: Path) -> str:
@@ -139,7 +88,7 @@ def _is_squashfs(path: Path) -> bool:
     return path.is_file() and is_squashfs(path)
 
 
-def require_room(staging: Staging, memory_gib: int | None, where: str) -> None:
+def require_room(spec: JobSpec, memory_gib: int | None, where: str) -> None:
     """Refuse on the login node what cannot fit into a node's memory, whatever else lies there.
 
     Args:
@@ -149,9 +98,9 @@ def require_room(staging: Staging, memory_gib: int | None, where: str) -> None:
     Raises:
         UserError: with the numbers.
     """
-    if not memory_gib or staging.folder is not None:
+    if not memory_gib or spec.stage_to is not None:
         return
-    sizes = {name: _size(Path(name)) for name in staging.files}
+    sizes = {name: _size(Path(name)) for name in spec.stage}
     needed = sum(sizes.values())
     memory = memory_gib << 30
     if needed <= memory:
@@ -177,29 +126,29 @@ def _size(path: Path) -> int:
 
 
 @contextmanager
-def staged(staging: Staging) -> Iterator[dict[str, str]]:
+def staged(spec: JobSpec) -> Iterator[dict[str, str]]:
     """Stage and mount here while the body runs; what the ranks need in their environment.
 
     Raises:
         UserError: it does not fit, or cannot be read or mounted; nothing is left behind.
     """
-    if not staging:
+    if not (spec.stage or spec.mount):
         yield {}
         return
     from ..data.stage import mount, place
     from ..data.stage import staging as copies
 
-    if staging.broadcast:
+    if spec.stage_broadcast:
         print("note: one machine has nobody to broadcast to; it reads all itself", file=sys.stderr)
     # Not the job's: of that there may be other runs, which need what they have staged.
     variables = {place.JOB: place.of_process(os.getpid())}
-    if staging.folder is not None:
-        variables[place.VARIABLE] = staging.folder
+    if spec.stage_to is not None:
+        variables[place.VARIABLE] = spec.stage_to
     with _environment(variables), ended_as_an_exception():
         try:
-            for name in staging.files:
-                copies.stage(name, reserve=_reserve(staging), prefix="--stage-")
-            points = [str(mount.mount(name)) for name in staging.mounts]
+            for name in spec.stage:
+                copies.stage(name, reserve=_reserve(spec), prefix="--stage-")
+            points = [str(mount.mount(name)) for name in spec.mount]
             yield {**variables, **({"RANKUP_MOUNTS": os.pathsep.join(points)} if points else {})}
         finally:
             try:

@@ -1,32 +1,36 @@
-"""A run as a Slurm job: what it asks for is checked, and its script (`jobscript`) submitted."""
+"""What a Slurm job of a run is: checked against this machine, its script, its environment."""
 
 from __future__ import annotations
 
 import getpass
 import hashlib
+import importlib.util
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..base.errors import UserError
+from ..base.files import user_path, write_atomic
 from ..site import detect, places, rundir
 from ..site.config import Config
+from ..site.jobspec import JobSpec, refuse_own_directives, variables
 from ..site.profile import Profile
 from ..site.rundir import Job
-from ..slurm import limits
+from ..slurm import limits, script
 from ..slurm.client import Client
-from ..slurm.limits import Grant, Wish
-from ..slurm.options import JobOptions, refuse_own_directives, variables
+from ..slurm.limits import Grant
 from ..slurm.parse import array_tasks
 from ..slurm.partitions import Partition
-from ..slurm.times import parse_time, time_text
+from ..slurm.times import parse_seconds, time_text
+from . import stage
 from .ready import Fetched
-from .stage import Staging
-from .typed import typed
+from .request import by_crew, typed
 
 # Every node has its own; a run directory there is seen by nobody else.
 _LOCAL_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
@@ -38,16 +42,15 @@ class Plan:
 
     profile: Profile
     granted: Grant
-    options: JobOptions
+    options: JobSpec
     variables: Mapping[str, str]
     cost: str
     notes: tuple[str, ...]
     srun: tuple[str, ...] = ()  # options beside the profile's
     fetched: Fetched = field(default_factory=Fetched)
-    staging: Staging = field(default_factory=Staging)
 
 
-def plan(client: Client, config: Config, options: JobOptions, nproc: int | None) -> Plan:
+def plan(client: Client, config: Config, options: JobSpec) -> Plan:
     """Check what a job asks for against the profile and what Slurm says now.
 
     Raises:
@@ -63,18 +66,10 @@ def plan(client: Client, config: Config, options: JobOptions, nproc: int | None)
     if named is None and (profile.sbatch or profile.qos):
         partition = limits.without_limits(partition)
     options = replace(options, partition=named, qos=options.qos or profile.qos)
-    wish = Wish(
-        nodes=options.nodes or 1,
-        ranks=nproc,
-        minutes=None if options.time is None else parse_time(options.time),
-        account=options.account,
-        qos=options.qos,
-        allow_idle_gpus=options.allow_idle_gpus,
-    )
     accounts = None
     if options.account is not None or profile.account_required:
         accounts = client.accounts(getpass.getuser())
-    granted = limits.grant(wish, profile, partition, accounts)
+    granted = limits.grant(options, profile, partition, accounts)
     refuse_own_directives(options.sbatch)
     tasks = len(array_tasks(options.array)) if options.array else 1
     return Plan(
@@ -102,7 +97,7 @@ def bill(plan: Plan) -> dict[str, Any]:
 
 
 def _notes(
-    options: JobOptions, partition: Partition, profile: Profile, differences: list[str]
+    options: JobSpec, partition: Partition, profile: Profile, differences: list[str]
 ) -> Iterator[str]:
     for difference in differences:
         if difference.split(":")[0] in (
@@ -197,3 +192,183 @@ def send(client: Client, plan: Plan, job: Job, directory: Path) -> str:
             f"({error.strerror}); to end it: scancel {number}"
         ) from None
     return number
+
+
+def job_script(
+    plan: Plan, job: Job, directory: Path, resume: bool, *, monitor: bool = True
+) -> script.JobScript:
+    """What the job script says."""
+    options, granted, profile = plan.options, plan.granted, plan.profile
+    environment = (
+        None if options.environment is None else user_path(options.environment, "--environment")
+    )
+    if environment is not None and not environment.is_file():
+        raise UserError(f"--environment {environment} is no file; name a script to source")
+    activate, path = (str(environment.resolve()), None) if environment else own_environment()
+    exported = {**profile.environment, **plan.fetched.variables}
+    if profile.list_gpus and granted.gpus:
+        exported["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(granted.gpus)))
+    inside = [str(directory), job.cwd, *profile.mounts]
+    if job.kind == "script":
+        inside.append(str(Path(job.target).parent))
+    inside += plan.fetched.folders()
+    inside += [str(Path(name).parent) for name in (*options.stage, *options.mount)]
+    inside += [options.stage_to] if options.stage_to else []
+    container = in_container(options.container, profile, inside)
+    needs = [job.cwd, *([job.target] if job.kind == "script" else [])]
+    needs += [str(path) for path in (*argument_paths(job), *plan.fetched.places.values())]
+    needs += [*options.stage, *options.mount]
+    # A resume finds what an earlier life was given in the run's own file.
+    given = {*plan.variables, *_earlier(directory / "env")}
+    return script.JobScript(
+        run_dir=str(directory),
+        work_dir=job.cwd,
+        words=(job.target, *job.args),
+        recipe=job.kind == "recipe",
+        crew=by_crew(job),
+        name=options.name or (job.target if job.kind == "recipe" else Path(job.target).stem),
+        nodes=granted.nodes,
+        ranks=granted.ranks,
+        gpus=granted.gpus,
+        cpus=granted.cpus,
+        minutes=granted.minutes,
+        made_by=tuple(typed()),
+        version=__version__,
+        resume=resume,
+        stop_after=None
+        if options.deadline is None
+        else parse_seconds(options.deadline, "--deadline"),
+        retries=options.retries or 0,
+        **({"lives": options.lives} if options.lives else {}),
+        options=options.directives(),
+        lines=(*profile.sbatch, *options.sbatch),
+        srun_options=(*profile.srun, *plan.srun),
+        activate=None if container else activate,
+        path=None if container else path,
+        variables={k: v for k, v in exported.items() if k not in plan.variables},
+        offline=granted.node.internet is not True,
+        fetched=plan.fetched.offline,
+        threads="OMP_NUM_THREADS" not in given,
+        private=bool(given),
+        container=container,
+        host_suffix=profile.host_suffix,
+        needs=tuple(needs),
+        stage=options.stage,
+        stage_options=stage.words(options),
+        stage_folder=options.stage_to,
+        mounts=options.mount,
+        monitor=monitor,
+        whole_nodes=granted.exclusive and granted.gpus > 0,
+    )
+
+
+def write_script(plan: Plan, directory: Path, text: str) -> Path:
+    """`job.sh`, and the variables of `--env` beside it, for their owner alone."""
+    if plan.variables:
+        values = {**_earlier(directory / "env"), **plan.variables}
+        lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+        write_atomic(directory / "env", "\n".join(lines) + "\n", private=True)
+    path = directory / "job.sh"
+    write_atomic(path, text, private=True)
+    return path
+
+
+def _earlier(path: Path) -> dict[str, str]:
+    """What an earlier `--env` left in the run's file."""
+    if not path.is_file():
+        return {}
+    try:
+        words = shlex.split(path.read_text(encoding="utf-8"))  # an entry may span lines
+    except ValueError as error:
+        raise UserError(f"{path} is not as rankup wrote it ({error}); mend or remove it") from None
+    pairs = (word.partition("=") for word in words)
+    return {name: value for name, _, value in pairs}
+
+
+def argument_paths(job: Job) -> list[Path]:
+    """Arguments of a script that are paths of something that is there."""
+    found = []
+    for word in job.args if job.kind == "script" else ():
+        text = word.partition("=")[2] if word.startswith("-") else word
+        if "/" in text and len(text) < 4096 and "\0" not in text:
+            path = Path(job.cwd) / text
+            if os.path.exists(path):
+                found.append(path)
+    return found
+
+
+def own_environment() -> tuple[str | None, str | None]:
+    """How the job gets the Python that runs this: a script to source, or a folder for PATH."""
+    prefix = Path(sys.prefix)
+    # The template that JSC's users know keeps the environment in a folder beside activate.sh,
+    # which loads the modules, too.
+    for candidate in (prefix.parent / "activate.sh", prefix / "bin" / "activate"):
+        if sys.prefix != sys.base_prefix and candidate.is_file() and _trusted(candidate):
+            return str(candidate), None
+    return None, str(Path(sys.executable).parent)
+
+
+def of_project(project: Path) -> tuple[str | None, str]:
+    """The `activate.sh` of the environment in `project`/env, where the job should have that one.
+
+    It should where the Python that runs this is in no environment, or in one without torch. With it
+    comes what to say about the choice, also where it was passed over.
+    """
+    here, _ = own_environment()
+    if here is not None and importlib.util.find_spec("torch") is not None:
+        return None, ""
+    script = project / "env" / "activate.sh"
+    if not (script.is_file() and (script.parent / "venv" / "bin" / "python").exists()):
+        return None, ""
+    if not _trusted(script):
+        return None, f"warning: {script} could be somebody else's work; not used"
+    return str(script), f"note: the job gets the environment of {script}, not that of this Python"
+
+
+def staleness(environment: str | None) -> str:
+    """Why the job's environment is older than its requirements, and what to do; empty if it is not.
+
+    Args:
+        environment: the file that the job sources; None for this Python's.
+    """
+    from ..login import env
+
+    script = own_environment()[0] if environment is None else environment
+    if script is None or not (why := env.staleness(Path(script))):
+        return ""
+    return f"{why}; run: {shlex.join(['rankup', 'env', 'create', str(Path(script).parent)])}"
+
+
+def in_container(image: str | None, profile: Profile, inside: list[str]) -> tuple[str, ...]:
+    """The words that start a program in an Apptainer image; none without one.
+
+    Args:
+        inside: folders to be seen in it, the run directory first.
+
+    Raises:
+        UserError: there is no such image, or a folder cannot be handed to Apptainer.
+    """
+    if image is None:
+        return ()
+    if "://" not in image:
+        path = user_path(image, "--container")
+        if not path.exists():
+            raise UserError(
+                f"--container {image} does not exist; compute nodes have no network, so pull it "
+                "here first: apptainer pull IMAGE.sif docker://..."
+            )
+        image = str(path.resolve())
+    gpus = {"cuda": ("--nv",), "rocm": ("--rocm",), "cpu": ()}[profile.devices]
+    # Apptainer brings home and the working directory along, and nothing of scratch.
+    binds = [folder for folder in dict.fromkeys(inside) if os.path.isdir(folder)]
+    for folder in (*inside[:1], *binds):
+        if any(c in folder for c in ":,"):
+            raise UserError(f"{folder} cannot be seen in a container: its name has a ':' or ','")
+    binds = list(dict.fromkeys((*inside[:1], *binds)))
+    return ("apptainer", "exec", *gpus, "--bind", ",".join(binds), image)
+
+
+def _trusted(path: Path) -> bool:
+    """Whether nobody else could have put it there: it belongs to whom the environment belongs."""
+    owners = {os.getuid(), 0, os.stat(sys.prefix).st_uid}
+    return path.stat().st_uid in owners and not path.stat().st_mode & 0o002

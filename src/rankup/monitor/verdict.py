@@ -9,44 +9,14 @@ from ..base.findings import Level
 from . import billing, words
 from .cost import Cost, cost
 from .diagnose import Diagnosis, codes
+from .diagnose.codes import CODES
+from .diagnose.limits import TOO_SHORT
 from .recording import Recording
 from .thresholds import LIMITS
 
 _NUMBERS = (
     *("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten"),
     *("Eleven", "Twelve"),
-)
-
-# What the headline says of the finding that weighs most; see `_headline` for those that say more.
-_SAYS = {
-    codes.IDLE: "GPUs idled",
-    codes.LOW: "The GPUs worked little",
-    codes.STARVED: "The run waited for data",
-    codes.FILE_SYSTEM: "The run waited for its files",
-    codes.IMBALANCE: "The work was dealt unevenly, and all waited for the slowest",
-    codes.SPINNING: "The run hung in a collective",
-    codes.STALLED: "The run stood still for a while",
-    codes.WAITING: "The GPUs were busy without computing",
-    codes.MEMORY_FAR: "Sound, but most of the GPU memory lay bare",
-    codes.MEMORY_NEAR: "Sound, but the GPU memory was nearly full",
-    codes.OVERSUBSCRIBED: "More processes than cores took turns",
-    codes.FEW_CORES: "The ranks could use only a few of the cores",
-    codes.POWER: "The power limit slowed GPUs down",
-    codes.HEAT: "Heat slowed GPUs down",
-    codes.SWAP: "The node's memory was too small: it swapped",
-    codes.HOST_MEMORY: "Sound, but the node's memory was nearly full",
-    codes.CHECKPOINTS: "The training waited for its checkpoints",
-    codes.LIMIT_LONG: "Sound, but it asked for far more time than it took",
-    codes.LIMIT_HIT: "The run was ended by its time limit",
-    codes.LOSS_NAN: "The loss is not a number",
-    codes.LOSS_FLAT: "The loss does not fall",
-    codes.GAPS: "What was recorded is sound, but a part is missing",
-    codes.GPU_LOST: "A GPU could not be read",
-}
-# Sound runs with a remark: these come last, whatever they cost.
-_REMARKS = (
-    *(codes.MEMORY_FAR, codes.MEMORY_NEAR, codes.HOST_MEMORY, codes.LIMIT_LONG, codes.GAPS),
-    codes.SHORT,
 )
 
 
@@ -79,9 +49,7 @@ def verdict(
         sentences.append(f"To do: {worst.todo}.")
     rest = [one for one in diagnoses if one is not worst and one.level != "ok"]
     if rest:
-        titles = ", ".join(
-            codes.TITLES.get(code, code) for code in dict.fromkeys(one.code for one in rest)
-        )
+        titles = ", ".join(CODES[code].title for code in dict.fromkeys(one.code for one in rest))
         sentences.append(f"Also found: {titles}.")
     elif 0 < paid.seen < LIMITS.seen_least and codes.GAPS not in {one.code for one in diagnoses}:
         sentences.append(
@@ -90,10 +58,18 @@ def verdict(
     return Verdict(_headline(recording, worst, paid), tuple(filter(None, sentences)), level)
 
 
+def not_judged(said: Verdict, diagnoses: Sequence[Diagnosis]) -> bool:
+    """Return whether the run was too short for a verdict: neither good nor bad."""
+    return said.level == "ok" and any(
+        one.code == codes.SHORT and one.message.startswith(TOO_SHORT) for one in diagnoses
+    )
+
+
 def _weight(one: Diagnosis) -> tuple[bool, bool, bool, float]:
     """Failures first, then what cost most; remarks last."""
-    failed = one.code in (codes.FAILED, codes.SPINNING, codes.LOSS_NAN) and one.level == "error"
-    return (not failed, one.code in _REMARKS, one.level != "error", -(one.cost or 0.0))
+    known = CODES[one.code]
+    failed = known.failure and one.level == "error"
+    return (not failed, known.remark, one.level != "error", -(one.cost or 0.0))
 
 
 def _headline(recording: Recording, worst: Diagnosis | None, paid: Cost) -> str:
@@ -113,7 +89,7 @@ def _headline(recording: Recording, worst: Diagnosis | None, paid: Cost) -> str:
     elif worst.code == codes.IDLE and worst.gpus:
         said = f"{_of_all(len(worst.gpus), _billed(recording))} idled"
     else:
-        said = _SAYS.get(worst.code) or _sentence(worst.message).rstrip(".")
+        said = CODES[worst.code].headline or _sentence(worst.message).rstrip(".")
     if worst.cost and worst.cost >= LIMITS.headline_waste * paid.billed:
         wasted = words.amount(worst.cost)
         said += f": {wasted} of {words.amount(paid.billed)} {paid.unit} were wasted"

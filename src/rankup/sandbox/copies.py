@@ -78,6 +78,10 @@ class Sandbox:
         real = os.path.realpath(self.inside(path))
         return real.startswith(f"{self.copy}{os.sep}") and os.path.exists(real)
 
+    def target(self, path: str) -> str:
+        """Return the path that a link of the copy leads to, as it is outside of the copy."""
+        return os.path.realpath(self.inside(path)).removeprefix(str(self.copy))
+
     def changed(self) -> list[str]:
         """Return the linked files that have changed since the copy was made, by whomever."""
         return sorted(path for path, was in self.linked.items() if _state(path) not in (was, None))
@@ -123,8 +127,14 @@ class Sandbox:
     def take_from(self, other: Sandbox, paths: Iterable[str]) -> None:
         """Take new files of another copy of the same project into this one."""
         for path in paths:
-            self.inside(path).parent.mkdir(parents=True, exist_ok=True)
-            os.rename(other.inside(path), self.inside(path))
+            source, target = other.inside(path), self.inside(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_symlink():
+                place = os.readlink(source)
+                within = place.startswith(str(other.copy))
+                os.symlink(self.inside(place[len(str(other.copy)) :]) if within else place, target)
+            else:
+                os.rename(source, target)
 
     def _move(self, path: str) -> None:
         source, target = self.inside(path), Path(path)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..base.errors import UserError, nearest
 from ..base.files import user_path
-from . import needs, profile, rules, schema
+from . import jobspec, needs, profile, rules, schema
 from .needs import Needs
 
 if sys.version_info >= (3, 11):
@@ -51,31 +51,12 @@ class Config:
         return start if self.file is None else self.file.parent
 
 
-JOB = rules.Table(
-    {
-        "account": rules.WORD,
-        "partition": rules.WORD,
-        "qos": rules.WORD,
-        "reservation": rules.WORD,
-        "time": rules.TEXT,
-        "nodes": rules.whole(1),
-        "nproc": rules.whole(1),
-        "retries": rules.whole(0),
-        "lives": rules.whole(1),
-        "deadline": rules.TEXT,
-        "mail": rules.WORD,
-        "container": rules.TEXT,
-        "environment": rules.TEXT,
-        "env": rules.list_of(rules.STRING, "a list of strings"),
-        "sbatch": rules.OPTIONS,
-    }
-)
 FILE = rules.Table(
     {
         "runs": rules.STRING,
         "profile": rules.TEXT,
         "site": schema.PROFILE,
-        "job": JOB,
+        "job": jobspec.TABLE,
         "fetch": needs.TABLE,
     }
 )

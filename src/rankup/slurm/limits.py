@@ -7,28 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..base.errors import UserError, nearest
+from ..site.jobspec import JobSpec
 from ..site.profile import Partition as Shape
 from ..site.profile import Profile
 from .partitions import Partition
-from .times import time_text
+from .times import parse_time, time_text
 
 DEFAULT_MINUTES = 60
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a job asks for, in numbers.
-
-    Attributes:
-        ranks: per node; None for one per GPU.
-    """
-
-    nodes: int
-    ranks: int | None
-    minutes: int | None
-    account: str | None
-    qos: str | None
-    allow_idle_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +79,7 @@ def without_limits(partition: Partition) -> Partition:
 
 
 def grant(
-    wish: Wish, profile: Profile, partition: Partition, accounts: frozenset[str] | None
+    spec: JobSpec, profile: Profile, partition: Partition, accounts: frozenset[str] | None
 ) -> Grant:
     """What the job gets of `partition`, whose live figures win over the profile's.
 
@@ -103,15 +88,16 @@ def grant(
             use; all reasons at once.
     """
     node = _node(profile, partition)
+    minutes = None if spec.time is None else parse_time(spec.time)
     exclusive = partition.exclusive or bool(profile.exclusive)
-    ranks = wish.ranks or max(1, node.gpus)
-    problems = [*_limits(wish, partition), *_account(wish, profile, partition, accounts)]
+    ranks = spec.nproc or max(1, node.gpus)
+    problems = [*_limits(spec, minutes, partition), *_account(spec, profile, partition, accounts)]
     if 0 < node.gpus < ranks:
         problems.append(
             f"--nproc {ranks} asks for more ranks than the {node.gpus} GPU(s) of a node in "
             f"{partition.name}; give --nproc {node.gpus} or less, and more --nodes"
         )
-    if exclusive and ranks < node.gpus and not wish.allow_idle_gpus:
+    if exclusive and ranks < node.gpus and not spec.allow_idle_gpus:
         problems.append(
             f"--nproc {ranks} leaves {node.gpus - ranks} of the {node.gpus} GPUs of each node "
             f"unused, and you pay for {node.gpus}: a node of {partition.name} is billed whole. "
@@ -122,11 +108,11 @@ def grant(
     shared = None if not node.gpus else max(1, node.cores * ranks // node.gpus)
     return Grant(
         partition=partition.name,
-        nodes=wish.nodes,
+        nodes=spec.nodes or 1,
         ranks=ranks,
         gpus=node.gpus if exclusive else min(ranks, node.gpus),
         cpus=(node.cores if exclusive else shared or ranks) or None,
-        minutes=wish.minutes or default_minutes(partition),
+        minutes=minutes or default_minutes(partition),
         exclusive=exclusive,
         node=node,
     )
@@ -213,28 +199,29 @@ def _node(profile: Profile, partition: Partition) -> Shape:
     )
 
 
-def _limits(wish: Wish, partition: Partition) -> Iterator[str]:
+def _limits(spec: JobSpec, minutes: int | None, partition: Partition) -> Iterator[str]:
     name, most = partition.name, partition.max_minutes
-    if wish.minutes and most is not None and wish.minutes > most:
+    if minutes and most is not None and minutes > most:
         yield (
-            f"--time {time_text(wish.minutes)} is over the limit of {name}, which is "
+            f"--time {time_text(minutes)} is over the limit of {name}, which is "
             f"{time_text(most)}; a run that takes longer goes on by itself in a next life"
         )
     nodes = min(filter(None, (partition.max_nodes, partition.total_nodes)), default=None)
-    if nodes is not None and wish.nodes > nodes:
-        yield f"--nodes {wish.nodes} is more than {name} gives a job, which is {nodes}"
-    if wish.nodes < partition.min_nodes:
-        yield f"--nodes {wish.nodes} is less than {name} takes, which is {partition.min_nodes}"
+    asked = spec.nodes or 1
+    if nodes is not None and asked > nodes:
+        yield f"--nodes {asked} is more than {name} gives a job, which is {nodes}"
+    if asked < partition.min_nodes:
+        yield f"--nodes {asked} is less than {name} takes, which is {partition.min_nodes}"
     if not partition.takes_jobs:
         yield f"partition {name} does not take jobs now; `sinfo` shows which do"
-    if partition.allow_qos is not None and wish.qos and wish.qos not in partition.allow_qos:
-        yield f"--qos {wish.qos} is not allowed in {name}; {nearest(wish.qos, partition.allow_qos)}"
+    if partition.allow_qos is not None and spec.qos and spec.qos not in partition.allow_qos:
+        yield f"--qos {spec.qos} is not allowed in {name}; {nearest(spec.qos, partition.allow_qos)}"
 
 
 def _account(
-    wish: Wish, profile: Profile, partition: Partition, accounts: frozenset[str] | None
+    spec: JobSpec, profile: Profile, partition: Partition, accounts: frozenset[str] | None
 ) -> Iterator[str]:
-    account, name = wish.account, partition.name
+    account, name = spec.account, partition.name
     if account is None:
         if profile.account_required:
             known = f", one of: {', '.join(sorted(accounts))}" if accounts else ""

@@ -1,17 +1,111 @@
 """The job script: a pure function of what was asked for to the text of a bash script.
 
-The script is for people: commented, and it runs without the rankup command. The bash in `parts/` is
-constant; what differs from job to job stands in the settings at the top.
+The script is for people: commented, and it runs without the rankup command. It is one template,
+`job.sh.j2`; what differs from job to job stands in the settings at its top.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import resources
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UserError
-from . import top
-from .asked import JobScript
+from .times import time_text
+
+if TYPE_CHECKING:
+    import jinja2
+
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "WANDB_MODE": "offline",
+}
+_SIGNAL_SECONDS = 60  # before the limit, where the clock in the ranks did not stop the run
+# As a script would it starts without the current folder on its path.
+_CREW = (
+    "import sys; sys.path = [p for p in sys.path if p]; "
+    "from rankup.launch.crew import main; sys.exit(main())"
+)
+
+
+@dataclass(frozen=True)
+class JobScript:
+    """Everything that a job script says.
+
+    Attributes:
+        words: TARGET and what belongs to it; a script by its absolute path.
+        recipe: TARGET is a recipe, which rankup has to run.
+        crew: the ends of its workers do not end the others, so that a crew starts them.
+        nodes, ranks: nodes, and ranks on each.
+        gpus, cpus: of a node, granted by Slurm; 0 GPUs for none; None leaves CPUs to Slurm.
+        minutes: time limit; 0 inside an allocation, which has its own.
+        stop_after: seconds after the start at which to stop with a checkpoint, where that comes
+            before the limit.
+        retries: times that Slurm may start the job again by itself (a node failed).
+        lives: after so many the run stops, that a mistake does not go on for ever.
+        options: further `#SBATCH` options by long name; an empty value is a flag.
+        lines: what follows `#SBATCH ` literally, from the user.
+        activate: file to source; `path` a folder to put on PATH instead.
+        variables: exported for the ranks.
+        offline: the nodes have no network, and the usual libraries are told so.
+        fetched: the same for what was fetched; values are plain words.
+        private: variables stand in the file `env` of the run directory, which only its owner reads.
+        container: an Apptainer image, and the words that start a program in it.
+        needs: paths that every node has to see.
+        stage: files and folders that each node copies into its memory first.
+        stage_options: words of `rankup stage` for that.
+        stage_folder: on each node, where the copies go; None leaves it to `rankup stage`.
+        mounts: SquashFS images that each node mounts.
+        monitor: sample what each node does, and report it at the end.
+        whole_nodes: all GPUs of the nodes are billed, also those that were not asked for.
+    """
+
+    run_dir: str
+    work_dir: str
+    words: tuple[str, ...]
+    recipe: bool
+    name: str
+    nodes: int
+    ranks: int
+    gpus: int
+    cpus: int | None
+    minutes: int
+    made_by: tuple[str, ...] = ()
+    version: str = ""
+    resume: bool = False
+    stop_after: int | None = None
+    retries: int = 0
+    lives: int = 100
+    options: Mapping[str, str] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+    srun_options: tuple[str, ...] = ()
+    activate: str | None = None
+    path: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    offline: bool = True
+    fetched: Mapping[str, str] = field(default_factory=dict)
+    threads: bool = True
+    private: bool = False
+    container: tuple[str, ...] = ()
+    host_suffix: str = ""
+    needs: tuple[str, ...] = ()
+    stage: tuple[str, ...] = ()
+    stage_options: tuple[str, ...] = ()
+    stage_folder: str | None = None
+    mounts: tuple[str, ...] = ()
+    crew: bool = False
+    monitor: bool = True
+    whole_nodes: bool = False
+
+    def programs(self) -> tuple[str, ...]:
+        """What has to be on PATH."""
+        if self.container:
+            return self.container[0], "python3"
+        return "torchrun", "python3", *(("rankup-rank",) if self.recipe else ())
 
 
 def render(job: JobScript) -> str:
@@ -20,121 +114,93 @@ def render(job: JobScript) -> str:
     Raises:
         UserError: a value cannot stand in a job script (a line break in a job's name, say).
     """
-    _refuse_other_encodings(job)
-    sections = [
-        "\n".join(top.header(job)),
-        "\n".join(top.place(job)),
-        part("begin"),
-        "\n".join(top.environment(job)),
-        "\n".join(top.settings(job)),
-        part("deadline"),
-    ]
-    if job.nodes > 1:
-        sections.append(part("head"))
-    else:
-        sections.append("master_addr='' master_port='' # one node: nobody to meet\n")
-    sections += [part("preflight"), part("meet") if job.nodes > 1 else "", _launch(job)]
-    if job.monitor:
-        sections[-1] = _put(sections[-1], *_SAMPLED)
-        watch = part("watch")
-        sections.append(_put(watch, *_BILLED) if job.whole_nodes else watch)
-    if job.stage or job.mounts:
-        every_node, run = _with_stage(part("every_node"), part("run"))
-        sections += [part("stage"), every_node]
-    else:
-        run = part("run")
-        sections += [part("every_node")]
-    if job.crew:
-        run = _put(_put(run, *_OTHERS_GO_ON), *_ENDED_WELL)
-    if job.monitor:
-        every_node = sections.pop()
-        sections.append(_put(every_node, " launch\n", " launch watch_node\n"))
-        run = _put(run, _LAST_WORDS, part("report") + _LAST_WORDS)
-    sections.append(run)
-    return "\n".join(section.rstrip("\n") + "\n" for section in sections if section)
-
-
-def _launch(job: JobScript) -> str:
-    if job.crew:
-        start = shlex.join([*job.container, "python3", "-c", _CREW])
-        return f"rank=({start})\n\n{part('launch_crew')}"
-    text = part("launch_nodes" if job.nodes > 1 else "launch_node")
-    if job.container:
-        text = _put(text, "exec torchrun", f"exec {shlex.join(job.container)} torchrun")
-    if job.recipe:
-        rank = "rank=(rankup-rank)\n"
-    elif job.container:
-        rank = "rank=(python3)\n"
-    else:
-        rank = (
-            "# rankup's own way to start a script, where it is there, keeps each rank's exception\n"
-            "# for `rankup logs`; the script is the same.\n"
-            "rank=(python3)\n"
-            "if command -v rankup-rank >/dev/null; then rank=(rankup-rank); fi\n"
-        )
-    return rank + "\n" + text
-
-
-# As a script would it starts without the current folder on its path.
-_CREW = (
-    "import sys; sys.path = [p for p in sys.path if p]; "
-    "from rankup.launch.crew import main; sys.exit(main())"
-)
-# What srun does where one node's task ends, however, and where a node is gone.
-_OTHERS_GO_ON = (
-    "on_every_node --kill-on-bad-exit=1 ",
-    'rm -f -- "$RANKUP_RUN_DIR/log/ended" # of an earlier life\n'
-    "SLURM_NO_KILL='set' on_every_node --kill-on-bad-exit=0 ",
-)
-# srun's code is that of the task which is gone, although the others came to the end.
-_ENDED_WELL = (
-    "# A rank failed, and srun ended",
-    "# The crews that are left say so where the run came to its end without the others.\n"
-    'if [ -e "$RANKUP_RUN_DIR/log/ended" ]; then code=0; fi\n'
-    "# A rank failed, and srun ended",
-)
-
-# Each node's launcher starts the sampler beside the ranks.
-_SAMPLED = ("trap '' USR1", "watch_node\n    trap '' USR1")
-_BILLED = ('--ranks "$ranks")', '--ranks "$ranks" --whole-node)')
-# What `run.sh` ends with: the report comes before the cause of a failure, which is read last.
-_LAST_WORDS = 'if [ "$code" -ne 0 ] && command -v rankup'
-
-# The lines of `run.sh` in whose place `run_staged.sh` stands; without, the script has not changed.
-_LAUNCH = 'on_every_node --kill-on-bad-exit=1 launch "${words[@]}"\ncode=$?\n'
-
-
-def _with_stage(every_node: str, run: str) -> tuple[str, str]:
-    """The last two parts in a job that stages."""
-    space = " " * 12
-    more = f"declare -p stage stage_options mounts\n{space}declare -p nodes "
-    every_node = _put(every_node, "declare -p nodes ", more)
-    functions = f" launch\n{space}declare -f stage_node launch_staged release_node\n"
-    every_node = _put(every_node, " launch\n", functions)
-    return every_node, _put(run, _LAUNCH, part("run_staged"))
-
-
-def _put(text: str, old: str, new: str) -> str:
-    """Replace the one place where a part has `old`: a script that lacked it would say nothing."""
-    if text.count(old) != 1:
-        raise ValueError(
-            f"{old!r} is {text.count(old)} times in a part of the job script, not once"
-        )
-    return text.replace(old, new)
-
-
-def part(name: str) -> str:
-    """A constant piece of bash by its name, as it stands in `parts/`."""
-    parts = resources.files(__package__).joinpath("parts")
-    return parts.joinpath(f"{name}.sh").read_text("utf-8")
-
-
-def _refuse_other_encodings(job: JobScript) -> None:
-    texts = [*job.words, job.run_dir, job.work_dir, *job.variables.values(), *job.needs]
-    texts += [*job.stage, *job.stage_options, job.stage_folder or "", *job.mounts]
-    texts += [*job.container, job.activate or "", job.path or ""]
+    text = _template().render(_values(job))
     try:
-        "".join(texts).encode()
+        text.encode()
     except UnicodeEncodeError as error:
         near = error.object[max(0, error.start - 20) : error.end + 20]
         raise UserError(f"{near!r} is not UTF-8, in which job scripts are written") from None
+    return text
+
+
+def part(name: str, **values: Any) -> str:
+    """Return a block of the template with `values` in it; `port` writes it into batch files."""
+    template = _template()
+    return "".join(template.blocks[name](template.new_context(values)))
+
+
+def _template() -> jinja2.Template:
+    import jinja2  # 20 ms, for commands that render no script
+
+    environment = jinja2.Environment(  # noqa: S701 - bash: every value goes through `word`
+        comment_start_string="{##",  # bash has `${#array[@]}`
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"word": shlex.quote, "words": shlex.join, "comment": _comment}
+    text = resources.files(__package__).joinpath("job.sh.j2").read_text("utf-8")
+    return environment.from_string(text)
+
+
+def _values(job: JobScript) -> dict[str, Any]:
+    """The names that the template uses."""
+    staged = bool(job.stage or job.mounts)
+    return {
+        **vars(job),
+        "directives": list(_directives(job)),
+        "unless_set": {**(_OFFLINE if job.offline else {}), **job.fetched},
+        "programs": job.programs(),
+        "in_container": f"{shlex.join(job.container)} " if job.container else "",
+        "crew_start": _CREW,
+        "staged": staged,
+        "launcher": '"$launcher"' if staged else "launch",
+    }
+
+
+def _directives(job: JobScript) -> Iterator[str]:
+    """What follows `#SBATCH `, line by line."""
+    escaped = job.run_dir.replace("%", "%%")
+    values = {
+        "job-name": job.name,
+        "nodes": str(job.nodes),
+        "ntasks-per-node": "1",  # torchrun starts the ranks of a node
+        "cpus-per-task": str(job.cpus or ""),
+        "gres": f"gpu:{job.gpus}" if job.gpus else "",
+        "time": time_text(job.minutes) if job.minutes else "",
+        "signal": f"USR1@{_SIGNAL_SECONDS}" if job.minutes * 60 > 4 * _SIGNAL_SECONDS else "",
+        "chdir": job.run_dir,
+        "output": f"{escaped}/log/{'%A_%a' if 'array' in job.options else '%j'}.out",
+    }
+    for name, value in values.items():
+        if value:
+            yield f"--{name}={_quoted(value, name)}"
+    yield "--open-mode=append"
+    yield "--requeue"
+    if job.crew:
+        yield "--no-kill"  # a node that dies takes its own workers along, not the job
+    for name, value in job.options.items():
+        yield f"--{name}={_quoted(value, name)}" if value else f"--{name}"
+    for line in job.lines:
+        yield _one_line(line, "a #SBATCH line")
+
+
+def _comment(text: str) -> str:
+    """On one line, whatever it holds."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _one_line(text: str, what: str) -> str:
+    if not text.isprintable():
+        raise UserError(f"{what} cannot hold a line break or a control character: {text!r}")
+    return text
+
+
+def _quoted(value: str, name: str) -> str:
+    """A value as sbatch reads it in a #SBATCH line: a backslash escapes, also within quotes."""
+    _one_line(value, f"--{name}")
+    if name == "output" and "\\" in value:
+        raise UserError(f"the run directory {value} has a backslash, at which Slurm loses the log")
+    if value and all(c.isalnum() or c in "-_.,:/@%=+&|" for c in value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -139,6 +139,9 @@ def test_a_build_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     make_torch(tmp_path, "2.8.0+rocm6.4", None, "6.4")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert facts.torches() == [Torch(tmp_path, "2.8.0+rocm6.4", "ROCm 6.4")]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (tmp_path / "torch" / "__init__.py").unlink()  # a pip that was killed
+    assert facts.torches() == []
 
 
 def test_the_real_torch_is_read_and_not_imported() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,7 +20,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 _PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # What rankup needs on every Python; each is there as an empty package.
 _DEPENDENCIES = tuple(
-    re.split(r"[<>=!~ ]", one)[0] for one in _PROJECT["dependencies"] if ";" not in one
+    one for one in map(Requirement, _PROJECT["dependencies"]) if one.marker is None
 )
 
 
@@ -67,9 +67,10 @@ def rankup(folder: Path) -> Path:
 
 
 def dependencies(folder: Path) -> None:
-    """A stand-in of each package that rankup needs."""
-    for name in _DEPENDENCIES:
-        wheel(folder, name, metadata.version(name))
+    """A stand-in of each package that rankup needs, of the oldest version that will do."""
+    for one in _DEPENDENCIES:
+        [oldest] = (bound.version for bound in one.specifier if bound.operator == ">=")
+        wheel(folder, one.name, oldest)
     wheel(folder, "tomli", "2.0.1")
 
 

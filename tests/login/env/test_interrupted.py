@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
+import platform
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -97,6 +99,33 @@ def test_killed_or_asked_to_end_nothing_of_it_runs_on(world: World, number: int)
         file.write("ENV_KIND=none\n")
     done = world.bash("bash env/setup.sh")
     assert "ENV_KIND is 'none'" in done.stdout
+
+
+def test_a_check_that_is_asked_to_end_leaves_nothing_running(world: World) -> None:
+    _written(world)
+    folder = world.project / "env"
+    (folder / "venv" / "bin").mkdir(parents=True)
+    (folder / "venv" / "bin" / "python").symlink_to(sys.executable)
+    (folder / "venv" / ".made").write_text(
+        f"path={folder / 'venv'}\nkind=wheels\nmachine={platform.machine()}\n"
+    )
+    (folder / "venv" / ".installed").write_text("name=env\n")
+    hangs = world.root / "hangs"
+    hangs.write_text(_HANGS)
+    with (folder / "config.sh").open("a") as file:
+        file.write(f"bash '{hangs}'\n")
+    running = subprocess.Popen(
+        [*world.command, "env", "check"],
+        cwd=world.project,
+        env=world.variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _wait_for(world.root, "hangs.pid")
+    running.terminate()
+    assert running.wait(300) == 128 + signal.SIGTERM
+    _wait_until_gone(int((world.root / "hangs.pid").read_text()))
 
 
 @pytest.mark.parametrize("comes_from", ["release", "tree"])

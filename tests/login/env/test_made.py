@@ -45,6 +45,8 @@ def test_a_second_create_does_nothing_and_says_so(made_world: World) -> None:
     before = _times(made_world.project / "env")
     done = made_world.rankup("env", "create")
     assert done.stdout == "setup.sh: venv/ is up to date\n"
+    done = made_world.rankup("env", "create", cwd=made_world.project / "env")  # not env/env
+    assert done.stdout == "setup.sh: venv/ is up to date\n"
     done = made_world.bash("cd env/venv; bash ../setup.sh")
     assert done.stdout == "setup.sh: venv/ is up to date\n"
     after = _times(made_world.project / "env")

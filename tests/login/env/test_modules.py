@@ -88,6 +88,43 @@ def test_check_finds_all_well(made_world: World) -> None:
     assert torch["message"] == "2.8.0 from a module"
 
 
+def test_check_names_a_torch_that_cannot_be_imported(made_world: World) -> None:
+    file = made_world.root / "modules" / "PyTorch" / "torch" / "__init__.py"
+    text = file.read_text()
+    try:
+        file.write_text("raise ImportError('libcudnn.so.9: cannot open shared object file')\n")
+        done = made_world.rankup("env", "check")
+    finally:
+        file.write_text(text)
+    assert done.returncode == 1
+    assert "2.8.0 cannot be imported: ImportError: libcudnn.so.9: cannot open" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("exit", "it calls exit, or was killed"), ("false", "Its last command has to succeed")],
+)
+def test_a_file_of_settings_that_fails_or_ends_the_shell_is_named(
+    made_world: World, line: str, said: str
+) -> None:
+    """`exit` ends setup.sh, a job or a login shell without a word, and with exit code 0."""
+    file = made_world.project / "env" / "config.sh"
+    text = file.read_text()
+    try:
+        file.write_text(f"{text}{line}\n")
+        for words in (("create",), ("check",)):
+            done = made_world.rankup("env", *words)
+            assert done.returncode == 1, done.stdout
+            assert str(file) in done.stdout
+            assert said in done.stdout
+        done = made_world.bash("trap 'echo mine' EXIT; source env/activate.sh; trap")
+    finally:
+        file.write_text(text)
+    assert said in done.stdout
+    assert done.stdout.endswith("mine\n")
+    assert not (file.parent / ".lock").exists()
+
+
 @pytest.mark.slow
 def test_torch_from_a_module_and_from_requirements_is_found(world: World) -> None:
     world.variables["BASH_ENV"] = str(world.root / "module.sh")

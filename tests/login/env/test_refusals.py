@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rankup.base.errors import UserError
-from rankup.login.env import state
+from rankup.base.errors import RunFailed, UserError
+from rankup.login.env import create, state
 from rankup.login.env.making import register_kernel
 
 from .conftest import World
@@ -82,6 +83,18 @@ def test_a_path_that_activate_would_run_or_path_cannot_hold(world: World) -> Non
         assert "choose another folder" in done.stdout
         assert not [*world.root.rglob("PWN")]
         assert not (world.project / name / "venv").exists()
+
+
+def test_a_full_disk_is_no_mistake_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RunFailed, match="No space left on device"):
+        create(None, kind="wheels", kernel=False)
 
 
 def test_files_of_the_user_stay_and_changed_ones_are_named(world: World) -> None:

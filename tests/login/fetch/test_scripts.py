@@ -349,6 +349,41 @@ def test_what_a_script_makes_of_what_came_moves_in_where_it_needs_that(
     assert {item.name for item in got.record.items} == {"x.bin", "y.bin"} if got.record else False
 
 
+@pytest.mark.parametrize("once_more", [False, True])
+def test_links_that_a_script_makes_once_are_there_for_its_next_start(
+    stage: Stage, web: Web, once_more: bool
+) -> None:
+    """A link moves in with what it leads to, else as what a script makes of what came."""
+    web.put("/train.bin", SAMPLES)
+    (stage.home / "elsewhere").mkdir()
+    other = "ready" if once_more else "v1/train.bin"
+    script = stage.project / "train.py"
+    script.write_text(
+        "import os, torch, urllib.request\n"
+        "if not os.path.exists('v1'):\n"
+        "    os.makedirs('v1')\n"
+        "    url = os.environ['DATA_SERVER'] + '/train.bin'\n"
+        "    urllib.request.urlretrieve(url, 'v1/train.part')\n"
+        "    os.link('v1/train.part', 'v1/train.bin')\n"
+        "    os.remove('v1/train.part')\n"
+        "    os.symlink('v1', 'data')\n"
+        f"    if {once_more}:\n"
+        "        open('ready', 'w').close()\n"
+        f"        os.symlink({str(stage.home / 'elsewhere')!r}, 'other')\n"
+        f"    os.symlink(os.path.abspath({other!r}), 'here')\n"
+        "open('data/train.bin')\n"
+        "open('here')\n"
+        "torch.nn.Linear(4, 2)(torch.ones(1, 4)).sum().backward()\n"
+    )
+    got = stage.fetch(script)
+    assert got.proved, got.said
+    assert ("once more, with what" in got.err) == once_more
+    links = {path.name: os.readlink(path) for path in stage.project.iterdir() if path.is_symlink()}
+    more = {"other": str(stage.home / "elsewhere")} if once_more else {}
+    assert links == {"data": "v1", "here": str(stage.project / other), **more}
+    assert (stage.project / "data" / "train.bin").read_bytes() == SAMPLES
+
+
 @pytest.mark.slow
 def test_what_a_script_removes_and_downloads_anew_stays_and_is_named(
     stage: Stage, web: Web

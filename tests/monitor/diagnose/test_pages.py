@@ -31,14 +31,14 @@ def shown(name: str) -> str:
 
 
 def test_pages_and_codes_are_the_same() -> None:
-    assert {path.stem for path in PAGES.glob("RK7*.md")} == set(codes.TITLES)
+    assert {path.stem for path in PAGES.glob("RK7*.md")} == set(codes.CODES)
 
 
 def test_a_page_has_all_its_parts_and_its_links_lead_somewhere() -> None:
-    for code, title in codes.TITLES.items():
+    for code, known in codes.CODES.items():
         page = text(code)
         lines = page.splitlines()
-        assert lines[0] == f"# {code}: {title}"
+        assert lines[0] == f"# {code}: {known.title}"
         assert set(lines) >= {f"## {part}" for part in PARTS}, code
         assert any(f"[{code}]" in line for line in lines), code
         for link in re.findall(r"\]\(([^)#]+)\)", page):
@@ -47,7 +47,7 @@ def test_a_page_has_all_its_parts_and_its_links_lead_somewhere() -> None:
 
 def test_thresholds_are_those_of_the_table_and_every_one_is_on_a_page() -> None:
     named = set()
-    for page in (*codes.TITLES, *GENERAL):
+    for page in (*codes.CODES, *GENERAL):
         for name, value in _ROW.findall(text(page)):
             assert value == shown(name), name
             named.add(name)

@@ -21,7 +21,7 @@ from rankup.monitor.recording import Facts, Recording
 from rankup.monitor.report.pdf import pdf
 from rankup.monitor.verdict import Verdict, verdict
 
-from ..traces import Stay, cpu_only, healthy, one_of_four, short
+from ..traces import Stay, cpu_only, healthy, one_of_four
 
 A4 = (595.28, 841.89)  # points
 
@@ -176,21 +176,3 @@ def test_names_from_elsewhere_are_text_and_long_tables_go_on(tmp_path: Path) -> 
     assert "More findings" in _text(path, 2)
     assert all(f"a-node-{n:04}" in text for n in range(1, 3))
     _nothing_is_cut_or_overlaps(path)
-
-
-def test_the_old_report_stays_where_the_new_one_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rankup.monitor.report.sheets import sheet
-
-    target = tmp_path / "report.pdf"
-    target.write_text("old")
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sheet.PdfPages, "savefig", full)
-    with pytest.raises(OSError, match="No space"):
-        _made(short().recording(), tmp_path)
-    assert target.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["report.pdf"]

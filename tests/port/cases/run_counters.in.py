@@ -10,6 +10,7 @@ model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion = nn.CrossEntropyLoss()
 
+smooth = None
 for epoch in range(2):
     correct = 0
     total = 0
@@ -20,7 +21,12 @@ for epoch in range(2):
         loss.backward()
         optimizer.step()
 
+        if smooth is None:
+            smooth = loss.item()
+        else:
+            smooth = 0.9 * smooth + 0.1 * loss.item()
         _, predicted = outputs.max(1)
         total += labels.size(0)
         correct += predicted.eq(labels).sum().item()
         print("Loss: %.6f | Acc: %.3f%% (%d/%d)" % (loss.item(), 100. * correct / total, correct, total))
+    print(f"{smooth:.6f}")

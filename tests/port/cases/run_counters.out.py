@@ -15,6 +15,7 @@ model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion = nn.CrossEntropyLoss()
 
+smooth = None
 for epoch in range(2):
     correct = 0
     total = 0
@@ -25,7 +26,12 @@ for epoch in range(2):
         loss.backward()
         optimizer.step()
 
+        if smooth is None:
+            smooth = rankup.batch_mean(loss.item())
+        else:
+            smooth = 0.9 * smooth + 0.1 * rankup.batch_mean(loss.item())
         _, predicted = outputs.max(1)
         total += rankup.batch_sum(labels.size(0))
         correct += rankup.batch_sum(predicted.eq(labels).sum().item())
         print("Loss: %.6f | Acc: %.3f%% (%d/%d)" % (rankup.batch_mean(loss.item()), 100. * correct / total, correct, total))
+    print(f"{smooth:.6f}")

@@ -25,6 +25,7 @@ from ..errors import DAMAGE, BadContainer
 from ..index import Field, Index
 from ..roles import SPLITS, split_order
 from ..stage import memory
+from ..strings import Strings
 from . import Choice, Fallback
 from .columns import Column, Table, check_known, indexed
 
@@ -126,17 +127,17 @@ def _field(one: Array, first: int) -> Field:
     return Field("", offset, length, dtype=one.dtype.str, shape=one.shape[1:])
 
 
-def _values(path: Path, one: Array, text: bool) -> npt.NDArray[Any] | list[bytes]:
+def _values(path: Path, one: Array, text: bool) -> npt.NDArray[Any] | Strings:
     if one.start < 0:
         found = _member(path, one.name).reshape(-1)
     else:
         found = np.fromfile(path, one.dtype, one.shape[0], offset=one.start)
     if not text:
         return found
-    return [
+    return Strings.of(
         value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
         for value in found.tolist()
-    ]
+    )
 
 
 def fallback(index: Index, root: Path) -> Fallback:

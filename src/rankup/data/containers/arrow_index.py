@@ -233,8 +233,7 @@ class _Column:
 
     def column(self) -> Column:
         """Return it as all formats have it."""
-        schema = next(one for one in self._schemas if self.name in one.names)
-        type_ = schema.field(self.name).type
+        type_ = self._first
         at = -1
         if t.is_struct(plain(type_)):
             at = plain(type_).get_field_index("path")
@@ -248,6 +247,12 @@ class _Column:
             (lambda: self._values((self.name, "path"))) if beside else None,
             self._classes[0],
         )
+
+    @property
+    def _first(self) -> Any:
+        """The type in the first file that has it."""
+        schema = next(one for one in self._schemas if self.name in one.names)
+        return schema.field(self.name).type
 
     @cached_property
     def _classes(self) -> list[tuple[str, ...]]:
@@ -352,7 +357,7 @@ class _Column:
         """All values of labels or keys, many batches at a time since one may have one row."""
         if len(self._classes) > 1 or not all(self.name in one.names for one in self._schemas):
             raise self._different()
-        texts: list[bytes | None] = []
+        texts: list[Strings] = []
         numbers: list[npt.NDArray[Any]] = [np.empty(0, np.int64)]
         for _, file, _ in self._files:
             with _open(self._source, file) as (reader, _):
@@ -360,14 +365,28 @@ class _Column:
                 batches = (one for group in groups for one in reader.batches(group, path[:1]))
                 for array in gathered(member(batch.column(0), path) for batch in batches):
                     if is_bytes(array.type):
-                        texts += array.cast(pa.large_binary()).to_pylist()
+                        texts.append(_strings(array))
                         continue
                     if t.is_boolean(array.type):
                         array = array.cast(pa.int8())
                     found = pc.fill_null(array, 0).to_numpy(zero_copy_only=False).astype(np.int64)
                     there = pc.is_valid(array).to_numpy(zero_copy_only=False)
                     numbers.append(np.where(there, found, -1))
-        return texts if texts or len(numbers) == 1 else np.concatenate(numbers)
+        if texts and len(numbers) > 1:
+            raise self._different()
+        is_number = path[1:] == () and _kind(self._first) == "number"
+        return np.concatenate(numbers) if is_number else Strings.joined(texts)
+
+
+def _strings(array: pa.Array) -> Strings:
+    """The values of an array of texts or bytes, none of them copied; a null is empty."""
+    array = array.cast(pa.large_binary())
+    if array.null_count:
+        array = pc.fill_null(array, b"")
+    _, ends, data = array.buffers()
+    found = np.frombuffer(ends, np.int64, len(array) + 1, array.offset * 8)
+    part = np.frombuffer(data or b"", np.uint8)[int(found[0]) : int(found[-1])]
+    return Strings(part, found - found[0])
 
 
 def _kind(type_: Any) -> str:

@@ -30,8 +30,8 @@ class Column:
             two may be labels, the others but `number` keys.
         rows: how many; asked for when its field has been made.
         field: gives the field that it becomes, by the number of its first row.
-        values: reads all rows where it has a kind: numbers as an array, the others as a list of
-            bytes, None where there is none.
+        values: reads all rows where it has a kind: numbers as an array, the others as `Strings`,
+            empty where there is none.
         suffix: gives what files of the rows would end with; asked for when its field has been made.
         names: reads the names that stand beside its rows, where they do.
         classes: names of its numbers, where it is labels.
@@ -42,7 +42,7 @@ class Column:
     field: Callable[[int], Field]
     values: Callable[[], Any]
     suffix: Callable[[], str] = str
-    names: Callable[[], list[bytes | None]] | None = None
+    names: Callable[[], Strings] | None = None
     classes: tuple[str, ...] = ()
 
 
@@ -166,14 +166,14 @@ def _keys(
     free = sorted(
         (name for name in every if name.lower() in KEYS), key=lambda name: KEYS.index(name.lower())
     )
-    found: list[Any]
+    nothing = Strings.of([b""])
     for name in [choice.key] if choice.key else free:
         columns = [one.columns.get(name) for one in tables]
         found = [
-            one.values() if one and one.kind in ("text", "bytes") else [None] for one in columns
+            one.values() if one and one.kind in ("text", "bytes") else nothing for one in columns
         ]
         if all(map(_are_keys, found)):
-            return list(map(Strings.of, found)), name
+            return found, name
         if choice.key:
             raise UserError(
                 f"{name!r} cannot be keys: keys are texts, each once in its split, and relative "
@@ -181,15 +181,14 @@ def _keys(
             )
     for name in choice.fields or every:
         beside = [one.columns[name].names for one in tables if name in one.columns]
-        found = [one() if one else [None] for one in beside]
+        found = [one() if one else nothing for one in beside]
         if all(map(_are_keys, found)):
-            return list(map(Strings.of, found)), None
+            return found, None
     return None, None
 
 
-def _are_keys(values: list[Any]) -> bool:
-    different = set(values)
-    return len(different) == len(values) and all(one and keys.safe(one) for one in different)
+def _are_keys(values: Strings) -> bool:
+    return keys.unsafe(values) is None and values.distinct()
 
 
 def _rows(table: Table, names: Sequence[str], container: str) -> int:
@@ -215,7 +214,7 @@ def _numbered(
     classes: list[bytes] = []
     if kinds == {"text"}:
         classes = sorted({text for part in values for text in part if text})
-        number = {b"": -1, None: -1} | {text: row for row, text in enumerate(classes)}
+        number = {b"": -1} | {text: row for row, text in enumerate(classes)}
         values = [[number[text] for text in part] for part in values]
     parts = []
     for one, part, split in zip(columns, values, splits, strict=True):

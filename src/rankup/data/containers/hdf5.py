@@ -25,6 +25,7 @@ from .. import images
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s
 from ..roles import CLASSES, KEYS, LABELS, kind_of, split_order
+from ..strings import Strings
 from . import Choice, hdf5_data
 from .columns import Column, Table, check_known, indexed
 from .hdf5_data import column, members, opened, place
@@ -173,9 +174,8 @@ def _dtype(data: h5py.Dataset) -> np.dtype[Any]:
     return found
 
 
-def _texts(data: h5py.Dataset, size: int) -> list[bytes]:
-    found: list[bytes] = column(data, size).tolist()
-    return found
+def _texts(data: h5py.Dataset, size: int) -> Strings:
+    return Strings.of(column(data, size).tolist())
 
 
 def _suffix(data: h5py.Dataset, size: int) -> str:

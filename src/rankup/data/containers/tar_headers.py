@@ -12,7 +12,6 @@ name. Mode, owner and time are the same for all, so that the same samples give t
 from __future__ import annotations
 
 import re
-import tarfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -31,8 +30,11 @@ RECORD = 20 * BLOCK
 
 _NAME = 100
 _LARGE = 8**11
+_MODE = slice(100, 107)
 _SIZE = slice(124, 135)
 _SUM = slice(148, 154)
+_TYPE = 156
+_DEVICE = slice(329, 345)
 
 # What has no extension gets one: WebDataset passes over a member without.
 BARE = b"data"
@@ -66,16 +68,10 @@ def padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def fits(name: bytes, size: int) -> bool:
-    """Return True for a member that needs no PAX header but for its key."""
-    return len(name) <= _NAME and size < _LARGE and name.isascii()
-
-
 def length(name: bytes, size: int, key: bytes | None = None) -> int:
     """Bytes of the headers of one member, PAX included."""
-    if key is None and fits(name, size):
-        return BLOCK
-    return len(_extended(name, size, key))
+    records = _records(name, size, key)
+    return 2 * BLOCK + padded(len(records)) if records else BLOCK
 
 
 def headers(names: Sequence[bytes], sizes: Int64s, keys: Mapping[int, bytes]) -> list[bytes]:
@@ -86,38 +82,72 @@ def headers(names: Sequence[bytes], sizes: Int64s, keys: Mapping[int, bytes]) ->
         sizes: int64, bytes of each.
         keys: row -> true key, for those that are written under another name.
     """
-    blocks = _blocks(names, np.where(sizes < _LARGE, sizes, 0)).tobytes()
-    result = [blocks[at : at + BLOCK] for at in range(0, len(blocks), BLOCK)]
-    listed = sizes.tolist()
-    odd = [
-        row
-        for row, (name, size) in enumerate(zip(names, listed, strict=True))
-        if not fits(name, size) or row in keys
-    ]
-    for row in odd:
-        result[row] = _extended(names[row], listed[row], keys.get(row))
+    odd = {
+        row: records
+        for row, (name, size) in enumerate(zip(names, sizes.tolist(), strict=True))
+        if (records := _records(name, size, keys.get(row)))
+    }
+    blocks = _blocks([_ascii(name) for name in names], np.where(sizes < _LARGE, sizes, 0))
+    blocks[list(odd), _DEVICE] = 0
+    result = _cut(blocks)
+    lengths = np.array([len(one) for one in odd.values()], np.int64)
+    pax = _blocks([b"././@PaxHeader"] * len(odd), lengths)
+    pax[:, _DEVICE] = 0
+    pax[:, _MODE] = ord("0")
+    pax[:, _TYPE] = ord("x")
+    for (row, records), head in zip(odd.items(), _cut(pax), strict=True):
+        result[row] = head + records.ljust(padded(len(records)), b"\0") + result[row]
     return result
 
 
-def _extended(name: bytes, size: int, key: bytes | None) -> bytes:
-    """The headers of a member of which one does not say all."""
-    info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
-    info.size = size
+def _records(name: bytes, size: int, key: bytes | None) -> bytes:
+    """The PAX records of a member, as `tarfile` has them; empty where a ustar header says all."""
+    found = []
     if key is not None:
-        info.pax_headers = {KEY.decode(): key.decode("utf-8", "surrogateescape")}
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        found.append((KEY, key))
+    if len(name) > _NAME or not name.isascii():
+        found.append((b"path", name))
+    if size >= _LARGE:
+        found.append((b"size", b"%d" % size))
+    if not found:
+        return b""
+    try:
+        b"".join(value for _, value in found).decode()
+    except UnicodeDecodeError:
+        found.insert(0, (b"hdrcharset", b"BINARY"))
+    return b"".join(_record(word, value) for word, value in found)
+
+
+def _record(word: bytes, value: bytes) -> bytes:
+    """A PAX record, which begins with its own length."""
+    rest = len(word) + len(value) + 3
+    total = rest + len(str(rest))
+    total = rest + len(str(total))
+    return b"%d %s=%s\n" % (total, word, value)
+
+
+def _ascii(name: bytes) -> bytes:
+    """A name as a ustar header has it: a question mark for each character that is not ASCII."""
+    return (
+        name if name.isascii() else name.decode(errors="surrogateescape").encode("ascii", "replace")
+    )
+
+
+def _cut(rows: Blocks) -> list[bytes]:
+    """Each header with its sum, for which the field itself counts as spaces."""
+    rows[:, _SUM] = _octal(rows.sum(axis=1, dtype=np.int64), 6)
+    rows[:, 154] = 0
+    data = rows.tobytes()
+    return [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
 
 
 def _blocks(names: Sequence[bytes], sizes: Int64s) -> Blocks:
-    """uint8 (n, 512): ustar headers. Names are cut to 100 bytes."""
+    """uint8 (n, 512): ustar headers without their sums. Names are cut to 100 bytes."""
     rows = np.empty((len(names), BLOCK), np.uint8)
     rows[:] = np.frombuffer(_TEMPLATE, np.uint8)
     cells = np.array(names, dtype=f"S{_NAME}") if names else np.empty(0, f"S{_NAME}")
     rows[:, :_NAME] = cells.view(np.uint8).reshape(len(names), _NAME)
     rows[:, _SIZE] = _octal(sizes, 11)
-    # The field itself counts as spaces, as which the template has it.
-    rows[:, _SUM] = _octal(rows.sum(axis=1, dtype=np.int64), 6)
-    rows[:, 154] = 0
     return rows
 
 

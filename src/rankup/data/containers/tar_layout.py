@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,6 @@ from .tar_headers import BLOCK, END, RECORD
 
 INFO = "info.json"
 _SPACE = re.compile(r"\s")
-
-# Name, offset of its data, bytes.
-_Member = tuple[bytes, int, int]
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ class TarLayout:
         start = 0
         for name, count in zip(index.files, counts, strict=True):
             path = root / name.decode()
-            write_atomic(path.with_suffix(".idx"), _dali_index(self._members(start, start + count)))
+            write_atomic(path.with_suffix(".idx"), self._dali_index(start, start + count))
             start += count
         if index.classes:
             lines = (name.replace("\n", " ") + "\n" for name in index.classes)
@@ -120,30 +117,25 @@ class TarLayout:
         about = json.dumps(_info(index, counts), indent=1)
         write_atomic(root / INFO, about + "\n")
 
-    def _members(self, start: int, stop: int) -> Iterator[list[_Member]]:
-        """Name, offset and size of the members of each sample [start, stop)."""
+    def _dali_index(self, start: int, stop: int) -> str:
+        """The index of a shard's samples: extension, offset, size and name of each member."""
         index = self.index
         stems, names = self._names(start, stop)
-        columns = [
-            (
-                (field.offset[start:stop] - len(npy)).tolist(),
-                (field.length[start:stop] + len(npy)).tolist(),
-            )
-            for field, npy in zip(index.fields, self.heads, strict=True)
-        ]
-        labels = [-1] * len(stems)
+        columns = []
+        for of, field, npy in zip(names, index.fields, self.heads, strict=True):
+            offsets = (field.offset[start:stop] - len(npy)).tolist()
+            sizes = (field.length[start:stop] + len(npy)).tolist()
+            columns.append(_index_words(of, offsets, sizes))
         if index.labels is not None:
             labels = index.labels[start:stop].tolist()
-        ends = self.ends[start:stop].tolist()
-        for row, label in enumerate(labels):
-            members = [
-                (of[row], offsets[row], sizes[row])
-                for of, (offsets, sizes) in zip(names, columns, strict=True)
-            ]
-            if label >= 0:
-                name = stems[row] + b"." + LABEL.encode()
-                members.append((name, ends[row] - BLOCK, len(str(label))))
-            yield members
+            offsets = (self.ends[start:stop] - BLOCK).tolist()
+            of = [stem + b"." + LABEL.encode() for stem in stems]
+            found = _index_words(of, offsets, [len(str(label)) for label in labels])
+            columns.append(
+                [word if label >= 0 else "" for word, label in zip(found, labels, strict=True)]
+            )
+        lines = [" ".join(filter(None, members)) for members in zip(*columns, strict=True)]
+        return "\n".join([f"v1.2 {len(lines)}", *lines, ""])
 
     def _names(self, start: int, stop: int) -> tuple[list[bytes], list[list[bytes]]]:
         """Stems of the samples, and the names of the members of each field."""
@@ -227,8 +219,7 @@ def _check(source: Index) -> None:
                 f"a field is named {name!r}, which cannot end a file's name, or is one of "
                 f"WebDataset's own: leave it out with --fields, or rename it"
             )
-    for key in source.keys:
-        safe_keys.check(key, "the source")
+    safe_keys.check_all(source.keys, "the source")
 
 
 def _is_lone(index: Index) -> bool:
@@ -312,22 +303,16 @@ def _shards(
     return starts, files, names, np.array(sizes, np.int64)
 
 
-def _dali_index(samples: Iterable[Sequence[_Member]]) -> str:
-    """The index of a shard's samples, in their order."""
-    lines = [" ".join(map(_part, members)) + "\n" for members in samples]
-    return f"v1.2 {len(lines)}\n" + "".join(lines)
+def _index_words(names: Sequence[bytes], offsets: list[int], sizes: list[int]) -> list[str]:
+    """Return what DALI's index says of members; their names, which it only shows, without spaces"""
+    extensions = [cut(name)[1] for name in names]
+    words = zip(_unspaced(extensions), offsets, sizes, _unspaced(names), strict=True)
+    return [f"{extension} {offset} {size} {name}" for extension, offset, size, name in words]
 
 
-def _part(member: _Member) -> str:
-    name, offset, size = member
-    extension = cut(name)[1].decode("utf-8", "backslashreplace")
-    shown = name.decode("utf-8", "backslashreplace")
-    return f"{_unspaced(extension)} {offset} {size} {_unspaced(shown)}"
-
-
-def _unspaced(word: str) -> str:
-    """Without the spaces that would end it; DALI only shows names."""
-    return _SPACE.sub("%20", word)
+def _unspaced(words: Sequence[bytes]) -> list[str]:
+    joined = b"".join(word + b"\0" for word in words).decode("utf-8", "backslashreplace")
+    return _SPACE.sub("%20", joined).split("\0")[:-1]
 
 
 def _info(index: Index, counts: Sequence[int]) -> dict[str, Any]:

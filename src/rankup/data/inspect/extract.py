@@ -15,13 +15,13 @@ from ...base.amounts import size
 from ...base.errors import UserError
 from ...base.files import pwrite_all
 from ...base.progress import Progress
-from .. import keys, npz
+from .. import npz
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, folders
 from ..pack.source import unsound
 from ..pool import cores, spread
 from ..verified import Reader, Span
-from .verify import Damage, compared, end_of, name, parts
+from .verify import Damage, check_names, compared, end_of, name, parts
 
 PART = ".part"
 LABELS = "labels"
@@ -163,13 +163,10 @@ def _folders(index: Index, splits: tuple[Split, ...], where: str) -> set[bytes]:
         BadContainer: a name would not stay below the folder that all is written to.
     """
     needed = set()
-    for one in index.fields:
-        keys.check(b"x." + os.fsencode(one.name), f"{where} (as a field)")
+    check_names(index, splits, where)
     for split, folder in zip(splits, folders(splits), strict=True):
-        keys.check(folder + b"x", f"{where} (as a split)")
         needed.add(folder)
         for row in range(split.start, split.stop) if any(not f.dtype for f in index.fields) else ():
-            keys.check(index.keys[row], where)
             needed.add(os.path.dirname(folder + index.keys[row]))
     return needed
 

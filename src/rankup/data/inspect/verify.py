@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from .. import finding, indexes, keys, stamp
 from ..blocks import Blocks, blocks_of
 from ..containers.grouping import LONE
 from ..errors import BadContainer
-from ..index import Index, Int64s
+from ..index import Index, Int64s, Split, folders
 from ..pack.source import unsound
 from ..pool import cores, spread
 from ..verified import Reader, SourceProblem, Span
@@ -82,6 +82,7 @@ def verify(index: Index, root: Path, start: int, stop: int, watch: Progress) -> 
         else:
             why = f"it has hashes of {len(index.blocks)} blocks, its files have {blocks_of(index)}"
             damaged.append(Damage(str(indexes.place(root)), why))
+    damaged += _unsafe(index, root, start, stop)
     check = _Check(index, root, blocks)
     tasks: list[Int64s | int] = [*parts(index, start, stop)]
     tasks += range(0, len(blocks), _BLOCKS) if blocks is not None else ()
@@ -97,6 +98,33 @@ def verify(index: Index, root: Path, start: int, stop: int, watch: Progress) -> 
     if blocks is not None:
         damaged += [Damage(blocks.name(block), why) for block, why in sorted(around)]
     return Verified(stop - start, size, hashed, blocks is not None, tuple(damaged))
+
+
+def _unsafe(index: Index, root: Path, start: int, stop: int) -> list[Damage]:
+    """Return a name that `--extract` and `rankup pack` refuse, since it leaves a folder."""
+    splits = tuple(one for one in index.splits if start <= one.start and one.stop <= stop)
+    try:
+        check_names(index, splits, str(root))
+    except BadContainer as error:
+        return [Damage(str(indexes.place(root)), str(error))]
+    return []
+
+
+def check_names(index: Index, splits: Sequence[Split], where: str) -> None:
+    """Refuse names that would not stay below a folder that they are files in.
+
+    Args:
+        where: the container, for messages.
+
+    Raises:
+        BadContainer: the name of a field, of a split, or of a sample of one of the splits.
+    """
+    for one in index.fields:
+        keys.check(b"x." + os.fsencode(one.name), f"{where} (as a field)")
+    for split, folder in zip(splits, folders(splits), strict=True):
+        keys.check(folder + b"x", f"{where} (as a split)")
+        ends = index.keys.ends[split.start : split.stop + 1]
+        keys.check_all(replace(index.keys, ends=ends), where)
 
 
 def parts(index: Index, start: int, stop: int) -> list[Int64s]:

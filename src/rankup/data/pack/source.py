@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from .request import Request
 # of others says stays, as its `Fallback` needs it; nothing of it gets into the pack.)
 _HANDED_ON = "files_before"
 _NAMED = 5
-# A component that is empty, `.` or `..`, in names with a NUL between them.
-_SUSPECT = re.compile(rb"(?:^|[/\0])\.{0,2}(?:[/\0]|$)")
 # Container files whose size and time are noted, so that a change during the pack is seen.
 _NOTED = 4096
 
@@ -150,11 +147,9 @@ def check_names(index: Index, path: Path) -> None:
     Raises:
         BadContainer, UserError: names the first of them.
     """
+    keys.check_all(index.keys, str(path))
     for split in index.splits:
         names = _names(index, split)
-        if not _all_safe(names):
-            for name in names:
-                keys.check(name, str(path))
         twice = [name for name, after in itertools.pairwise(names) if name == after]
         if twice:
             first = ", ".join(keys.shown(name) for name in twice[:_NAMED])
@@ -162,17 +157,6 @@ def check_names(index: Index, path: Path) -> None:
                 f"{path}: {len(twice)} samples of {split.name} have a name that another one has "
                 f"({first}); names must be unique, choose a column of keys with --key"
             )
-
-
-def _all_safe(names: list[bytes]) -> bool:
-    """Return True where no name needs a closer look, which takes ten times as long."""
-    joined = b"\0".join(names)
-    return not (
-        b"\\" in joined
-        or joined.count(b"\0") >= max(len(names), 1)
-        or _SUSPECT.search(joined)
-        or max(map(len, names), default=0) > keys.LONGEST
-    )
 
 
 def _names(index: Index, split: Split) -> list[bytes]:

@@ -15,12 +15,11 @@ from ...base.text import clean
 from ...site import config as configuration
 from ...site import gpus, rundir
 from ...site.config import Config
+from ...site.jobspec import JobSpec
 from ...slurm.client import Client
-from ...slurm.options import JobOptions
 from .. import queue, submit
-from ..place import Place, place
-from ..request import Request, job_of
-from ..run import run
+from ..request import job_of
+from ..run import Place, place, run
 from . import series as record
 from .outcome import Outcome, outcomes
 from .points import Point, counts, points
@@ -53,7 +52,7 @@ class Wish:
     dry_run: bool = False
     wait: bool = False
     monitor: bool = True
-    options: JobOptions = field(default_factory=JobOptions)
+    options: JobSpec = field(default_factory=JobSpec)
 
 
 def scale(wish: Wish) -> int:
@@ -165,10 +164,10 @@ def _room(
             )
         return config.runs, wish.nproc
     options = replace(wish.options, allow_idle_gpus=True).over(config.job)
-    plan = submit.plan(client, config, options, 1)
+    plan = submit.plan(client, config, replace(options, nproc=1))
     per_node = wish.nproc or plan.granted.node.gpus or 1
     most = -(-asked[-1] // per_node)
-    submit.plan(client, config, replace(options, nodes=most), 1)
+    submit.plan(client, config, replace(options, nodes=most, nproc=1))
     runs, link = submit.runs_folder(config, plan)
     if link is not None and not wish.dry_run:
         queue.link_runs(config.runs, link)
@@ -217,23 +216,23 @@ def _start_all(
     return False
 
 
-def _request(series: Series, point: Point, before: Outcome, wish: Wish, where: Place) -> Request:
+def _request(series: Series, point: Point, before: Outcome, wish: Wish, where: Place) -> JobSpec:
     here = where == "local"
     asked = replace(wish.options.over(series.options), allow_idle_gpus=True, nodes=point.nodes)
     again = f"-{before.attempts + 1}" if before.attempts else ""
-    request = Request(
-        series.target,
-        point.args,
+    spec = replace(
+        JobSpec() if here else asked,
+        target=series.target,
+        args=point.args,
         nproc=point.ranks,
         local=here,
-        options=JobOptions() if here else asked,
         monitor=series.monitor,
         check=point.count == series.counts[0],  # once is enough
         id=f"{series.id}-{point.count}{again}",
     )
     if before.saved and before.path is not None:
-        return replace(request, target=None, args=(), resume=str(before.path), id=None)
-    return request
+        return replace(spec, target=None, args=(), resume=str(before.path), id=None)
+    return spec
 
 
 def _wait(path: Path, series: Series, client: Client) -> None:

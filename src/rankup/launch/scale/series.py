@@ -30,7 +30,7 @@ class Series:
         batch_option: of a script, the option whose value is the global batch.
         per_node: GPUs, or ranks, that one node takes.
         cwd: the folder it was started in.
-        options: of the Slurm jobs, by name (`JobOptions.said`); of `env` the names alone.
+        options: of the Slurm jobs, by name (`JobSpec.said`); of `env` the names alone.
     """
 
     id: str

@@ -345,8 +345,10 @@ def torches() -> list[Torch]:
 
 
 def _torch(folder: str) -> Torch | None:
+    module = Path(folder, "torch")
     try:
-        text = Path(folder, "torch", "version.py").read_text(errors="replace")
+        text = (module / "version.py").read_text(errors="replace")
+        (module / "__init__.py").stat()  # a pip that was killed leaves half of it
     except OSError:
         return None
     said = dict(_SETS.findall(text))

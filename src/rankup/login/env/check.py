@@ -13,6 +13,7 @@ from typing import Any
 
 from ...base import findings
 from ...base.processes import end_group
+from ...base.signals import ended_as_an_exception
 from ...base.text import clean
 from ..question import Answer, error, ok, question, warning
 from . import requirements, state
@@ -170,21 +171,26 @@ def conflicts(it: Environment) -> Iterator[Answer]:
         yield ok("pip finds no conflicts")
 
 
-@question("RK545", "one torch, or two", "torch")
+@question("RK545", "one torch, which can be imported", "torch")
 def torch(it: Environment) -> Iterator[Answer]:
     """Each `torch` that the activated environment's Python finds: in `venv/` and in a module. The
     one in the venv is imported, and the module's torchvision, Apex or flash-attention were compiled
-    for the other. This is the most frequent trouble of the course's participants.
+    for the other. This is the most frequent trouble of the course's participants. And whether
+    `import torch` works, with the libraries of the modules that are loaded.
 
     ```text
     WARN  torch  twice: 2.9.1 in venv/, 2.8.0 from a module (/p/software/PyTorch/2.8.0/lib/python3.12/site-packages); the first is imported [RK545]
                  -> take PyTorch and torchvision out of modules.sh and ask for torch>=2.8 in requirements.txt, or take torch out of requirements.txt
+    ERROR torch  2.9.1 cannot be imported: ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory [RK545]
+                 -> see what modules.sh loads beside it, or remove venv/ and run: rankup env create /p/project1/abc/ann/env
     ```
 
     One of both, then `rankup env create`. Take the module out where you need a newer torch than the
     site has.
     """  # noqa: E501
-    found = (it.inside or {}).get("torch", [])
+    if it.inside is None:
+        return
+    found = it.inside["torch"]
     venv = (it.folder / "venv").resolve()
     own = [one for one in found if Path(one["folder"]).resolve().is_relative_to(venv)]
     others = [one for one in found if one not in own]
@@ -195,8 +201,11 @@ def torch(it: Environment) -> Iterator[Answer]:
             f"take PyTorch and torchvision out of modules.sh and ask for {REQUIREMENT} in "
             "requirements.txt, or take torch out of requirements.txt",
         )
-    elif found:
+    elif found and not it.inside["broken"]:
         yield ok(f"{found[0]['version']} from {'venv/' if own else 'a module'}")
+    if found and (why := it.inside["broken"]):
+        todo = f"see what modules.sh loads beside it, or remove venv/ and run: {it.create}"
+        yield error(f"{found[0]['version']} cannot be imported: {why}", todo)
 
 
 QUESTIONS = (finished, works, age, conflicts, torch)
@@ -211,7 +220,8 @@ def check(folder: str | None, *, as_json: bool) -> int:
     it = Environment(state.existing(folder))
     found = finished.findings(it)
     if findings.exit_code(found) == 0:
-        found = [finding for one in QUESTIONS for finding in one.findings(it)]
+        with ended_as_an_exception():  # so that also then no process is left
+            found = [finding for one in QUESTIONS for finding in one.findings(it)]
     found = [
         findings.Finding(one.code, one.level, one.place, clean(one.message), one.todo)
         for one in found

@@ -1,7 +1,8 @@
 """Facts that only the environment's own Python knows; run there, where rankup may be missing.
 
 It prints a JSON object: `conflicts`, lines of `pip check` that the environment has a part in;
-`torch`, a list of {version, folder}, the first is imported. Standard library only.
+`torch`, a list of {version, folder}, the first is imported; `broken`, why that fails, else empty.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -20,8 +21,19 @@ def main() -> None:
     found = {
         "conflicts": _conflicts(),
         "torch": [{"version": version, "folder": folder} for folder, version in torch.items()],
+        "broken": _import_error() if torch else "",
     }
     print(json.dumps(found))
+
+
+def _import_error() -> str:
+    # In a process of its own: a library for another processor ends it without an exception.
+    words = [sys.executable, "-c", "import torch"]
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    if not done.returncode:
+        return ""
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    return said[-1] if said else f"exit code {done.returncode}"
 
 
 def _conflicts() -> list[str]:
@@ -34,8 +46,9 @@ def _conflicts() -> list[str]:
     )
     if not done.returncode:
         return []
-    lines = done.stdout.splitlines()
-    return [line for line in lines if _is_ours(line)] if lines else done.stderr.splitlines()[-1:]
+    if not done.stdout:
+        sys.exit(done.stderr)  # without pip nothing is known
+    return [line for line in done.stdout.splitlines() if _is_ours(line)]
 
 
 def _is_ours(line: str) -> bool:

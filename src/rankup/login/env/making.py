@@ -19,7 +19,7 @@ from pathlib import Path
 import rankup
 
 from ...base.errors import EXIT_FAILED, RunFailed, UserError
-from ...base.files import write_atomic, write_json
+from ...base.files import no_space, write_atomic, write_json
 from ...base.processes import end_group
 from . import state, texts
 from .texts import KINDS, Kind
@@ -228,7 +228,8 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{error.filename or path}: {error.strerror}") from None
+        kind = RunFailed if no_space(error) else UserError
+        raise kind(f"{error.filename or path}: {error.strerror}") from None
 
 
 def _write_files(path: Path, kind: str | None) -> None:

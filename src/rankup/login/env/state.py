@@ -108,12 +108,17 @@ def _sum(path: Path) -> str:
 
 
 def named(folder: str | None) -> Path:
-    """Return the absolute path of the folder that a user has named, `./env` without a name.
+    """Return the absolute path of the folder that a user has named.
+
+    Without a name it is `./env`; in an environment without one that environment.
 
     Raises:
         UserError: it cannot be the folder of an environment.
     """
-    path = Path(os.path.abspath(user_path(DEFAULT if folder is None else folder, "FOLDER")))
+    if folder is None:
+        here = Path.cwd()
+        folder = str(here) if _is_environment(here) and not (here / DEFAULT).exists() else DEFAULT
+    path = Path(os.path.abspath(user_path(folder, "FOLDER")))
     if _IMPOSSIBLE.intersection(str(path)) or not str(path).isprintable():
         raise UserError(
             f"{str(path)!r}: the path has a ':', which cannot stand in PATH, or one of $ ` \" \\ "

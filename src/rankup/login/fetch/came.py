@@ -71,8 +71,8 @@ def made(events: Sequence[Event]) -> list[Made]:
             last[event.pid] = event.text("url")
         elif event.kind == "mkdir":
             folders.add(path)
-        elif event.kind == "open":
-            new = event.get("existed") is False
+        elif event.kind in ("open", "link"):
+            new = not event.get("existed")
             if not new and event.text("how") == "truncate":
                 begun.add(path)
         elif event.kind == "rename":
@@ -131,8 +131,10 @@ def written_by_name(events: Sequence[Event]) -> set[str]:
 
 
 def written(events: Iterable[Event]) -> set[str]:
-    """Return the paths that were opened for writing, or renamed to."""
-    return {event.text("to") or event.text("path") for event in of(events, "open", "rename")}
+    """Return the paths that were opened for writing, renamed to, or made as links."""
+    return {
+        event.text("to") or event.text("path") for event in of(events, "open", "rename", "link")
+    }
 
 
 def cut_short(events: Sequence[Event], *, last: bool = True) -> set[str]:

@@ -329,9 +329,10 @@ class _Fetch:
         """Move in what came with a start; return the other new files of its copy."""
         folders = [path for path in self._cache_folders if path.is_dir()]
         folders += [path / "hub" for path in folders]
-        files = came.made(done.events)
-        known = {one.path for one in files}
         new = {path for path in done.box.new_files() if came.whole(path)}
+        links = {path for path in new if done.box.inside(path).is_symlink()}
+        files = [one for one in came.made(done.events) if one.path not in links]
+        known = {one.path for one in files}
         files += came.of_programs(done.events, sorted(new - known))
         never = {*self._code, *done.unfinished}
         # What was there before, removed or written anew, stays as it was.
@@ -341,9 +342,9 @@ class _Fetch:
             if one.path not in never and (one.path in new or not done.box.holds(one.path))
         ]
         needs = came.needed(files, folders)
-        tops = {os.path.dirname(path) for path in needs} & came.new_folders(done.events)
-        links = {path for path in new if done.box.inside(path).is_symlink()}
-        moving = needs | {path for path in links if os.path.dirname(path) in tops}
+        leads_to = {path: done.box.target(path) for path in links - never}
+        above = needs | {str(folder) for path in needs for folder in Path(path).parents}
+        moving = needs | {path for path, target in leads_to.items() if target in above}
         self._problems += done.box.move_in(sorted(new & moving))
         for line in self._problems:
             say(line)
@@ -359,7 +360,8 @@ class _Fetch:
                 say(f"{path} was not finished, and stays where it is: look at it")
         here = came.items([one for one in files if one.path in needs], done.events, folders)
         self._items = came.with_earlier(here, self._items)
-        return [one.path for one in files if one.path in new and one.path not in moving | links]
+        own = dict.fromkeys([*(one.path for one in files if one.path in new), *leads_to])
+        return [path for path in own if path not in moving]
 
     def _show_items(self) -> None:
         self._items = tuple(one for one in self._items if os.path.exists(one.path))

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable
 from ..billing import bill
 from ..recording import Recording
 from ..work import work
-from . import balance, cpu, data, gpu, io, limits, loss, memory, record, spin, throttle
+from . import balance, cpu, data, gpu, limits, loss, memory, pauses, record, spin, throttle
 from .diagnosis import Diagnosis
-from .explained import plain
-from .settle import settle
+from .settle import plain, settle
 
 __all__ = ["RULES", "Diagnosis", "diagnose"]
 
@@ -24,7 +23,7 @@ RULES: tuple[Rule, ...] = (
     *(gpu.unused, gpu.idle, gpu.low, gpu.waiting),
     *(data.starved, data.slow_files, balance.imbalance, spin.spinning, spin.stalled),
     *(memory.gpu_memory, memory.swap, memory.host_memory, cpu.cores),
-    *(throttle.power_limited, throttle.heat_limited, io.checkpoint_stalls),
+    *(throttle.power_limited, throttle.heat_limited, pauses.checkpoint_stalls),
     *(limits.limit_long, limits.limit_hit, limits.short),
     *(loss.not_a_number, loss.flat_or_rising, record.gaps, record.gpu_lost, record.failed),
 )

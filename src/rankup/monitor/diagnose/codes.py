@@ -1,9 +1,12 @@
-"""The codes of the report's findings. They are stable; `docs/findings/CODE.md` explains each."""
+"""What the report finds: one row per finding. `docs/findings/CODE.md` explains each.
+
+The codes are stable. The order is that in which findings claim wasted time (`settle`): the most
+definite cause first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass
 
 UNUSED = "RK701"
 IDLE = "RK702"
@@ -32,33 +35,126 @@ FAILED = "RK724"
 WAITING = "RK725"
 STALLED = "RK726"
 
-TITLES: Mapping[str, str] = MappingProxyType(
-    {
-        UNUSED: "unused GPU",
-        IDLE: "idle GPU",
-        LOW: "low utilisation",
-        STARVED: "starved by data",
-        IMBALANCE: "imbalance between ranks or nodes",
-        SPINNING: "spinning in a collective",
-        MEMORY_FAR: "GPU memory far from full",
-        MEMORY_NEAR: "GPU memory nearly full",
-        OVERSUBSCRIBED: "CPU oversubscribed",
-        FEW_CORES: "ranks share few cores",
-        POWER: "slowed down by the power limit",
-        HEAT: "slowed down by heat or hardware",
-        SWAP: "swap is used",
-        HOST_MEMORY: "memory of the node nearly full",
-        CHECKPOINTS: "training waits for checkpoints",
-        LIMIT_LONG: "time limit far too long",
-        LIMIT_HIT: "time limit hit",
-        SHORT: "short run",
-        FILE_SYSTEM: "slow file system",
-        LOSS_NAN: "loss is not a number",
-        LOSS_FLAT: "loss does not fall",
-        GAPS: "the record has gaps",
-        GPU_LOST: "GPU lost or unreadable",
-        FAILED: "the run failed",
-        WAITING: "busy without computing",
-        STALLED: "no step for a long time",
-    }
+
+@dataclass(frozen=True)
+class Code:
+    """What is to be said of a finding, wherever it is.
+
+    Attributes:
+        headline: of a run whose worst finding it is; empty where the finding's own words say more.
+        section: of the page, where it is to be seen.
+        explains: findings that are not said again on the same GPUs.
+        remark: about a run that is sound: it comes last, whatever it costs.
+        failure: as an error it comes first.
+    """
+
+    code: str
+    title: str
+    headline: str = ""
+    section: str = "gpu"
+    explains: tuple[str, ...] = ()
+    remark: bool = False
+    failure: bool = False
+
+
+_TABLE = (
+    Code(UNUSED, "unused GPU", explains=(IMBALANCE,)),
+    Code(GPU_LOST, "GPU lost or unreadable", "A GPU could not be read", explains=(IMBALANCE,)),
+    Code(
+        SPINNING,
+        "spinning in a collective",
+        "The run hung in a collective",
+        explains=(IDLE, WAITING, STALLED, IMBALANCE),
+        failure=True,
+    ),
+    Code(
+        STALLED,
+        "no step for a long time",
+        "The run stood still for a while",
+        section="progress",
+        explains=(IDLE,),
+    ),
+    Code(
+        CHECKPOINTS,
+        "training waits for checkpoints",
+        "The training waited for its checkpoints",
+        section="progress",
+        explains=(LOW,),
+    ),
+    Code(
+        FILE_SYSTEM,
+        "slow file system",
+        "The run waited for its files",
+        section="io",
+        explains=(LOW, STARVED),
+    ),
+    Code(
+        STARVED, "starved by data", "The run waited for data", section="progress", explains=(LOW,)
+    ),
+    Code(IDLE, "idle GPU", "GPUs idled", explains=(IMBALANCE, MEMORY_FAR)),
+    Code(
+        IMBALANCE,
+        "imbalance between ranks or nodes",
+        "The work was dealt unevenly, and all waited for the slowest",
+    ),
+    Code(
+        FEW_CORES,
+        "ranks share few cores",
+        "The ranks could use only a few of the cores",
+        section="cpu",
+        explains=(OVERSUBSCRIBED, LOW, STARVED),
+    ),
+    Code(
+        OVERSUBSCRIBED, "CPU oversubscribed", "More processes than cores took turns", section="cpu"
+    ),
+    Code(WAITING, "busy without computing", "The GPUs were busy without computing"),
+    Code(LOW, "low utilisation", "The GPUs worked little"),
+    Code(SWAP, "swap is used", "The node's memory was too small: it swapped", section="memory"),
+    Code(POWER, "slowed down by the power limit", "The power limit slowed GPUs down"),
+    Code(HEAT, "slowed down by heat or hardware", "Heat slowed GPUs down"),
+    Code(LIMIT_HIT, "time limit hit", "The run was ended by its time limit", section="progress"),
+    Code(
+        LOSS_NAN,
+        "loss is not a number",
+        "The loss is not a number",
+        section="progress",
+        failure=True,
+    ),
+    Code(LOSS_FLAT, "loss does not fall", "The loss does not fall", section="progress"),
+    Code(FAILED, "the run failed", section="progress", failure=True),
+    Code(
+        MEMORY_FAR,
+        "GPU memory far from full",
+        "Sound, but most of the GPU memory lay bare",
+        remark=True,
+    ),
+    Code(
+        MEMORY_NEAR,
+        "GPU memory nearly full",
+        "Sound, but the GPU memory was nearly full",
+        remark=True,
+    ),
+    Code(
+        HOST_MEMORY,
+        "memory of the node nearly full",
+        "Sound, but the node's memory was nearly full",
+        section="memory",
+        remark=True,
+    ),
+    Code(
+        LIMIT_LONG,
+        "time limit far too long",
+        "Sound, but it asked for far more time than it took",
+        section="progress",
+        remark=True,
+    ),
+    Code(
+        GAPS,
+        "the record has gaps",
+        "What was recorded is sound, but a part is missing",
+        section="progress",
+        remark=True,
+    ),
+    Code(SHORT, "short run", section="progress", remark=True),
 )
+CODES = {one.code: one for one in _TABLE}

@@ -10,7 +10,7 @@ from ..recording import Recording
 from ..thresholds import LIMITS
 from . import codes
 from .diagnosis import Diagnosis
-from .lost import lost_work
+from .record import lost_work
 
 TOO_SHORT = "too short to judge"
 

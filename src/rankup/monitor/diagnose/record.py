@@ -14,7 +14,6 @@ from ..work import in_lives
 from . import codes
 from .diagnosis import Diagnosis
 from .judged import stretches
-from .lost import lost_work
 
 _FAILED = {
     "FAILED": "the run failed",
@@ -159,3 +158,13 @@ def _vanished(recording: Recording) -> tuple[tuple[int, ...], tuple[tuple[float,
             columns.append(column)
             windows.update(found)
     return tuple(columns), tuple(sorted(windows))
+
+
+def lost_work(recording: Recording) -> float | None:
+    """Seconds from the last checkpoint to the end of the last life.
+
+    None where no checkpoint is on record: a script may write its own without a word.
+    """
+    end = billing.end_of(billing.lives(recording)[-1], recording)
+    saved = [event.time for event in recording.events if event.kind == "checkpoint"]
+    return max(0.0, end - max(saved)) if saved else None

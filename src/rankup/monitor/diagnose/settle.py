@@ -1,7 +1,7 @@
 """Who wasted what: every GPU second that did no work is counted for one finding at most.
 
 Findings overlap: a GPU that starves for data has a low use as well. So the loss, what is left of
-each GPU's time after its work (`work`), is handed out in the order of `_ORDER`, the most
+each GPU's time after its work (`work`), is handed out in the order of `CODES`, the most
 definite cause first; a finding takes at most `share` of the time that it names, and what others
 took is gone. What nobody claims (start-up, small waits) stays the run's own.
 """
@@ -19,14 +19,24 @@ from ..billing import Bill
 from ..recording import Recording
 from ..thresholds import LIMITS
 from ..work import Work
-from . import codes
+from .codes import CODES
 from .diagnosis import Diagnosis
 
-_ORDER = (
-    *(codes.UNUSED, codes.GPU_LOST, codes.SPINNING, codes.STALLED, codes.CHECKPOINTS),
-    *(codes.FILE_SYSTEM, codes.STARVED, codes.IDLE, codes.IMBALANCE, codes.FEW_CORES),
-    *(codes.OVERSUBSCRIBED, codes.WAITING, codes.LOW),
-)
+
+def plain(found: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """The diagnoses without GPUs that another one explains; those left without any go."""
+    kept = []
+    for one in found:
+        over = [other for other in found if one.code in CODES[other.code].explains]
+        everywhere = any(not other.gpus for other in over)
+        if over and (everywhere or not one.gpus):
+            continue
+        explained = {column for other in over for column in other.gpus}
+        left = tuple(column for column in one.gpus if column not in explained)
+        if left or not one.gpus:
+            # A message names its GPUs, so what is explained in part stays as it is.
+            kept.append(one)
+    return kept
 
 
 def settle(
@@ -35,9 +45,9 @@ def settle(
     """The diagnoses with their costs, also said in their messages; the dearest first."""
     left = np.nan_to_num(1 - done.share) * done.seconds
     price = bill.units / done.known if done.known else 0.0
-    rank = {code: place for place, code in enumerate(_ORDER)}
+    rank = {code: place for place, code in enumerate(CODES)}
     costs: dict[int, float] = {}
-    for at in sorted(range(len(found)), key=lambda at: rank.get(found[at].code, len(rank))):
+    for at in sorted(range(len(found)), key=lambda at: rank[found[at].code]):
         if found[at].share > 0 and price:
             costs[at] = _take(left, recording, found[at], done) * price
     settled = [

@@ -10,11 +10,10 @@ from urllib.parse import urlsplit
 from ...base.findings import Level
 from .. import words
 from ..cost import Cost
-from ..diagnose import Diagnosis, codes
-from ..diagnose.codes import TITLES
-from ..diagnose.limits import TOO_SHORT
+from ..diagnose import Diagnosis
+from ..diagnose.codes import CODES
 from ..recording import Recording
-from ..verdict import Verdict
+from ..verdict import Verdict, not_judged
 from . import job
 from .data import Mark, payload
 from .plots import row_names, sections
@@ -66,9 +65,7 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
     document, arrays = payload(recording, drawn, progress, marks, float(offset))
     names = row_names(recording)
     gpu_plots = [plot for section in drawn for plot in section.plots if section.section.id == "gpu"]
-    brief = verdict.level == "ok" and any(
-        one.code == codes.SHORT and one.message.startswith(TOO_SHORT) for one in diagnoses
-    )
+    brief = not_judged(verdict, diagnoses)
     several = any(1 < len(plot.average) <= 16 for section in drawn for plot in section.plots)
     return render(
         "run.html.j2",
@@ -130,33 +127,20 @@ def _mark(diagnosis: Diagnosis, recording: Recording) -> Mark:
     )
 
 
-# Where a finding is to be seen, if it is about no GPU.
-_PROGRESS = (
-    *(codes.STARVED, codes.CHECKPOINTS, codes.LIMIT_LONG, codes.LIMIT_HIT, codes.SHORT),
-    *(codes.LOSS_NAN, codes.LOSS_FLAT, codes.GAPS, codes.FAILED, codes.STALLED),
-)
-_SECTIONS = {
-    **dict.fromkeys(_PROGRESS, "progress"),
-    **dict.fromkeys((codes.OVERSUBSCRIBED, codes.FEW_CORES), "cpu"),
-    **dict.fromkeys((codes.SWAP, codes.HOST_MEMORY), "memory"),
-    codes.FILE_SYSTEM: "io",
-}
-
-
 def _shown(diagnosis: Diagnosis) -> Shown:
     cost = ""
     if diagnosis.cost:
         cost = f"{words.amount(diagnosis.cost)} {diagnosis.unit}"
     return Shown(
         code=diagnosis.code,
-        title=TITLES.get(diagnosis.code, ""),
+        title=CODES[diagnosis.code].title,
         level=diagnosis.level,
         word="Note" if diagnosis.level == "ok" else LEVELS[diagnosis.level],
         place=diagnosis.place,
         message=diagnosis.message,
         todo=diagnosis.todo,
         cost=cost,
-        section=_SECTIONS.get(diagnosis.code, "gpu"),
+        section=CODES[diagnosis.code].section,
         marked=bool(diagnosis.windows or diagnosis.gpus or diagnosis.nodes),
     )
 
@@ -169,9 +153,7 @@ def _parts(cost: Cost) -> list[Part]:
     def part(title: str, units: float, kind: str) -> Part:
         return Part(title, words.amount(units), units / cost.billed, kind)
 
-    found = [
-        part(f"{TITLES.get(code, code)} ({code})", units, "lost") for code, units in cost.findings
-    ]
+    found = [part(f"{CODES[code].title} ({code})", units, "lost") for code, units in cost.findings]
     rest = [part("start-up, short waits and the like", cost.other or 0.0, "rest")]
     return [part("did work", cost.used, "used"), *found, *(one for one in rest if one.share > 0)]
 

@@ -33,7 +33,7 @@ _ACROSS = words(
 _MOVES = words("roll flip flipud normalize")
 _COUPLING = words("cov corrcoef histc bincount unique cdist pdist")
 _SUMS = frozenset({Kind.MEAN, Kind.SUM, Kind.MIXED})
-_ORDERS = words("argsort sort")
+_ORDERS = words("argsort sort topk")
 _SIZES = words("len size numel dim ndimension range arange")
 _DEEPEST = 25
 
@@ -163,15 +163,27 @@ class _Scope:
         script = self.script
         if isinstance(first, ast.Slice):
             return self._neighbours(node, first)
+        if (few := self._first_few(at)) is not None:
+            return few
         made = [at, *(one.node for one in script.flow.origins(script.file, at))]
         made += [one.value for one in made if isinstance(one, ast.Subscript) and _places(one.value)]
         masks = any(isinstance(one, ast.Compare | ast.UnaryOp | ast.Call) for one in made)
-        if any(isinstance(one, ast.Call) and call_name(one) in _ORDERS for one in made):
-            return False  # the same rows in another order
         if isinstance(at, ast.Tuple | ast.Slice) or not masks or self.kind(at) is not Kind.ROWS:
             return False
         call = script.parents.get(script.parents[node])
         return not (isinstance(call, ast.Call) and over_selected(script, call))
+
+    def _first_few(self, at: ast.expr) -> bool | None:
+        """True of the first samples in an order, `order[:4]`; False of all; None of no order."""
+        script, flow = self.script, self.script.flow
+        made = [at, *(one.node for one in flow.origins(script.file, at))]
+        parts = [one for part in made for one in script.inside(part, ast.Name, ast.Call)]
+        origins = [one.node for part in parts for one in flow.origins(script.file, part)]
+        calls = [one for one in (*parts, *origins) if isinstance(one, ast.Call)]
+        orders = {call_name(one) for one in calls} & _ORDERS
+        cuts = (one for part in made for one in script.inside(part, ast.Slice))
+        few = "topk" in orders or any(one.lower or one.upper for one in cuts)
+        return few if orders else None
 
     def _neighbours(self, node: ast.Subscript, at: ast.Slice) -> bool:
         """True of `out[1:]` of `out[1:] - out[:-1]`: of each sample and the one before it."""
@@ -444,6 +456,8 @@ class _Scope:
             whole = 0 in numbers or unnamed or not (numbers or along or rest)
             return (Kind.MEAN if name == "mean" else Kind.SUM) if whole else Kind.ROWS
         if name == "masked_select" and not self._reduced(call):
+            return self._doubt(call, Kind.ROWS)
+        if name in ("gather", "index_select") and 0 in numbers and self._first_few(rest[-1]):
             return self._doubt(call, Kind.ROWS)
         first = name == "unsqueeze" and 0 in numbers
         own = self.script.dotted(value).startswith("self.")

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name, first_argument, literal, receiver
+from ...script.flow import Origin, argument, call_name, first_argument, literal, receiver
 from ...script.flow import given as arguments_of
 from ...script.names import Binding, Function, calls_in
-from ...script.roles import LoopNode, Script
+from ...script.roles import LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import SEEDING, SEEDS, SPLITS, is_draw, root, words
 from ..rewrite.context import Context
@@ -30,6 +30,7 @@ _CHOICES = words(
 _PARTS = re.compile(r"ind(?:ex|ices)?|perm|idx|split", re.IGNORECASE)
 _INDICES = re.compile(r"ix|idx|i|j|.*(?:ind|batch|start|sel|pos).*", re.IGNORECASE)
 _WORKERS = "worker_init_fn"
+_DEPTH = 3  # of what a data set is made of
 _GENERATORS = words(
     "numpy.random.default_rng numpy.random.RandomState random.Random torch.Generator"
 )
@@ -82,6 +83,8 @@ def drawn_for_samples(script: Script, file: File) -> Iterator[ast.Call]:
     for call in drawn:
         of = argument(call, "generator") or receiver(call)
         if call_name(call) in SEEDING or of is None or file.code(of) in anew:
+            continue
+        if _only_evaluated(script, source.owner(source.scope(call))):
             continue
         if any(
             _one_seed(one.file, one.node) and not (one.file is file and one.node in drawn)
@@ -204,9 +207,7 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
     """
     found: dict[ast.AST, tuple[File, ast.Call]] = {}
     for loader in (*script.train_loaders, *script.eval_loaders):
-        data = argument(loader.node, "dataset", 0) if isinstance(loader.node, ast.Call) else None
-        if data is not None:
-            found |= {one[1]: one for one in _drawn_for(script, loader.file, data, 3)}
+        found |= {one[1]: one for one in _drawn_for(script, loader)}
     drawn = [
         call
         for where, call in found.values()
@@ -225,19 +226,41 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
         )
 
 
-def _drawn_for(
-    script: Script, file: File, node: ast.AST, depth: int
-) -> Iterator[tuple[File, ast.Call]]:
+def _drawn_for(script: Script, loader: Role) -> Iterator[tuple[File, ast.Call]]:
     """Calls that draw what a data set holds: in its making, or in what it is made of."""
-    for origin in script.flow.origins(file, node):
+    for origin in _made_with(script, loader):
         owner = script.flow.class_of(origin.file, origin.node)
         if owner is not None:
             for one in owner[0].names.members(owner[1]).get("__init__", ()):
                 yield from ((owner[0], call) for call in _drawing(owner[0], one.node))
         yield from ((origin.file, call) for call in _drawing(origin.file, origin.node))
-        if depth and isinstance(origin.node, ast.Call):
-            for arg in arguments_of(origin.node):
-                yield from _drawn_for(script, origin.file, arg, depth - 1)
+
+
+def _made_with(script: Script, loader: Role) -> list[Origin]:
+    """What makes the data set of a loader, and what that is given: a transform, another one."""
+    if not isinstance(loader.node, ast.Call):
+        return []
+    data = argument(loader.node, "dataset", 0)
+    found, waiting = list[Origin](), [(loader.file, data, _DEPTH)] if data is not None else []
+    while waiting:
+        file, node, depth = waiting.pop(0)
+        for origin in script.flow.origins(file, node):
+            found.append(origin)
+            passed = arguments_of(origin.node) if isinstance(origin.node, ast.Call) else []
+            waiting += [(origin.file, one, depth - 1) for one in passed if depth]
+    return found
+
+
+def _only_evaluated(script: Script, owner: ast.ClassDef | None) -> bool:
+    """True of a class whose objects are in the data of loaders that nothing trains on."""
+    trained = {one.node for one in script.train_loaders}
+    reading = {
+        loader.node
+        for loader in (*script.train_loaders, *script.eval_loaders)
+        for one in _made_with(script, loader)
+        if (made := script.flow.class_of(one.file, one.node)) is not None and made[1] is owner
+    }
+    return bool(reading) and not reading & trained
 
 
 def _redrawn(file: File, script: Script) -> Iterator[tuple[ast.Call, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from ...script.flow import call_name, given
 from ...script.names import COMPREHENSIONS, Function, bound_in, elements, mentioned, walk
@@ -40,6 +41,7 @@ class Numbers(Region):
     def __init__(self, context: Context, loop: Loop) -> None:
         super().__init__(context, loop.node, _backwards(context, loop))
         self.loop = loop
+        self.blended: dict[str, ast.AST] = {}
         self.whole: set[str] = set()
         self.whole = self._from_steps()
         self.whole = self._whole_names()
@@ -81,7 +83,8 @@ class Numbers(Region):
         return bool(name) and bool(before) and self._reads(before[-1], name)
 
     def local_names(self) -> set[str]:
-        found = self.context.training.derived(self.loop) - self.whole - self._global_counters
+        found = self.context.training.derived(self.loop) - self.whole
+        found -= self._global_counters | self._assumed
         while True:
             made = {name for name in found if self._made_of_others(name, found)}
             if not made:
@@ -116,6 +119,7 @@ class Numbers(Region):
         return found
 
     _global_counters: frozenset[str] = frozenset()
+    _assumed: frozenset[str] = frozenset()  # it is looked at whether they are global
 
     def wrap(self, node: ast.expr, kind: Kind, text: str, at: ast.AST | None = None) -> None:
         """Put the collective around a value; in an evaluation, which is not sharded, it is left."""
@@ -198,28 +202,44 @@ class Numbers(Region):
 
     # What grows.
 
-    def _augmented(self) -> list[ast.AugAssign]:
-        return [
-            one
-            for one in self.script.inside(self.body, ast.AugAssign, deep=False)
-            if isinstance(one.op, ast.Add) and self._mine(one)
-        ]
+    def _grown(self) -> tuple[dict[str, list[tuple[ast.AST, ast.expr]]], set[str]]:
+        """The names that go from batch to batch, what they are given there, and which are sums.
+
+        `total += n` and `total = total + n` add up; `mean = 0.9 * mean + 0.1 * n` does not.
+        """
+        script, sums = self.script, set[str]()
+        given_: dict[str, list[tuple[ast.AST, ast.expr]]] = {}
+        carried: set[str] = set()
+        for one in script.inside(self.body, ast.stmt, deep=False):
+            if not isinstance(one, ast.Assign | ast.AugAssign) or not self._mine(one):
+                continue
+            if isinstance(one, ast.AugAssign):
+                name = script.dotted(one.target)
+                given_.setdefault(name, []).append((one, one.value))
+                if isinstance(one.op, ast.Add | ast.Sub):
+                    sums.add(name)
+                continue
+            for name in map(script.dotted, elements(one.targets[0])):
+                value = value_of(script, one, name) or one.value
+                match value:
+                    case ast.BinOp(left=left, op=ast.Add()) if script.dotted(left) == name:
+                        sums.add(name)
+                        value = value.right
+                    case _ if self._blended(name, value):
+                        carried.add(name)
+                given_.setdefault(name, []).append((one, value))
+        return {name: given_[name] for name in given_ if name in (sums | carried) - {""}}, sums
+
+    def _blended(self, name: str, value: ast.expr) -> bool:
+        """True of an expression that reckons with the name that it is given to."""
+        match value:
+            case ast.BinOp(left=left, right=right) | ast.IfExp(body=left, orelse=right):
+                return self._blended(name, left) or self._blended(name, right)
+        return self.script.dotted(value) == name
 
     def _counters(self) -> None:
         """`total += y.size(0)` and the like, where all that are divided by each other are known."""
-        script = self.script
-        grown: dict[str, list[tuple[ast.AST, ast.expr]]] = {}
-        for one in self._augmented():
-            grown.setdefault(script.dotted(one.target), []).append((one, one.value))
-        for assign in script.inside(self.body, ast.Assign, deep=False):
-            targets, values = elements(assign.targets[0]), elements(assign.value)
-            for target, value in zip(targets, values, strict=False):
-                name = script.dotted(target) if len(targets) == len(values) else ""
-                match value:
-                    case ast.BinOp(left=left, op=ast.Add()) if name and self._mine(assign):
-                        if script.dotted(left) == name:
-                            grown.setdefault(name, []).append((assign, value.right))
-        grown.pop("", None)
+        grown, sums = self._grown()
         while True:
             plans, local = self._plans(grown)
             known = frozenset(name for name in plans if name not in local)
@@ -229,8 +249,11 @@ class Numbers(Region):
                 break
         for name in plans:
             if name in local:
-                if any(self.local(value) for _, value in grown[name]):
-                    self._leave_counter(grown[name][0][0], name)
+                parts = [at for at, value in grown[name] if self.local(value)]
+                if parts and name in sums:
+                    self._leave_counter(parts[0], name)
+                elif parts:
+                    self.blended.setdefault(name, parts[0])
                 self.wrapped += [value for _, value in grown[name]]
                 continue
             for _, value in grown[name]:
@@ -243,13 +266,15 @@ class Numbers(Region):
         script = self.script
         plans: dict[str, list[tuple[ast.expr, Kind]] | None] = {}
         for name, values in grown.items():
-            if name in self.kinds or self._reassigned(name):
+            if name in self.kinds or self._reassigned(name, [at for at, _ in values]):
                 continue
             plan: list[tuple[ast.expr, Kind]] | None = []
+            self._assumed = frozenset({name})
             for at, value in values:
                 part = self.plan(value) if self.alike(at) or not self.local(value) else None
                 plan = None if plan is None or part is None else plan + part
             plans[name] = plan
+        self._assumed = frozenset()
         local = {name for name, plan in plans.items() if plan is None}
         divided = [
             mentioned(one)
@@ -284,19 +309,26 @@ class Numbers(Region):
                 groups.setdefault(divisor, set()).update(mentioned(one.left) & sums)
         return list(groups.values())
 
-    def _reassigned(self, name: str) -> bool:
+    def _reassigned(self, name: str, grows: Sequence[ast.AST]) -> bool:
         """True where each round gives a name another value: noise that is added is no counter."""
+        script = self.script
         if name in self.values.targets:
             return True
-        for assign in self.script.inside(self.body, ast.Assign, deep=False):
-            calls = self.script.inside(assign.value, ast.Call)
-            if name in mentioned(*assign.targets) and any(call_name(c) == "next" for c in calls):
+        for assign in script.inside(self.body, ast.Assign, deep=False):
+            if name not in mentioned(*assign.targets):
+                continue
+            calls = script.inside(assign.value, ast.Call)
+            if any(call_name(one) == "next" for one in calls):
                 return True  # a batch
-        return any(
-            isinstance(one, ast.Assign) and name not in mentioned(one.value)
-            for one in self.body
-            if name in mentioned(*getattr(one, "targets", []))
-        )
+            if name in mentioned(assign.value):
+                continue
+            block = script.file.names.block(assign)
+            behind = block[block.index(assign) + 1 :]
+            if assign in self.body or any(
+                up in behind for one in grows for up in (one, *script.above(one))
+            ):
+                return True
+        return False
 
     def _leave_counter(self, node: ast.AST, name: str) -> None:
         self.context.leave(
@@ -314,10 +346,12 @@ class Numbers(Region):
             return [(node, kind)]
         if isinstance(node, ast.Name | ast.Attribute) and self._read_before(node):
             return []
-        if isinstance(node, ast.BinOp):
-            sides = [self.plan(node.left), self.plan(node.right)]
-            if sides[0] is not None and sides[1] is not None:
-                return [*sides[0], *sides[1]]
+        match node:
+            case ast.BinOp(left=left, right=right) | ast.IfExp(body=left, orelse=right):
+                alike = isinstance(node, ast.BinOp) or not self.local(node.test)
+                sides = [self.plan(left), self.plan(right)] if alike else [None, None]
+                if sides[0] is not None and sides[1] is not None:
+                    return [*sides[0], *sides[1]]
         kind = self.values.kind(node)
         if kind in (Kind.SUM, Kind.SIZE):
             return [(node, Kind.SUM)]
@@ -402,7 +436,7 @@ class Numbers(Region):
         """
         local = self.local_names() - self.kinds.keys()
         whole = batch_sizes(self.context.training) - bound_in(walk(self.where))
-        found: dict[str, ast.Call] = {}
+        found: dict[str, ast.AST] = {}
         meters: set[str] = set()
         for call in self.script.inside(self.body, ast.Call, deep=False):
             if call_name(call) not in _SHOWS | {"extend"} or not self._mine(call):
@@ -421,6 +455,7 @@ class Numbers(Region):
                     meters |= mentioned(call.func) if keeps else set()
         for assign in self.script.inside(self.body, ast.Assign, deep=False):
             self._extreme(assign, local)
+        found = self.blended | found
         if found:
             self.context.leave(
                 next(iter(found.values())),
@@ -437,7 +472,7 @@ class Numbers(Region):
             return
         parts = [one for arg in given(value) for one in script.inside(arg, ast.Name)]
         others = [one for one in parts if one.id in local - {name} and not self._covered(one)]
-        grows = name in mentioned(*given(value)) and not self._reassigned(name)
+        grows = name in mentioned(*given(value)) and not self._reassigned(name, [assign])
         if grows and self._mine(assign) and not all(map(self._of_evaluation, others)):
             self.context.leave(
                 assign,

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ...script.flow import call_name, returned
-from ...script.names import elements, made_of, mentioned, walk
+from ...script.flow import call_name, given, returned
+from ...script.names import calls_in, elements, made_of, mentioned, walk
 from ...script.roles import Script
 from ...script.source import File
 from ..rewrite.context import Context, Options
@@ -193,8 +193,9 @@ def _kept(file: File, node: ast.AST) -> bool:
     """True of what a rank adds up or keeps (RK121), or puts together by a name of its own."""
     statement = file.names.statement(node)
     if isinstance(statement, ast.Assign):
-        names = {name for target in statement.targets for name in mentioned(target)}
-        return bool(names & _whole_names(file, file.names.function(node) or file.tree))
+        scope = file.names.function(node) or file.tree
+        shared = (arg for call in calls_in(scope) if shares(file, call) for arg in given(call))
+        return bool(made_of(walk(scope), mentioned(*statement.targets)) & mentioned(*shared))
     call = statement.value if isinstance(statement, ast.Expr) else None
     grows = isinstance(call, ast.Call) and call_name(call) in ("append", "extend", "update", "add")
     return isinstance(statement, ast.AugAssign) or grows

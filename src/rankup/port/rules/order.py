@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ...script.flow import Flow, call_name, given, receiver, returned
+from ...script.flow import Flow, call_name, given, method_calls, receiver, returned
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.training import training_in
-from .facts import calls, guard
+from .facts import calls, guard, integer
 from .rule import Hit, rule
 
 _SETS = words("builtins.set builtins.frozenset")
@@ -24,6 +24,7 @@ _ANY_ORDER = words("sorted set frozenset sum min max any all len unique")
 _FILLING = words("append extend setdefault add_module register_buffer register_parameter")
 _UNSEEDED = words("numpy.random.default_rng numpy.random.RandomState random.Random")
 _DRAWN = words("permutation permuted choice choices sample")
+_NUMBERS = words("int len ord item tolist numpy")
 _SHARED = words("broadcast rank0_first broadcast_object_list")
 _UNKNOWN_SEED = "a generator without a seed draws another order on each rank"
 _TODO = "start all ranks with PYTHONHASHSEED=0, or take zlib.crc32(text.encode())"
@@ -149,16 +150,44 @@ def _is_set(flow: Flow, file: File, node: ast.expr, depth: int = 4) -> bool:
         case ast.BinOp(op=ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor()):
             return any(_is_set(flow, file, one, depth) for one in (node.left, node.right))
         case ast.Call() if file.names.called(node) in _SETS:
-            text = file.code(node.args[0]) if node.args else "range()"
-            return not text.endswith((".tolist()", ".numpy()")) and "range(" not in text
+            return bool(node.args) and not _numbers(file, node.args[0])
         case ast.Call() if call_name(node) in _COMBINED and isinstance(node.func, ast.Attribute):
             return _is_set(flow, file, node.func.value, depth)
         case ast.Call() if depth and (found := flow.callee(file, node)) is not None:
             where, function = found
             return any(_is_set(flow, where, one, depth - 1) for one in returned(function))
         case ast.Name() | ast.Attribute() if depth:
-            return any(_is_set(flow, file, one, depth - 1) for one in _values(file, node))
+            made = _values(file, node)
+            empty = any(isinstance(one, ast.Call) and file.code(one) == "set()" for one in made)
+            filled = empty and not all(_numbers(file, one) for one in _put_in(file, node))
+            return filled or any(_is_set(flow, file, one, depth - 1) for one in made)
     return False
+
+
+def _put_in(file: File, name: ast.Name | ast.Attribute) -> Iterator[ast.expr]:
+    """What is put into a set: `words.update(line.split())`, `words.add(word)`, `words |= more`."""
+    for call, owner in method_calls(file.names.all(ast.Call), "add", "update"):
+        if file.code(owner) == file.code(name):
+            yield from given(call)
+    for one in file.names.all(ast.AugAssign):
+        if isinstance(one.op, ast.BitOr) and file.code(one.target) == file.code(name):
+            yield one.value
+
+
+def _numbers(file: File, node: ast.expr) -> bool:
+    """True of what is seen to be a number, or numbers."""
+    names, text = file.names, file.code(node)
+    if isinstance(node, ast.Name):
+        items = names.bindings(node.id, names.scope(node))[1]
+        return bool(items) and all(
+            one.kind == "item"
+            and isinstance(one.node, ast.Call)
+            and call_name(one.node) in (("enumerate",) if one.path[:1] == (0,) else ("range",))
+            for one in items
+        )
+    if isinstance(node, ast.Call) and call_name(node) in _NUMBERS:
+        return True
+    return integer(node) or "range(" in text
 
 
 def _values(file: File, node: ast.Name | ast.Attribute) -> list[ast.expr]:

@@ -84,6 +84,7 @@ def block(site: Profile, ranks: str) -> str:
         exports.append("export CUDA_VISIBLE_DEVICES # srun would bind one GPU")
     per_node = "${SLURM_GPUS_ON_NODE:-1}" if ranks == "gpu" else ranks
     options = "".join(f" {shlex.quote(one)}" for one in site.srun)
+    launch = job_script.part("launch", nodes=2, monitor=False, in_container="")
     inside = [
         "set +eu",
         f"nodes=$SLURM_NNODES ranks={ranks} # of a node",
@@ -96,9 +97,9 @@ def block(site: Profile, ranks: str) -> str:
         'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"',
         'end_life() { echo "rankup: $2" >&2 && exit "$1"; }',
         "",
-        job_script.part("head").partition("\n")[2].rstrip("\n"),
+        job_script.part("head").rstrip("\n"),
         "",
-        job_script.part("launch_nodes").rstrip("\n").replace('"${rank[@]}" "$@"', '"$@"'),
+        launch.rstrip("\n").replace('"${rank[@]}" "$@"', '"$@"'),
         "",
         'srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpu-bind=none \\',
         f'    --kill-on-bad-exit=1 --wait=120{options} bash -c "$(',

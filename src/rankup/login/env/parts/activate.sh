@@ -65,8 +65,8 @@ _env_activate() {
 }
 
 if _env_activate; then
-    unset -f _env_activate _env_error _env_find_module _env_load _env_requirements _env_sum _env_said
+    unset -f _env_activate _env_error _env_find_module _env_load _env_requirements _env_source _env_sum _env_said
 else
-    unset -f _env_activate _env_error _env_find_module _env_load _env_requirements _env_sum _env_said
+    unset -f _env_activate _env_error _env_find_module _env_load _env_requirements _env_source _env_sum _env_said
     return 1
 fi

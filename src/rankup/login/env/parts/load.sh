@@ -12,9 +12,24 @@ _env_find_module() { # `module` is a function of bash, which a job or `bash setu
     type module >/dev/null 2>&1
 }
 
-_env_load() { # _env_load FOLDER: source config.sh, and for the kind `modules` modules.sh
+_env_source() { # _env_source FILE HINT: say so where it fails, or ends the shell
+    local _env_file=$1 _env_hint=$2 _env_before
+    _env_before=$(trap -p EXIT)
+    eval "set -- $_env_before" # trap -- ACTION EXIT
+    _env_before=${3:-exit 1}
+    trap '_env_error "the shell ended in $_env_file: it calls exit, or was killed"
+        (exit 1)
+        eval "$_env_before"' EXIT
     # shellcheck source=/dev/null
-    source "$1/config.sh" || return 1
+    source "$_env_file"
+    set -- $? "${3-}"
+    if [ -n "$2" ]; then trap -- "$2" EXIT; else trap - EXIT; fi
+    [ "$1" = 0 ] || _env_error "$_env_file failed; what it said stands above. $_env_hint"
+    return "$1"
+}
+
+_env_load() { # _env_load FOLDER: source config.sh, and for the kind `modules` modules.sh
+    _env_source "$1/config.sh" "Its last command has to succeed" || return 1
     case ${ENV_KIND:-} in
     wheels) return 0 ;;
     modules) ;;
@@ -28,12 +43,7 @@ _env_load() { # _env_load FOLDER: source config.sh, and for the kind `modules` m
             "or say ENV_KIND=wheels in config.sh and run: bash setup.sh"
         return 1
     fi
-    # shellcheck source=/dev/null
-    if ! source "$1/modules.sh"; then
-        _env_error "$1/modules.sh failed; what it said stands above. \`module spider NAME\` lists" \
-            "the versions that there are"
-        return 1
-    fi
+    _env_source "$1/modules.sh" "\`module spider NAME\` lists the versions that there are" || return 1
 }
 
 _env_sum() { # sha256 of a file; - where there is none
