@@ -84,26 +84,58 @@ def test_a_user_without_rights_gets_one_and_keeps_his_files(tmp_path: Path) -> N
     assert ((folder / "x").stat().st_uid, done.returncode) == (65534, 0)
 
 
+FAMILY = """
+import os, subprocess, sys, time
+
+def tell(pid):
+    with open(sys.argv[1], "a") as file:
+        print(pid, file=file)
+
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        tell(os.getpid())
+        os.execve("/bin/sleep", ["sleep", "600"], {})
+    os._exit(0)
+os.wait()
+tell(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+tell(os.getpid())
+time.sleep(600)
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent death signal is Linux's")
 @needs_namespace
 def test_it_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
-    child = tmp_path / "child"
-    program = f"import os, time; open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    """So does what it has started, also a daemon that has emptied its environment."""
+    script, pids = tmp_path / "script.py", tmp_path / "pids"
+    script.write_text(FAMILY, encoding="utf-8")
     parent_program = (
         "import subprocess, sys\n"
         "from rankup.sandbox import namespace\n"
-        f"words = namespace.command([sys.executable, '-c', {program!r}], network=False)\n"
-        "subprocess.Popen(words).wait()\n"
+        f"words = [sys.executable, {str(script)!r}, {str(pids)!r}]\n"
+        "subprocess.Popen(namespace.command(words, network=False)).wait()\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", parent_program])
     try:
         until = time.monotonic() + 120
-        while not (child.is_file() and child.read_text()):
+        while not pids.is_file() or pids.read_text().count("\n") < 3:
             assert time.monotonic() < until, "the program did not start"
             time.sleep(0.05)
-        process = psutil.Process(int(child.read_text()))
+        processes = [psutil.Process(int(word)) for word in pids.read_text().split()]
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait(60)
-    psutil.wait_procs([process], timeout=60)
-    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    _, left = psutil.wait_procs(processes, timeout=60)
+    try:
+        assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        for one in left:
+            one.kill()
+
+
+@pytest.mark.parametrize(
+    ("program", "code"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 6)", -6)]
+)
+def test_its_end_is_that_of_the_command(program: str, code: int) -> None:
+    assert _run(program, network=True).returncode == code

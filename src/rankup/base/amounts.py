@@ -40,6 +40,11 @@ def number(count: float) -> str:
     return f"{count:.4g}G"
 
 
+def words(count: int, one: str, many: str) -> str:
+    """Return `1 file`, `1,000 files`."""
+    return f"{count:,} {one if count == 1 else many}"
+
+
 def some(names: list[str], most: int = 4) -> str:
     """The first names, and how many more there are."""
     more = len(names) - most

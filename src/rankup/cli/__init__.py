@@ -10,19 +10,7 @@ import typer
 from typer.main import get_command_name
 
 from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailed, UserError
-from . import (  # noqa: F401 - the verbs register themselves
-    data,
-    export,
-    generate,
-    login,
-    mesh,
-    monitor,
-    port,
-    report,
-    run,
-    scale,
-    views,
-)
+from . import data, login, port, run, views  # noqa: F401 - the verbs register themselves
 from .app import app
 
 

@@ -1,8 +1,10 @@
-"""An index as a file: written, mapped again, and looked at before it is believed."""
+"""An index as a file: written, mapped again, looked at before it is believed; and files counted."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -201,3 +203,39 @@ def stray(index: Index, root: Path) -> bytes | None:
     if not root.is_dir() and len(index.files) == 1 and index.files[0] == b"":
         return None  # the one file has no name
     return keys.unsafe(index.files)
+
+
+def files_of_source(index: Index, root: Path) -> int:
+    """Return the files that samples are taken from, or those of a container."""
+    return len(index.files) if index.container == "files" else files_lying(root)
+
+
+def files_of_samples(index: Index, splits: Iterable[Split]) -> int:
+    """Return the files that the samples of some splits would be."""
+    arrays = sum(bool(one.dtype) for one in index.fields)
+    single = len(index.fields) - arrays
+    return sum(arrays + single * (split.stop - split.start) for split in splits)
+
+
+def files_of_pack(container: str, data: int, classes: bool) -> int:
+    """Return how many files `rankup pack` writes, from the index to the report.
+
+    Args:
+        data: files with samples.
+        classes: True where they have names.
+    """
+    if container == "tar":  # an index of DALI's for each; info.json, and names of classes
+        return 2 * data + 1 + classes + 2
+    return data + 2
+
+
+def files_lying(root: Path) -> int:
+    """Return how many files there are of a container, with its index and its report.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not root.is_dir():
+        report = root.with_name(f"{root.name}.report.json")
+        return 1 + place(root).is_file() + report.is_file()
+    return sum(len(names) for _, _, names in os.walk(root))

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from ..base.errors import UserError
 from . import finding, indexes
-from .containers import Choice, files, module, squashfs
+from .containers import Choice, files, module
 from .errors import BadContainer
 from .index import Index, Int64s
 from .spans import How, Spans, way
-from .stage import find
+from .stage import find, mount
 
 _CHUNK = 16 << 20
 _Asked = Literal["auto", "mmap", "pread"] | None
@@ -78,7 +78,7 @@ def open(
             # Formats go by names, too, and the copy of what a link leads to has another.
             if not index.container and copy.root.name == root.name:
                 near = copy.root
-    mounted = squashfs.files_of(root if near is None else near)
+    mounted = mount.files_of(root if near is None else near)
     if mounted not in (root, near):
         return Samples(files.scan(mounted, choice), mounted, how, staged=False)
     # Of a source that cannot be seen any more the copy tells as much.

@@ -1,9 +1,12 @@
-"""Start a program that ends with its parent, if asked for without a network.
+"""Run a program that ends with the parent, and with it all it has started; if asked, offline.
 
     python -c "... from rankup.sandbox.namespace import main ..." WORD PARENT COMMAND ...
 
 WORD is `network`, `no-network` or `try` (leave the network, do nothing else). A network namespace
 of its own has a loopback and no other way out. Needs Linux: root, or user namespaces for all.
+
+This process waits for the command, and ends all that it has started once the parent has ended: the
+kernel would end a child, and not what that has started.
 """
 
 from __future__ import annotations
@@ -11,19 +14,26 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import resource
+import signal
 import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 
 from ..base.processes import die_with
+from .inside.spec import STATE
+from .processes import Tree, orphans_come_here
 
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _IFF_UP = 0x1
 _INTERFACE = "16sh14x"  # struct ifreq: a name, then flags
+_LOOK = 0.2  # seconds between two looks at the parent
 _START = (
     "import sys; sys.path = [p for p in sys.path if p]; "
     "from rankup.sandbox.namespace import main; sys.exit(main())"
@@ -57,7 +67,7 @@ def refusal(timeout: float = 30.0) -> str:
 
 
 def main() -> int:
-    """The program; on success it becomes the command."""
+    """The program; its exit code is the command's."""
     word, parent, *words = sys.argv[1:]
     if word != "network":
         try:
@@ -67,9 +77,26 @@ def main() -> int:
             return 1
     if word == "try":
         return 0
-    # Last before the start: a change of credentials would take it back.
-    die_with(int(parent))
-    return os.execvp(words[0], words)  # noqa: S606 - the words are a list, no shell reads them
+    with orphans_come_here() as others:
+        # In a session of its own: the command may stop or end its whole group.
+        process = subprocess.Popen(
+            words, start_new_session=True, preexec_fn=partial(die_with, os.getpid())
+        )
+        while os.getppid() == int(parent):
+            with suppress(subprocess.TimeoutExpired):
+                return _end_like(process.wait(_LOOK))
+        Tree(os.environ.get(STATE, ""), others).kill()
+    return 128 + signal.SIGKILL
+
+
+def _end_like(code: int) -> int:
+    """Return an exit code; a signal that ended the command ends this process as well."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError):  # of SIGKILL there is no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 def leave_network() -> None:

@@ -13,8 +13,8 @@ import psutil
 
 from .inside.spec import STATE
 
-# They clean up shared memory after the others, and end by themselves.
-_CARETAKERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
+# They clean up after the others, and end by themselves.
+_CARETAKERS = ("multiprocessing.resource_tracker", "torch_shm_manager", f"{__package__}.namespace")
 _END = 10.0  # seconds; a process that waits for a disk ends late
 _TIDY = 1.0
 _PAUSE = 0.05

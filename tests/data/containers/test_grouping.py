@@ -48,7 +48,7 @@ def test_an_archive_has_a_folder_around_it_and_a_readme() -> None:
     found = grouped("set/train/a/1", "set/val/a/2", "set/README", stems=True)
     assert splits(found) == [("train", "set/train"), ("val", "set/val")]
     assert keys(found) == ["a/1", "a/2"]
-    assert found.sample.tolist() == [0, 1, -1]
+    assert found.member.tolist() == [[0], [1]]
     found = grouped("set/a/1", "set/b/2", stems=True)
     assert (splits(found), keys(found)) == ([("train", "set")], ["a/1", "b/2"])
     assert found.classes == ("a", "b")
@@ -109,7 +109,7 @@ def test_one_name_in_two_splits(top: str) -> None:
     several = [f"{top}{split}/1.{end}" for split in ("train", "val") for end in ("jpg", "txt")]
     found = grouped(*several, stems=True)
     assert (keys(found), found.fields) == (["1", "1"], ("jpg", "txt"))
-    assert found.sample.tolist() == [0, 0, 1, 1]
+    assert found.member.tolist() == [[0, 1], [2, 3]]
 
 
 _word = st.sampled_from(["train", "val", "test", "a", "b", "0.jpg", "0.txt", "0.cls", "1.jpg", "é"])
@@ -126,11 +126,8 @@ def test_every_member_has_its_place(names: set[str], stems: bool) -> None:
     except UserError:
         return
     n = len(found.keys)
-    placed = found.sample >= 0
-    assert set(found.sample[placed].tolist()) == set(range(n))
-    for number in range(len(found.fields)):
-        members = np.flatnonzero(found.field == number)
-        assert sorted(found.sample[members].tolist()) == list(range(n))
+    assert found.member.shape == (n, len(found.fields))
+    assert len(set(found.member.ravel().tolist())) == found.member.size
     paths = set()
     for row, key in enumerate(keys(found)):
         split = found.splits[int(found.split_of[row])]

@@ -146,7 +146,7 @@ def test_where_nothing_can_mount_it_says_how_to_unpack(
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "/bin/true")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(UserError, match=r"there is no squashfuse.*unsquashfs -d FOLDER .*i\.sqsh"):
+    with pytest.raises(UserError, match=r"is not installed.*unsquashfs -d FOLDER .*i\.sqsh"):
         rankup.data.open(image)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankup.data import inodes
+from rankup.data import indexes
 
 from .made import ALL, request, run, tree
 
@@ -39,8 +39,8 @@ def test_what_is_written_is_what_was_announced(
     assert run(asked) == 0
     folder = Path(asked.out).is_dir()
     # One file: all that is in the folder now.
-    lying = inodes.lying(Path(asked.out) if folder else tmp_path / "out")
-    assert lying == inodes.lying(Path(asked.out))
+    lying = indexes.files_lying(Path(asked.out) if folder else tmp_path / "out")
+    assert lying == indexes.files_lying(Path(asked.out))
     assert f"files: 60 files -> {lying} files\n" in capsys.readouterr().out
     report = json.loads(next((tmp_path / "out").rglob("*report.json")).read_text())
     assert (report["files_before"], report["files_after"]) == (60, lying)

@@ -24,6 +24,7 @@ code=0
 "$2" -m rankup fetch train.py || code=$?
 cd "$1"
 find . -path ./.rankup -prune -o ! -name . -print
+grep -h '"proof"' .rankup/fetched/* || true
 exit $code
 """
 
@@ -60,7 +61,8 @@ def test_a_disk_that_a_script_fills_is_named(tmp_path: Path, what: str) -> None:
     words = f"no room left on the disk of {folder}: make room there, and run it again"
     assert words in done.stderr
     assert "rankup/sandbox" not in done.stderr
-    assert done.stdout.split() == ["./train.py"]
+    assert done.stdout.splitlines()[0] == "./train.py"
+    assert '"proof": "none"' in done.stdout
 
 
 def test_a_full_disk_at_the_start_is_named(tmp_path: Path) -> None:
@@ -71,7 +73,24 @@ def test_a_full_disk_at_the_start_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "small" / ".rankup"
     assert f"rankup: no room left on the disk of {folder}: make room there" in done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stdout.split() == ["./train.py"]
+    assert done.stdout == "./train.py\n"
+
+
+@pytest.mark.slow
+def test_a_disk_that_only_the_proof_fills_is_no_proof_that_failed(tmp_path: Path) -> None:
+    """The copy of the first start is there until the end."""
+    (tmp_path / "train.py").write_text(
+        "import torch\nfile = open('log.bin', 'wb', 0)\nfile.write(bytes(1 << 20))\n"
+        "assert file.write(bytes(1 << 18)) == 1 << 18\n"
+        "torch.nn.Linear(1, 1)(torch.ones(1, 1)).sum().backward()\n"
+    )
+    done = _fetch(tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "rankup: it does not start without a network:" in done.stderr
+    folder = tmp_path / "small" / ".rankup"
+    assert f"no room left on the disk of {folder}: make room there" in done.stderr
+    assert "once more" not in done.stderr
+    assert '"proof": "none"' in done.stdout
 
 
 def test_a_folder_that_does_not_fit_on_its_disk_is_not_half_there(web: Web, tmp_path: Path) -> None:
@@ -93,3 +112,34 @@ def test_a_folder_that_does_not_fit_on_its_disk_is_not_half_there(web: Web, tmp_
     assert f"{project}/data/set has no room for what came (No space left on device)" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_full_disk_is_named_wherever_its_last_block_goes(tmp_path: Path) -> None:
+    """Such as into the copy, the request to the child or its first event."""
+    (tmp_path / "train.py").write_text("print('it ' + 'runs')")
+    (tmp_path / "small").mkdir()
+    disk = (
+        'mount -t tmpfs -o size=256k tmpfs "$1"; mkdir -p "$1/project/.rankup"\n'
+        'cp train.py "$1/project"; cd "$1/project"\n'
+        "for left in 62 61 60 59 58 57 56 55 54 53; do\n"
+        "  head -c $((left * 4096)) /dev/zero > ../rest\n"
+        '  "$2" -m rankup fetch train.py >&2 && exit 9; echo ended >&2\n'
+        "done"
+    )
+    done = subprocess.run(
+        [*_MOUNT, disk, "sh", str(tmp_path / "small"), sys.executable],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    *starts, _ = done.stderr.split("ended\n")
+    named = [f"no room left on the disk of {tmp_path}" in one for one in starts]
+    runs = ["it runs" in one for one in starts]
+    assert [a or b for a, b in zip(named, runs, strict=True)] == [True] * 10, done.stderr
+    assert not runs[0]
+    assert runs[-1]

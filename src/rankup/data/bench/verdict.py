@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...base.amounts import size
-from ..inodes import words
+from ...base.amounts import size, words
 
 # So many times what its parts take, handing batches over is what limits.
 _HANDING = 2.0

@@ -11,7 +11,6 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,7 +38,7 @@ _SPLIT = re.compile(rf"({_KINDS})[_.-](.+)|(.+)[_.-]({_KINDS})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Array:
+class Array(Column):
     """An array in a file.
 
     Attributes:
@@ -47,11 +46,39 @@ class Array:
         row: bytes of a sample.
     """
 
+    path: Path
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     start: int
     row: int
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        if self.shape[1:] not in ((), (1,)):
+            return ""
+        return {"i": "number", "u": "number", "S": "text", "U": "text"}.get(self.dtype.kind, "")
+
+    def rows(self) -> int:
+        return self.shape[0]
+
+    def field(self, first: int) -> Field:
+        rows = np.arange(self.shape[0], dtype=np.int64)
+        offset = self.start + rows * self.row if self.start >= 0 else ~(first + rows)
+        length = np.full(len(rows), self.row, np.int64)
+        return Field("", offset, length, dtype=self.dtype.str, shape=self.shape[1:])
+
+    def values(self) -> npt.NDArray[Any] | Strings:
+        if self.start < 0:
+            found = _member(self.path, self.name).reshape(-1)
+        else:
+            found = np.fromfile(self.path, self.dtype, self.shape[0], offset=self.start)
+        if self.kind != "text":
+            return found
+        return Strings.of(
+            value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+            for value in found.tolist()
+        )
 
 
 def scan(path: Path, choice: Choice) -> Index:
@@ -94,50 +121,11 @@ def _scan(path: Path, choice: Choice, arrays: Sequence[Array]) -> Index:
     named = _by_split(arrays, choice)
     check_known(choice, {name for of in named.values() for name in of}, "array")
     splits = sorted(named, key=lambda split: split_order(split.lower()))
-    tables = [
-        Table(
-            split,
-            split if len(splits) > 1 else "",
-            {name: _column(path, one) for name, one in named[split].items()},
-        )
-        for split in splits
-    ]
+    tables = [Table(split, split if len(splits) > 1 else "", named[split]) for split in splits]
     index = indexed("numpy", tables, choice, path.stat().st_size, width=8)
     columns = index.facts["columns"].items()
     names = {field: [named[split][name].name for split in splits] for field, name in columns}
     return replace(index, facts={"arrays": names})
-
-
-def _column(path: Path, one: Array) -> Column:
-    kind = ""
-    if one.shape[1:] in ((), (1,)):
-        kind = {"i": "number", "u": "number", "S": "text", "U": "text"}.get(one.dtype.kind, "")
-    return Column(
-        kind,
-        lambda: one.shape[0],
-        partial(_field, one),
-        partial(_values, path, one, kind == "text"),
-    )
-
-
-def _field(one: Array, first: int) -> Field:
-    rows = np.arange(one.shape[0], dtype=np.int64)
-    offset = one.start + rows * one.row if one.start >= 0 else ~(first + rows)
-    length = np.full(len(rows), one.row, np.int64)
-    return Field("", offset, length, dtype=one.dtype.str, shape=one.shape[1:])
-
-
-def _values(path: Path, one: Array, text: bool) -> npt.NDArray[Any] | Strings:
-    if one.start < 0:
-        found = _member(path, one.name).reshape(-1)
-    else:
-        found = np.fromfile(path, one.dtype, one.shape[0], offset=one.start)
-    if not text:
-        return found
-    return Strings.of(
-        value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
-        for value in found.tolist()
-    )
 
 
 def fallback(index: Index, root: Path) -> Fallback:
@@ -277,4 +265,4 @@ def _array(path: Path, name: str, file: IO[bytes], start: int, size: int) -> Arr
         raise ValueError(f"{name} is not as long as its shape {shape} of {dtype}")
     if row == 0 and shape[0]:
         raise UserError(f"{where} has samples without any values: its shape is {shape}")
-    return Array(name, shape, dtype, start + header if start >= 0 else -1, row)
+    return Array(path, name, shape, dtype, start + header if start >= 0 else -1, row)

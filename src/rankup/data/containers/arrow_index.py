@@ -44,7 +44,7 @@ from .arrow_values import (
     plain,
     value,
 )
-from .columns import Column, Table, check_known, indexed
+from .columns import NO_KEYS, Column, Table, check_known, indexed
 
 # As Hugging Face names the files of a split: `train-00000-of-00008.parquet`.
 _NUMBERED = re.compile(r"^(.+?)-\d{2,6}-of-\d{2,6}$")
@@ -182,7 +182,7 @@ def _scan(source: Source, choice: Choice) -> Index:
         made = [
             _Column(source, name, here, rows) for name in names if not _is_hash(here[0][2], name)
         ]
-        tables.append(Table(split, here[0][1].folder, {one.name: one.column() for one in made}))
+        tables.append(Table(split, here[0][1].folder, {one.name: one for one in made}))
         columns += made
         at += len(here)
     check_known(choice, {one.name for one in columns}, "column")
@@ -209,8 +209,8 @@ def _is_hash(schema: pa.Schema, name: str) -> bool:
     return ours and name.rstrip("_").endswith("hash") and str(schema.field(name).type) == "uint64"
 
 
-class _Column:
-    """A column of the files of a split, see `columns.Column`; each is read through for itself.
+class _Column(Column):
+    """A column of the files of a split; each is read through for itself.
 
     Args:
         files: with their numbers and schemas.
@@ -231,22 +231,26 @@ class _Column:
         self._schemas = [schema for _, _, schema in files]
         self.nulls, self._head = 0, b""
 
-    def column(self) -> Column:
-        """Return it as all formats have it."""
-        type_ = self._first
-        at = -1
-        if t.is_struct(plain(type_)):
-            at = plain(type_).get_field_index("path")
-        beside = at >= 0 and is_text(plain(type_).field(at).type)
-        return Column(
-            _kind(type_),
-            lambda: sum(self._rows),
-            self.field,
-            lambda: self._values((self.name,)),
-            self._suffix,
-            (lambda: self._values((self.name, "path"))) if beside else None,
-            self._classes[0],
-        )
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return _kind(self._first)
+
+    @property
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self._classes[0]
+
+    def rows(self) -> int:
+        return sum(self._rows)
+
+    def values(self) -> Any:
+        return self._values((self.name,))
+
+    def names(self) -> Strings:
+        """The paths in a struct, as Hugging Face has them beside images and sounds."""
+        type_ = plain(self._first)
+        at = type_.get_field_index("path") if t.is_struct(type_) else -1
+        beside = at >= 0 and is_text(type_.field(at).type)
+        return self._values((self.name, "path")) if beside else NO_KEYS
 
     @property
     def _first(self) -> Any:
@@ -348,7 +352,7 @@ class _Column:
             self._head = bytes(value(array, int(np.argmax(length > 0)), type_)[:32])
         return offset, length
 
-    def _suffix(self) -> str:
+    def suffix(self) -> str:
         if self.type.dtype:
             return ""
         return images.suffix_of(self._head) or (".txt" if self.type.text else ".bin")
@@ -374,7 +378,7 @@ class _Column:
                     numbers.append(np.where(there, found, -1))
         if texts and len(numbers) > 1:
             raise self._different()
-        is_number = path[1:] == () and _kind(self._first) == "number"
+        is_number = path[1:] == () and self.kind == "number"
         return np.concatenate(numbers) if is_number else Strings.joined(texts)
 
 

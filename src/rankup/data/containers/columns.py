@@ -6,7 +6,7 @@ the same columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,30 +20,40 @@ from ..roles import KEYS, LABELS
 from ..strings import Strings
 from . import Choice
 
+NO_KEYS = Strings.of([b""])
 
-@dataclass(frozen=True)
+
 class Column:
-    """A column of one split.
+    """A column of one split, as a format has it.
 
     Attributes:
         kind: of each row: `number` (one whole number), `text` (one), `bytes`, or empty; the first
             two may be labels, the others but `number` keys.
-        rows: how many; asked for when its field has been made.
-        field: gives the field that it becomes, by the number of its first row.
-        values: reads all rows where it has a kind: numbers as an array, the others as `Strings`,
-            empty where there is none.
-        suffix: gives what files of the rows would end with; asked for when its field has been made.
-        names: reads the names that stand beside its rows, where they do.
         classes: names of its numbers, where it is labels.
     """
 
-    kind: str
-    rows: Callable[[], int]
-    field: Callable[[int], Field]
-    values: Callable[[], Any]
-    suffix: Callable[[], str] = str
-    names: Callable[[], Strings] | None = None
+    kind = ""
     classes: tuple[str, ...] = ()
+
+    def field(self, first: int) -> Field:
+        """The field that it becomes, by the number of its first row."""
+        raise NotImplementedError
+
+    def rows(self) -> int:
+        """How many there are; asked for when its field has been made."""
+        raise NotImplementedError
+
+    def values(self) -> Any:
+        """All rows where it has a kind: an array of numbers, or `Strings`, empty for none."""
+        raise NotImplementedError
+
+    def suffix(self) -> str:
+        """What files of the rows would end with; asked for when its field has been made."""
+        return ""
+
+    def names(self) -> Strings:
+        """The names that stand beside its rows; what cannot be keys where there are none."""
+        return NO_KEYS
 
 
 @dataclass(frozen=True)
@@ -166,11 +176,10 @@ def _keys(
     free = sorted(
         (name for name in every if name.lower() in KEYS), key=lambda name: KEYS.index(name.lower())
     )
-    nothing = Strings.of([b""])
     for name in [choice.key] if choice.key else free:
         columns = [one.columns.get(name) for one in tables]
         found = [
-            one.values() if one and one.kind in ("text", "bytes") else nothing for one in columns
+            one.values() if one and one.kind in ("text", "bytes") else NO_KEYS for one in columns
         ]
         if all(map(_are_keys, found)):
             return found, name
@@ -180,8 +189,7 @@ def _keys(
                 "paths without '..'"
             )
     for name in choice.fields or every:
-        beside = [one.columns[name].names for one in tables if name in one.columns]
-        found = [one() if one else nothing for one in beside]
+        found = [one.columns[name].names() for one in tables if name in one.columns]
         if all(map(_are_keys, found)):
             return found, None
     return None, None

@@ -68,13 +68,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class Groups:
-    """The sample and the field of each member, and what is known of the samples.
+    """The members that are fields of the samples, and what is known of the samples.
 
     Attributes:
-        sample: int64 (m,), row of the sample that a member belongs to; -1: to none.
-        field: int64 (m,), row of `fields`; -1 for what is no field of a sample.
+        member: int64 (n, fields), row of the member that is a field of a sample.
         fields: `("data",)` where a sample has one kind of bytes.
-        keys: of the n samples, below the folder of their split.
+        keys: of the samples, below the folder of their split.
         split_of: int64 (n,), row of `splits`.
         splits: in their order; start and stop are not filled in.
         labels: int64 (n,), rows of `classes`, -1: none. None: no labels, or they stand in members.
@@ -83,8 +82,7 @@ class Groups:
             such members.
     """
 
-    sample: Int64s
-    field: Int64s
+    member: Int64s
     fields: tuple[str, ...]
     keys: list[bytes]
     split_of: Int64s = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
@@ -92,16 +90,6 @@ class Groups:
     labels: Int64s | None = None
     classes: tuple[str, ...] = ()
     label_member: Int64s | None = None
-
-    def rows(self) -> tuple[Int64s, tuple[Split, ...]]:
-        """Samples split by split, else in their order, and the splits with start and stop."""
-        counts = np.bincount(self.split_of, minlength=len(self.splits))
-        stops = np.cumsum(counts).tolist()
-        splits = tuple(
-            replace(one, start=stop - int(count), stop=stop)
-            for one, count, stop in zip(self.splits, counts, stops, strict=True)
-        )
-        return np.argsort(self.split_of, kind="stable").astype(np.int64), splits
 
 
 def plain(name: bytes) -> bytes:
@@ -151,40 +139,48 @@ def archived(
         BadContainer: a label is no row of `classes`, or negative.
     """
     groups = group(members.names, choice=choice, stems=True, parts=parts)
-    for row, key in members.keys.items():
-        if groups.field[row] == 0:
-            groups.keys[groups.sample[row]] = key
-    rows, splits = groups.rows()
-    labels, classes_of = groups.labels, groups.classes
+    keys, labels, classes_of = groups.keys, groups.labels, groups.classes
+    if members.keys:
+        first = groups.member[:, 0].tolist()
+        keys = [members.keys.get(row, key) for row, key in zip(first, keys, strict=True)]
+    used = groups.member.size
     if groups.label_member is not None:
+        used += int((groups.label_member >= 0).sum())
         texts = [
             None if row < 0 else _label_text(members, row, read, where)
             for row in groups.label_member.tolist()
         ]
         labels, classes_of = _labels(texts, classes, where)
-    offset, length = np.array(members.offset, np.int64), np.array(members.length, np.int64)
-    fields = []
-    for number, name in enumerate(groups.fields):
-        having = np.flatnonzero((groups.field == number) & (groups.sample >= 0))
-        of = np.empty(len(rows), np.int64)
-        of[groups.sample[having]] = having
-        of = of[rows]
-        file = None if parts is None else parts.of[of].astype(np.uint32)
-        fields.append(Field(name, offset[of], length[of], file))
     passed = dict(members.passed)
-    if outside := int((groups.sample < 0).sum()):
-        passed["outside of samples"] = outside
-    return Index(
+    if used < len(members.names):
+        passed["outside of samples"] = len(members.names) - used
+    offset, length = np.array(members.offset, np.int64), np.array(members.length, np.int64)
+    index = Index(
         container,
         files,
-        splits,
-        Strings.of(groups.keys).take(rows),
-        tuple(fields),
-        None if labels is None else labels[rows],
+        (),
+        Strings.of(keys),
+        tuple(
+            Field(
+                name,
+                offset[of],
+                length[of],
+                None if parts is None else parts.of[of].astype(np.uint32),
+            )
+            for name, of in zip(groups.fields, groups.member.T, strict=True)
+        ),
+        labels,
         classes_of,
         sizes,
         facts={"skipped": passed} if passed else {},
     )
+    # Split by split, else in their order.
+    stops = np.cumsum(np.bincount(groups.split_of, minlength=len(groups.splits))).tolist()
+    splits = tuple(
+        replace(one, start=start, stop=stop)
+        for one, start, stop in zip(groups.splits, [0, *stops], stops, strict=False)
+    )
+    return index.take(np.argsort(groups.split_of, kind="stable"), splits)
 
 
 def group(
@@ -223,14 +219,15 @@ def group(
     groups = _stemmed(below, apart, choice) if stems else None
     if groups is None:
         groups = _lone(below, by_folder)
-    members = np.flatnonzero(groups.sample >= 0)
-    of_sample, part_of = (np.zeros(len(groups.keys), np.int64) for _ in range(2))
-    of_sample[groups.sample[members]] = split_of[members]
-    part_of[groups.sample[members]] = part[members]
-    groups = replace(groups, split_of=of_sample, splits=tuple(splits))
+    first = groups.member[:, 0]
+    groups = replace(groups, split_of=split_of[first], splits=tuple(splits))
     if parts is not None:
-        groups = _keys_apart(groups, part_of, parts.names)
-    return groups if len(kept) == len(paths) else _spread(groups, kept, len(paths))
+        groups = _keys_apart(groups, part[first], parts.names)
+    if len(kept) == len(paths):
+        return groups
+    rows, label = np.array(kept, np.int64), groups.label_member
+    label = None if label is None else np.where(label >= 0, rows[label], -1)
+    return replace(groups, member=rows[groups.member], label_member=label)
 
 
 def _text(name: bytes) -> str:
@@ -302,7 +299,7 @@ def _lone(paths: Sequence[bytes], by_folder: bool) -> Groups:
     n = len(paths)
     folders = [path[: path.find(b"/") + 1] for path in paths]
     classes = sorted(set(folders) - {b""})
-    found = Groups(np.arange(n), np.zeros(n, np.int64), (LONE,), list(paths))
+    found = Groups(np.arange(n)[:, None], (LONE,), list(paths))
     if not classes or (b"" in folders and not by_folder):
         return found
     numbers = {folder: number for number, folder in enumerate(classes)} | {b"": -1}
@@ -359,13 +356,12 @@ def _stemmed(paths: Sequence[bytes], apart: Int64s, choice: Choice) -> Groups | 
         label_member[sample[labels]] = labels
     if not choice.fields and (np.bincount(sample[having], minlength=len(keys)) == 1).all():
         # One kind of bytes under several extensions: the name is the key.
-        keys = [paths[row] for row in having[np.argsort(sample[having])].tolist()]
-        field_of, kinds = np.where(field_of >= 0, 0, -1), [LONE]
+        kinds, member = [LONE], having[np.argsort(sample[having]), None]
+        keys = [paths[row] for row in member[:, 0].tolist()]
     else:
         _check_whole(keys, cells, kinds)
-    sample = np.where((field_of >= 0) | is_label, sample, -1)
-    field_of = np.where(sample >= 0, field_of, -1)
-    return Groups(sample, field_of, tuple(kinds), keys, label_member=label_member)
+        member = having[np.argsort(cells)].reshape(len(keys), len(kinds))
+    return Groups(member, tuple(kinds), keys, label_member=label_member)
 
 
 def _are_stems(
@@ -418,17 +414,6 @@ def _keys_apart(groups: Groups, part_of: Int64s, names: Sequence[bytes]) -> Grou
             for row in rows:
                 keys[row] = names[part_of[row]] + b"/" + keys[row]
     return replace(groups, keys=keys)
-
-
-def _spread(groups: Groups, kept: Sequence[int], members: int) -> Groups:
-    """The same, in rows of all members."""
-    rows = np.asarray(kept, np.int64)
-    sample, field_of = (np.full(members, -1, np.int64) for _ in range(2))
-    sample[rows], field_of[rows] = groups.sample, groups.field
-    label = groups.label_member
-    if label is not None:
-        label = np.where(label >= 0, rows[label], -1)
-    return replace(groups, sample=sample, field=field_of, label_member=label)
 
 
 def _label_text(members: Members, row: int, read: Callable[[int], bytes], where: str) -> bytes:

@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,7 +74,7 @@ def _scan(file: h5py.File, size: int, choice: Choice) -> Index:
     tables = [
         Table(
             *_named(path.rpartition("/")[2], path, len(groups), choice),
-            {name: _column(one, size) for name, one in data.items()},
+            {name: _Column(one, size) for name, one in data.items()},
         )
         for path, data in groups
     ]
@@ -150,17 +149,54 @@ def _heaps(data: dict[str, h5py.Dataset], size: int) -> dict[str, int]:
     return {name: at for name, at in places.items() if at is not None}
 
 
-def _column(data: h5py.Dataset, size: int) -> Column:
-    kind, dtype = "", _dtype(data)
-    if math.prod(data.shape[1:]) == 1:
-        kind = "text" if _is_text(data) else "number" if dtype.kind in "iub" else ""
-    return Column(
-        kind,
-        lambda: int(data.shape[0]),
-        partial(_field, data, size),
-        partial(_texts if kind == "text" else column, data, size),
-        partial(_suffix, data, size) if dtype.kind == "O" else str,
-    )
+class _Column(Column):
+    """A data set, of a file of `size` bytes."""
+
+    def __init__(self, data: h5py.Dataset, size: int) -> None:
+        self._data, self._size = data, size
+        if math.prod(data.shape[1:]) == 1:
+            number = "number" if _dtype(data).kind in "iub" else ""
+            self.kind = "text" if _is_text(data) else number
+
+    def rows(self) -> int:
+        return int(self._data.shape[0])
+
+    def values(self) -> Any:
+        found = column(self._data, self._size)
+        return Strings.of(found.tolist()) if self.kind == "text" else found
+
+    def suffix(self) -> str:
+        data = self._data
+        at = place(data, self._size)
+        if data.dtype.kind != "O" or not len(data) or at is None or not hdf5_data.is_heap(data):
+            return ""
+        try:
+            rows = hdf5_data.Rows(Path(data.file.filename), hdf5_data.base(data.file))
+            head = next(rows.row(at), b"")
+        except BadContainer:  # a damaged sample is named by who reads it
+            return ""
+        return images.suffix_of(head)
+
+    def field(self, first: int) -> Field:
+        data, size = self._data, self._size
+        at, dtype, n = place(data, size), _dtype(data), self.rows()
+        if n > size * 1032:  # more than deflate can make of so many bytes
+            raise BadContainer(f"{data.name} has {n} rows, more than {size} bytes can hold")
+        number = ~np.arange(first, first + n, dtype=np.int64)
+        if dtype.kind == "O":
+            _check_variable(data)
+            return Field("", number, _lengths(data, at, size))
+        if dtype.kind == "V":
+            raise UserError(
+                f"the data set {data.name} is {dtype}, a structure; leave it out by naming the "
+                "others with --fields"
+            )
+        shape = tuple(map(int, data.shape[1:]))
+        one = math.prod(shape) * dtype.itemsize
+        raw = data.id.get_type()
+        lies = at is not None and raw.get_size() == dtype.itemsize and _as_in_memory(raw, dtype)
+        offset = (at or 0) + np.arange(n, dtype=np.int64) * one if lies else number
+        return Field("", offset, np.full(n, one, np.int64), None, None, dtype.str, shape)
 
 
 def _dtype(data: h5py.Dataset) -> np.dtype[Any]:
@@ -172,45 +208,6 @@ def _dtype(data: h5py.Dataset) -> np.dtype[Any]:
             "out by naming the others with --fields"
         ) from None
     return found
-
-
-def _texts(data: h5py.Dataset, size: int) -> Strings:
-    return Strings.of(column(data, size).tolist())
-
-
-def _suffix(data: h5py.Dataset, size: int) -> str:
-    at = place(data, size)
-    if not len(data) or at is None or not hdf5_data.is_heap(data):
-        return ""
-    try:
-        rows = hdf5_data.Rows(Path(data.file.filename), hdf5_data.base(data.file))
-        head = next(rows.row(at), b"")
-    except BadContainer:  # a damaged sample is named by who reads it
-        return ""
-    return images.suffix_of(head)
-
-
-def _field(data: h5py.Dataset, size: int, first: int) -> Field:
-    """A data set as a field; `first` is the number of its first row."""
-    at, dtype = place(data, size), _dtype(data)
-    n = int(data.shape[0])
-    if n > size * 1032:  # more than deflate can make of so many bytes
-        raise BadContainer(f"{data.name} has {n} rows, more than {size} bytes can hold")
-    number = ~np.arange(first, first + n, dtype=np.int64)
-    if dtype.kind == "O":
-        _check_variable(data)
-        return Field("", number, _lengths(data, at, size))
-    if dtype.kind == "V":
-        raise UserError(
-            f"the data set {data.name} is {dtype}, a structure; leave it out by naming the others "
-            "with --fields"
-        )
-    shape = tuple(map(int, data.shape[1:]))
-    one = math.prod(shape) * dtype.itemsize
-    raw = data.id.get_type()
-    lies = at is not None and raw.get_size() == dtype.itemsize and _as_in_memory(raw, dtype)
-    offset = (at or 0) + np.arange(n, dtype=np.int64) * one if lies else number
-    return Field("", offset, np.full(n, one, np.int64), None, None, dtype.str, shape)
 
 
 def _as_in_memory(raw: h5py.h5t.TypeID, dtype: np.dtype[np.generic]) -> bool:
@@ -261,7 +258,8 @@ def _class_names(file: h5py.File, size: int) -> tuple[str, ...]:
     """From the root; empty where it has none."""
     for name, one in members(file):
         if isinstance(one, h5py.Dataset) and _is_classes(name, one):
-            return tuple(text.decode("utf-8", "surrogateescape") for text in _texts(one, size))
+            words = column(one, size).tolist()
+            return tuple(word.decode("utf-8", "surrogateescape") for word in words)
     return ()
 
 

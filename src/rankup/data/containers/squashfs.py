@@ -1,10 +1,10 @@
-"""SquashFS images: ours, written by mksquashfs, and those of others through a mount.
+"""SquashFS images of ours, written by mksquashfs; those of others are mounted (`stage.mount`).
 
 `mksquashfs` reads a tar from a pipe: nothing is unpacked. Photos do not compress, so nothing is.
 
 In an image of ours nothing is compressed and nothing lies in fragments, so that the files follow
 each other behind the superblock in the order in which they were written: places are sums of
-lengths. An image of others is mounted by `squashfuse` and is a folder of files then.
+lengths.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import shutil
 import struct
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -33,12 +32,12 @@ import xxhash
 
 from ...base.errors import UserError
 from ...base.processes import die_with, end_group
-from .. import indexes, npz
+from .. import npz
 from ..errors import BadContainer
 from ..index import Index, UInt64s, folders
 from ..keys import shown
 from ..strings import Strings
-from . import Choice, detect, tar_headers
+from . import Choice, tar_headers
 from .grouping import LONE
 
 # In the image: labels of samples whose folders do not tell them. Hidden, so that it is no sample.
@@ -47,12 +46,6 @@ _SUPERBLOCK = 96  # bytes before the data
 _INODES = struct.Struct("<Q")  # where the table of inodes begins, which follows the data
 _INODES_AT = 64
 _COMPARED = 1000  # samples of an image of ours that are read back
-# Ends with the last process that has the other end of its stdin, also where that was killed.
-_GUARD = (
-    'exec 3<&0; (read _ <&3; fusermount3 -u "$0" || fusermount -u "$0" || umount "$0"; '
-    'rmdir "$0" "${0%/*}") >/dev/null 2>&1 &'
-)
-_SECONDS = 60.0  # for squashfuse to mount: a disk that does not answer
 # The same bytes for the same samples: no times, no owners. Duplicates are not looked for, since
 # mksquashfs compares each file with all others of its size (18 of 19 s for 100 000 small ones);
 # nor are zeros, which would leave holes in what should lie in one piece.
@@ -87,87 +80,12 @@ class Member(NamedTuple):
 
 
 def scan(path: Path, choice: Choice) -> Index:
-    """Refuse: images of ours have an index, and those of others are opened by `files_of`.
+    """Refuse: images of ours have an index, and those of others are mounted before.
 
     Raises:
         UserError: always.
     """
     raise UserError(f"{path} is a SquashFS image, which is read through a mount")
-
-
-def files_of(path: Path) -> Path:
-    """Return the folder in which the files of an image of others are seen; else the path itself.
-
-    Raises:
-        UserError: it cannot be mounted here.
-        BadContainer: it is damaged.
-    """
-    if not path.is_file() or indexes.place(path).is_file() or not detect.is_squashfs(path):
-        return path
-    image = path.resolve()
-    if image not in _MOUNTS:
-        _MOUNTS[image] = _mounted(image)
-    return _MOUNTS[image].point
-
-
-def release() -> None:
-    """Unmount the images that this process has mounted, as its end does."""
-    while _MOUNTS:
-        _, mount = _MOUNTS.popitem()
-        os.close(mount.watched)
-        until = time.monotonic() + _SECONDS
-        # Unless a forked process still has the pipe, the shell at its other end goes on now.
-        while mount.point.parent.exists() and time.monotonic() < until:
-            time.sleep(0.01)
-
-
-class _Mount(NamedTuple):
-    """The folder of a mount, and the end of a pipe that closes with the process."""
-
-    point: Path
-    watched: int
-
-
-# Of this process and those forked from it: an image is mounted once.
-_MOUNTS: dict[Path, _Mount] = {}
-
-
-def _mounted(image: Path) -> _Mount:
-    tools = [name for name in ("squashfuse_ll", "squashfuse") if shutil.which(name)]
-    if not tools or not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        lacks = "/dev/fuse is not there, or not for you" if tools else "there is no squashfuse"
-        raise UserError(
-            f"{image} is a SquashFS image that `rankup pack` did not write, which is read through "
-            f"a mount, and {lacks}: unpack it once, `unsquashfs -d FOLDER {image}`, and pack FOLDER"
-        )
-    # Of the image's name, since people see it.
-    point = Path(tempfile.mkdtemp(prefix="rankup-mount-")) / image.name
-    point.mkdir()
-    try:
-        done = subprocess.run(
-            [tools[0], "-o", "ro,nosuid,nodev", str(image), str(point)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=_SECONDS,
-            check=False,
-        )
-        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-        said = said if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        said = f"no answer in {_SECONDS:g} s"
-    if said:
-        point.rmdir()
-        point.parent.rmdir()
-        raise BadContainer(
-            f"{image} cannot be mounted, so that it is damaged, or {tools[0]} is not set up: {said}"
-        )
-    reading, watched = os.pipe()
-    subprocess.run(
-        ["/bin/sh", "-c", _GUARD, str(point)], stdin=reading, start_new_session=True, check=True
-    )
-    os.close(reading)
-    return _Mount(point, watched)
 
 
 class _File(NamedTuple):

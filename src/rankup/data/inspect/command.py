@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from ...base import progress
-from ...base.amounts import size
+from ...base.amounts import size, words
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.files import user_path
 from .. import finding, opened
 from ..errors import BadContainer
 from ..index import Index, Split
-from ..inodes import words
 from . import extract as extracting
 from . import verify as verifying
 from .printing import describe, lines, safe

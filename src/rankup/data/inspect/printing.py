@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ...base.amounts import size
+from ...base.amounts import size, words
 from ...base.text import clean
-from .. import inodes
+from .. import indexes
 from ..images import HEAD, look
 from ..index import Field, Index, Split
-from ..inodes import words
 from ..opened import Samples
 
 _FIRST_CLASSES = 5
@@ -52,8 +51,8 @@ def describe(samples: Samples, splits: tuple[Split, ...], first: int) -> dict[st
             for row in range(one.start, min(one.stop, one.start + first))
         ],
         "files": {
-            "container": inodes.of_source(index, samples.root),
-            "samples": inodes.of_samples(index, splits),
+            "container": indexes.files_of_source(index, samples.root),
+            "samples": indexes.files_of_samples(index, splits),
         },
         "hashes": bool(index.fields) and all(one.hash is not None for one in index.fields),
         "pieces": _pieces(index, rows),

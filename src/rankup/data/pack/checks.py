@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ...base.amounts import words
 from ...base.errors import UserError
 from .. import images
 from ..index import Index, ordered
-from ..inodes import words
 from ..pool import spread
 from ..verified import Reader, Span
 

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from ... import __version__
-from ...base.amounts import size, some
+from ...base.amounts import size, some, words
 from ...base.errors import RunFailed, UserError
 from ...base.files import no_space
-from .. import images, inodes
+from .. import images, indexes
 from ..index import Index
-from ..inodes import words
 from .checks import UNDECODABLE, listed
 from .journal import Pack, allocated
 from .layout import Layout, sample_bytes
@@ -60,13 +59,13 @@ def before(pack: Pack, source: Index, layout: Layout | None) -> dict[str, Any]:
         data = 1
     elif pack.container == "arrow":
         data = len(source.splits)
-    files_after = data and inodes.of_pack(pack.container, data, bool(source.classes))
+    files_after = data and indexes.files_of_pack(pack.container, data, bool(source.classes))
     counts = _counts(pack, source)
     return {
         **counts,
         "sample_bytes": sample_bytes(source),
         "bytes": needs,
-        "files_before": inodes.of_source(source, root(pack.request)),
+        "files_before": indexes.files_of_source(source, root(pack.request)),
         "files_after": files_after,
         "no_images": _no_images(source),
         "hint": _hint(source) if counts["unlabelled"] else "",
@@ -94,7 +93,7 @@ def after(
         **_counts(pack, index),
         "fields": [field.name for field in index.fields],
         "bytes": int(index.sizes.sum()),
-        "files_after": inodes.of_pack(pack.container, len(index.files), bool(index.classes)),
+        "files_after": indexes.files_of_pack(pack.container, len(index.files), bool(index.classes)),
         "images": {"problems": dict(kinds), "listed": problems[:_MOST]},
         "left_out": [one["left_out"] for one in notes if "left_out" in one],
         "seconds": round(seconds, 3),

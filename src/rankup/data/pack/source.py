@@ -12,10 +12,11 @@ import numpy as np
 from ...base.errors import UserError
 from ...base.files import user_path
 from .. import finding, keys, stamp
-from ..containers import Choice, detect, isolated, squashfs
+from ..containers import Choice, detect, isolated
 from ..errors import BadContainer
 from ..index import Index, Split, ordered
 from ..roles import split_order
+from ..stage import mount
 from .request import Request
 
 # All else that a pack's index says is of its files, not of the samples. (What the index of a source
@@ -86,7 +87,7 @@ def root(request: Request) -> Path:
     Raises:
         BadContainer, UserError: it is a SquashFS image of others that cannot be mounted.
     """
-    return squashfs.files_of(Path(os.path.abspath(user_path(request.source, "SOURCE"))))
+    return mount.files_of(Path(os.path.abspath(user_path(request.source, "SOURCE"))))
 
 
 def sorted_(index: Index) -> Index:

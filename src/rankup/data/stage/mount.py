@@ -1,7 +1,8 @@
-"""SquashFS images as folders: mounted for a job, by a program of FUSE.
+"""SquashFS images as folders: mounted by a program of FUSE, for a job or for this process.
 
-They lie in the job's folder, so that the table of mounts says whose each of them is. Jobs share no
-mount: one through FUSE is a process, which ends with the job that started it.
+A job's mounts lie in its folder, so that the table of mounts says whose each of them is. Jobs share
+none: one through FUSE is a process, which ends with the job that started it. An image of others is
+mounted for the process that reads it, and is a folder of files then.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from ...base.errors import RunFailed, UserError
 from ...base.text import say
 from ...site import mounts
+from .. import indexes
 from ..containers.detect import is_squashfs
+from ..errors import BadContainer
 from . import find, place
 
 _SECONDS = 60.0  # for a tool that mounts or unmounts: a disk that does not answer
@@ -25,6 +31,71 @@ _PACKAGES = (
     "`dnf install squashfuse fuse3`; without root: `conda install -c conda-forge squashfuse`)"
 )
 _FUSE = ("squashfuse_ll", "squashfuse")
+# Ends with the last process that has the other end of its stdin, also where that was killed.
+_GUARD = (
+    'exec 3<&0; (read _ <&3; fusermount3 -u "$0" || fusermount -u "$0" || umount "$0"; '
+    'rmdir "$0" "${0%/*}") >/dev/null 2>&1 &'
+)
+
+
+class _Mount(NamedTuple):
+    """The folder of a mount, and the end of a pipe that closes with the process."""
+
+    point: Path
+    watched: int
+
+
+# Of this process and those forked from it: an image is mounted once.
+_MOUNTS: dict[Path, _Mount] = {}
+
+
+def files_of(path: Path) -> Path:
+    """Return the folder in which the files of an image of others are seen; else the path itself.
+
+    It is mounted until the process ends, and those forked from it.
+
+    Raises:
+        UserError: it cannot be mounted here.
+        BadContainer: it is damaged.
+    """
+    if not path.is_file() or indexes.place(path).is_file() or not is_squashfs(path):
+        return path
+    image = path.resolve()
+    if image not in _MOUNTS:
+        _MOUNTS[image] = _for_process(image)
+    return _MOUNTS[image].point
+
+
+def _for_process(image: Path) -> _Mount:
+    # Of the image's name, since people see it.
+    point = Path(tempfile.mkdtemp(prefix="rankup-mount-")).resolve() / image.name
+    point.mkdir()
+    try:
+        unpack = f"or unpack it once, `unsquashfs -d FOLDER {image}`, and take FOLDER"
+        _mounted(image, point, unpack)
+    except (UserError, RunFailed) as error:
+        point.rmdir()
+        point.parent.rmdir()
+        if isinstance(error, UserError):
+            raise
+        raise BadContainer(f"{error}. Where these are there, {image} is damaged") from None
+    reading, watched = os.pipe()
+    subprocess.run(
+        ["/bin/sh", "-c", _GUARD, str(point)], stdin=reading, start_new_session=True, check=True
+    )
+    os.close(reading)
+    return _Mount(point, watched)
+
+
+def release() -> None:
+    """Unmount the images that this process has mounted by `files_of`, as its end does."""
+    while _MOUNTS:
+        _, mount = _MOUNTS.popitem()
+        os.close(mount.watched)
+        until = time.monotonic() + _SECONDS
+        # Unless a forked process still has the pipe, the shell at its other end goes on now.
+        while mount.point.parent.exists() and time.monotonic() < until:
+            time.sleep(0.01)
 
 
 def mount(
@@ -75,7 +146,7 @@ def mount(
             _unmount(point)  # the process of FUSE is gone
         point.mkdir(0o700, parents=True, exist_ok=True)
         try:
-            tool = _mounted(lower, point)
+            tool = _mounted(lower, point, "or leave --mount away, which copies the image")
         except BaseException:
             unmount_all(root / job)
             raise
@@ -108,8 +179,11 @@ def unmount_all(folder: Path) -> list[str]:
     return done
 
 
-def _mounted(image: Path, point: Path) -> str:
+def _mounted(image: Path, point: Path, instead: str) -> str:
     """Mount it by the first tool that can, and return its name.
+
+    Args:
+        instead: what can be done where nothing mounts it.
 
     Raises:
         UserError: nothing here can.
@@ -120,10 +194,7 @@ def _mounted(image: Path, point: Path) -> str:
     if found and not os.access("/dev/fuse", os.R_OK | os.W_OK):
         lacks = "/dev/fuse is not there, or not for you; ask the site for FUSE on compute nodes"
     if lacks:
-        raise UserError(
-            f"{image} cannot be mounted: {lacks}, or leave --mount away: rankup reads an image "
-            f"without mounting it"
-        )
+        raise UserError(f"{image} is a SquashFS image that cannot be mounted: {lacks}, {instead}")
     why = []
     for name in found:
         said = _run(name, "-o", "ro,nosuid,nodev", str(image), str(point))

@@ -301,12 +301,12 @@ def _check_trust(config: Config, *, trust: bool) -> None:
     known: dict[str, object] = {}
     with suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(store.read_text(encoding="utf-8")))
-    content = hashlib.sha256(json.dumps(lines).encode())
+    codes = []
     for line in scripts:
         with suppress(OSError, ValueError, IndexError):
-            code = record.code_of(file.parent / shlex.split(line)[0])
-            content.update(json.dumps(code).encode())
-    path, entry = str(file.resolve()), {"owner": found.st_uid, "sha256": content.hexdigest()}
+            codes.append(record.code_of(file.parent / shlex.split(line)[0]))
+    content = hashlib.sha256("".join(map(json.dumps, (lines, *codes))).encode()).hexdigest()
+    path, entry = str(file.resolve()), {"owner": found.st_uid, "sha256": content}
     if known.get(path) == entry:
         return
     if not trust:

@@ -93,7 +93,6 @@ def download(
     # Before the lock: a cache that others keep may be there for reading only.
     if (found := _present(url, target, sha256, replace)) is not None:
         return found
-    target.parent.mkdir(parents=True, exist_ok=True)
     with lock.held(target, say, patience.lock, doing="fetching") as held:
         if (found := _present(url, target, sha256, replace)) is not None:
             return found
@@ -152,7 +151,14 @@ class _Part:
         self._identity, self._trusted, self._held = identity(url), trusted, held
         self.size, self.version = 0, _Version()
         self._hash: hashlib._Hash | None = None  # of bytes that all came to this process
-        self._make_ours()
+        if self.path.exists() and not os.access(self.path, os.R_OK | os.W_OK):
+            # Another user has begun it: go on with a copy, or anew where it may not be read.
+            try:
+                with self.path.open("rb") as theirs, replacing(self.path) as ours:
+                    shutil.copyfileobj(theirs, ours, _BLOCK)
+            except PermissionError:
+                self.remove()
+            held.check()
         # Another user may have written it: what is no note of ours is as good as none.
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             note = json.loads(self._note.read_text(encoding="utf-8"))
@@ -183,20 +189,6 @@ class _Part:
             and (undated or rest.modified == mine.modified)
             and (None in (rest.total, mine.total) or rest.total == mine.total)
         )
-
-    def _make_ours(self) -> None:
-        """Put a copy in the place of what another user has begun, and could not be gone on with.
-
-        What may not be read either is dropped.
-        """
-        if not self.path.exists() or os.access(self.path, os.R_OK | os.W_OK):
-            return
-        try:
-            with self.path.open("rb") as theirs, replacing(self.path) as ours:
-                shutil.copyfileobj(theirs, ours, _BLOCK)
-        except PermissionError:
-            self.remove()
-        self._held.check()
 
     def begin(self, version: _Version) -> None:
         """Forget what there was; from here on it is this version.
@@ -266,8 +258,7 @@ def _complete(
                 again = f"run it again in {broken.after:.0f} s" if late else "run it again"
                 raise FetchFailed(f"{public(url)}: {broken}; {again}{part}") from None
             pause = max(patience.pauses[failed - 1], broken.after)
-            why = str(broken)
-        say(f"{public(url)}: {why}; trying again in {pause:g} s")
+            say(f"{public(url)}: {broken}; trying again in {pause:g} s")
         time.sleep(pause)
 
 

@@ -185,12 +185,6 @@ def users_frames(text: str) -> list[str]:
     ]
 
 
-def refused(event: Event) -> str:
-    """Return the line for a file that the script was not allowed to change."""
-    what, why = event.text("what"), event.text("why")
-    return f"{what} was refused ({event.where}): {why}; give it another place for its output"
-
-
 def wanted(events: Sequence[Event]) -> dict[str, str]:
     """Return the addresses that a start without a network asked for, and where in the user's code.
 

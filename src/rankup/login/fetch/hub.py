@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,11 +23,11 @@ from typing import Any, Literal
 from ...base import lock
 from ...base.amounts import some
 from ...base.errors import UserError
-from ...base.processes import end_group
+from ...base.files import write_json
 from ...base.text import say
 from ...base.urls import public
 from ...sandbox.namespace import command, refusal
-from ...sandbox.watch import child_environment
+from ...sandbox.watch import Interrupt, Limits, child_environment, watch
 from ...site.caches import Caches
 from .. import offline
 from ..record import Item, Proof, Record
@@ -41,7 +42,7 @@ _LIBRARIES: dict[Kind, tuple[str, ...]] = {
 }
 _CACHE_VARIABLES = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_")
 _OFFLINE = offline.variables(("datasets", "transformers"))
-_LOOK_EVERY = 10.0  # seconds
+TASK, ANSWER = "task.json", "answer.json"  # of a child, in a folder of its own
 _START = (
     "import sys; sys.path = [p for p in sys.path if p]; "
     "from rankup.login.fetch.hub_child import main; main()"
@@ -154,16 +155,17 @@ def _items(name: Name, folder: Path, done: Mapping[str, Any]) -> tuple[Item, ...
     if name.kind == "model":
         called, places = name.repo, {snapshot: [snapshot / file for file in done["files"]]}
     else:
-        called, places = str(name), {Path(one): _files_in(Path(one)) for one in done["folders"]}
-        if snapshot.is_dir():  # what was loaded may point to files in it (images, sound)
-            places[snapshot] = _files_in(snapshot)
+        # What was loaded may point to files in the snapshot (images, sound).
+        folders = [*map(Path, done["folders"]), *([snapshot] if snapshot.is_dir() else [])]
+        called, places = str(name), {one: _files_in(one) for one in folders}
     found = [
-        Item(called, name.page, str(place), _size(files), len(files), "", done["revision"])
+        Item(
+            called, name.page, str(place), sum(map(_size, files)), len(files), "", done["revision"]
+        )
         for place, files in places.items()
     ]
     texts = [Path(text) for text in done.get("texts", ())]
-    found += [Item(text.name, name.page, str(text), text.stat().st_size) for text in texts]
-    return tuple(found)
+    return (*found, *(Item(text.name, name.page, str(text), _size(text)) for text in texts))
 
 
 def _advice(name: Name, done: Mapping[str, Any]) -> list[str]:
@@ -194,40 +196,33 @@ def _run_child(
     online = not task["prove"]
     with tempfile.TemporaryDirectory(prefix="rankup-hub-") as temporary:
         own = Path(temporary)
-        answer = own / "answer.json"
-        process = subprocess.Popen(
-            command([sys.executable, "-c", _START], network=online or task["block"]),
-            stdin=subprocess.PIPE,
+        write_json(own / TASK, task, private=True)
+
+        def look() -> bool:
+            held.check()
+            return False
+
+        ended = watch(
+            command([sys.executable, "-c", _START, temporary], network=online or task["block"]),
+            _environment(caches, own, online),
+            Limits(math.inf, sys.maxsize),
+            Interrupt(),
+            mark=temporary,
+            look=look,
             stdout=subprocess.DEVNULL,
-            stderr=None if online else subprocess.DEVNULL,
-            env=_environment(caches, own, online),
             # A folder `org/name` where the user stands would be taken for the data set.
-            cwd=own,
-            start_new_session=True,
+            folder=own,
         )
         try:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(json.dumps({**task, "answer": str(answer)}).encode())
-            while not _ended(process):
-                held.check()
-        finally:
-            end_group(process)
-        try:
-            said: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+            said: dict[str, Any] = json.loads((own / ANSWER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             what = "fetched" if online else "loaded"
-            code = process.returncode
-            raise FetchFailed(f"{name}: the process that {what} it ended with {code}") from None
+            raise FetchFailed(
+                f"{name}: the process that {what} it ended with {ended.code}"
+            ) from None
     if "failed" in said:
         raise FetchFailed(said["failed"])
     return said
-
-
-def _ended(process: subprocess.Popen[bytes]) -> bool:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_LOOK_EVERY)
-    return process.returncode is not None
 
 
 def _environment(caches: Caches, temporary: Path, online: bool) -> dict[str, str]:
@@ -248,10 +243,8 @@ def _files_in(folder: Path) -> list[Path]:
     return [Path(root) / name for root, _, names in os.walk(folder) for name in names]
 
 
-def _size(files: Sequence[Path]) -> int:
-    """Return the bytes of files, links followed."""
-    total = 0
-    for path in files:
-        with suppress(OSError):  # it went while we looked
-            total += path.stat().st_size
-    return total
+def _size(path: Path) -> int:
+    """Return the bytes of a file, links followed; none where it went while we looked."""
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0

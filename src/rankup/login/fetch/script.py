@@ -148,8 +148,9 @@ class _Fetch:
         if done.outcome.why:
             say(done.outcome.why)
         others = self._move_in(done)
-        for event in {event.text("what"): event for event in of(done.events, "refused")}.values():
-            say(f"note: {explain.refused(event)}")
+        for what, event in {e.text("what"): e for e in of(done.events, "refused")}.items():
+            advice = "give it another place for its output"
+            say(f"note: {what} was refused ({event.where}): {event.text('why')}; {advice}")
         if not done.outcome.reached or self._problems:
             self._show_items()
             why = [*filter(None, [done.outcome.why]), *self._problems]
@@ -162,7 +163,8 @@ class _Fetch:
             return self._record("none", note), EXIT_FAILED
         say(f"it trains (reached its {done.outcome.reached}); now without a network")
         proved = self._prove()
-        if not proved.outcome.reached and others and proved.ended.why == "exit":
+        lacks_files = not proved.outcome.reached and not proved.room
+        if lacks_files and others and proved.ended.why == "exit":
             say("once more, with what the script has made of what came")
             again = self._prove((done.box, others))
             if again.outcome.reached:
@@ -313,7 +315,8 @@ class _Fetch:
                 say(f"  {line}")
             # That our own limits ended it says something only where they let the first start pass.
             limited = self._request.only_proof and done.ended.why in ("time", "memory")
-            return self._record("none" if limited else "failed", "; ".join(lines)), EXIT_FAILED
+            proof: record.Proof = "none" if limited or done.room else "failed"
+            return self._record(proof, "; ".join(lines)), EXIT_FAILED
         wanted = [*explain.wanted(done.events).items()]
         notes = [f"it does without {explain.at(*one)}" for one in wanted[-5:]]
         missed = self._unreached([*before, *done.events])

@@ -10,10 +10,11 @@ import os
 import secrets
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 
 from ...base import lock, progress
@@ -86,13 +87,12 @@ class Thing:
 
 def asked(request: Request) -> Needs:
     """Return what the command line names, in the form that `rankup.toml` has."""
-    here = Path.cwd()
-    urls = []
-    for number, url in enumerate(request.urls):
-        sha256 = request.sha256[number].lower() if number < len(request.sha256) else ""
-        to = here / user_path(request.to[number], "--to") if number < len(request.to) else None
-        urls.append(Url(url, sha256, to))
-    return Needs(None, request.datasets, request.models, tuple(urls))
+    each = zip_longest(request.urls, request.sha256, request.to, fillvalue="")
+    urls = tuple(
+        Url(url, sha256.lower(), Path.cwd() / user_path(to, "--to") if to else None)
+        for url, sha256, to in each
+    )
+    return Needs(None, request.datasets, request.models, urls)
 
 
 def things(needs: Needs, caches: Caches) -> list[Thing]:
@@ -206,10 +206,30 @@ def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tup
     part.mkdir(parents=True)
     files = size = 0
     try:
-        with progress.shown(f"unpacking {archive.name}") as show:
-            for count in _members(archive, folder.name, part):
+        with (
+            progress.shown(f"unpacking {archive.name}") as show,
+            tarfile.open(archive, "r|*") as tar,
+        ):
+            for member in tar:
+                path = PurePosixPath(member.name)
+                outside = path.is_absolute() or ".." in path.parts
+                # A link could lead the next file anywhere, a device is no data.
+                if outside or not (member.isfile() or member.isdir()):
+                    why = "would land outside" if outside else "is no file or folder"
+                    raise FetchFailed(f"{archive}: {member.name!r} {why}; not unpacked")
+                if path.parts[:1] != (folder.name,):
+                    continue
                 held.check()
-                files, size = files + 1, size + count
+                target = part.joinpath(*path.parts[1:])
+                if member.isdir():
+                    target.mkdir(parents=True, exist_ok=True)
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content = tar.extractfile(member)
+                assert content is not None  # it is a regular file
+                with content, target.open("xb") as file:
+                    shutil.copyfileobj(content, file, 1 << 20)
+                files, size = files + 1, size + member.size
                 show(size, None)
         if lacking := [name for name in known.parts if not (part / name).is_dir()]:
             raise FetchFailed(
@@ -224,27 +244,3 @@ def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tup
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return files, size
-
-
-def _members(archive: Path, top: str, into: Path) -> Iterator[int]:
-    """Write each file below `top` into a folder; yield the bytes of each."""
-    with tarfile.open(archive, "r|*") as tar:
-        for member in tar:
-            path = PurePosixPath(member.name)
-            outside = path.is_absolute() or ".." in path.parts
-            # A link could lead the next file anywhere, a device is no data.
-            if outside or not (member.isfile() or member.isdir()):
-                why = "would land outside" if outside else "is no file or folder"
-                raise FetchFailed(f"{archive}: {member.name!r} {why}; not unpacked")
-            if path.parts[:1] != (top,):
-                continue
-            target = into.joinpath(*path.parts[1:])
-            if member.isdir():
-                target.mkdir(parents=True, exist_ok=True)
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            content = tar.extractfile(member)
-            assert content is not None  # it is a regular file
-            with content, target.open("xb") as file:
-                shutil.copyfileobj(content, file, 1 << 20)
-            yield member.size

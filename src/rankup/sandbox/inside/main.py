@@ -42,7 +42,11 @@ def main() -> int:
         os.environ.update(devices.launcher_variables())
     journal, training = install(given)
     _set_bounds(given, journal)
-    journal.must("start", python=sys.version.split()[0], script=given.script)
+    try:
+        journal.must("start", python=sys.version.split()[0], script=given.script)
+    except OSError as error:  # the parent says what to do
+        print(f"rankup: {given.folder} cannot be written to: {error.strerror}", file=sys.stderr)
+        return 1
     if given.deadline is not None:
         with open(given.file(spec.STACK), "ab") as stack:
             # The descriptor of the duplicate is faulthandler's, and stays open.
