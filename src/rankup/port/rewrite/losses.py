@@ -6,7 +6,6 @@ import ast
 from enum import Enum
 
 from ...script.flow import argument, call_name, given, is_none, literal
-from ...script.names import Function
 from ...script.torch_names import CLASS_WEIGHTS, LOSS_FUNCTIONS, LOSSES, last
 from .script import Script
 
@@ -41,25 +40,6 @@ def differentiated(call: ast.Call) -> ast.expr | None:
     if (started or autograd) and given(call):
         return given(call)[0]
     return value
-
-
-def function_of(script: Script, call: ast.Call) -> tuple[Script, Function] | None:
-    """The function of the script's own files that a call runs; of an object its `__call__`."""
-    flow = script.flow
-    found = flow.definition(script.file, call.func)
-    if found is None or isinstance(found[1], ast.ClassDef):
-        found = (
-            flow.method(script.file, call.func, "forward")
-            or flow.method(script.file, call.func, "__call__")
-            or (
-                flow.method(script.file, call.func.value, call.func.attr)
-                if isinstance(call.func, ast.Attribute)
-                else None
-            )
-        )
-    if found is None or isinstance(found[1], ast.ClassDef):
-        return None
-    return script.sibling(found[0]), found[1]
 
 
 def reduction(script: Script, call: ast.Call) -> Kind | None:
