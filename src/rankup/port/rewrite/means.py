@@ -15,8 +15,15 @@ from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function, elements
 from ...script.roles import LoopNode
 from ...script.torch_names import OTHER_MEANS, words
-from .losses import Kind, constant, reduction
-from .masked import MaskedMean, masked_call, masked_division, over_selected
+from .losses import (
+    Kind,
+    MaskedMean,
+    constant,
+    masked_call,
+    masked_division,
+    over_selected,
+    reduction,
+)
 from .script import Script
 from .training import Training
 

@@ -23,8 +23,7 @@ from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from ..rewrite.losses import Kind, differentiated
-from ..rewrite.masked import MaskedMean
+from ..rewrite.losses import Kind, MaskedMean, differentiated
 from ..rewrite.means import NotSeen, check_mean, declared, masked_means
 from ..rewrite.training import Loop, Training, training_in
 from .facts import anywhere, calls, single, starred
