@@ -104,9 +104,12 @@ def test_a_bill_that_is_none_is_not_taken_for_one(tmp_path: Path, bill: Any) -> 
     assert found.lives[0].limit is None
 
 
-def test_the_command_is_the_first_that_was_typed_without_its_secrets(tmp_path: Path) -> None:
+def test_the_command_is_what_was_typed_first_and_last_without_its_secrets(
+    tmp_path: Path,
+) -> None:
     path = make_run(tmp_path)
     typed = ["rankup", "run", "train.py", "--token", "hunter22", "--api-key=abc", "--lr", "0.1"]
     life = {"started": "2026-11-20T12:00:00+0000", "nproc": 2, "node": "here"}
     _lives(path, {**life, "command": typed}, {**life, "command": ["rankup", "run", "--resume"]})
-    assert _facts(path).command == "rankup run train.py --token ... --api-key=... --lr 0.1"
+    first = "rankup run train.py --token ... --api-key=... --lr 0.1"
+    assert _facts(path).command == f"{first}; then rankup run --resume"

@@ -1,4 +1,4 @@
-"""`rankup run`."""
+"""Verbs that start runs, or show how one would be split; and those that come with rankup."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typer.core import TyperCommand
 from ..base.errors import UserError
 from ..site.jobspec import OPTIONS, JobSpec, flag
 from .app import app
+
+Target = Annotated[str | None, typer.Argument(help="A recipe's name or a script's path.")]
+Args = Annotated[list[str] | None, typer.Argument(help="What follows TARGET belongs to it.")]
 
 
 class _Run(TyperCommand):
@@ -46,6 +49,7 @@ def parameters(names: Iterable[str]) -> list[inspect.Parameter]:
         option, kind = OPTIONS[name], types[name]
         default = JobSpec.__dataclass_fields__[name].default
         words = [flag(name)] if kind is bool and not option.off else []
+        words += [option.short] if option.short else []
         how: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
         how |= {"min": option.least, "max": option.most, "rich_help_panel": option.panel or None}
         if kind == tuple[str, ...]:
@@ -78,12 +82,8 @@ def spec(options: dict[str, Any], **more: Any) -> JobSpec:
 
 
 def run(
-    target: Annotated[
-        str | None, typer.Argument(help="A recipe's name or a script's path.")
-    ] = None,
-    args: Annotated[
-        list[str] | None, typer.Argument(help="What follows TARGET belongs to it.")
-    ] = None,
+    target: Target = None,
+    args: Args = None,
     stage_fraction: Annotated[str | None, typer.Option(hidden=True)] = None,
     **options: Any,
 ) -> None:
@@ -107,3 +107,110 @@ def run(
 
 declare(run, OPTIONS)
 app.command(cls=_Run, context_settings={"allow_interspersed_args": False})(run)
+
+
+def scale(
+    target: Target = None,
+    args: Args = None,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Numbers of GPUs: 1,2,4,8.")
+    ] = None,
+    weak: Annotated[
+        bool,
+        typer.Option("--weak", help="A batch for each GPU, instead of the same batch on all."),
+    ] = False,
+    batch_option: Annotated[
+        str | None,
+        typer.Option(metavar="OPTION", help="With --weak: the script's option for its batch."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="SERIES", help="Go on with a series: its id, its folder, or `last`."),
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="GPUs that one node takes; by default all it has.")
+    ] = None,
+    local: Annotated[bool, typer.Option("--local", help="Here, also where Slurm is.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be run and do nothing.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the jobs, and print the table.")
+    ] = False,
+    monitor: Annotated[bool, typer.Option(help="Sample what every GPU does.")] = True,
+    **options: Any,
+) -> None:
+    """Run TARGET on more and more GPUs, and say what that gave: time, speed-up, loss."""
+    from ..launch.scale.command import Wish
+    from ..launch.scale.command import scale as start
+
+    wish = Wish(
+        target=target,
+        args=tuple(args or ()),
+        gpus=gpus,
+        weak=weak,
+        batch_option=batch_option,
+        nproc=nproc,
+        resume=resume,
+        local=local,
+        dry_run=dry_run,
+        wait=wait,
+        monitor=monitor,
+        options=spec(options),
+    )
+    raise typer.Exit(start(wish))
+
+
+_OF_A_JOB = ("time", "partition", "account", "qos", "reservation")
+_OF_ITS_PROGRAMS = ("container", "environment", "env", "sbatch")
+declare(scale, (*_OF_A_JOB, *_OF_ITS_PROGRAMS))
+app.command(context_settings={"allow_interspersed_args": False})(scale)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def mesh(
+    target: Annotated[
+        str, typer.Argument(help="A recipe, module:build_model, or file.py:build_model.")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(help="A recipe's own options, as for `rankup run`.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
+    nproc: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks per node; by default one per GPU, on CPU one."),
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="As of `rankup run RECIPE`; by default ddp.")
+    ] = None,
+    dp: Annotated[int | None, typer.Option(help="Copies of the model.")] = None,
+    shard: Annotated[int | None, typer.Option(help="Ranks that share one copy.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Ranks that share each matrix product.")] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline stages.")] = None,
+    pp_schedule: Annotated[
+        str | None, typer.Option(help="naive, gpipe, 1f1b, interleaved, or one of torch's.")
+    ] = None,
+) -> None:
+    """Show which rank holds which part of a model, without starting ranks."""
+    from ..launch.mesh.command import show
+
+    asked = (strategy, dp, shard, tp, pp, pp_schedule)
+    raise typer.Exit(show(target, tuple(args or ()), nodes, nproc, asked))
+
+
+@app.command()
+def recipes() -> None:
+    """List the training runs that come with rankup."""
+    from ..recipes import RECIPES
+
+    for recipe in RECIPES.values():
+        print(f"{recipe.name:20} {recipe.summary}")
+    print("\noptions of one: rankup run NAME --help")
+
+
+@app.command()
+def demo() -> None:
+    """Check, port and verify a script for one GPU, run it on one rank and on two (CPU, 3 min)."""
+    from ..launch.demo import demo as show
+
+    raise typer.Exit(show())

@@ -1,4 +1,4 @@
-"""Verbs that look at runs or end them, and what comes with rankup."""
+"""Verbs of a run that there is: how it is, what it did, and what came of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from typing import Annotated
 import typer
 
 from .app import app
+
+Run = Annotated[str, typer.Argument(help="A run's id, Slurm job id, directory, or `last`.")]
+# Of the two verbs that take a checkpoint of a run.
+Step = Annotated[
+    int | None, typer.Option(min=0, help="Of the checkpoint; by default the newest whole one.")
+]
+Best = Annotated[bool, typer.Option("--best", help="The checkpoint of the lowest validation loss.")]
 
 
 @app.command()
@@ -31,9 +38,7 @@ def status(
 
 @app.command()
 def logs(
-    run: Annotated[
-        str, typer.Argument(help="A run's id, Slurm job id, directory, or `last`.")
-    ] = "last",
+    run: Run = "last",
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")
     ] = False,
@@ -53,7 +58,7 @@ def logs(
 
 @app.command()
 def cancel(
-    run: Annotated[str, typer.Argument(help="A run's id, Slurm job id, directory, or `last`.")],
+    run: Run,
 ) -> None:
     """End a run: its Slurm jobs with all that would follow, or its processes on this machine."""
     from ..launch.cancel import show
@@ -62,18 +67,129 @@ def cancel(
 
 
 @app.command()
-def recipes() -> None:
-    """List the training runs that come with rankup."""
-    from ..recipes import RECIPES
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN...",
+            help="A run's id, Slurm job id, directory, or `last`; several compare.",
+        ),
+    ] = None,
+    formats: Annotated[
+        str, typer.Option("--formats", metavar="LIST", help="Of html, pdf and text.")
+    ] = "html,pdf,text",
+    export: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FORM",
+            help="Write the samples too: csv, parquet, tensorboard, wandb, openmetrics.",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write there, not into the run directory (of several runs: not here).",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print verdict, cost and findings as JSON.")
+    ] = False,
+    ended: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Say what a run's GPUs did, what that cost, and what to change."""
+    from ..launch.report import Wish, show
 
-    for recipe in RECIPES.values():
-        print(f"{recipe.name:20} {recipe.summary}")
-    print("\noptions of one: rankup run NAME --help")
+    wanted = tuple(word.strip() for word in formats.split(",") if word.strip())
+    wish = Wish(wanted, tuple(export or ()), out, as_json, ended)
+    raise typer.Exit(show(runs or ["last"], wish))
 
 
 @app.command()
-def demo() -> None:
-    """Check, port and verify a script for one GPU, run it on one rank and on two (CPU, 3 min)."""
-    from ..launch.demo import demo as show
+def monitor(
+    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="The run's directory.")],
+    every: Annotated[
+        float | None, typer.Option(help="Seconds between samples, at first; by default 2.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(help="Ranks that the run has on this node.")] = None,
+    life: Annotated[
+        str | None, typer.Option(help="Tells this start of the run from others.")
+    ] = None,
+    parent: Annotated[
+        int | None, typer.Option(help="Ends with this process; by default the one that started it.")
+    ] = None,
+    whole_node: Annotated[
+        bool, typer.Option("--whole-node", help="The job is billed for all GPUs of the node.")
+    ] = False,
+) -> None:
+    """Record what this node's GPUs, cores and ranks do, until the run ends; jobs start it."""
+    from ..monitor.collect import main as collect
 
-    raise typer.Exit(show())
+    collect.ignore_warnings()
+    from ..base.files import user_path
+
+    code = collect.start(
+        user_path(run_dir, "RUN_DIR"),
+        every=every,
+        ranks=ranks,
+        life=life,
+        parent=parent,
+        whole_node=whole_node,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def export(
+    run: Run,
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", help="safetensors, or torch: a plain state dict.")
+    ],
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="By default in the run's directory.")
+    ] = None,
+    step: Step = None,
+    best: Best = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a run's model into one file, whatever it was trained on."""
+    from ..launch.export import export as write
+
+    raise typer.Exit(write(run, to, out, step, best, force))
+
+
+@app.command()
+def generate(
+    run: Run,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Words that a language model goes on from.")
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A text to go on from or to summarise, or photos."),
+    ] = None,
+    step: Step = None,
+    best: Best = False,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens that are made.")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, help="0 takes the likeliest token; 1 draws as the model says."),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Draw among so many of the likeliest tokens.")
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(min=1, help="Sequences that a beam search follows.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of what is drawn.")] = None,
+) -> None:
+    """Try a run's model: text that goes on from a prompt, a summary, the names of photos."""
+    from ..base.files import user_path
+    from ..launch.generate import generate as make
+    from ..recipes.asked import Asked
+
+    path = None if file is None else user_path(file, "--file").absolute()
+    asked = Asked(prompt, path, max_tokens, temperature, top_k, beams, seed)
+    raise typer.Exit(make(run, asked, step, best))

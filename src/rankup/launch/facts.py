@@ -110,17 +110,22 @@ def _queued(job: Job, found: Sequence[Life]) -> float | None:
 
 
 def _command(job: Job) -> str:
-    """As it was typed at first, or what came to the same; without what looks like a secret."""
-    for life in job.lives:
-        words = life.get("command")
-        if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
-            return shlex.join(secrets.without(words, os.environ))
+    """As it was typed at first and at the newest start, or what came to the same; no secrets."""
+    typed = [
+        shlex.join(secrets.without(words, os.environ))
+        for life in job.lives
+        if isinstance(words := life.get("command"), list)
+        and words
+        and all(isinstance(word, str) for word in words)
+    ]
+    if typed:
+        return "; then ".join(dict.fromkeys((typed[0], typed[-1])))
     nodes = job.launch.get("nodes")
     options = [] if nodes is None else ["--nodes", str(nodes)]
     last = job.lives[-1] if job.lives else {}
     if (ranks := last.get("nproc")) is not None:
         options += ["--nproc", str(ranks)]
-    words = ["rankup", "run", *options, job.target, *job.args]
+    words = ["rankup", "run", *options, *job.words]
     return shlex.join(secrets.without(words, os.environ))
 
 

@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
-from ..base.findings import Finding, Level, page
+from ..base.findings import Finding, page
 
 S = TypeVar("S")
 
 
-class Answer(NamedTuple):
-    """One line of the report.
-
-    Attributes:
-        todo: what to do about it.
-        place: what was looked at; empty: the question's own.
-    """
-
-    level: Level
-    message: str
-    todo: str = ""
-    place: str = ""
-
-
-def ok(message: str, todo: str = "", place: str = "") -> Answer:
+def ok(message: str, todo: str = "", place: str = "") -> Finding:
     """Return a line that is for the user's information."""
-    return Answer("ok", message, todo, place)
+    return Finding("", "ok", place, message, todo)
 
 
-def warning(message: str, todo: str = "", place: str = "") -> Answer:
+def warning(message: str, todo: str = "", place: str = "") -> Finding:
     """Return a line that may cost time or money."""
-    return Answer("warning", message, todo, place)
+    return Finding("", "warning", place, message, todo)
 
 
-def error(message: str, todo: str = "", place: str = "") -> Answer:
+def error(message: str, todo: str = "", place: str = "") -> Finding:
     """Return a line that keeps a job from running."""
-    return Answer("error", message, todo, place)
+    return Finding("", "error", place, message, todo)
 
 
 @dataclass(frozen=True)
@@ -46,13 +32,13 @@ class Question(Generic[S]):
 
     Attributes:
         place: what it looks at, as its lines call it.
-        judge: its answers, made of what was read; no answer is fine.
+        judge: its answers, made of what was read, without code; no answer is fine.
     """
 
     code: str
     title: str
     place: str
-    judge: Callable[[S], Iterable[Answer]]
+    judge: Callable[[S], Iterable[Finding]]
 
     def findings(self, subject: S, place: str = "") -> list[Finding]:
         """Return its answers as findings.
@@ -61,10 +47,8 @@ class Question(Generic[S]):
             place: another name of what it looks at.
         """
         place = place or self.place
-        return [
-            Finding(self.code, one.level, one.place or place, one.message, one.todo)
-            for one in self.judge(subject)
-        ]
+        found = self.judge(subject)
+        return [replace(one, code=self.code, place=one.place or place) for one in found]
 
     def page(self) -> str:
         """Return its page of the documentation."""
@@ -73,10 +57,10 @@ class Question(Generic[S]):
 
 def question(
     code: str, title: str, place: str
-) -> Callable[[Callable[[S], Iterable[Answer]]], Question[S]]:
+) -> Callable[[Callable[[S], Iterable[Finding]]], Question[S]]:
     """Make a function of facts, which yields answers, a question."""
 
-    def wrap(judge: Callable[[S], Iterable[Answer]]) -> Question[S]:
+    def wrap(judge: Callable[[S], Iterable[Finding]]) -> Question[S]:
         return Question(code, title, place, judge)
 
     return wrap

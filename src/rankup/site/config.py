@@ -12,7 +12,7 @@ from typing import Any
 
 from ..base.errors import UserError, nearest
 from ..base.files import user_path
-from . import jobspec, needs, profile, rules, schema
+from . import jobspec, needs, profile, rules
 from .needs import Needs
 
 if sys.version_info >= (3, 11):
@@ -55,7 +55,7 @@ FILE = rules.Table(
     {
         "runs": rules.STRING,
         "profile": rules.TEXT,
-        "site": schema.PROFILE,
+        "site": profile.TABLE,
         "job": jobspec.TABLE,
         "fetch": needs.TABLE,
     }

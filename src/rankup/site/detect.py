@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -68,12 +69,19 @@ def choose(
 
 
 def on_login_node(
-    environment: Mapping[str, str], hostname: str, systemname_file: Path = SYSTEMNAME_FILE
+    environment: Mapping[str, str] | None = None,
+    hostname: str = "",
+    systemname_file: Path = SYSTEMNAME_FILE,
 ) -> bool:
-    """Whether this is a login node: its name is that of one, and this is no job.
+    """True on a login node of a known site and outside any job: where there is a network.
 
-    GPUs are no sign: the login nodes of JURECA-DC and JUPITER have some.
+    It goes by its name; GPUs are no sign: the login nodes of JURECA-DC and JUPITER have some.
+
+    Args:
+        environment, hostname: of this process and this node, where they are not given.
     """
+    environment = os.environ if environment is None else environment
+    hostname = hostname or os.uname().nodename
     if environment.get("SLURM_JOB_ID"):
         return False
 

@@ -12,22 +12,13 @@ from ..base import urls
 from ..base.errors import UserError
 from ..base.files import user_path
 from . import rules
-from .rules import Kind, Table
+from .rules import Kind, setting
 
 _SHA256 = Kind(
     "64 hexadecimal digits",
     lambda value: isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F]{64}", value) is not None,
 )
-_ONE_URL = Table({"url": rules.STRING, "sha256": _SHA256, "to": rules.TEXT})
-TABLE = Table(
-    {
-        "cache": rules.TEXT,
-        "datasets": rules.TEXTS,
-        "models": rules.TEXTS,
-        "scripts": rules.TEXTS,
-        "urls": Kind("a list of tables ([[fetch.urls]])", lambda value: isinstance(value, list)),
-    }
-)
+_TABLES = Kind("a list of tables ([[fetch.urls]])", lambda value: isinstance(value, list))
 
 
 @dataclass(frozen=True)
@@ -39,9 +30,9 @@ class Url:
         to: the file it becomes, absolute; None: one in the cache.
     """
 
-    url: str
-    sha256: str = ""
-    to: Path | None = None
+    url: str = setting(rules.STRING)
+    sha256: str = setting(_SHA256, "")
+    to: Path | None = setting(rules.TEXT, None)
 
 
 @dataclass(frozen=True)
@@ -55,14 +46,18 @@ class Needs:
         scripts: command lines (`train.py --epochs 1`), relative to the file's folder.
     """
 
-    cache: Path | None = None
-    datasets: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    urls: tuple[Url, ...] = ()
-    scripts: tuple[str, ...] = ()
+    cache: Path | None = setting(rules.TEXT, None)
+    datasets: tuple[str, ...] = setting(rules.TEXTS, ())
+    models: tuple[str, ...] = setting(rules.TEXTS, ())
+    urls: tuple[Url, ...] = setting(_TABLES, ())
+    scripts: tuple[str, ...] = setting(rules.TEXTS, ())
 
     def __bool__(self) -> bool:
         return bool(self.datasets or self.models or self.urls or self.scripts)
+
+
+TABLE = rules.table(Needs)
+_ONE_URL = rules.table(Url)
 
 
 def parse(values: Mapping[str, Any], file: Path) -> Needs:
@@ -73,21 +68,19 @@ def parse(values: Mapping[str, Any], file: Path) -> Needs:
     """
     found = []
     for number, entry in enumerate(values.get("urls", ())):
-        key = f"fetch.urls[{number}]"
-        rules.check(entry, _ONE_URL, str(file), key)
+        place = f"fetch.urls[{number}]"
+        rules.check(entry, _ONE_URL, str(file), place)
         if "url" not in entry:
-            raise UserError(f"{file}: {key}: url is missing")
+            raise UserError(f"{file}: {place}: url is missing")
         if urls.web_parts(entry["url"]) is None:
             shown = urls.public(entry["url"])  # it may hold a password
-            raise UserError(f"{file}: {key}.url must be {urls.WEB}, found {shown!r}")
-        to = entry.get("to")
-        path = None if to is None else file.parent / user_path(to, f"{file}: {key}.to")
-        found.append(Url(entry["url"], entry.get("sha256", "").lower(), path))
-    cache = values.get("cache")
-    return Needs(
-        None if cache is None else file.parent / user_path(cache, f"{file}: fetch.cache"),
-        tuple(values.get("datasets", ())),
-        tuple(values.get("models", ())),
-        tuple(found),
-        tuple(values.get("scripts", ())),
-    )
+            raise UserError(f"{file}: {place}.url must be {urls.WEB}, found {shown!r}")
+        to = _path(entry.get("to"), f"{place}.to", file)
+        sha256 = entry.get("sha256", "").lower()
+        found.append(rules.make(Url, entry, sha256=sha256, to=to))
+    cache = _path(values.get("cache"), "fetch.cache", file)
+    return rules.make(Needs, values, cache=cache, urls=tuple(found))
+
+
+def _path(text: str | None, place: str, file: Path) -> Path | None:
+    return None if text is None else file.parent / user_path(text, f"{file}: {place}")

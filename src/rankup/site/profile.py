@@ -10,10 +10,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from ..base.errors import UserError, nearest
-from . import rules, schema
+from . import rules
+from .rules import Each, setting, whole
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,13 +38,13 @@ class Partition:
     """
 
     name: str
-    max_minutes: int | None
-    gpus: int
-    cores: int
-    memory_gb: int | None
-    max_nodes: int | None
-    internet: bool | None
-    per_node_hour: float | None = None
+    max_minutes: int | None = setting(whole(1), None)
+    gpus: int = setting(whole(0), 0)
+    cores: int = setting(whole(1), 0)
+    memory_gb: int | None = setting(whole(1), None)
+    max_nodes: int | None = setting(whole(1), None)
+    internet: bool | None = setting(rules.YES_OR_NO, None)
+    per_node_hour: float | None = setting(rules.POSITIVE, None)
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,9 @@ class Billing:
         per_gpu_hour: units per GPU and hour where the unit is GPU-h (LUMI: 0.5 per GCD).
     """
 
-    unit: Unit
-    per_node_hour: float | None
-    per_gpu_hour: float
+    unit: Unit = setting(rules.one_of("core-h", "node-h", "GPU-h"), "GPU-h")
+    per_node_hour: float | None = setting(rules.POSITIVE, None)
+    per_gpu_hour: float = setting(rules.POSITIVE, 1.0)
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ class Detection:
         login: those of login nodes; they do not give the site away, they may be common words.
     """
 
-    systemname: tuple[str, ...]
-    environment: Mapping[str, tuple[str, ...]]
-    clusters: tuple[str, ...]
-    hosts: tuple[str, ...]
-    login: tuple[str, ...]
+    systemname: tuple[str, ...] = setting(rules.TEXTS, ())
+    environment: Mapping[str, tuple[str, ...]] = setting(Each(rules.VARIABLE, rules.TEXTS), dict)
+    clusters: tuple[str, ...] = setting(rules.TEXTS, ())
+    hosts: tuple[str, ...] = setting(rules.PATTERNS, ())
+    login: tuple[str, ...] = setting(rules.PATTERNS, ())
 
 
 @dataclass(frozen=True)
@@ -109,34 +110,34 @@ class Profile:
     """
 
     name: str
-    title: str
-    host_suffix: str
-    environment: Mapping[str, str]
-    list_gpus: bool
-    srun: tuple[str, ...]
-    sbatch: tuple[str, ...]
-    partition: str | None
-    qos: str | None
-    node: Partition | None
-    partitions: Mapping[str, Partition]
-    exclusive: bool | None
-    account_required: bool
-    mounts: tuple[str, ...]
-    not_mounted: tuple[str, ...]
-    project: tuple[str, ...]
-    scratch: tuple[str, ...]
-    data: tuple[str, ...]
-    purge_days: int | None
-    jutil: bool
-    modules: tuple[str, ...]
-    architecture: str
-    internet: bool | None
-    billing: Billing
-    monitoring: str | None
-    devices: Devices
-    detect: Detection
-    unsure: frozenset[str]
     values: Mapping[str, Any] = field(repr=False, compare=False)
+    title: str = setting(rules.TEXT)
+    host_suffix: str = setting(rules.TEXT_OR_NONE, "")
+    environment: Mapping[str, str] = setting(Each(rules.VARIABLE, rules.TEXT_OR_NONE), dict)
+    list_gpus: bool = setting(rules.YES_OR_NO, False)
+    srun: tuple[str, ...] = setting(rules.OPTIONS, ())
+    sbatch: tuple[str, ...] = setting(rules.OPTIONS, ())
+    partition: str | None = setting(rules.TEXT_OR_NONE, None)
+    qos: str | None = setting(rules.TEXT_OR_NONE, None)
+    node: Partition | None = setting(rules.table(Partition), None)
+    partitions: Mapping[str, Partition] = setting(Each(rules.WORD, rules.table(Partition)), dict)
+    exclusive: bool | None = setting(rules.YES_OR_NO, None)
+    account_required: bool = setting(rules.YES_OR_NO, False)
+    mounts: tuple[str, ...] = setting(rules.FOLDERS, ())
+    not_mounted: tuple[str, ...] = setting(rules.FOLDERS, ())
+    project: tuple[str, ...] = setting(rules.TEXTS, ())
+    scratch: tuple[str, ...] = setting(rules.TEXTS, ())
+    data: tuple[str, ...] = setting(rules.TEXTS, ())
+    purge_days: int | None = setting(whole(1), None)
+    jutil: bool = setting(rules.YES_OR_NO, False)
+    modules: tuple[str, ...] = setting(rules.TEXTS, ())
+    architecture: str = setting(rules.TEXT_OR_NONE, "")
+    internet: bool | None = setting(rules.YES_OR_NO, None)
+    billing: Billing = setting(rules.table(Billing), Billing())
+    monitoring: str | None = setting(rules.TEXT_OR_NONE, None)
+    devices: Devices = setting(rules.one_of("cuda", "rocm", "cpu"), "cuda")
+    detect: Detection = setting(rules.table(Detection), Detection())
+    unsure: frozenset[str] = setting(rules.TEXTS, frozenset())
 
     def shape(self, partition: str | None) -> Partition | None:
         """The nodes that a job in `partition` gets; None: only Slurm knows."""
@@ -157,6 +158,9 @@ class Profile:
         return nodes.gpus * self.billing.per_gpu_hour
 
 
+TABLE = rules.table(Profile)
+
+
 def names() -> list[str]:
     """The profiles there are, sorted."""
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
@@ -174,15 +178,6 @@ def load(name: str) -> Profile:
     return parse(tomllib.loads(path.read_text(encoding="utf-8")), name, str(path))
 
 
-def check(values: Mapping[str, Any], where: str, key: str = "") -> None:
-    """Check the keys and types of (a part of) a profile's tables.
-
-    Raises:
-        UserError: file and key, what was found, what was expected.
-    """
-    rules.check(values, schema.PROFILE, where, key)
-
-
 def override(profile: Profile, values: Mapping[str, Any], where: str = "[site]") -> Profile:
     """The profile with the tables of `values` laid over its own, key by key.
 
@@ -191,9 +186,9 @@ def override(profile: Profile, values: Mapping[str, Any], where: str = "[site]")
     or the URL away. What is said here is no longer unsure.
 
     Raises:
-        UserError: as `check`; keys are named as they stand in `rankup.toml`, below `site`.
+        UserError: as `parse`; keys are named as they stand in `rankup.toml`, below `site`.
     """
-    check(values, where, "site")
+    rules.check(values, TABLE, where, "site")
     merged = rules.merge(profile.values, values)
     for key, other in (("mounts", "not_mounted"), ("not_mounted", "mounts")):
         if key in values and other not in values:  # what is said here wins over its contrary
@@ -209,80 +204,39 @@ def parse(values: Mapping[str, Any], name: str, where: str, key: str = "") -> Pr
     """A profile from the tables of its file, which `where` names in messages.
 
     Raises:
-        UserError: as `check`, or a partition whose GPUs or cores are said nowhere.
+        UserError: file and key, what was found, what was expected; or no title; or a partition
+            whose GPUs or cores are said nowhere.
     """
-    check(values, where, key)
+    rules.check(values, TABLE, where, key)
     prefix = f"{key}." if key else ""
     if "title" not in values:
         raise UserError(f"{where}: {prefix}title is missing")
-    node = values.get("node", {})
-    internet = values.get("internet")
-    billing = values.get("billing", {})
-    return Profile(
+    usual = {"internet": values.get("internet"), **values.get("node", {})}
+
+    def nodes(word: str, said: Mapping[str, Any], place: str) -> Partition:
+        if lacking := next((one for one in ("gpus", "cores") if one not in said), None):
+            raise UserError(
+                f"{where}: {prefix}{place}.{lacking} is missing; say how many a node has, here or "
+                "in [node]"
+            )
+        return rules.make(Partition, said, name=word)
+
+    return rules.make(
+        Profile,
+        values,
         name=name,
-        title=values["title"],
-        host_suffix=values.get("host_suffix", ""),
+        values=values,
         environment={k: v for k, v in values.get("environment", {}).items() if v},
-        list_gpus=values.get("list_gpus", False),
-        srun=tuple(values.get("srun", ())),
-        sbatch=tuple(values.get("sbatch", ())),
+        # An empty word takes away what a profile says.
         partition=values.get("partition") or None,
         qos=values.get("qos") or None,
-        node=_nodes("", node, internet, where, f"{prefix}node") if node else None,
+        monitoring=values.get("monitoring") or None,
+        node=nodes("", usual, "node") if values.get("node") else None,
         partitions={
-            word: _nodes(word, {**node, **said}, internet, where, f"{prefix}partitions.{word}")
+            word: nodes(word, {**usual, **said}, f"partitions.{word}")
             for word, said in values.get("partitions", {}).items()
         },
-        exclusive=values.get("exclusive"),
-        account_required=values.get("account_required", False),
-        mounts=tuple(values.get("mounts", ())),
-        not_mounted=tuple(values.get("not_mounted", ())),
-        project=tuple(values.get("project", ())),
-        scratch=tuple(values.get("scratch", ())),
-        data=tuple(values.get("data", ())),
-        purge_days=values.get("purge_days"),
-        jutil=values.get("jutil", False),
-        modules=tuple(values.get("modules", ())),
-        architecture=values.get("architecture", ""),
-        internet=internet,
-        billing=Billing(
-            unit=cast(Unit, billing.get("unit", "GPU-h")),
-            per_node_hour=billing.get("per_node_hour"),
-            per_gpu_hour=billing.get("per_gpu_hour", 1.0),
-        ),
-        monitoring=values.get("monitoring") or None,
-        devices=cast(Devices, values.get("devices", "cuda")),
-        detect=_detection(values.get("detect", {})),
+        billing=rules.make(Billing, values.get("billing", {})),
+        detect=rules.make(Detection, values.get("detect", {})),
         unsure=frozenset(values.get("unsure", ())),
-        values=values,
-    )
-
-
-def _nodes(
-    name: str, said: Mapping[str, Any], internet: bool | None, where: str, key: str
-) -> Partition:
-    for needed in ("gpus", "cores"):
-        if needed not in said:
-            raise UserError(
-                f"{where}: {key}.{needed} is missing; say how many a node has, here or in [node]"
-            )
-    return Partition(
-        name=name,
-        max_minutes=said.get("max_minutes"),
-        gpus=said["gpus"],
-        cores=said["cores"],
-        memory_gb=said.get("memory_gb"),
-        max_nodes=said.get("max_nodes"),
-        internet=said.get("internet", internet),
-        per_node_hour=said.get("per_node_hour"),
-    )
-
-
-def _detection(said: Mapping[str, Any]) -> Detection:
-    return Detection(
-        systemname=tuple(said.get("systemname", ())),
-        environment={k: tuple(v) for k, v in said.get("environment", {}).items()},
-        clusters=tuple(said.get("clusters", ())),
-        hosts=tuple(said.get("hosts", ())),
-        login=tuple(said.get("login", ())),
     )

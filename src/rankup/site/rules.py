@@ -1,14 +1,19 @@
-"""What a TOML file may hold, said as data, and the words for what it holds instead."""
+"""What a TOML file may hold, said as data, and the words for what it holds instead.
+
+A dataclass whose fields are each a `setting` is both: the rules of a table, and what is made of it.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeAlias, TypeVar
 
 from ..base.errors import UserError, nearest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,39 @@ class Each:
 
 
 Rule: TypeAlias = Kind | Table | Each
+
+
+def setting(rule: Rule, default: Any = MISSING) -> Any:
+    """Return a field of a dataclass that the table's key of that name sets.
+
+    Args:
+        default: without the key; `dict` for an empty mapping.
+    """
+    if default is dict:
+        return field(default_factory=dict, metadata={"rule": rule})
+    return field(default=default, metadata={"rule": rule})
+
+
+def table(kind: type[Any]) -> Table:
+    """Return the rules of a dataclass's table."""
+    keys = {one.name: one.metadata["rule"] for one in fields(kind) if "rule" in one.metadata}
+    return Table(keys)
+
+
+def make(kind: type[T], values: Mapping[str, Any], /, **others: Any) -> T:
+    """Return a dataclass made of a table that was checked; lists become tuples.
+
+    Args:
+        others: fields that are no keys, or that are made of more than their key.
+    """
+    said = {name: _frozen(values[name]) for name in table(kind).keys if name in values}
+    return kind(**{**said, **others})
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _frozen(inner) for name, inner in value.items()}
+    return tuple(value) if isinstance(value, list) else value
 
 
 def check(value: Any, rule: Rule, where: str, key: str = "") -> None:

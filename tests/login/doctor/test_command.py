@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from rankup.base.findings import Finding
 from rankup.login.doctor.command import QUESTIONS, examine
-from rankup.login.question import Answer, question
+from rankup.login.question import question
 from tests.conftest import RunRankup
 from tests.login.doctor.test_deadline import gone
 from tests.login.doctor.test_python import make_torch
@@ -264,11 +265,11 @@ def test_a_question_that_fails_is_reported_and_the_rest_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     @question("RK520", "torch", "torch")
-    def fail(facts: object) -> list[Answer]:
+    def fail(facts: object) -> list[Finding]:
         raise ZeroDivisionError("a bug\nin two lines")
 
     @question("RK512", "space", "space")
-    def denied(facts: object) -> list[Answer]:
+    def denied(facts: object) -> list[Finding]:
         raise PermissionError(13, "Permission denied", "/secret")
 
     monkeypatch.chdir(tmp_path)

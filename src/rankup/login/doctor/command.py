@@ -21,7 +21,7 @@ from ...base.text import clean
 from ...sandbox.inside.spec import STATE
 from ...sandbox.processes import Tree
 from ...slurm.client import Client
-from ..question import Answer, Question, question, warning
+from ..question import Question, question, warning
 from . import folders, machine, python, script
 from .deadline import Deadline, start
 from .facts import Facts
@@ -54,7 +54,7 @@ OF_A_SCRIPT: Asked = (script.imports, script.data)
 
 
 @question("RK538", "no answer in time", "doctor")
-def late(found: tuple[Sequence[str], float]) -> Iterator[Answer]:
+def late(found: tuple[Sequence[str], float]) -> Iterator[Finding]:
     """All that has not answered within doctor's time (under two seconds in all): a file system, a
     command of Slurm or of the site. Doctor ends what it has started and says so, and
     does not wait. What hangs here usually slows down jobs as well.
@@ -76,7 +76,7 @@ def late(found: tuple[Sequence[str], float]) -> Iterator[Answer]:
 
 
 @question("RK539", "a check failed", "doctor")
-def failed(error: Exception) -> Iterator[Answer]:
+def failed(error: Exception) -> Iterator[Finding]:
     """A check of doctor's own that failed with an error nobody has thought of. The other checks are
     made all the same; this one says nothing.
 
@@ -151,7 +151,7 @@ def examine(
     places = [place for (_, place), answer in zip(asked, answers, strict=True) if answer is None]
     found += late.findings((list(dict.fromkeys(places)), limit))
     return [
-        replace(one, place=_shown(one.place), message=_shown(one.message), todo=_shown(one.todo))
+        replace(one, place=clean(one.place), message=clean(one.message), todo=clean(one.todo))
         for one in found
     ]
 
@@ -184,8 +184,3 @@ def _count(found: list[Finding], level: Level) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _shown(text: str) -> str:
-    """Safe to be printed: names of files may hold bytes of any kind, also such as are no text."""
-    return clean(text.encode(errors="replace").decode())

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...base.amounts import number, size
+from ...base.findings import Finding
 from ...site import places
 from ...site.caches import ROOT_VARIABLE, Cache
-from ..question import Answer, error, ok, question, warning
+from ..question import error, ok, question, warning
 from .facts import Facts, Folder, Space
 
 # A job writes here: full is an error. The other folders are only read, as far as is known.
@@ -32,7 +33,7 @@ _SET_BY = {
 
 
 @question("RK512", "space and files left on a file system", "space")
-def space(facts: Facts) -> Iterator[Answer]:
+def space(facts: Facts) -> Iterator[Finding]:
     """Bytes and files left on the file systems of `$HOME`, the project, scratch, data, the runs
     folder, the caches and the folder you are in, as the file system says (`statvfs`). Folders on
     one file system share a line. Quotas are [RK513](RK513.md).
@@ -78,7 +79,7 @@ def space(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK513", "quota", "quota")
-def quotas(facts: Facts) -> Iterator[Answer]:
+def quotas(facts: Facts) -> Iterator[Finding]:
     """Your quota and your project's, in bytes and files, asked from the command that fits the file
     system, where that is on `PATH`: `lfs quota` (Lustre), `mmlsquota` (GPFS), `quota` (NFS, XFS,
     ext4), `jutil project dataquota` (JSC). The line names the command. Each has until the end of
@@ -111,7 +112,7 @@ def quotas(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK514", "compute nodes see a folder", "mounts")
-def mounts(facts: Facts) -> Iterator[Answer]:
+def mounts(facts: Facts) -> Iterator[Finding]:
     """The folders that a job needs: the folder you are in, the script's, the runs folder, and this
     Python's environment; compute nodes have to mount them. Links are followed. Caches that they do
     not mount are [RK515](RK515.md). A job whose folder is not there on the node dies within
@@ -163,7 +164,7 @@ def mounts(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK515", "where caches lie", "caches")
-def caches(facts: Facts) -> Iterator[Answer]:
+def caches(facts: Facts) -> Iterator[Finding]:
     """Where Hugging Face, torch.hub, fastai, Triton, pip, uv and rankup itself keep what they
     download or compile, and who says so: a variable of yours, rankup (which sets it in jobs and for
     `fetch`), or the program's own default.

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from ...base.amounts import some
 from ...base.errors import nearest
+from ...base.findings import Finding
 from ...slurm.limits import clock, differences
 from ...slurm.partitions import Partition
-from ..question import Answer, error, ok, question, warning
+from ..question import error, ok, question, warning
 from .facts import Facts
 
 # A wrong one of these makes a job fail or wait; the others cost a word in a message, or Slurm
@@ -20,7 +21,7 @@ _MOST_PARTITIONS = 6
 
 
 @question("RK501", "machine and profile", "machine")
-def machine(facts: Facts) -> Iterator[Answer]:
+def machine(facts: Facts) -> Iterator[Finding]:
     """The machine that this is taken for, and the clue that gave it away: a variable of the site,
     a file, the host name, or Slurm's name of the cluster. Everything else follows from the
     profile: the default partition, what is mounted, how a job is billed. Also the facts of the
@@ -52,7 +53,7 @@ def machine(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK504", "rankup.toml", "rankup.toml")
-def configuration(facts: Facts) -> Iterator[Answer]:
+def configuration(facts: Facts) -> Iterator[Finding]:
     """The nearest `rankup.toml`: it can be read, has known keys only, and fits the profile.
     `rankup run` does not start with a file that it does not understand.
 
@@ -71,7 +72,7 @@ def configuration(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK505", "Slurm answers", "Slurm")
-def slurm(facts: Facts) -> Iterator[Answer]:
+def slurm(facts: Facts) -> Iterator[Finding]:
     """A Slurm with a configuration, and its controller's answer to `scontrol ping`. Without one
     nothing can be submitted, and nothing is known of partitions and free nodes.
 
@@ -99,7 +100,7 @@ def slurm(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK506", "partitions: limits, and what is free", "partitions")
-def partitions(facts: Facts) -> Iterator[Answer]:
+def partitions(facts: Facts) -> Iterator[Finding]:
     """The partitions, as Slurm describes them now: free nodes, GPUs, CPUs (hardware threads count)
     and memory of a node, the time limit, and how many nodes a job may have. The partition that jobs
     go to by default comes first. Where the profile says something else, Slurm's word is taken: your
@@ -149,7 +150,7 @@ def partitions(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK508", "account", "account")
-def account(facts: Facts) -> Iterator[Answer]:
+def account(facts: Facts) -> Iterator[Finding]:
     """The account that jobs are charged to: `[job] account` in `rankup.toml`, `$SBATCH_ACCOUNT`,
     `$SLURM_ACCOUNT`; and whether Slurm's accounting lists it as yours. On many sites a job without
     an account is refused, and one with an account that is not yours, too.
@@ -185,7 +186,7 @@ def account(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK509", "internet of compute nodes", "internet")
-def internet(facts: Facts) -> Iterator[Answer]:
+def internet(facts: Facts) -> Iterator[Finding]:
     """The internet of compute nodes: what the profile says of the partition that jobs go to, and
     which other partitions have a network. A script that downloads its data or model in the job
     hangs or fails where there is none.
@@ -225,7 +226,7 @@ def _matters(key: str, partition: str | None) -> bool:
     return first in _MATTER
 
 
-def _partition(one: Partition, taken: bool) -> Answer:
+def _partition(one: Partition, taken: bool) -> Finding:
     place = f"{one.name} (default)" if taken else one.name
     limit = "no time limit" if one.max_minutes is None else f"{clock(one.max_minutes)} h at most"
     nodes = min(filter(None, (one.max_nodes, one.total_nodes)), default=one.total_nodes)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from ...base.findings import Finding
 from ..env import staleness
 from ..env.texts import REQUIREMENT
-from ..question import Answer, error, ok, question, warning
+from ..question import error, ok, question, warning
 from .facts import Facts
 
 # Fully sharded training (FSDP2) as rankup uses it.
@@ -21,7 +22,7 @@ _PLACE = "environment"
 
 
 @question("RK518", "Python and its environment", "Python")
-def python(facts: Facts) -> Iterator[Answer]:
+def python(facts: Facts) -> Iterator[Finding]:
     """The Python that runs rankup, which is the one that jobs get: what doctor says of packages is
     said of it. Another environment may be active: what you install there is not in a job. Packages
     are built for this node's processors, and do not start on others: on a Grace CPU (aarch64)
@@ -72,7 +73,7 @@ def python(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK520", "one torch is there, and new enough", "torch")
-def torch(facts: Facts) -> Iterator[Answer]:
+def torch(facts: Facts) -> Iterator[Finding]:
     """The torch that would be imported, found without importing it. Older than 2.7 is an error,
     older than 2.8 a warning, and so is a second one on Python's path.
 
@@ -123,7 +124,7 @@ def torch(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK521", "torch is built for these GPUs", "torch")
-def torch_device(facts: Facts) -> Iterator[Answer]:
+def torch_device(facts: Facts) -> Iterator[Finding]:
     """The device that torch was built for (CUDA, ROCm, CPUs) against the GPUs of the site and of
     this node. A torch for CPUs runs on a GPU node, twenty times slower, and you pay for the GPUs.
 
@@ -152,7 +153,7 @@ def torch_device(facts: Facts) -> Iterator[Answer]:
         yield ok(message)
 
 
-def _own_environment(facts: Facts) -> Iterator[Answer]:
+def _own_environment(facts: Facts) -> Iterator[Finding]:
     # An environment may lie elsewhere, under another name: the one that is active is known by its
     # files.
     own = facts.python.prefix.parent

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from ...base.amounts import some
 from ...base.errors import UserError
+from ...base.findings import Finding
 from ...base.urls import public
 from ...script.downloads import Download
 from ...script.downloads import read as read_downloads
 from ...script.modules import Import
 from ...script.modules import imports as read_imports
 from .. import record
-from ..question import Answer, error, ok, question, warning
+from ..question import error, ok, question, warning
 from .facts import Facts
 
 # Modules whose package has another name; for the others it is their own.
@@ -53,7 +54,7 @@ _PACKAGES = {
 
 
 @question("RK525", "the script can be read, and what it imports is there", "script")
-def imports(facts: Facts) -> Iterator[Answer]:
+def imports(facts: Facts) -> Iterator[Finding]:
     """The script: it is there, is a regular file, and is Python. And every package that it and the
     modules beside it import, and whether this environment has it. Nothing is imported. Imports in
     `try`/`except ImportError` and under `TYPE_CHECKING` may be missing. A job that lacks a package
@@ -104,7 +105,7 @@ def imports(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK526", "what the script fetches is there", "script")
-def data(facts: Facts) -> Iterator[Answer]:
+def data(facts: Facts) -> Iterator[Finding]:
     """The record of `rankup fetch` for the script with these arguments: all that a job needs of it
     is still there, the script was proved to start without a network, and the script and the modules
     beside it that it imports are still those that were proved. Where it was never fetched: the
@@ -143,7 +144,7 @@ def data(facts: Facts) -> Iterator[Answer]:
 
 
 @question("RK527", "what rankup.toml lists is there", "[fetch]")
-def needs(facts: Facts) -> Iterator[Answer]:
+def needs(facts: Facts) -> Iterator[Finding]:
     """The list in `[fetch]` of `rankup.toml` (data sets, models, URLs, scripts), and what of it was
     not fetched or is gone. A script has to have been proved to start without a network. A script
     that does not exist is named by its entry. `rankup run` refuses to submit while something is
@@ -209,7 +210,7 @@ def unreadable(script: Path) -> str:
         return f"{script}: {error.strerror}; name a script, from where you are or in full"
 
 
-def _fetched(facts: Facts, found: record.Record, exact: bool) -> Answer:
+def _fetched(facts: Facts, found: record.Record, exact: bool) -> Finding:
     """The answer to a record, which is or is not of these arguments."""
     again = _fetch(facts)
     if faults := found.faults():
@@ -229,7 +230,7 @@ def _fetched(facts: Facts, found: record.Record, exact: bool) -> Answer:
     return ok(f"{items}; it started without a network ({how})")
 
 
-def _never_fetched(facts: Facts, downloads: Sequence[Download]) -> Answer:
+def _never_fetched(facts: Facts, downloads: Sequence[Download]) -> Finding:
     if not downloads:
         return ok("reading it finds nothing that it downloads")
     lines = [f"line {one.line}: {one.what} {_shown(one.name)}".rstrip() for one in downloads]

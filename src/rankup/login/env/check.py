@@ -7,15 +7,17 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ...base import findings
+from ...base.findings import Finding
 from ...base.processes import end_group
 from ...base.signals import ended_as_an_exception
 from ...base.text import clean
-from ..question import Answer, error, ok, question, warning
+from ..question import error, ok, question, warning
 from . import requirements, state
 from .texts import REQUIREMENT
 
@@ -71,7 +73,7 @@ class Environment:
 
 
 @question("RK540", "the environment is there and finished", "venv")
-def finished(it: Environment) -> Iterator[Answer]:
+def finished(it: Environment) -> Iterator[Finding]:
     """The environment's `venv/`, and both stamps that `setup.sh` writes last: `venv/.made` once the
     venv is whole, `venv/.installed` once all packages are in it. Without the second one somebody
     killed the installation half way, or it is still going on. Some packages are missing then, or
@@ -94,7 +96,7 @@ def finished(it: Environment) -> Iterator[Answer]:
 
 
 @question("RK541", "the environment works where it lies", "venv")
-def works(it: Environment) -> Iterator[Answer]:
+def works(it: Environment) -> Iterator[Finding]:
     """The path and the architecture in `venv/.made`, the Python that the venv was made with, and
     `activate.sh`: with the kind `modules`, every module can be loaded.
 
@@ -118,7 +120,7 @@ def works(it: Environment) -> Iterator[Answer]:
 
 
 @question("RK542", "the environment is as old as its files", "files")
-def age(it: Environment) -> Iterator[Answer]:
+def age(it: Environment) -> Iterator[Finding]:
     """The hashes of `requirements.txt` (with the files it names by `-r` and `-c`),
     `requirements.lock` and, for the kind `modules`, `modules.sh`, against those that the
     environment was made from. Where they differ, a job would run with the older packages. Also the
@@ -149,7 +151,7 @@ def age(it: Environment) -> Iterator[Answer]:
 
 
 @question("RK544", "packages that do not go together", "packages")
-def conflicts(it: Environment) -> Iterator[Answer]:
+def conflicts(it: Environment) -> Iterator[Finding]:
     """The lines of `pip check` in the activated environment: a package requires another that is not
     there in a version that it accepts. What a module's packages lack among themselves is left out.
     A package may fail at import or, worse, compute something else.
@@ -172,7 +174,7 @@ def conflicts(it: Environment) -> Iterator[Answer]:
 
 
 @question("RK545", "one torch, which can be imported", "torch")
-def torch(it: Environment) -> Iterator[Answer]:
+def torch(it: Environment) -> Iterator[Finding]:
     """Each `torch` that the activated environment's Python finds: in `venv/` and in a module. The
     one in the venv is imported, and the module's torchvision, Apex or flash-attention were compiled
     for the other. This is the most frequent trouble of the course's participants. And whether
@@ -222,10 +224,7 @@ def check(folder: str | None, *, as_json: bool) -> int:
     if findings.exit_code(found) == 0:
         with ended_as_an_exception():  # so that also then no process is left
             found = [finding for one in QUESTIONS for finding in one.findings(it)]
-    found = [
-        findings.Finding(one.code, one.level, one.place, clean(one.message), one.todo)
-        for one in found
-    ]
+    found = [replace(one, message=clean(one.message)) for one in found]
     if as_json:
         print(findings.as_json(found))
     else:
