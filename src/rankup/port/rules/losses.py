@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ...script.effects import Reached, callee
+from ...script.effects import Reached, run_by_call
 from ...script.flow import Flow, argument, call_name, given, literal
 from ...script.names import (
     Function,
@@ -22,8 +22,7 @@ from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from ..rewrite.losses import Kind, differentiated
-from ..rewrite.masked import MaskedMean
+from ..rewrite.losses import Kind, MaskedMean, differentiated
 from ..rewrite.means import NotSeen, check_mean, declared, masked_means
 from ..rewrite.training import Loop, Training, training_in
 from .facts import anywhere, calls, single, starred
@@ -249,7 +248,7 @@ def _comparison(
                 return where, node, entry
             if not isinstance(node, ast.Call):
                 continue
-            found = _run(flow, where, node)
+            found = run_by_call(flow, where, node)
             taken = _parameters_of(node, found, names) if found is not None else set()
             if found is None or not taken or (found[1], frozenset(taken)) in seen:
                 continue
@@ -260,14 +259,6 @@ def _comparison(
 
 def _names_in(node: ast.AST) -> set[str]:
     return {one.id for one in walk(node) if isinstance(one, ast.Name)}
-
-
-def _run(flow: Flow, file: File, call: ast.Call) -> Reached | None:
-    """The function that a call runs; of an instance, such as a model or a loss, its forward."""
-    owner = flow.class_of(file, call.func)
-    if owner is not None:
-        return flow.member(*owner, "forward") or flow.member(*owner, "__call__")
-    return callee(flow, file, call)
 
 
 def _parameters_of(call: ast.Call, found: Reached, names: set[str]) -> set[str]:
