@@ -11,10 +11,12 @@ import pytest
 
 from rankup.launch import facts
 from rankup.launch.lives import NO_SLURM
+from rankup.monitor import cost
 from rankup.monitor.recording import Facts
 from rankup.site import rundir
 from rankup.site.config import Config
 
+from ..monitor.handmade import made
 from .handmade import make_run, record
 
 BILL: dict[str, Any] = {
@@ -61,6 +63,24 @@ def test_a_job_that_asks_at_its_own_end_has_ended(tmp_path: Path) -> None:
     (life,) = _facts(path, ended=3).lives
     assert life.state == "FAILED"
     assert life.end == pytest.approx(time.time(), abs=30)
+
+
+def test_each_life_has_the_limit_and_the_price_that_it_was_asked_for_with(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    more = {**BILL, "minutes": 30, "per_node_hour": 64.0}
+    first = {"submitted": rundir.now(), "nodes": 1, "nproc": 4, "job": "7", "bill": BILL}
+    _lives(path, first, {**first, "nodes": 2, "job": "9", "bill": more})
+    for number, (job, nodes) in enumerate((("7", "n1"), ("8", "n1"), ("9", "n[1-2]"))):
+        begin = 1e9 + 10_000 * number
+        record(path, job=job, task=None, restart=0, start=begin, nodes=nodes, id=job)
+        record(path, job=job, task=None, restart=0, end=begin + 3600, code=0)
+    record(path, job="8", task=None, follows="7")
+    found = _facts(path)
+    assert [life.limit for life in found.lives] == [7200, 7200, 1800]
+    assert [life.per_node_hour for life in found.lives] == [128.0, 128.0, 64.0]
+    samples = made(util=50)
+    paid = cost.cost(replace(samples, facts=found), ())
+    assert paid.lives == (128.0, 128.0, 128.0)
 
 
 def test_a_local_run_costs_nothing_and_never_waited(tmp_path: Path) -> None:

@@ -24,32 +24,52 @@ _BY_THE_WAY = re.compile(
 # Lines of slurmstepd, srun, and of psslurm, which JSC runs in slurmd's place: it says
 # "error: *** job 1 CANCELLED DUE TO TIME LIMIT ***". A step's own ("*** 1.0 …") is no cause.
 _BY_SLURM = re.compile(r"slurmstepd|srun: |error: \*\*\* (job \d|PREEMPTION for job )")
-# Slurm's own lines: (pattern, what it means).
-_SLURM: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), words)
-    for pattern, words in (
+# Slurm's own lines: (pattern, the state that they end a job in, what it means).
+_SLURM: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), state, words)
+    for pattern, state, words in (
         (
             r"oom-kill|oom_kill|out of memory handler|exceeded .{0,100}memory limit",
+            "OUT_OF_MEMORY",
             "the node's main memory ran out; fewer data workers or more --mem",
         ),
         (
             r"CANCELLED (AT .{1,40} )?DUE TO TIME LIMIT",
+            "TIMEOUT",
             "the job ran into its time limit; give more --time, or go on with --resume",
         ),
         (
             r"CANCELLED AT .{1,40} DUE TO NODE FAILURE|Node failure on",
+            "NODE_FAIL",
             "a node died; go on with --resume",
         ),
-        (r"CANCELLED AT .{1,40} DUE TO PREEMPTION", "a job that comes first took the nodes"),
-        (r"CANCELLED AT .{1,40} DUE TO JOB REQUEUE", "the job was put back into the queue"),
-        (r"^slurmstepd.*\*\*\* JOB .* CANCELLED AT", "the job was cancelled"),
+        (
+            r"CANCELLED AT .{1,40} DUE TO PREEMPTION",
+            "PREEMPTED",
+            "a job that comes first took the nodes",
+        ),
+        (
+            r"CANCELLED AT .{1,40} DUE TO JOB REQUEUE",
+            "",
+            "the job was put back into the queue",
+        ),
+        (r"^slurmstepd.*\*\*\* JOB .* CANCELLED AT", "CANCELLED", "the job was cancelled"),
         # psslurm's word for every end but the time limit.
         (
             r"\*\*\* PREEMPTION for job \d",
+            "CANCELLED",
             "the job was cancelled, preempted or put back into the queue",
         ),
-        (r"^srun: error: .*(Unable to create step|Job step creation)", "srun could not start"),
-        (r"^srun: error: .*(Node failure|node failure)", "a node died; go on with --resume"),
+        (
+            r"^srun: error: .*(Unable to create step|Job step creation)",
+            "FAILED",
+            "srun could not start",
+        ),
+        (
+            r"^srun: error: .*(Node failure|node failure)",
+            "NODE_FAIL",
+            "a node died; go on with --resume",
+        ),
     )
 )
 _TASK = re.compile(r"^srun: error: (\S+): tasks? [\d,\-\[\]]+: .+")
@@ -193,11 +213,22 @@ def _of_root(
 
 
 def _slurm(lines: Sequence[str]) -> Cause | None:
-    for pattern, words in _SLURM:
+    found = _by_slurm(lines)
+    return Cause(f"{found[0].strip()}\nSlurm: {found[2]}", "slurm") if found else None
+
+
+def end_state(lines: Sequence[str]) -> str | None:
+    """The state in which a job ended by what Slurm wrote into its log; None where it says none."""
+    found = _by_slurm(lines)
+    return found[1] or None if found else None
+
+
+def _by_slurm(lines: Sequence[str]) -> tuple[str, str, str] | None:
+    for pattern, state, words in _SLURM:
         for line in lines:
             # A step is cancelled when another has failed; only the job's own end is a cause.
             if _BY_SLURM.match(line) and pattern.search(line):
-                return Cause(f"{line.strip()}\nSlurm: {words}", "slurm")
+                return line, state, words
     return None
 
 

@@ -20,9 +20,9 @@ from tests.conftest import signals_as_before
 # Without the budget: a machine that is busy with tests would make samples seldom.
 _SAMPLER = """
 import sys
-from rankup.monitor.collect import pace
+from rankup.monitor.collect import sampler
 from rankup.monitor.collect.main import main
-pace.BUDGET = 1.0
+sampler.BUDGET = 1.0
 {}
 sys.exit(main(sys.argv[1:]))
 """

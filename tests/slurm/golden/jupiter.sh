@@ -76,6 +76,8 @@ rankup_offset=$(stat --dereference --format=%s "$rankup_base/log/$rankup_job.out
 record_life "\"start\": $(date +%s.%3N), \"nodes\": \"$SLURM_JOB_NODELIST\", \"id\": \"$SLURM_JOB_ID\", \"offset\": $rankup_offset"
 
 if [ -e "$rankup_base/log/cancelled" ]; then
+    record_life "\"end\": $(date +%s), \"code\": 1, \"cancelled\": true"
+    rankup_ended=1
     end_life 1 "cancelled by \`rankup cancel\`"
 elif [ -e "$rankup_marker" ]; then
     rm -- "$rankup_marker"

@@ -68,8 +68,7 @@ def start(
     """
     import os
 
-    from .pace import EVERY
-    from .sampler import Options, sample_run
+    from .sampler import EVERY, Options, sample_run
 
     options = Options(run, EVERY if every is None else every, ranks, life, parent, whole_node)
     return sample_run(options, os.environ)
