@@ -38,34 +38,22 @@ _GENERATORS = words(
 
 def draws(file: File, node: ast.AST) -> list[ast.expr]:
     """The random draws in an expression."""
-    return list(dict.fromkeys([*_drawing(file, node), *draws_by_own(file, node)]))
+    own = (call for call in calls_in(node) if own_generator(file, call) is not None)
+    return list(dict.fromkeys([*_drawing(file, node), *own]))
 
 
-def own_generator(file: File, node: ast.AST | None) -> bool:
-    """True of a generator that a script makes with one seed for all ranks: `default_rng(0)`."""
+def own_generator(file: File, call: ast.Call) -> ast.AST | None:
+    """What makes the generator that a call draws from, where it is the script's own."""
     names, found = file.names, list[Binding]()
-    if isinstance(node, ast.Name):
-        found = names.bindings(node.id, names.scope(node))[1]
-    elif isinstance(node, ast.Attribute) and not names.dotted(node):
-        owner = names.enclosing(node, ast.ClassDef)
-        found = names.attributes(owner).get(node.attr, []) if owner is not None else []
-    for one in (binding.node for binding in found):
-        if not isinstance(one, ast.Call):
-            continue
-        seeds = arguments_of(one)
-        if isinstance(one.func, ast.Attribute) and one.func.attr == "manual_seed":
-            one = one.func.value
-        if isinstance(one, ast.Call) and names.called(one) in _GENERATORS:
-            return not any(names_rank(seed) for seed in [*seeds, *arguments_of(one)])
-    return False
-
-
-def draws_by_own(file: File, node: ast.AST) -> Iterator[ast.Call]:
-    """The draws in a piece of code from a generator that the script makes."""
-    for call in calls_in(node):
-        of = (receiver(call), argument(call, "generator"))
-        if call_name(call) not in SEEDING and any(own_generator(file, one) for one in of):
-            yield call
+    if call_name(call) in SEEDING:
+        return None
+    for of in (receiver(call), argument(call, "generator")):
+        if isinstance(of, ast.Name):
+            found += names.bindings(of.id, names.scope(of))[1]
+        elif isinstance(of, ast.Attribute) and not names.dotted(of):
+            owner = names.enclosing(of, ast.ClassDef)
+            found += names.attributes(owner).get(of.attr, []) if owner is not None else []
+    return next((one.node for one in found if _seeds(file, one.node) is not None), None)
 
 
 def drawn_for_samples(script: Script, file: File) -> Iterator[ast.Call]:
@@ -87,22 +75,28 @@ def drawn_for_samples(script: Script, file: File) -> Iterator[ast.Call]:
         if _only_evaluated(script, source.owner(source.scope(call))):
             continue
         if any(
-            _one_seed(one.file, one.node) and not (one.file is file and one.node in drawn)
+            one_seed(one.file, one.node) and not (one.file is file and one.node in drawn)
             for one in script.flow.origins(file, of)
         ):
             yield call
 
 
-def _one_seed(file: File, node: ast.AST) -> bool:
-    """True of `default_rng(0)`, and of `torch.Generator()`, which has a fixed seed."""
+def _seeds(file: File, node: ast.AST) -> list[ast.expr] | None:
+    """The seeds of what makes a generator, `default_rng(0)`; None of anything else."""
     seeds: list[ast.expr] = []
     if isinstance(node, ast.Call) and call_name(node) == "manual_seed":
         seeds, node = arguments_of(node), node.func.value  # type: ignore[attr-defined]
-    if not isinstance(node, ast.Call) or (made := file.names.called(node)) not in _GENERATORS:
-        return False
-    seeds += arguments_of(node)
-    alike = bool(seeds) or made == "torch.Generator"
-    return alike and not any(names_rank(seed) or of_process(file, seed) for seed in seeds)
+    if not isinstance(node, ast.Call) or file.names.called(node) not in _GENERATORS:
+        return None
+    return [*seeds, *arguments_of(node)]
+
+
+def one_seed(file: File, node: ast.AST) -> bool:
+    """True of `default_rng(0)`, and of `torch.Generator()`, which has a fixed seed."""
+    seeds = _seeds(file, node)
+    if not seeds:
+        return isinstance(node, ast.Call) and file.names.called(node) == "torch.Generator"
+    return not any(names_rank(seed) or of_process(file, seed) for seed in seeds)
 
 
 def _drawing(file: File, node: ast.AST) -> Iterator[ast.Call]:
