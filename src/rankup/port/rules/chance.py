@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import Origin, argument, call_name, first_argument, literal, receiver
-from ...script.flow import given as arguments_of
+from ...script.flow import Origin, argument, call_name, first_argument, given, literal, receiver
 from ...script.names import Binding, Function, calls_in
 from ...script.roles import LoopNode, Role, Script
 from ...script.source import File
@@ -85,10 +84,10 @@ def _seeds(file: File, node: ast.AST) -> list[ast.expr] | None:
     """The seeds of what makes a generator, `default_rng(0)`; None of anything else."""
     seeds: list[ast.expr] = []
     if isinstance(node, ast.Call) and call_name(node) == "manual_seed":
-        seeds, node = arguments_of(node), node.func.value  # type: ignore[attr-defined]
+        seeds, node = given(node), node.func.value  # type: ignore[attr-defined]
     if not isinstance(node, ast.Call) or file.names.called(node) not in _GENERATORS:
         return None
-    return [*seeds, *arguments_of(node)]
+    return [*seeds, *given(node)]
 
 
 def one_seed(file: File, node: ast.AST) -> bool:
@@ -154,9 +153,9 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
         dotted, name = file.names.called(call), call_name(call)
         if name in SPLITS:
             what = "a split"
-            given = argument(call, "generator", 2) or argument(call, "random_state")
+            seed = argument(call, "generator", 2) or argument(call, "random_state")
             ordered = name == "train_test_split" and literal(argument(call, "shuffle")) is False
-            fixed = given is not None or ordered or _handed_out(file, script, call)
+            fixed = seed is not None or ordered or _handed_out(file, script, call)
             family = "numpy" if name == "train_test_split" else "torch"
         elif dotted in _PERMUTATIONS:
             what = "a permutation"
@@ -240,7 +239,7 @@ def _made_with(script: Script, loader: Role) -> list[Origin]:
         file, node, depth = waiting.pop(0)
         for origin in script.flow.origins(file, node):
             found.append(origin)
-            passed = arguments_of(origin.node) if isinstance(origin.node, ast.Call) else []
+            passed = given(origin.node) if isinstance(origin.node, ast.Call) else []
             waiting += [(origin.file, one, depth - 1) for one in passed if depth]
     return found
 
@@ -293,7 +292,7 @@ def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
     """
     seen: set[ast.AST] = set()
     for call, _ in calls(file, *SEEDS, "default_rng"):
-        for arg in arguments_of(call):
+        for arg in given(call):
             for where, made in with_origins(script, file, arg):
                 clock = of_process(where, made)
                 chance = not ported(script) and any(_drawing(where, made))
