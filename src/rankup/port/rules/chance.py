@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...script.flow import Origin, argument, call_name, first_argument, given, literal, receiver
-from ...script.names import Binding, Function, calls_in
+from ...script.names import Function, calls_in
 from ...script.roles import LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import SEEDING, SEEDS, SPLITS, is_draw, root, words
 from ..rewrite.context import Context
 from ..rewrite.script import ITEMS
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, guard, names_rank, ported, with_origins
+from .facts import anywhere, bindings, calls, guard, names_rank, ported, with_origins
 from .rule import Hit, rule
 
 # What two processes have different whatever their random states are.
@@ -43,16 +43,9 @@ def draws(file: File, node: ast.AST) -> list[ast.expr]:
 
 def own_generator(file: File, call: ast.Call) -> ast.AST | None:
     """What makes the generator that a call draws from, where it is the script's own."""
-    names, found = file.names, list[Binding]()
-    if call_name(call) in SEEDING:
-        return None
-    for of in (receiver(call), argument(call, "generator")):
-        if isinstance(of, ast.Name):
-            found += names.bindings(of.id, names.scope(of))[1]
-        elif isinstance(of, ast.Attribute) and not names.dotted(of):
-            owner = names.enclosing(of, ast.ClassDef)
-            found += names.attributes(owner).get(of.attr, []) if owner is not None else []
-    return next((one.node for one in found if _seeds(file, one.node) is not None), None)
+    of = () if call_name(call) in SEEDING else (receiver(call), argument(call, "generator"))
+    made = (one.node for part in of for one in bindings(file, part))
+    return next((one for one in made if _seeds(file, one) is not None), None)
 
 
 def drawn_for_samples(script: Script, file: File) -> Iterator[ast.Call]:

@@ -18,6 +18,10 @@ from .readings import Region, Step, returns_reading, steps_of, value_of
 from .sizes import batch_sizes
 from .steering import steers
 
+_OWN_COUNTER = (
+    "is of rank 0's part of the batches alone: what is added is not seen to be a sum over samples "
+    "(rankup.batch_sum) or the loss (rankup.batch_mean)"
+)
 _KEEPS = words("update append extend add")
 _SHOWS = SHOWING | words("update append add progress_bar scalar")
 
@@ -253,7 +257,7 @@ class Numbers(Region):
             if name in local:
                 parts = [at for at, value in grown[name] if self.local(value)]
                 if parts and name in sums:
-                    self._leave_counter(parts[0], name)
+                    self.context.leave(parts[0], f"{name} {_OWN_COUNTER}")
                 elif parts:
                     self.blended.setdefault(name, parts[0])
                 self.wrapped += [value for _, value in grown[name]]
@@ -331,13 +335,6 @@ class Numbers(Region):
             ):
                 return True
         return False
-
-    def _leave_counter(self, node: ast.AST, name: str) -> None:
-        self.context.leave(
-            node,
-            f"{name} is of rank 0's part of the batches alone: what is added is not seen to be a "
-            "sum over samples (rankup.batch_sum) or the loss (rankup.batch_mean)",
-        )
 
     def plan(self, node: ast.expr) -> list[tuple[ast.expr, Kind]] | None:
         """The parts of an expression to be put together over the ranks; None: not known how."""
