@@ -188,7 +188,7 @@ def test_one_batch_ahead() -> None:
         for number in range(4):
             asked.append(number)
             request = BatchRequest(np.empty(0, np.int64), 0, 0, 0, 0, 0)
-            yield (request, Made(None, None, 0)), torch.full((3,), number)
+            yield Made(request, None, None, 0), torch.full((3,), number)
 
     for number, (_, batch) in enumerate(copied_ahead(batches(), torch.device("cuda"))):
         assert batch.tolist() == [number] * 3

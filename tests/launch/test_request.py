@@ -307,3 +307,17 @@ def test_a_recipes_run_that_is_through_is_not_submitted_again(here: Path) -> Non
         queue.run(JobSpec(None, resume=job.id), site, inside=False)
     more = JobSpec("language-model", ("--steps", "60"), resume=job.id)
     assert queue.run(more, Site(), inside=False) == 0, "longer than before"
+
+
+def test_a_run_directory_for_all_is_refused(here: Path) -> None:
+    shared = here / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(UserError, match=r"all users may write to .*shared.*chmod o-w"):
+        queue.run(JobSpec("train.py", out=str(shared)), Site(), inside=False)
+    assert list(shared.iterdir()) == []
+    _submit(Site())
+    [run] = _runs(here)
+    run.chmod(0o757)
+    with pytest.raises(UserError, match="all users may write"):
+        _submit(Site(), resume="last")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,3 +120,6 @@ def test_a_cancelled_run_starts_no_other_life(bash: Bash, job: JobScript, array:
     ran = bash.run(job, **settings)
     assert (ran.code, ran.torchrun) == (1, ())
     assert "cancelled by `rankup cancel`" in ran.output
+    [records] = Path(job.run_dir).rglob("lives.jsonl")
+    _, end = map(json.loads, records.read_text().splitlines())
+    assert (end["code"], end["cancelled"]) == (1, True), "told once, and not as a failure"

@@ -24,7 +24,7 @@ import torch
 from ..base.errors import UserError
 from ..site.gpus import usable_cores
 from .batches import BatchRequest
-from .fetch import ALLOCATOR, Allocator, Answer, BufferPool, Fetch, Made, allocate_pinned
+from .fetch import ALLOCATOR, Allocator, BufferPool, Fetch, Made, allocate_pinned
 from .processes import Processes, late
 from .transforms import Shaped, own_generators
 
@@ -37,7 +37,7 @@ _Jobs = SimpleQueue[tuple[BatchRequest, "Future[Made]"] | None]
 class Engine(Protocol):
     """Makes batches, in the order of their requests."""
 
-    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]: ...
+    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Made]: ...
 
     def close(self) -> None: ...
 
@@ -132,11 +132,11 @@ class Inline:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
 
-    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
+    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Made]:
         for request in requests:
             with own_generators():
                 made = self._fetch(request)
-            yield request, made
+            yield made
 
     def close(self) -> None:
         pass
@@ -158,34 +158,32 @@ class Threads:
         self._pid = 0
         self._end: weakref.finalize[Any, Any] | None = None
 
-    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
+    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Made]:
         # In a forked child the threads are not there.
         jobs = self._jobs if self._pid == os.getpid() else None
         if jobs is None:
             jobs = self._start()
-        waiting: deque[tuple[BatchRequest, Future[Made]]] = deque()
+        waiting: deque[Future[Made]] = deque()
         try:
             for request in requests:
                 future: Future[Made] = Future()
-                waiting.append((request, future))
+                waiting.append(future)
                 jobs.put((request, future))
                 if len(waiting) > self._ahead:
                     yield self._first(waiting)
             while waiting:
                 yield self._first(waiting)
         finally:
-            for _, future in waiting:
+            for future in waiting:
                 future.cancel()
 
-    def _first(self, waiting: deque[tuple[BatchRequest, Future[Made]]]) -> Answer:
-        request, future = waiting[0]
+    def _first(self, waiting: deque[Future[Made]]) -> Made:
         try:
-            future.exception(self._timeout or None)
+            waiting[0].exception(self._timeout or None)
         except FutureTimeout:
             self.close()  # should anybody go on, others take over
             raise late(self._timeout) from None
-        waiting.popleft()
-        return request, future.result()
+        return waiting.popleft().result()
 
     def _start(self) -> _Jobs:
         jobs: _Jobs = SimpleQueue()

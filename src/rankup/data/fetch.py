@@ -53,6 +53,7 @@ class Made:
     """A batch, as a worker has made it.
 
     Attributes:
+        request: that it was made for.
         inputs: a tensor of all samples, or a list of what the transform made of each.
         labels: int64 (k,); None where the data has none.
         count: samples that count, see `BatchRequest`.
@@ -60,6 +61,7 @@ class Made:
         drew: the transform has drawn random numbers.
     """
 
+    request: BatchRequest
     inputs: Any
     labels: Int64s | None
     count: int
@@ -76,9 +78,6 @@ class Made:
         """Return what a loop is given: `(inputs, labels)`, or the inputs alone."""
         return self.inputs if self.labels is None else (self.inputs, torch.from_numpy(self.labels))
 
-
-# A request, and what was made of it.
-Answer = tuple[BatchRequest, Made]
 
 # (shape, dtype) -> memory for a batch
 Allocator = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -192,7 +191,7 @@ class Fetch:
         finally:
             ASKED.reset(token)
         inputs = (self.collate or default_collate)(items)
-        return Made(inputs, None, min(request.count, len(items)), bad)
+        return Made(request, inputs, None, min(request.count, len(items)), bad)
 
     def _item(self, key: int, sample: int) -> Any:
         seed_process(key, sample)

@@ -21,15 +21,15 @@ from ..site import mounts
 from . import engines
 from .batches import BatchRequest, Place
 from .errors import BadContainer
-from .fetch import Answer, Bad, Fetch, Tally
+from .fetch import Bad, Fetch, Made, Tally
 from .index import Int64s
 from .orders import Blocks, Ordering, Sequential, Shuffled
 from .reader import PackedDataset
 from .splits import unwrapped
 
 Kind = Literal["auto", "threads", "processes"]
-# A request, what was made of it, and the batch of that.
-_Batch = tuple[Answer, Any]
+# What was made, and the batch of it.
+_Batch = tuple[Made, Any]
 QUIET = "RANKUP_QUIET"
 _GAP = 64 << 10  # what lies between neighbours (headers, fields) is read too, up to this
 _EARLIER = 4  # a window is asked for when a quarter of the one before it is left
@@ -171,14 +171,14 @@ class Loader(Place):
         share: tuple[int, int] | None = None
         batches = self._batches()
         try:
-            for (request, made), batch in batches:
-                self.consumed = request.stop
+            for made, batch in batches:
+                self.consumed = made.request.stop
                 self.bad += made.bad
                 counted.add(made.bad)
                 if not made.count and not self.train:  # all of them were dropped
                     continue
                 if self.train:
-                    share = LEDGER.samples = (made.count, request.total)
+                    share = LEDGER.samples = (made.count, made.request.total)
                 yield batch
                 if loop is not self._loop:
                     raise UserError(
@@ -207,7 +207,7 @@ class Loader(Place):
         if isinstance(self.order, Blocks) and _is_far(self.dataset):
             requests = _read_ahead(requests, self.order, self.dataset, self.rank, self.world_size)
         made = self._engine.run(requests)
-        batches: Iterator[_Batch] = ((one, one[1].batch()) for one in made)
+        batches: Iterator[_Batch] = ((one, one.batch()) for one in made)
         if self._pin:
             batches = ((one, _mapped(batch, torch.Tensor.pin_memory)) for one, batch in batches)
         if self._device is not None and self._device.type == "cuda":
@@ -247,7 +247,7 @@ def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
 
 
 # With the batch on its way, and what tells that it is there.
-_Copied = tuple[Answer, Any, Any, torch.cuda.Event]
+_Copied = tuple[Made, Any, Any, torch.cuda.Event]
 
 
 def copied_ahead(batches: Iterator[_Batch], device: torch.device) -> Iterator[_Batch]:

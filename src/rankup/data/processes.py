@@ -11,7 +11,6 @@ import pickle
 import signal
 import traceback
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from multiprocessing import util
 from multiprocessing.connection import wait
@@ -24,7 +23,7 @@ from torch.utils.data._utils import signal_handling
 from ..base.errors import UserError
 from ..base.processes import freeze_in_children
 from .batches import BatchRequest
-from .fetch import Answer, Fetch
+from .fetch import Fetch, Made
 from .transforms import OWN_GENERATORS
 
 _GUARD = (
@@ -48,7 +47,7 @@ class Processes:
         self._pid = 0
         self._end: util.Finalize | None = None
 
-    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
+    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Made]:
         if self._iterator is not None and self._pid != os.getpid():
             self._iterator._shutdown = True  # a forked child does not end the workers of its parent
             self._iterator = self._end = None
@@ -58,12 +57,12 @@ class Processes:
             self._give_up()
         if self._iterator is None:
             self._start()
-        self._requests.asked, self._requests.waiting = requests, deque()
+        self._requests.asked = requests
         self._try(iter, self._loader)
         while (result := self._try(next, self._iterator, None)) is not None:
             if isinstance(result, _Failure):
                 result.reraise()
-            yield self._requests.waiting.popleft(), result
+            yield result
 
     def close(self) -> None:
         """End the workers; batches that were handed out stay valid."""
@@ -82,7 +81,7 @@ class Processes:
     def _start(self) -> None:
         """Start workers without requests: what is torch's own until it has begun cannot be ended
         as it should, see `_end`."""
-        self._requests.asked, self._requests.waiting = iter(()), deque()
+        self._requests.asked = iter(())
         freeze_in_children()
         self._loader = DataLoader(
             _Batches(self._fetch),
@@ -168,21 +167,12 @@ def late(timeout: float) -> UserError:
 
 
 class _Requests:
-    """The requests of the running loop, as a sampler of torch's.
-
-    Attributes:
-        asked: those that are to come.
-        waiting: those that were handed out and are not made yet.
-    """
+    """The requests of the running loop that are to come, as a sampler of torch's."""
 
     asked: Iterator[BatchRequest]
-    waiting: deque[BatchRequest]
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        waiting = self.waiting
-        for request in self.asked:
-            waiting.append(request)
-            yield request
+        return self.asked
 
 
 class _Batches(Dataset[Any]):

@@ -249,7 +249,7 @@ class PackedDataset(Dataset[Any]):
         if not batch.rows and len(request):  # this rank steps with the others
             self._stand_in(request[0], key, batch, bad)
         labels = self._labels_of(np.asarray(batch.rows, np.int64))
-        return Made(batch.inputs(), labels, count, bad, batch.generators.used())
+        return Made(request, batch.inputs(), labels, count, bad, batch.generators.used())
 
     def _arrays(self, request: BatchRequest) -> Made | None:
         """Rows of an array all at once; None where samples are to be made one by one."""
@@ -264,7 +264,7 @@ class PackedDataset(Dataset[Any]):
             self.samples.arrays(rows, about.name, inputs.numpy())
         except (BadContainer, OSError, TypeError):  # which sample it is, is found one by one
             return None
-        return Made(inputs, self._labels_of(rows), request.count)
+        return Made(request, inputs, self._labels_of(rows), request.count)
 
     def _add(self, sample: int, batch: _Batch, bad: list[Bad]) -> bool:
         """Make a sample; return whether that could be done."""

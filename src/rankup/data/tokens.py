@@ -135,7 +135,7 @@ class Tokens(_Windowed):
     def make(self, request: BatchRequest) -> Made:
         """A batch at once: inputs int64 (k, window), labels the same, one token further."""
         x, y = self._windows(request.samples)
-        return Made(x, y.numpy(), request.count)
+        return Made(request, x, y.numpy(), request.count)
 
     def _windows(self, items: npt.ArrayLike) -> tuple[torch.Tensor, torch.Tensor]:
         starts = self._starts(items)
@@ -197,7 +197,7 @@ class Windows(_Windowed):
 
     def make(self, request: BatchRequest) -> Made:
         """A batch at once: inputs (k, window, *shape of a row)."""
-        return Made(self._windows(request.samples), None, request.count)
+        return Made(request, self._windows(request.samples), None, request.count)
 
     def _windows(self, items: npt.ArrayLike) -> torch.Tensor:
         starts = self._starts(items)

@@ -15,7 +15,7 @@ from ..slurm.client import Client
 from . import cause, lives
 from .clock import ago
 from .lives import Life
-from .logfile import log_of, say, tail_lines
+from .logfile import OUTPUT, log_of, say, tail_lines
 from .meant import folder
 from .noise import Fold, fold
 
@@ -121,7 +121,7 @@ class _View:
 
     def _file(self, life: Life) -> Path:
         if life.job is None:
-            return self.path / "log" / "torchrun.log"
+            return self.path / OUTPUT
         return log_of(self.path, life.job.partition("_")[0], life.task)
 
     def show(self, lines: Sequence[str]) -> None:

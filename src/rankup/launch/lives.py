@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from ..slurm import parse, reasons
 from ..slurm.client import Client, SlurmError, base_id, is_ours
 from ..slurm.job import JobState
 from ..slurm.parse import Queued
-from . import lock
+from . import cause, lock, logfile
 
 # Where no Slurm command is to be asked, its absence lets `slurm_job.states` use our own records.
 NO_SLURM = Client(environment={"PATH": os.devnull})
 # A status that waits half a minute for a busy controller helps nobody.
 TIMEOUT = 10.0
 STOPPED = "It stopped with a checkpoint"
+_CANCELLED = "`rankup cancel` had cancelled it before it began."
 _STOPPED = f"{STOPPED} before the {{}}."
 
 
@@ -38,6 +39,7 @@ class Life:
         started, ended, expected: unix seconds; `expected` start of a pending job.
         source: who says so.
         follows: the job whose place this one took, where the site does not requeue.
+        asked: what `job.json` says of the start that was asked for and that this belongs to.
     """
 
     job: str | None
@@ -52,6 +54,7 @@ class Life:
     source: str
     live: bool
     follows: str | None = None
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def task(self) -> str | None:
@@ -117,10 +120,65 @@ def of_run(
         of_job = None if mine is None else [r for r in mine if base_id(r.job_id) == job_id]
         states = _states(client, path, job_id, own, of_job, thorough and job_id == ids[-1])
         earlier = _earlier(own, {state.job_id: state for state in states})
-        lives += [replace(life, follows=follows.get(job_id)) for life in earlier]
-        lives += [_slurm(state, own, follows.get(job_id)) for state in states]
+        of_job_id = [*earlier, *(_slurm(state, own) for state in states)]
+        if mine is None:
+            of_job_id += _waiting(path, of_job_id, own, follows)
+        asked = _asked(job, job_id, follows)
+        lives += [
+            replace(_by_log(path, life, own), follows=follows.get(job_id), asked=asked)
+            for life in of_job_id
+        ]
     # Stable: lives of one job stay together, what has not begun comes last.
     return sorted(lives, key=lambda life: life.started or life.expected or float("inf"))
+
+
+def _asked(job: Job, job_id: str, follows: Mapping[str, str]) -> Mapping[str, Any]:
+    """The start that a job belongs to: its own, or that of the job whose place it took."""
+    known = {life["job"]: life for life in job.lives if isinstance(life.get("job"), str)}
+    for _ in range(len(follows) + 1):
+        if job_id in known:
+            return known[job_id]
+        job_id = follows.get(job_id, "").partition("_")[0]
+    return job.lives[-1] if job.lives else {}
+
+
+def _waiting(
+    path: Path, of_job: Sequence[Life], own: Sequence[Mapping[str, Any]], follows: Mapping[str, str]
+) -> list[Life]:
+    """The lives that are to come by our own records, while Slurm does not answer."""
+    ended: dict[str, dict[str, Any]] = {}
+    for record in own:
+        name = record["job"] if record.get("task") is None else f"{record['job']}_{record['task']}"
+        if "start" in record:
+            ended.pop(name, None)
+        elif "end" in record:
+            ended[name] = {**record, "stopped": record.get("stopped")}
+    words = f"{STOPPED} and waits for its next life, by its own record; Slurm does not answer."
+    if (path / "log" / "cancelled").exists():
+        words = "It was cancelled: its next life ends as it starts. Slurm does not answer."
+    return [
+        replace(life, state="PENDING", words=words, live=True, started=None, ended=None, nodes=())
+        for life in of_job
+        if life.job in ended
+        and ended[life.job]["stopped"]
+        and life.restart == ended[life.job].get("restart", 0)
+        and life.job not in follows.values()
+    ]
+
+
+def _by_log(path: Path, life: Life, own: Sequence[Mapping[str, Any]]) -> Life:
+    """A life that left no end, and that Slurm has forgotten: its log may say how it ended."""
+    if life.live or life.state != "UNKNOWN" or life.source != "own record" or life.job is None:
+        return life
+    mine = [r for r in own if life.task is None or str(r.get("task")) == life.task]
+    if any(r.get("restart", 0) > life.restart for r in mine):
+        return life  # what ended a later one stands behind it
+    file = logfile.log_of(path, base_id(life.job), life.task)
+    lines = logfile.tail_lines(file, logfile.life_start(file, mine, life.restart))
+    state = cause.end_state(lines)
+    if state is None:
+        return life
+    return replace(life, state=state, words=reasons.ended(state, 0, 0, ""))
 
 
 def newest(lives: Sequence[Life]) -> Life | None:
@@ -177,13 +235,16 @@ def _ended_alone(own: Sequence[Mapping[str, Any]]) -> bool:
     return bool(lasts) and lasts[-1].get("task") is None and "end" in lasts[-1]
 
 
-def _slurm(state: JobState, own: Sequence[Mapping[str, Any]], follows: str | None) -> Life:
+def _slurm(state: JobState, own: Sequence[Mapping[str, Any]]) -> Life:
     task = state.job_id.partition("_")[2]
-    stopped = state.state == "COMPLETED" and any(
-        r.get("stopped") and r.get("restart", 0) == state.restarts
+    mine = [
+        r
         for r in own
-        if not task or str(r.get("task")) == task
-    )
+        if (not task or str(r.get("task")) == task) and r.get("restart", 0) == state.restarts
+    ]
+    stopped = state.state == "COMPLETED" and any(r.get("stopped") for r in mine)
+    if state.state == "FAILED" and any(r.get("cancelled") for r in mine):
+        state = replace(state, state="CANCELLED", words=_CANCELLED, exit_code=None)
     return Life(
         job=state.job_id,
         restart=state.restarts,
@@ -196,7 +257,6 @@ def _slurm(state: JobState, own: Sequence[Mapping[str, Any]], follows: str | Non
         exit_code=state.exit_code,
         source=state.source,
         live=state.live,
-        follows=follows,
     )
 
 
@@ -216,7 +276,9 @@ def _earlier(own: Sequence[Mapping[str, Any]], now: Mapping[str, JobState]) -> l
         if state is None or (ran and restart == state.restarts):
             continue
         code, end = _number(life.get("code")), _number(life.get("end"))
-        if life.get("stopped"):
+        if life.get("cancelled"):
+            said, words, code = "CANCELLED", _CANCELLED, None
+        elif life.get("stopped"):
             said, words = "COMPLETED", _STOPPED.format("time limit")
         elif end is None:
             said, words = "UNKNOWN", "It ended without a word (killed, or its node died)."
@@ -273,6 +335,7 @@ def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Life:
         exit_code=None if code is None else int(code),
         source="own record",
         live=live,
+        asked=life,
     )
 
 

@@ -177,7 +177,10 @@ def _as_json(full: Report) -> dict[str, Any]:
         "target": full.job.target,
         "args": full.job.args,
         "cwd": full.job.cwd,
-        "lives": [asdict(life) for life in full.lives],
+        "lives": [
+            {name: value for name, value in asdict(life).items() if name != "asked"}
+            for life in full.lives
+        ],
         "metrics": dict(full.metrics),
         "cause": full.cause or None,
         "next": list(full.next_steps),

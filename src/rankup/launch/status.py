@@ -288,7 +288,7 @@ def _next_steps(path: Path, job: Job, found: Sequence[Life]) -> Iterable[str]:
     if saved:
         yield f"rankup run --resume {job.id}"
     else:
-        words = shlex.join([job.target, *job.args])
+        words = shlex.join(job.words)
         yield f"rankup run … {words} (once more from its beginning: it has saved no checkpoint)"
 
 

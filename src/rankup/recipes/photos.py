@@ -59,8 +59,8 @@ class Photos:
     def ahead(self, requests: Iterator[BatchRequest]) -> Iterator[tuple[BatchRequest, Batch]]:
         if self._engine is None:
             self._engine = self._started()
-        for request, made in self._engine.run(requests):
-            yield request, _batch(made)
+        for made in self._engine.run(requests):
+            yield made.request, _batch(made)
 
     def _started(self) -> engines.Engine:
         making = self._making

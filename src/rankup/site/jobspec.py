@@ -33,6 +33,7 @@ class Option:
         common: a script may have an option of this name itself.
         joined: what is given now stands beside what was given before, and not in its place.
         off: `--no-...` switches it off.
+        short: another name of one letter.
     """
 
     help: str | None = None
@@ -47,6 +48,7 @@ class Option:
     common: bool = False
     joined: bool = False
     off: bool = False
+    short: str | None = None
 
 
 def _option(default: Any, text: str | None = None, **how: Any) -> Any:
@@ -94,6 +96,9 @@ class JobSpec:
     monitor: bool = _option(True, "Sample what every GPU does, and report it at the end.", off=True)
     check: bool = _option(
         True, "Look first at what in a script stands in the way of many ranks.", off=True
+    )
+    module: bool = _option(
+        False, "TARGET is PACKAGE.MODULE, as for `python -m`.", short="-m", common=True
     )
     nodes: int | None = _slurm(None, "Nodes; one by default.", least=1, toml=rules.whole(1))
     time: str | None = _slurm(

@@ -43,6 +43,7 @@ class Job:
         lives: each start of the run that was asked for: when, where, on how many ranks, as which
             Slurm job (`job`). What a job did by itself afterwards stands in `log/lives.jsonl`.
         launch: options of `rankup run` that a resume takes over, by name.
+        module: the name by which the script is run, as by `python -m`; None for its path.
     """
 
     id: str
@@ -54,6 +55,12 @@ class Job:
     git: dict[str, Any]
     lives: list[dict[str, Any]] = field(default_factory=list)
     launch: dict[str, Any] = field(default_factory=dict)
+    module: str | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What starts a rank's part of the run: as `rankup-rank`, or `python`, takes it."""
+        return (*(("-m", self.module) if self.module else (self.target,)), *self.args)
 
 
 def new_id() -> str:

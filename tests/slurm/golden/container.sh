@@ -69,12 +69,14 @@ if [ -n "${RANKUP_INTERACTIVE:-}" ]; then
     rankup_who="process $RANKUP_INTERACTIVE on $(uname -n)"
 fi
 printf '%s' "$rankup_who" >"$RANKUP_RUN_DIR/log/lock"
-rm -f -- "$RANKUP_RUN_DIR"/log/failure-rank*.json # of an earlier life
+rm -f -- "$RANKUP_RUN_DIR"/log/failure-*.json # of an earlier life
 # The log may hold earlier lives: where this one begins in it. (Its size: psslurm gives a pipe.)
 rankup_offset=$(stat --dereference --format=%s "$rankup_base/log/$rankup_job.out" 2>/dev/null || echo 0)
 record_life "\"start\": $(date +%s.%3N), \"nodes\": \"$SLURM_JOB_NODELIST\", \"id\": \"$SLURM_JOB_ID\", \"offset\": $rankup_offset"
 
 if [ -e "$rankup_base/log/cancelled" ]; then
+    record_life "\"end\": $(date +%s), \"code\": 1, \"cancelled\": true"
+    rankup_ended=1
     end_life 1 "cancelled by \`rankup cancel\`"
 elif [ -e "$rankup_marker" ]; then
     rm -- "$rankup_marker"
@@ -116,14 +118,16 @@ export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"
 set -u
 
 # ---- until when: the ranks save and stop before this ---------------------------------------------
-RANKUP_END_TIME=${SLURM_JOB_END_TIME:-}
-if [ -z "$RANKUP_END_TIME" ]; then # Slurm before 23.02 does not say
+rankup_end=${SLURM_JOB_END_TIME:-}
+if [ -z "$rankup_end" ]; then # Slurm before 23.02 does not say
     ends=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$rankup_job" --format=%e)
-    RANKUP_END_TIME=$(date --date="${ends:-unknown}" +%s 2>/dev/null) || RANKUP_END_TIME=
+    rankup_end=$(date --date="${ends:-unknown}" +%s 2>/dev/null) || rankup_end=
 fi
-if [ -z "$RANKUP_END_TIME" ] && [ "$minutes" -gt 0 ]; then
-    RANKUP_END_TIME=$((rankup_start + minutes * 60)) # squeue did not answer
+if [ -z "$rankup_end" ] && [ "$minutes" -gt 0 ]; then
+    rankup_end=$((rankup_start + minutes * 60)) # squeue did not answer
 fi
+# The ranks' end is earlier: torchrun and srun end after them, and this shell asks for a next life.
+RANKUP_END_TIME=${rankup_end:+$((rankup_end - 10))}
 if [ -n "$stop_after" ]; then # --deadline
     early=$((rankup_start + stop_after))
     if [ "$early" -lt "${RANKUP_END_TIME:-$((early + 1))}" ]; then RANKUP_END_TIME=$early; fi
@@ -299,7 +303,7 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
         refusal="this site allows neither requeue nor sbatch in a job"
         if scontrol ping | grep -q ' UP$'; then break; fi
         refusal="Slurm's controller does not answer"
-        if [ $(($(date +%s) + pause)) -ge "${RANKUP_END_TIME:-9999999999}" ]; then break; fi
+        if [ $(($(date +%s) + pause)) -ge "${rankup_end:-9999999999}" ]; then break; fi
         echo "rankup: $refusal; the requeue is tried again in $pause s" >&2
         sleep "$pause"
     done
@@ -308,7 +312,7 @@ fi
 if [ -d "$RANKUP_RUN_DIR/monitor" ] && command -v rankup >/dev/null; then # what it was worth
     record_life "\"end\": $(date +%s), \"code\": $code" # the time limit may come meanwhile
     rankup_ended=1
-    left=$((${RANKUP_END_TIME:-$(($(date +%s) + 3600))} - $(date +%s) - 20))
+    left=$((${rankup_end:-$(($(date +%s) + 3600))} - $(date +%s) - 20))
     if [ "$left" -ge 20 ]; then # all nodes are billed as long as this takes: the lines, no page
         timeout --kill-after=5 20 \
             rankup report --formats text --ended "$code" "$RANKUP_RUN_DIR"

@@ -7,11 +7,14 @@ library on a file from anywhere, so that `isolated.py` runs the first of them in
 from __future__ import annotations
 
 import importlib
+import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ..errors import BadContainer
 from ..index import Index
 
 
@@ -33,7 +36,7 @@ class Choice:
 
 
 class Fallback(Protocol):
-    """Reader of samples that do not lie in one piece. Opens when it first reads; can be pickled."""
+    """Reader of samples that do not lie in one piece, of one process and one thread."""
 
     def chunks(self, field: str, number: int) -> Iterator[bytes | memoryview]:
         """The bytes of one field of one sample, piece by piece.
@@ -80,3 +83,31 @@ def module(name: str) -> Format:
     """The module of a format."""
     found: Format = importlib.import_module(f"{__name__}.{KNOWN[name]}")  # type: ignore[assignment]
     return found
+
+
+class Fallbacks:
+    """A `Fallback` of an index for each process and thread that reads by it.
+
+    What decompresses samples keeps the place it is at, which is no place for two; and a library's
+    handle that came over a fork is not used.
+    """
+
+    def __init__(self, index: Index, root: Path) -> None:
+        self._index, self._root = index, root
+        self._own = threading.local()
+
+    def chunks(self, field: str, offset: int) -> Iterator[bytes | memoryview]:
+        """The bytes of one field of one sample, by its negative offset.
+
+        Raises:
+            BadContainer: they cannot be read.
+        """
+        if getattr(self._own, "pid", 0) != os.getpid():
+            format = module(self._index.container)
+            if not hasattr(format, "fallback"):  # there, each sample lies in one piece
+                raise BadContainer(
+                    f"{self._root}: a sample begins at {offset}: its index is damaged"
+                )
+            self._own.fallback = format.fallback(self._index, self._root)
+            self._own.pid = os.getpid()
+        yield from self._own.fallback.chunks(field, ~offset)

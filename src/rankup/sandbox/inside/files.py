@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import shlex
 import shutil
@@ -18,10 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from ...base.urls import among
+from .. import events
 from .hooks import Change, Changes, Handler, Hook
 from .journal import Journal
 from .spec import EVENTS, LOCK
@@ -85,7 +86,8 @@ class Files:
         self._ignored = (*_SYSTEM, *(os.path.realpath(one) + os.sep for one in ignored if one))
         self._free = tuple(os.path.realpath(one) + os.sep for one in free if one)
         self._lock = os.path.join(state, LOCK)
-        self._journals = [*earlier, os.path.join(state, EVENTS)]
+        own = os.path.join(state, EVENTS)
+        self._journals = [events.Journal(Path(one)) for one in (*earlier, own)]
         self._made: set[str] = set()  # paths outside of the copy, of any process of these starts
 
     def handlers(self) -> dict[str, Handler]:
@@ -226,16 +228,14 @@ class Files:
             path = os.path.dirname(path)
             above.add(path)
         if self._made.isdisjoint(above):  # another process may have
-            for journal in self._journals:
-                with open(journal, "rb") as file:
-                    events = map(json.loads, file.read().rpartition(b"\n")[0].splitlines())
-                    self._made.update(
-                        str(event.get("to", event.get("path")))
-                        for event in events
-                        if event["event"] in ("open", "mkdir", "link", "rename")
-                        and not event["copied"]
-                        and (event["event"] == "rename" or not event.get("existed"))
-                    )
+            self._made.update(
+                event.text("to") or event.text("path")
+                for journal in self._journals
+                for event in journal.read()
+                if event.kind in ("open", "mkdir", "link", "rename")
+                and not event["copied"]
+                and (event.kind == "rename" or not event.get("existed"))
+            )
         return not self._made.isdisjoint(above)
 
     def _own(self, path: str, *, whole: bool) -> bool:
