@@ -329,6 +329,14 @@ def callee(flow: Flow, file: File, call: ast.Call) -> Reached | None:
     return flow.method(file, value, call_name(call)) or (found if own else None)
 
 
+def run_by_call(flow: Flow, file: File, call: ast.Call) -> Reached | None:
+    """The function that a call runs: of an instance, such as a model or a loss, its `forward`."""
+    owner = flow.class_of(file, call.func)
+    if owner is not None:
+        return flow.member(*owner, "forward") or flow.member(*owner, "__call__")
+    return callee(flow, file, call)
+
+
 def leads_to(flow: Flow, file: File, function: Function) -> list[Reached]:
     """A function and all that its calls lead to."""
     found: dict[Function, File] = {function: file}
