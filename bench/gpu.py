@@ -27,7 +27,7 @@ import torch
 from _ranks import Team, claimed, interleave
 from common import FULL, QUICK, Effort, machine, median, ratios, spread, table
 from rankup.monitor.collect.gpu import MOMENTARY, QUESTIONS, Failed, Lost, NotThere, Source
-from rankup.monitor.collect.open_gpus import STAND_IN, open_source
+from rankup.monitor.collect.node import STAND_IN, open_source
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.train.metrics import peak_flops

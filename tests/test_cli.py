@@ -55,6 +55,26 @@ def test_quick() -> None:
     assert max(ours.values()) <= bar, (ours, bar)
 
 
+@pytest.mark.parametrize(("words", "code"), [(["doctor", "\xe9.py"], 1), (["status"], 0)])
+def test_a_letter_that_the_terminals_encoding_lacks_is_written_out(
+    tmp_path: Path, words: list[str], code: int
+) -> None:
+    """`print` would end with a traceback."""
+    folder = tmp_path / "\xe9"
+    folder.mkdir()
+    done = subprocess.run(
+        [COMMAND, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert "\\xe9" in done.stdout
+
+
 def test_version_and_help(run_rankup: RunRankup, rankup_here: RunRankup) -> None:
     done = rankup_here(["--version"])
     assert (done.returncode, done.stdout) == (0, f"rankup {rankup.__version__}\n")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import rankup
 from rankup.data import indexes
 from rankup.data.containers import Choice, isolated
 from rankup.data.index import Field, Index, Split
+from rankup.data.opened import Samples
 from rankup.data.strings import Strings
 
 from .made import samples
@@ -191,3 +198,45 @@ def test_photos_in_class_folders_are_opened_as_they_are(
             assert bytes(found.read(row)) == path.read_bytes()
             assert found.class_name(found.label(row) or 0) == path.parent.name
         assert len(os.listdir("/proc/self/fd")) == before  # each is opened for itself
+
+
+def _compressed(path: Path, made: list[bytes]) -> None:
+    """A file of a format, by its name, in which samples do not lie in one piece."""
+    rows = np.stack([np.frombuffer(one, np.uint8) for one in made])
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for row, data in enumerate(made):
+                archive.writestr(f"{row:02d}", data)
+    elif path.suffix == ".npz":
+        np.savez_compressed(path, data=rows)
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.table({"data": made}), path, row_group_size=16)
+    else:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("data", data=rows, compression="gzip", chunks=(7, 1000))
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.npz", "x.parquet", "x.h5"])
+def test_what_is_decompressed_is_read_by_many(cache: Path, tmp_path: Path, name: str) -> None:
+    """A handle of a library that came over a fork is not used, nor one of another thread."""
+    made = [bytes([row]) * 1000 for row in range(50)]
+    _compressed(tmp_path / name, made)
+    with rankup.data.open(tmp_path / name) as foreign:
+        assert bytes(foreign.read(7)) == made[7]
+        assert (foreign.index.fields[0].offset < 0).all()
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            jobs = [pool.apply_async(_bytes, (foreign, row)) for row in range(50)]
+            assert [job.get(200) for job in jobs] == made
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(int([bytes(foreign.read(row)) for row in range(50)] != made))
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(lambda row: bytes(foreign.read(row)), range(50))) == made
+
+
+def _bytes(opened: Samples, row: int) -> bytes:
+    return bytes(opened.read(row))

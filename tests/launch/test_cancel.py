@@ -42,6 +42,19 @@ def test_a_job_that_may_run_cannot_be_cancelled_without_slurm(tmp_path: Path) ->
         cancel.cancel(path, NO_SLURM)
 
 
+def test_a_run_that_waits_for_its_next_life_is_not_over_without_slurm(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=200, code=0, stopped=True)
+    with pytest.raises(SlurmError, match="starts of this run from now on ends at once"):
+        cancel.cancel(path, lives.NO_SLURM)
+    (last,) = [
+        life for life in lives.of_run(path, lives.read_job(path), lives.NO_SLURM) if life.live
+    ]
+    assert (last.state, "its next life ends as it starts" in last.words) == ("PENDING", True)
+
+
 def test_the_verb_says_what_came_of_it(rankup_here: RunRankup, tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     done = rankup_here(["cancel", path.name], env={"PATH": os.devnull})

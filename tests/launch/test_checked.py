@@ -36,11 +36,12 @@ def job(folder: Path, text: str) -> Job:
 
 def test_before_a_job_is_submitted(tmp_path: Path) -> None:
     single = job(tmp_path, SINGLE)
-    lines = ready.before_submit(single, 4, wanted=True)
-    assert 2 <= len(lines) <= 5
-    assert lines[0].startswith("error: ")
-    assert "train.py:" in lines[0]
-    assert lines[-1].endswith(f"rankup check {tmp_path / 'train.py'}")
+    with pytest.raises(UserError, match=r"not ready for 4 ranks:\n  error: .*train\.py:") as raised:
+        ready.before_submit(single, 4, wanted=True)
+    lines = str(raised.value).splitlines()
+    assert 4 <= len(lines) <= 7
+    assert lines[-2].endswith(f"rankup check {tmp_path / 'train.py'}")
+    assert lines[-1].endswith("--no-check submits it as it is")
     assert ready.before_submit(single, 1, wanted=True) == []  # one rank does it all
     assert ready.before_submit(single, 4, wanted=False) == []
     assert ready.before_submit(job(tmp_path, "print(1)\n"), 4, wanted=True) == []

@@ -11,10 +11,12 @@ import pytest
 
 from rankup.launch import facts
 from rankup.launch.lives import NO_SLURM
+from rankup.monitor import cost
 from rankup.monitor.recording import Facts
 from rankup.site import rundir
 from rankup.site.config import Config
 
+from ..monitor.handmade import made
 from .handmade import make_run, record
 
 BILL: dict[str, Any] = {
@@ -63,6 +65,24 @@ def test_a_job_that_asks_at_its_own_end_has_ended(tmp_path: Path) -> None:
     assert life.end == pytest.approx(time.time(), abs=30)
 
 
+def test_each_life_has_the_limit_and_the_price_that_it_was_asked_for_with(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    more = {**BILL, "minutes": 30, "per_node_hour": 64.0}
+    first = {"submitted": rundir.now(), "nodes": 1, "nproc": 4, "job": "7", "bill": BILL}
+    _lives(path, first, {**first, "nodes": 2, "job": "9", "bill": more})
+    for number, (job, nodes) in enumerate((("7", "n1"), ("8", "n1"), ("9", "n[1-2]"))):
+        begin = 1e9 + 10_000 * number
+        record(path, job=job, task=None, restart=0, start=begin, nodes=nodes, id=job)
+        record(path, job=job, task=None, restart=0, end=begin + 3600, code=0)
+    record(path, job="8", task=None, follows="7")
+    found = _facts(path)
+    assert [life.limit for life in found.lives] == [7200, 7200, 1800]
+    assert [life.per_node_hour for life in found.lives] == [128.0, 128.0, 64.0]
+    samples = made(util=50)
+    paid = cost.cost(replace(samples, facts=found), ())
+    assert paid.lives == (128.0, 128.0, 128.0)
+
+
 def test_a_local_run_costs_nothing_and_never_waited(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     began = {"started": "2026-11-20T12:00:00+0000", "nproc": 2, "node": "here"}
@@ -104,9 +124,12 @@ def test_a_bill_that_is_none_is_not_taken_for_one(tmp_path: Path, bill: Any) -> 
     assert found.lives[0].limit is None
 
 
-def test_the_command_is_the_first_that_was_typed_without_its_secrets(tmp_path: Path) -> None:
+def test_the_command_is_what_was_typed_first_and_last_without_its_secrets(
+    tmp_path: Path,
+) -> None:
     path = make_run(tmp_path)
     typed = ["rankup", "run", "train.py", "--token", "hunter22", "--api-key=abc", "--lr", "0.1"]
     life = {"started": "2026-11-20T12:00:00+0000", "nproc": 2, "node": "here"}
     _lives(path, {**life, "command": typed}, {**life, "command": ["rankup", "run", "--resume"]})
-    assert _facts(path).command == "rankup run train.py --token ... --api-key=... --lr 0.1"
+    first = "rankup run train.py --token ... --api-key=... --lr 0.1"
+    assert _facts(path).command == f"{first}; then rankup run --resume"

@@ -115,6 +115,7 @@ def _check_job(run: Path, probe: Path, cwd: Path) -> None:
         "versions": versions,
         "git": {},
         "launch": {},
+        "module": None,
     }
     assert (run / "log").is_dir()
 
@@ -366,3 +367,57 @@ def test_the_parent_process_imports_no_torch(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.splitlines() == ["started", "started", "False"], done.stderr
+
+
+def test_a_module_is_run_as_python_would(run_rankup: RunRankup, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "size.py").write_text("SIZE = 3\n")
+    text = "import sys\nfrom .size import SIZE\nprint('size', SIZE, sys.argv[1:], __name__)\n"
+    (tmp_path / "package" / "train.py").write_text(text)
+    done = run_rankup(["run", "--local", "--no-monitor", "-m", "package.train", "--lr", "1"])
+    assert done.returncode == 0, done.stderr
+    assert "size 3 ['--lr', '1'] __main__" in done.stdout
+    again = run_rankup(["run", "--local", "--no-monitor", "--resume", "last"])
+    assert "size 3 ['--lr', '1'] __main__" in again.stdout, again.stderr
+    by_path = run_rankup(["run", "--local", "--no-monitor", "package/train.py"])
+    assert by_path.returncode == 1
+    assert "run by its name: rankup run -m PACKAGE.MODULE" in by_path.stderr
+    none = run_rankup(["run", "--local", "-m", "package.other"])
+    assert none.returncode == 2
+    assert "neither package/other.py nor package/other/__main__.py is here" in none.stderr
+
+
+def test_what_a_run_here_prints_is_kept(run_rankup: RunRankup, tmp_path: Path) -> None:
+    path = script(tmp_path, "import sys\nprint('kept')\nsys.exit('the reason')\n")
+    done = run_rankup(["run", "--local", "--no-monitor", path])
+    assert done.returncode == 1
+    assert done.stdout == "kept\n"
+    assert "the reason" in done.stderr
+    shown = run_rankup(["logs"])
+    assert shown.stdout.splitlines()[0] == "kept"
+    assert "the reason" in shown.stdout
+    path.write_text("print('second')\n")
+    run_rankup(["run", "--local", "--no-monitor", "--resume", "last"])
+    assert run_rankup(["logs"]).stdout.splitlines() == ["second"], "of the newest start"
+
+
+def test_the_ranks_run_in_the_active_environment(run_rankup: RunRankup, tmp_path: Path) -> None:
+    other = tmp_path / "env"
+    make = [sys.executable, "-m", "venv", "--without-pip", str(other)]
+    subprocess.run(make, check=True, timeout=60)
+    [site] = other.glob("lib/python3*/site-packages")
+    ours = [str(Path(torch.__file__).parents[1]), str(Path(rankup.__file__).parents[1])]
+    (site / "ours.pth").write_text("\n".join(ours))
+    path = script(tmp_path, "import sys\nprint('in', sys.prefix)\nimport not_there\n")
+    words, env = ["run", "--local", "--no-monitor", path], {"VIRTUAL_ENV": str(other)}
+    without = run_rankup(words, env=env)
+    assert f"in {sys.prefix}\n" in without.stdout, "it has no torch of its own"
+    (site / "torch").symlink_to(Path(torch.__file__).parent)
+    half = run_rankup(words, env=env)
+    assert f"in {sys.prefix}\n" in half.stdout
+    assert f"note: the ranks run in {sys.executable}; the active environment {other}" in half.stderr
+    (site / "rankup").symlink_to(Path(rankup.__file__).parent)
+    done = run_rankup(words, env=env)
+    assert f"in {other}\n" in done.stdout
+    assert f"(the ranks run in {other}/bin/python: install it there" in done.stderr

@@ -145,16 +145,76 @@ def test_without_a_controller_the_runs_own_records_speak(tmp_path: Path) -> None
     assert "own records" in note
 
 
+def test_a_run_between_two_lives_waits_while_slurm_does_not_answer(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=200, code=0, stopped=True)
+    (short,), _ = status.newest(tmp_path / "runs", NO_SLURM)
+    assert (short.state, short.live) == ("PENDING", True)
+    assert "waits for its next life" in short.words
+    record(path, end=300, code=1)  # the requeue was refused
+    (short,), _ = status.newest(tmp_path / "runs", NO_SLURM)
+    assert (short.state, short.live) == ("FAILED", False)
+    record(path, start=400, restart=1, nodes="n1")
+    (short,), _ = status.newest(tmp_path / "runs", NO_SLURM)
+    assert "may still run" in short.words
+
+
+def test_a_life_that_rankup_cancel_had_ended_is_cancelled_and_has_not_failed(
+    tmp_path: Path,
+) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=101, code=1, cancelled=True)
+    (short,), _ = status.newest(tmp_path / "runs", NO_SLURM)
+    assert (short.state, short.words) == (
+        "CANCELLED",
+        "`rankup cancel` had cancelled it before it began.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        (
+            "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20 DUE TO TIME LIMIT ***",
+            "TIMEOUT",
+        ),
+        ("error: *** job 12 CANCELLED DUE TO TIME LIMIT ***", "TIMEOUT"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=12.batch.", "OUT_OF_MEMORY"),
+        ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20 ***", "CANCELLED"),
+        ("step 100", "UNKNOWN"),
+    ],
+)
+def test_the_end_is_kept_where_slurm_has_forgotten_the_job(
+    tmp_path: Path, line: str, state: str
+) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    (path / "log" / "12.out").write_text(f"step 99\n{line}\n")
+    slurm = FakeSlurm(tmp_path)
+    slurm.answers("squeue")
+    slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
+    slurm.answers("scontrol ping", out="Slurmctld(primary) at c1 is UP\n")
+    slurm.answers("sacct", err="Slurm accounting storage is disabled\n", code=1)
+    client = Client(timeout=20, environment=slurm.environment)
+    (short,), _ = status.newest(tmp_path / "runs", client)
+    assert short.state == state
+
+
 DAMAGE: Mapping[str, str] = {
     "job.json": "{",
-    "log/lives.jsonl": '{"job": "12", "start": "soon", "nodes": 7, "restart": "x"}\n{"job"',
+    "attempts.jsonl": '{"job": "12", "start": "soon", "nodes": 7, "restart": "x"}\n{"job"',
     "metrics.jsonl": '\x00\n[1]\n{"step": "many"}\n',
 }
 HUGE = "9" * 400
 MORE_DAMAGE = (
-    ("log/lives.jsonl", '{"job": "12", "start": 1e999}\n{"job": "12", "end": NaN, "code": 1e999}'),
-    ("log/lives.jsonl", f'{{"job": "12", "start": {HUGE}, "restart": {HUGE}, "code": -{HUGE}}}'),
-    ("log/lives.jsonl", "[" * 100_000),
+    ("attempts.jsonl", '{"job": "12", "start": 1e999}\n{"job": "12", "end": NaN, "code": 1e999}'),
+    ("attempts.jsonl", f'{{"job": "12", "start": {HUGE}, "restart": {HUGE}, "code": -{HUGE}}}'),
+    ("attempts.jsonl", "[" * 100_000),
     ("job.json", "[" * 100_000),
     ("metrics.jsonl", f'{{"step": 3, "time": 1e999, "loss": NaN, "valid_loss": {HUGE}}}\n'),
     ("metrics.jsonl", "[" * 50_000 + "\n"),
@@ -220,10 +280,11 @@ def test_a_life_that_stopped_with_a_checkpoint_says_so(
     asked(path, "12")
     record(path, start=100, nodes="n1")
     record(path, end=200, code=0, stopped=True)
-    (life,) = lives.of_run(path, lives.read_job(path), NO_SLURM)
+    life, waits = lives.of_run(path, lives.read_job(path), NO_SLURM)
     assert life.words == "It stopped with a checkpoint before the time limit."
+    assert waits.state == "PENDING"
     show_status.print_page(status.report(path, Config(), NO_SLURM))
-    assert capsys.readouterr().out.count("It stopped with a checkpoint") == 2  # now, and the life
+    assert capsys.readouterr().out.count("It stopped with a checkpoint before") == 1
     other = make_run(tmp_path / "runs", "20261120-120001-abcd")
     _local(other, code=0, ended="2026-11-20T12:02:00+0000", stopped=True)
     assert _summary(other).words == "It stopped with a checkpoint before the deadline."
@@ -326,7 +387,7 @@ def test_tasks_are_grouped_when_many(tmp_path: Path, capsys: pytest.CaptureFixtu
     for task in range(20):
         log = path / "array" / str(task) / "log"
         log.mkdir(parents=True)
-        (log / "lives.jsonl").write_text(
+        (log.parent / "attempts.jsonl").write_text(
             json.dumps({"job": "12", "task": task, "start": 100, "nodes": "n1"})
             + "\n"
             + json.dumps({"job": "12", "task": task, "end": 200, "code": int(task == 7)})
@@ -406,7 +467,7 @@ def test_a_run_that_stopped_with_a_checkpoint_of_its_own_is_resumed(tmp_path: Pa
     assert full.next_steps[-1] == f"rankup run --resume {path.name}"
 
 
-@pytest.mark.parametrize("name", [rundir.JOB, "log/lives.jsonl", "metrics.jsonl"])
+@pytest.mark.parametrize("name", [rundir.JOB, "attempts.jsonl", "metrics.jsonl"])
 def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path, name: str) -> None:
     path = make_run(tmp_path)
     (path / name).unlink(missing_ok=True)

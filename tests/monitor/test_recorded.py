@@ -1,12 +1,10 @@
-"""Recorded runs, from their files to the report; and played again, as if they were being made."""
+"""Recorded runs, from their files to the report."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +20,6 @@ from rankup.monitor.report.text import text
 from rankup.monitor.verdict import verdict
 from rankup.site.config import Config
 
-from ..conftest import RunRankup
 from .record import HERE, PLANS
 from .rundirs import usable
 
@@ -38,7 +35,6 @@ HEADLINES = {
     "sick": "Two of four GPUs did nothing: ",
     "torn": "What was recorded is sound, but a part is missing.",
 }
-SPEED = 200.0
 
 
 def known(name: str) -> Facts:
@@ -113,41 +109,3 @@ def test_without_the_others_load_nothing_is_found(tmp_path: Path) -> None:
     assert verdict(recording, found).headline.startswith(
         "Nothing wrong was found; the cores worked"
     )
-
-
-@pytest.mark.parametrize("name", ["torn", pytest.param("sick", marks=pytest.mark.slow)])
-def test_played_again_the_same_is_found(name: str, run_rankup: RunRankup, tmp_path: Path) -> None:
-    """Many times as fast; for the judgement time is stretched again."""
-    own = HERE / name
-    file = own / FOLDER / "node1.jsonl"
-    done = run_rankup(["monitor", tmp_path, "--replay", file, "--speed", f"{SPEED:g}"])
-    assert (done.returncode, done.stderr) == (0, "")
-    (played,) = (tmp_path / FOLDER).glob("*.jsonl")
-    _stretch(played, json.loads(file.read_text().partition("\n")[0])["t"])
-    shutil.copy(own / "metrics.jsonl", tmp_path)
-    recording = load(tmp_path, known(name))
-    assert codes(recording) == EXPECTED[name]
-    assert (recording.samples, recording.torn) == (of(name).samples, of(name).torn)
-
-
-def _stretch(file: Path, begin: float) -> None:
-    """Give a recording that was played fast the times that it was made at."""
-    lines = file.read_bytes().splitlines(keepends=True)
-    now = json.loads(lines[0])["t"]
-    slower: dict[str, Callable[[float], float]] = {
-        "t": lambda t: begin + (t - now) * SPEED,
-        "dt": lambda dt: dt * SPEED,
-        "every": lambda every: every * SPEED,
-    }
-
-    def stretched(line: bytes) -> bytes:
-        try:
-            record: dict[str, Any] = json.loads(line)
-        except ValueError:
-            return line  # torn
-        for name, change in slower.items():
-            if record.get(name) is not None:
-                record[name] = change(record[name])
-        return json.dumps(record).encode() + b"\n"
-
-    file.write_bytes(b"".join(map(stretched, lines)))

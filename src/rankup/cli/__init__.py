@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from copy import copy
+from io import TextIOWrapper
 
 import typer
 from typer.main import get_command_name
@@ -16,6 +17,9 @@ from .app import app
 
 def main() -> None:
     """Entry point; bad input ends with its message and exit code 2, a failure with 1."""
+    # Names of files may hold letters that the terminal's encoding lacks: written out, as on stderr.
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _with_one_verb(sys.argv[1:2])()
     except UserError as error:

@@ -49,6 +49,8 @@ def parameters(names: Iterable[str]) -> list[inspect.Parameter]:
         option, kind = OPTIONS[name], types[name]
         default = JobSpec.__dataclass_fields__[name].default
         words = [flag(name)] if kind is bool and not option.off else []
+        words += [option.short] if option.short else []
+        words += [flag(name), flag(option.alias)] if option.alias else []
         how: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
         how |= {"min": option.least, "max": option.most, "rich_help_panel": option.panel or None}
         if kind == tuple[str, ...]:
@@ -189,13 +191,12 @@ def mesh(
     pp_schedule: Annotated[
         str | None, typer.Option(help="naive, gpipe, 1f1b, interleaved, or one of torch's.")
     ] = None,
-    png: Annotated[str | None, typer.Option(metavar="FILE", help="Also draw it there.")] = None,
 ) -> None:
     """Show which rank holds which part of a model, without starting ranks."""
     from ..launch.mesh.command import show
 
     asked = (strategy, dp, shard, tp, pp, pp_schedule)
-    raise typer.Exit(show(target, tuple(args or ()), nodes, nproc, asked, png))
+    raise typer.Exit(show(target, tuple(args or ()), nodes, nproc, asked))
 
 
 @app.command()

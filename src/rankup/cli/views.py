@@ -121,12 +121,6 @@ def monitor(
     whole_node: Annotated[
         bool, typer.Option("--whole-node", help="The job is billed for all GPUs of the node.")
     ] = False,
-    replay: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Play this recording as if it were live.")
-    ] = None,
-    speed: Annotated[
-        float | None, typer.Option(help="Play it so many times as fast; by default 1.")
-    ] = None,
 ) -> None:
     """Record what this node's GPUs, cores and ranks do, until the run ends; jobs start it."""
     from ..monitor.collect import main as collect
@@ -141,8 +135,6 @@ def monitor(
         life=life,
         parent=parent,
         whole_node=whole_node,
-        replay=None if replay is None else user_path(replay, "--replay"),
-        speed=speed,
     )
     raise typer.Exit(code)
 

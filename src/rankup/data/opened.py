@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from ..base.errors import UserError
 from . import finding, indexes
-from .containers import Choice, files, module
+from .containers import Choice, Fallbacks, files
 from .errors import BadContainer
 from .index import Index, Int64s
 from .spans import How, Spans, way
@@ -134,8 +133,7 @@ class Samples:
         self._labels = None if index.labels is None else index.labels.data
         self.start, self._length = 0, len(index)
         self._split: str | None = None
-        # What decompresses samples keeps the place it is at, which is no place for two threads.
-        self._own = threading.local()
+        self._fallbacks = Fallbacks(index, self._here)
 
     def __len__(self) -> int:
         return self._length
@@ -331,17 +329,7 @@ class Samples:
         return (0 if files is None else files[row]), offsets[row], lengths[row]
 
     def _pieces(self, field: str | None, offset: int) -> Iterator[bytes | memoryview]:
-        if not hasattr(self._own, "fallback"):
-            format = module(self.index.container)
-            if not hasattr(format, "fallback"):  # there, each sample lies in one piece
-                raise BadContainer(
-                    f"{self.root}: a sample begins at {offset}: its index is damaged"
-                )
-            self._own.fallback = format.fallback(self.index, self._here)
-        pieces: Iterator[bytes | memoryview] = self._own.fallback.chunks(
-            self.index.field(field).name, ~offset
-        )
-        return pieces
+        return self._fallbacks.chunks(self.index.field(field).name, offset)
 
 
 def _again(

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from .containers import Fallback, module
+from .containers import Fallbacks
 from .errors import BadContainer
 from .index import Index, UInt64s
 
@@ -72,7 +72,7 @@ class Reader:
         self._sized = len(index.sizes) == len(index.files)
         times = index.times
         self._times = times if times is not None and len(times) == len(index.files) else None
-        self._fallback: Fallback | None = None
+        self._fallbacks = Fallbacks(index, root)
         self._buffer = memoryview(b"")
 
     def spans(self, rows: range | npt.NDArray[np.int64]) -> list[list[Span]]:
@@ -202,15 +202,9 @@ class Reader:
             self._close(descriptor)
 
     def _through_fallback(self, span: Span) -> Iterator[memoryview | bytes]:
-        if self._fallback is None:
-            format = module(self.index.container)
-            if not hasattr(format, "fallback"):  # there, each sample lies in one piece
-                path = self.index.path(span.row)
-                raise SourceProblem(f"{path} begins at {span.offset}: its index is damaged")
-            self._fallback = format.fallback(self.index, self._root)
         name = self.index.fields[span.field].name
         try:
-            yield from self._fallback.chunks(name, ~span.offset)
+            yield from self._fallbacks.chunks(name, span.offset)
         except (BadContainer, OSError) as error:
             raise SourceProblem(f"{self.index.path(span.row)}: {error}") from None
 

@@ -82,11 +82,17 @@ def _mark(path: Path) -> None:
 def _cancel_jobs(path: Path, job: Job, client: Client, patience: float) -> list[str]:
     try:
         live = lives.live(path, job, client)
-    except SlurmError:
+    except SlurmError as error:
         # By our own records it is over, or was never a job.
         if all(not life.live for life in lives.of_run(path, job, lives.NO_SLURM) if life.job):
             return []
-        raise
+        raise SlurmError(
+            error.command,
+            error.said,
+            "What starts of this run from now on ends at once; `rankup cancel` once more, when "
+            "Slurm answers, ends what runs now",
+            unreachable=error.unreachable,
+        ) from None
     if not live:
         _forget_requeue(path)
         return []

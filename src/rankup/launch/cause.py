@@ -14,6 +14,7 @@ from typing import Any
 from ..base.text import clean
 from ..site import rundir
 from . import failure, logfile, meant, torchlog
+from .logfile import OUTPUT
 
 # What the job script says by the way, rather than at its end.
 _BY_THE_WAY = re.compile(
@@ -23,35 +24,57 @@ _BY_THE_WAY = re.compile(
 # Lines of slurmstepd, srun, and of psslurm, which JSC runs in slurmd's place: it says
 # "error: *** job 1 CANCELLED DUE TO TIME LIMIT ***". A step's own ("*** 1.0 …") is no cause.
 _BY_SLURM = re.compile(r"slurmstepd|srun: |error: \*\*\* (job \d|PREEMPTION for job )")
-# Slurm's own lines: (pattern, what it means).
-_SLURM: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), words)
-    for pattern, words in (
+# Slurm's own lines: (pattern, the state that they end a job in, what it means).
+_SLURM: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), state, words)
+    for pattern, state, words in (
         (
             r"oom-kill|oom_kill|out of memory handler|exceeded .{0,100}memory limit",
+            "OUT_OF_MEMORY",
             "the node's main memory ran out; fewer data workers or more --mem",
         ),
         (
             r"CANCELLED (AT .{1,40} )?DUE TO TIME LIMIT",
+            "TIMEOUT",
             "the job ran into its time limit; give more --time, or go on with --resume",
         ),
         (
             r"CANCELLED AT .{1,40} DUE TO NODE FAILURE|Node failure on",
+            "NODE_FAIL",
             "a node died; go on with --resume",
         ),
-        (r"CANCELLED AT .{1,40} DUE TO PREEMPTION", "a job that comes first took the nodes"),
-        (r"CANCELLED AT .{1,40} DUE TO JOB REQUEUE", "the job was put back into the queue"),
-        (r"^slurmstepd.*\*\*\* JOB .* CANCELLED AT", "the job was cancelled"),
+        (
+            r"CANCELLED AT .{1,40} DUE TO PREEMPTION",
+            "PREEMPTED",
+            "a job that comes first took the nodes",
+        ),
+        (
+            r"CANCELLED AT .{1,40} DUE TO JOB REQUEUE",
+            "",
+            "the job was put back into the queue",
+        ),
+        (r"^slurmstepd.*\*\*\* JOB .* CANCELLED AT", "CANCELLED", "the job was cancelled"),
         # psslurm's word for every end but the time limit.
         (
             r"\*\*\* PREEMPTION for job \d",
+            "CANCELLED",
             "the job was cancelled, preempted or put back into the queue",
         ),
-        (r"^srun: error: .*(Unable to create step|Job step creation)", "srun could not start"),
-        (r"^srun: error: .*(Node failure|node failure)", "a node died; go on with --resume"),
+        (
+            r"^srun: error: .*(Unable to create step|Job step creation)",
+            "FAILED",
+            "srun could not start",
+        ),
+        (
+            r"^srun: error: .*(Node failure|node failure)",
+            "NODE_FAIL",
+            "a node died; go on with --resume",
+        ),
     )
 )
 _TASK = re.compile(r"^srun: error: (\S+): tasks? [\d,\-\[\]]+: .+")
+# As `runtime/hang/watch.py` begins what it writes down there.
+_AT_THE_LIMIT = "at the job's time limit"
 _PREFLIGHT = re.compile(r"^preflight: ")
 
 
@@ -81,11 +104,11 @@ def of_run(path: Path, task: str | None = None, job_id: str | None = None) -> Ca
     folder = meant.folder(path, task)
     records = [r for r in rundir.records(path) if task is None or str(r.get("task")) == task]
     file, start = newest_log(path, records, task)
+    if file is not None and file.name == OUTPUT.name:  # of it torchrun's own remarks say the most
+        return find(folder / "log", logfile.read_lines(folder / "log" / "torchrun.log"), ())
     if task is None and (named := task_of(file)) is not None:
         return of_run(path, named, job_id)
     lines = logfile.read_lines(file, start) if file else []
-    if not file:  # a local run: its output went to the terminal
-        lines = logfile.read_lines(folder / "log" / "torchrun.log")
     return find(folder / "log", lines, _nodes(records))
 
 
@@ -99,24 +122,27 @@ def told(path: Path, task: str | None = None) -> bool:
 def newest_log(
     path: Path, records: Sequence[Mapping[str, Any]], task: str | None = None
 ) -> tuple[Path | None, int]:
-    """The log of the newest job that has one, and where its newest life begins in it."""
+    """The log of the newest start that has one, and where its newest life begins in it."""
     jobs = list(dict.fromkeys(str(record["job"]) for record in records))
     asked: list[str] = []
     try:
-        asked = rundir.slurm_jobs(path, rundir.read(path))
+        job = rundir.read(path)
+        asked = rundir.slurm_jobs(path, job)
+        if job.lives and "job" not in job.lives[-1] and (path / OUTPUT).is_file():
+            return path / OUTPUT, int(job.lives[-1].get("offset") or 0)
     except Exception:  # a damaged job.json: the records are enough
         asked = jobs
-    for job in reversed(list(dict.fromkeys([*asked, *jobs]))):
-        file = logfile.log_of(path, job, task)
+    for number in reversed(list(dict.fromkeys([*asked, *jobs]))):
+        file = logfile.log_of(path, number, task)
         if not file.is_file() and task is None:
-            tasks = (path / "log").glob(f"{job}_*.out")
+            tasks = (path / "log").glob(f"{number}_*.out")
             file = max(tasks, key=lambda log: log.stat().st_mtime, default=file)
         if file.is_file():
             named = task_of(file)
             mine = [
                 record
                 for record in records
-                if record["job"] == job and (named is None or str(record.get("task")) == named)
+                if record["job"] == number and (named is None or str(record.get("task")) == named)
             ]
             restarts = [r["restart"] for r in mine if isinstance(r.get("restart"), int)]
             return file, logfile.life_start(file, mine, max(restarts, default=0))
@@ -134,7 +160,9 @@ def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | 
     own = [f for f in written if not f.consequence and not failure.timed_out(f.message)]
     if own:
         first = min(own, key=lambda f: f.time)
-        return Cause(failure.report(first), "rank")
+        limit = _slurm(lines) if first.message.startswith(_AT_THE_LIMIT) else None
+        before = f"{limit.text}\n" if limit else ""
+        return Cause(before + failure.report(first), "rank")
     lines = [line.rstrip("\r") for line in lines]
     preflight = list(dict.fromkeys(line for line in lines if _PREFLIGHT.match(line)))
     if preflight:
@@ -185,11 +213,22 @@ def _of_root(
 
 
 def _slurm(lines: Sequence[str]) -> Cause | None:
-    for pattern, words in _SLURM:
+    found = _by_slurm(lines)
+    return Cause(f"{found[0].strip()}\nSlurm: {found[2]}", "slurm") if found else None
+
+
+def end_state(lines: Sequence[str]) -> str | None:
+    """The state in which a job ended by what Slurm wrote into its log; None where it says none."""
+    found = _by_slurm(lines)
+    return found[1] or None if found else None
+
+
+def _by_slurm(lines: Sequence[str]) -> tuple[str, str, str] | None:
+    for pattern, state, words in _SLURM:
         for line in lines:
             # A step is cancelled when another has failed; only the job's own end is a cause.
             if _BY_SLURM.match(line) and pattern.search(line):
-                return Cause(f"{line.strip()}\nSlurm: {words}", "slurm")
+                return line, state, words
     return None
 
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client
 from . import lives, meant, status
-from .lives import Life
+from .lives import Attempt
 
 
 def facts(
@@ -37,8 +38,7 @@ def facts(
         client = lives.NO_SLURM
     found = [life for life in lives.of_run(path, job, client) if task in (None, life.task)]
     bill = _bill(job)
-    minutes = _positive(bill.get("minutes"))
-    known = [_life(life, minutes) for life in found if life.started is not None]
+    known = [_life(life, bill) for life in found if life.started is not None]
     if ended is not None and known and known[-1].end is None:
         known[-1] = _ended(known[-1], ended)
     last = job.lives[-1] if job.lives else {}
@@ -77,8 +77,14 @@ def _bill(job: Job) -> Mapping[str, Any]:
     return {}
 
 
-def _life(life: Life, minutes: float | None) -> recording.Life:
+def _life(life: Attempt, newest: Mapping[str, Any]) -> recording.Life:
+    """A life with the limit and the price that it was asked for with; `newest` has the unit."""
     assert life.started is not None
+    own = life.asked.get("bill")
+    own = own if isinstance(own, dict) else {}
+    minutes = _positive(own.get("minutes"))
+    same = own.get("unit") == newest.get("unit")
+    nodes = _positive(life.asked.get("nodes"))
     return recording.Life(
         begin=life.started,
         end=None if life.live else life.ended,
@@ -87,15 +93,17 @@ def _life(life: Life, minutes: float | None) -> recording.Life:
         limit=None if minutes is None or life.job is None else minutes * 60,
         nodes=life.nodes,
         job=life.job,
+        billed_nodes=int(nodes) if nodes else None,
+        per_node_hour=_positive(own.get("per_node_hour")) if same else None,
     )
 
 
 def _ended(life: recording.Life, code: int) -> recording.Life:
     state = "FAILED" if code else "COMPLETED"
-    return recording.Life(life.begin, time.time(), state, "", life.limit, life.nodes, life.job)
+    return replace(life, end=time.time(), state=state, words="")
 
 
-def _queued(job: Job, found: Sequence[Life]) -> float | None:
+def _queued(job: Job, found: Sequence[Attempt]) -> float | None:
     """Seconds between what was submitted and the first life of each job; None: never in a queue."""
     submitted = {
         life["job"]: rundir.moment(life.get("submitted")) for life in job.lives if "job" in life
@@ -110,17 +118,22 @@ def _queued(job: Job, found: Sequence[Life]) -> float | None:
 
 
 def _command(job: Job) -> str:
-    """As it was typed at first, or what came to the same; without what looks like a secret."""
-    for life in job.lives:
-        words = life.get("command")
-        if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
-            return shlex.join(secrets.without(words, os.environ))
+    """As it was typed at first and at the newest start, or what came to the same; no secrets."""
+    typed = [
+        shlex.join(secrets.without(words, os.environ))
+        for life in job.lives
+        if isinstance(words := life.get("command"), list)
+        and words
+        and all(isinstance(word, str) for word in words)
+    ]
+    if typed:
+        return "; then ".join(dict.fromkeys((typed[0], typed[-1])))
     nodes = job.launch.get("nodes")
     options = [] if nodes is None else ["--nodes", str(nodes)]
     last = job.lives[-1] if job.lives else {}
     if (ranks := last.get("nproc")) is not None:
         options += ["--nproc", str(ranks)]
-    words = ["rankup", "run", *options, job.target, *job.args]
+    words = ["rankup", "run", *options, *job.words]
     return shlex.join(secrets.without(words, os.environ))
 
 

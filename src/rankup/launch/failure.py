@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,7 @@ def of_exception(error: BaseException, rank: int, script: str = "") -> Failure:
             message += f": {error.code}"
     else:
         trace = _traceback(error, script)
+        message += _where_to_look(error)
     said_all = isinstance(error, UserError | RunFailed)
     return Failure(
         rank=rank,
@@ -98,6 +100,15 @@ def of_exception(error: BaseException, rank: int, script: str = "") -> Failure:
         world_size=_number("WORLD_SIZE"),
         local_world_size=_number("LOCAL_WORLD_SIZE"),
     )
+
+
+def _where_to_look(error: BaseException) -> str:
+    """What to do about a module that is not found, which is a matter of the Python that runs."""
+    if isinstance(error, ModuleNotFoundError):
+        return f" (the ranks run in {sys.executable}: install it there, or activate what has it)"
+    if isinstance(error, ImportError) and "attempted relative import" in str(error):
+        return "; a module of a package is run by its name: rankup run -m PACKAGE.MODULE"
+    return ""
 
 
 def node_name() -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import termios
 import threading
+import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -17,6 +22,7 @@ from ..monitor.lines import FOLDER, STOP
 from ..site.gpus import usable_cores
 from ..site.rundir import Job
 from .die_with_parent import PARENT
+from .logfile import OUTPUT
 from .request import by_crew
 
 _START = (
@@ -29,7 +35,12 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def start(
-    job: Job, directory: Path, nproc: int, resume: bool, extra: Mapping[str, str] | None = None
+    job: Job,
+    directory: Path,
+    nproc: int,
+    resume: bool,
+    extra: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> int:
     """Run `job` on `nproc` ranks of this machine and wait for it.
 
@@ -49,7 +60,7 @@ def start(
         "RANKUP_RESUME": "1" if resume else "0",
         **(extra or {}),
     }
-    command = [*_launcher(job, nproc), job.target, *job.args]
+    command = [*_launcher(job, nproc, python), *job.words]
 
     def act(agent: int, number: int, again: bool) -> bool:
         ranks = [] if again else _ranks(agent)
@@ -59,7 +70,7 @@ def start(
             _send(pid, number)
         return bool(ranks)
 
-    return wait(command, environment, act, cwd=job.cwd, last=_kill_tree)
+    return wait(command, environment, act, cwd=job.cwd, last=_kill_tree, log=directory / OUTPUT)
 
 
 def wait(
@@ -68,6 +79,7 @@ def wait(
     act: Callable[[int, int, bool], bool],
     *,
     last: Callable[[int], None],
+    log: Path,
     cwd: str | None = None,
     numbers: Sequence[int] = _FORWARDED,
 ) -> int:
@@ -80,6 +92,7 @@ def wait(
         act: called with the process, a signal that came, and whether it is not the first one;
             returns True where it asked the ranks to stop. Signals that come meanwhile are the same
             wish: `timeout` sends its own to the process and to its group.
+        log: what the command prints is shown, and appended to this file.
         last: called with the process where it still runs and this function is left by an error.
         numbers: the signals; those that are ignored (`nohup`) stay so.
     """
@@ -91,18 +104,21 @@ def wait(
     }
     process, first = None, None
     try:
-        # A session of its own keeps the terminal's Ctrl-C from reaching the ranks unordered.
-        process = subprocess.Popen(command, env=environment, cwd=cwd, start_new_session=True)
-        threading.Thread(target=_await, args=(process, events), daemon=True).start()
-        while (number := _next(events)) is not None:
-            asked = act(process.pid, number, first is not None)
-            if first is None:
-                first = number
-                _drain(events)
-            if asked:
-                said = "asking the ranks to stop (once more ends them now)"
-                print(f"\n{said}", file=sys.stderr, flush=True)
-        code = process.wait()
+        with _kept(log) as (out, errors):
+            # A session of its own keeps the terminal's Ctrl-C from reaching the ranks unordered.
+            process = subprocess.Popen(
+                command, env=environment, cwd=cwd, start_new_session=True, stdout=out, stderr=errors
+            )
+            threading.Thread(target=_await, args=(process, events), daemon=True).start()
+            while (number := _next(events)) is not None:
+                asked = act(process.pid, number, first is not None)
+                if first is None:
+                    first = number
+                    _drain(events)
+                if asked:
+                    said = "asking the ranks to stop (once more ends them now)"
+                    print(f"\n{said}", file=sys.stderr, flush=True)
+            code = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -111,6 +127,55 @@ def wait(
     if first is not None and code <= 0:
         return 128 + first
     return 128 - code if code < 0 else code
+
+
+@contextlib.contextmanager
+def _kept(log: Path) -> Iterator[tuple[int, int]]:
+    """Where a process writes its output and its errors: both are shown, and appended to `log`."""
+    sys.stdout.flush()
+    with log.open("ab", buffering=0) as file:
+        streams = [_Stream(shown, file) for shown in (1, 2)]
+        try:
+            yield streams[0].end, streams[1].end
+        finally:
+            for stream in streams:
+                stream.close()
+
+
+class _Stream(threading.Thread):
+    """Copies what comes from a process to a descriptor of this one, and to a file.
+
+    The process finds a terminal where there is one, so that a progress bar and colours stay.
+    """
+
+    def __init__(self, shown: int, file: FileIO) -> None:
+        super().__init__(daemon=True)
+        self._shown, self._file = shown, file
+        if os.isatty(shown):
+            self._read, self.end = os.openpty()
+            tty.setraw(self.end)  # a line's end is for the terminal itself to translate
+            size = fcntl.ioctl(shown, termios.TIOCGWINSZ, bytes(8))
+            fcntl.ioctl(self.end, termios.TIOCSWINSZ, size)
+        else:
+            self._read, self.end = os.pipe()
+        self.start()
+
+    def run(self) -> None:
+        """Copy up to the end."""
+        with contextlib.suppress(OSError):  # how a terminal says that the other end is closed
+            while data := os.read(self._read, 1 << 16):
+                for write in (self._file.write, functools.partial(os.write, self._shown)):
+                    with contextlib.suppress(
+                        OSError
+                    ):  # a full disk, a closed pipe: the other goes on
+                        rest = memoryview(data)
+                        while rest:
+                            rest = rest[write(rest) or 0 :]
+
+    def close(self) -> None:
+        """Wait for what the process has written; not for one that it left running."""
+        os.close(self.end)
+        self.join(_PATIENCE)
 
 
 def _next(events: SimpleQueue[int | None]) -> int | None:
@@ -132,26 +197,26 @@ def _await(process: subprocess.Popen[bytes], events: SimpleQueue[int | None]) ->
     events.put(None)
 
 
-def _launcher(job: Job, nproc: int) -> list[str]:
+def _launcher(job: Job, nproc: int, python: str) -> list[str]:
     """What starts the ranks of `job`, up to its target."""
     # All programs start without the current folder on their path, as a script would. Behind `--`
     # torchrun takes no word for its own.
     if by_crew(job):
-        return [sys.executable, "-c", _START.format("launch.crew"), "--nproc", str(nproc), "--"]
+        return [python, "-c", _START.format("launch.crew"), "--nproc", str(nproc), "--"]
     return [
-        *(sys.executable, "-c", _START.format("launch.agent")),
+        *(python, "-c", _START.format("launch.agent")),
         *("--standalone", "--nproc-per-node", str(nproc)),
-        *("--no-python", "--", sys.executable, "-u", "-c", _START.format("launch.worker")),
+        *("--no-python", "--", python, "-u", "-c", _START.format("launch.worker")),
     ]
 
 
 def shown(job: Job, nproc: int) -> str:
     """The command that does the same without rankup; a crew is a part of it."""
     if by_crew(job):
-        return shlex.join(["python", *_launcher(job, nproc)[1:], job.target, *job.args])
+        return shlex.join([*_launcher(job, nproc, "python"), *job.words])
     rank = "rankup-rank" if job.kind == "recipe" else "python"
     words = ["torchrun", "--standalone", f"--nproc-per-node={nproc}", "--no-python", "--", rank]
-    return shlex.join([*words, job.target, *job.args])
+    return shlex.join([*words, *job.words])
 
 
 def _threads(nproc: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..base.text import LINE_LENGTH, shorten
 
+OUTPUT = Path("log") / "run.out"  # what a start prints that is no job of its own
 # Of a log of gigabytes: its beginning (the preflight) and its end.
 HEAD_BYTES = 64 * 1024
 TAIL_BYTES = 2 * 1024 * 1024
@@ -44,7 +45,7 @@ def life_start(file: Path, records: Sequence[Mapping[str, Any]], restart: int) -
     """
     if restart <= 0:
         return 0
-    size = _size(file)
+    size = size_of(file)
     for record in reversed(records):
         offset = record.get("offset")
         if record.get("restart") == restart and isinstance(offset, int) and 0 <= offset < size:
@@ -64,7 +65,7 @@ def read_lines(file: Path, start: int = 0, limit: int = TAIL_BYTES) -> list[str]
 
     They are as they stand in the file, but for the rest of very long ones: not `clean`.
     """
-    size = _size(file)
+    size = size_of(file)
     if size - start <= limit + HEAD_BYTES:
         return _lines(_bytes(file, start, limit + HEAD_BYTES))
     head = _lines(_bytes(file, start, HEAD_BYTES))[:-1]
@@ -79,7 +80,7 @@ def tail_lines(file: Path, start: int = 0) -> list[str]:
 
 def tail_bytes(file: Path, start: int = 0) -> list[bytes]:
     """`tail_lines` as they stand in the file, whatever they hold."""
-    begin = max(start, _size(file) - TAIL_BYTES)
+    begin = max(start, size_of(file) - TAIL_BYTES)
     lines = _split(_bytes(file, begin, TAIL_BYTES))
     if begin > start and len(lines) > 1:
         return lines[1:]
@@ -113,7 +114,8 @@ def _bytes(file: Path, start: int, limit: int) -> bytes:
         return b""
 
 
-def _size(file: Path) -> int:
+def size_of(file: Path) -> int:
+    """Bytes of a file; 0 where there is none."""
     try:
         return file.stat().st_size
     except OSError:

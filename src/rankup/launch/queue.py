@@ -26,7 +26,9 @@ from ..slurm.client import Client, SlurmError
 from ..slurm.limits import Grant
 from ..slurm.times import time_text
 from . import lives, local, ready, stage, status, submit
+from .logfile import OUTPUT, size_of
 from .request import (
+    active_environment,
     created,
     new,
     require_torch,
@@ -210,7 +212,7 @@ def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
         if value is not None and "://" not in value:
             found[f"--{option}"] = Path(value)
     if not options.environment and not options.container:
-        found["the Python environment"] = Path(sys.prefix)
+        found["the Python environment"] = active_environment() or Path(sys.prefix)
     found |= {f"what was fetched as {name}": path for name, path in plan.fetched.places.items()}
     found |= {f"--stage {name}": Path(name) for name in options.stage}
     found |= {f"--mount {name}": Path(name) for name in options.mount}
@@ -296,6 +298,7 @@ def _start_inside(client: Client, plan: Plan, job: Job, directory: Path, text: s
         "allocation": os.environ["SLURM_JOB_ID"],
         "bill": bill(plan),
         "command": typed(),
+        "offset": size_of(directory / OUTPUT),
     }
     (directory / "requeue").unlink(missing_ok=True)
     (directory / "log" / "cancelled").unlink(missing_ok=True)
@@ -312,6 +315,7 @@ def _start_inside(client: Client, plan: Plan, job: Job, directory: Path, text: s
         ["bash", str(path)],
         environment,
         _act,
+        log=directory / OUTPUT,
         last=lambda shell: _tell(shell, signal.SIGTERM),
         numbers=(signal.SIGINT, signal.SIGTERM),
     )

@@ -211,7 +211,8 @@ def before_submit(job: Job, ranks: int, wanted: bool) -> list[str]:
     """What to say about the script of a job on so many ranks.
 
     Raises:
-        UserError: Python cannot read it, so the job would end at once.
+        UserError: Python cannot read it, so the job would end at once; or many ranks would do
+            something wrong with it.
     """
     if job.kind != "script" or not wanted:
         return []
@@ -222,7 +223,14 @@ def before_submit(job: Job, ranks: int, wanted: bool) -> list[str]:
             f"{broken.place}: {broken.message}; the job would end at once. {broken.todo}".rstrip()
             + " (--no-check submits it all the same)"
         )
-    return _lines(found, Path(job.target)) if ranks > 1 else []
+    lines = _lines(found, Path(job.target)) if ranks > 1 else []
+    if lines and any(one.level == "error" for one in found):
+        text = "\n  ".join(lines)
+        raise UserError(
+            f"this script is not ready for {ranks} ranks:\n  {text}\n"
+            f"Write one that is: rankup port {job.target}; --no-check submits it as it is"
+        )
+    return lines
 
 
 def beside(job: Job, ranks: int, wanted: bool) -> None:

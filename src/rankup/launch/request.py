@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,7 +28,8 @@ from ..train.options import refuse_other_run
 
 # A script may have options of these names itself.
 _COMMON = frozenset(flag(name) for name, option in OPTIONS.items() if option.common)
-_OWN = frozenset(("--no-monitor", "--no-check", *map(flag, OPTIONS)))
+_OWN = frozenset(("--no-monitor", "--no-check", "--lives", *map(flag, OPTIONS)))
+_GET_TORCH = "load your site's PyTorch module, or pip install 'rankup[train]'"
 MOST_BYTES = 20 * 2**20  # a diff larger than this is data
 _MOST_NAMES = 200
 # Whatever the user's settings make of a diff that is looked at, this one has to apply.
@@ -54,7 +57,7 @@ def new(spec: JobSpec, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:
     """
     if spec.target is None:
         raise UserError("nothing to run: name a recipe or a script, or --resume a run")
-    kind, target = _target(spec.target)
+    kind, target = _target(spec.target, spec.module)
     _notice_own_options(kind, spec.args, strict)
     if kind == "recipe":
         recipes.find(target).parse(spec.args)
@@ -66,6 +69,7 @@ def new(spec: JobSpec, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:
         cwd=str(Path.cwd()),
         versions=_versions(),
         git=code_state(Path.cwd()),
+        module=spec.target if spec.module else None,
     )
     if spec.out is None:
         name = target if kind == "recipe" else Path(target).stem
@@ -82,6 +86,7 @@ def created(directory: Path, job: Job, runs: Path) -> Iterator[None]:
     link = runs / Path(job.target).stem / job.id
     folders = dict.fromkeys((directory, *directory.parents, *link.parents))
     made = [folder for folder in folders if not folder.exists()]
+    refuse_writable_by_others(directory)
     rundir.create(directory)
     try:
         if job.kind == "recipe":
@@ -105,18 +110,38 @@ def created(directory: Path, job: Job, runs: Path) -> Iterator[None]:
         raise
 
 
+def refuse_writable_by_others(directory: Path) -> None:
+    """Refuse a run directory in which somebody else could change what a job runs.
+
+    Raises:
+        UserError: all may write there, or it belongs to another user.
+    """
+    try:
+        known = directory.stat()
+    except FileNotFoundError:
+        return
+    if known.st_mode & 0o002:
+        raise UserError(
+            f"all users may write to {directory}, and so change what runs as you; "
+            f"chmod o-w {shlex.quote(str(directory))}, or name another folder with --out"
+        )
+    if known.st_uid not in (os.getuid(), 0):
+        raise UserError(f"{directory} belongs to another user; start a run of your own")
+
+
 def resumed(spec: JobSpec, runs: Path) -> tuple[Path, Job]:
     """The run to go on with, its arguments overridden by what was asked for now."""
     assert spec.resume is not None
     if spec.out is not None:
         raise UserError("--resume goes on in the run's own directory; leave --out away")
     directory = rundir.find(runs, spec.resume)
+    refuse_writable_by_others(directory)
     job = rundir.read(directory)
     if not Path(job.cwd).is_dir():
         raise UserError(f"{job.cwd}, the folder the run was started in, is not there any more")
     if spec.target is None:
         return directory, job
-    kind, target = _target(spec.target)
+    kind, target = _target(spec.target, spec.module)
     if (kind, target) != (job.kind, job.target):
         raise UserError(
             f"--resume {spec.resume} is a run of {job.target}, not of {target}; "
@@ -129,17 +154,62 @@ def resumed(spec: JobSpec, runs: Path) -> tuple[Path, Job]:
     return directory, replace(job, args=args)
 
 
-def require_torch() -> None:
-    """UserError where the Python that would run the ranks has no torch."""
+def active_environment() -> Path | None:
+    """Return the folder of an activated environment with torch that is not this Python's own."""
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        text = os.environ.get(name, "")
+        if not os.path.isabs(text) or os.environ.get("CONDA_DEFAULT_ENV") == "base":
+            continue
+        prefix = Path(text)
+        if prefix.resolve() == Path(sys.prefix).resolve():
+            return None
+        if (prefix / "bin" / "python").exists() and _has(prefix, "torch/__init__.py"):
+            return prefix
+    return None
+
+
+def python_of_ranks() -> str:
+    """Return the Python that starts ranks on this machine: the active environment's, else this one.
+
+    Raises:
+        UserError: it has no torch.
+    """
+    active = active_environment()
+    if active is not None and _has(active, "rankup*"):
+        print(f"note: the ranks run in the active environment {active}", file=sys.stderr)
+        return str(active / "bin" / "python")
+    more = ""
+    if active is not None:
+        more = f"the active environment {active} has torch, and no rankup: "
+        more += f"{shlex.quote(str(active / 'bin' / 'python'))} -m pip install rankup"
     if importlib.util.find_spec("torch") is None:
-        raise UserError(
-            f"{sys.executable} has no torch; load your site's PyTorch module, or "
-            "pip install 'rankup[train]'"
-        )
+        raise UserError(f"{sys.executable}, which runs this, has no torch; {more or _GET_TORCH}")
+    if more:
+        print(f"note: the ranks run in {sys.executable}; {more}", file=sys.stderr)
+    return sys.executable
 
 
-def _target(text: str) -> tuple[str, str]:
+def require_torch() -> None:
+    """UserError where the Python that a job would get has no torch."""
+    if active_environment() is None and importlib.util.find_spec("torch") is None:
+        raise UserError(f"{sys.executable} has no torch; {_GET_TORCH}")
+
+
+def _has(prefix: Path, pattern: str) -> bool:
+    return any(prefix.glob(f"lib/python3*/site-packages/{pattern}"))
+
+
+def _target(text: str, module: bool = False) -> tuple[str, str]:
     """`recipe` and its name, or `script` and its absolute path."""
+    if module:
+        path = Path(*text.split("."))
+        for file in (Path(f"{path}.py"), path / "__main__.py"):
+            if file.is_file():
+                return "script", str(file.resolve())
+        raise UserError(
+            f"-m {text}: neither {path}.py nor {path}/__main__.py is here; go to the folder that "
+            "holds the package, or give the script's path without -m"
+        )
     if text in recipes.RECIPES:
         return "recipe", text
     path = user_path(text, "TARGET")

@@ -19,7 +19,8 @@ from ..site.jobspec import DATA, OPTIONS, SLURM, JobSpec, flag, of_record
 from ..site.rundir import Job
 from ..slurm.client import Client
 from . import lives, local, queue, ready, stage
-from .request import created, new, require_torch, resumed, same_result, split_notes, typed
+from .logfile import OUTPUT, size_of
+from .request import created, new, python_of_ranks, resumed, same_result, split_notes, typed
 
 Place = Literal["slurm", "allocation", "local"]
 
@@ -44,7 +45,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
     settings = config.load(Path.cwd())
     runs = settings.runs
     nproc = _ranks(spec.nproc, {**os.environ, **extra})
-    require_torch()
+    python = python_of_ranks()
     if spec.resume is not None:
         directory, job = resumed(spec, runs)
     else:
@@ -74,6 +75,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
             "nproc": nproc,
             "node": platform.node(),
             "command": typed(),
+            "offset": size_of(directory / OUTPUT),
         }
         before = rundir.read(directory)
         (directory / "requeue").unlink(missing_ok=True)
@@ -82,7 +84,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
         wish = local.wanted(spec.monitor)
         with local.sampled(directory, nproc, wish):
             code = local.start(
-                job, directory, nproc, spec.resume is not None, {**caches, **found, **extra}
+                job, directory, nproc, spec.resume is not None, {**caches, **found, **extra}, python
             )
             refused = code == EXIT_BAD_INPUT and job.kind == "recipe"
             if refused:  # what was refused does not stick

@@ -30,7 +30,7 @@ from ..slurm.partitions import Partition
 from ..slurm.times import parse_seconds, time_text
 from . import stage
 from .ready import Fetched
-from .request import by_crew, typed
+from .request import active_environment, by_crew, typed
 
 # Every node has its own; a run directory there is seen by nobody else.
 _LOCAL_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
@@ -223,7 +223,7 @@ def job_script(
     return script.JobScript(
         run_dir=str(directory),
         work_dir=job.cwd,
-        words=(job.target, *job.args),
+        words=job.words,
         recipe=job.kind == "recipe",
         crew=by_crew(job),
         name=options.name or (job.target if job.kind == "recipe" else Path(job.target).stem),
@@ -239,7 +239,7 @@ def job_script(
         if options.deadline is None
         else parse_seconds(options.deadline, "--deadline"),
         retries=options.retries or 0,
-        **({"lives": options.lives} if options.lives else {}),
+        **({"max_attempts": options.max_attempts} if options.max_attempts else {}),
         options=options.directives(),
         lines=(*profile.sbatch, *options.sbatch),
         srun_options=(*profile.srun, *plan.srun),
@@ -299,13 +299,15 @@ def argument_paths(job: Job) -> list[Path]:
 
 def own_environment() -> tuple[str | None, str | None]:
     """How the job gets the Python that runs this: a script to source, or a folder for PATH."""
-    prefix = Path(sys.prefix)
+    active = active_environment()
+    prefix = active or Path(sys.prefix)
     # The template that JSC's users know keeps the environment in a folder beside activate.sh,
     # which loads the modules, too.
     for candidate in (prefix.parent / "activate.sh", prefix / "bin" / "activate"):
-        if sys.prefix != sys.base_prefix and candidate.is_file() and _trusted(candidate):
+        environment = active is not None or sys.prefix != sys.base_prefix
+        if environment and candidate.is_file() and _trusted(candidate):
             return str(candidate), None
-    return None, str(Path(sys.executable).parent)
+    return None, str(prefix / "bin" if active else Path(sys.executable).parent)
 
 
 def of_project(project: Path) -> tuple[str | None, str]:
@@ -314,6 +316,8 @@ def of_project(project: Path) -> tuple[str | None, str]:
     It should where the Python that runs this is in no environment, or in one without torch. With it
     comes what to say about the choice, also where it was passed over.
     """
+    if active := active_environment():
+        return None, f"note: the job gets the active environment {active}, not that of this Python"
     here, _ = own_environment()
     if here is not None and importlib.util.find_spec("torch") is not None:
         return None, ""

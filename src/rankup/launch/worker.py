@@ -28,11 +28,14 @@ def main() -> None:
     # A worker takes SIGTERM as the wish to end the run, of which its crew is only a part.
     die_with_parent(signal.SIGKILL if WORKER in os.environ else signal.SIGTERM)
     _bind()
-    rank, (target, *args) = int(number), sys.argv[1:]
-    recipe = target in recipes.RECIPES
+    module = sys.argv[1] == "-m" and len(sys.argv) > 2
+    rank, (target, *args) = int(number), sys.argv[1 + module :]
+    recipe = not module and target in recipes.RECIPES
     given = os.environ.get("RANKUP_RUN_DIR")
     try:
-        if not recipe:
+        if module:
+            _module(target, args)
+        elif not recipe:
             _script(target, args)
         elif given is None:
             raise UserError("a recipe needs RANKUP_RUN_DIR, its run directory: use `rankup run`")
@@ -46,7 +49,8 @@ def main() -> None:
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             raise
-        end = failure.of_exception(error, rank, "" if recipe else target)
+        script = f"{target.replace('.', '/')}.py" if module else target
+        end = failure.of_exception(error, rank, "" if recipe else script)
         if given is not None:
             failure.write(Path(given) / "log", end)
         else:
@@ -76,3 +80,12 @@ def _script(path: str, args: list[str]) -> None:
     sys.argv = [path, *args]
     sys.path.insert(0, str(Path(path).parent))
     runpy.run_path(path, run_name="__main__")
+
+
+def _module(name: str, args: list[str]) -> None:
+    """As `python -m name args…` would, in this process."""
+    if Path(sys.argv[0]).name == "rankup-rank" and sys.path:
+        del sys.path[0]
+    sys.argv = [name, *args]
+    sys.path.insert(0, os.getcwd())
+    runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -37,7 +37,7 @@ def bill(recording: Recording) -> Bill:
     facts = recording.facts
     known = lives(recording)
     seconds = tuple(length(life, recording) for life in known)
-    nodes = [len(life.nodes) or max(1, facts.nodes) for life in known]
+    nodes = [len(life.nodes) or life.billed_nodes or max(1, facts.nodes) for life in known]
     gpus = facts.gpus
     if gpus is None:
         per_node = np.bincount(recording.gpu_node[billed(recording)], minlength=1)
@@ -47,7 +47,10 @@ def bill(recording: Recording) -> Bill:
     else:
         unit, rate, priced = ("GPU-h", float(gpus), False) if gpus else ("node-h", 1.0, False)
     each = [one * count for one, count in zip(seconds, nodes, strict=True)]
-    units = tuple(rate * one / 3600 for one in each)
+    rates = [life.per_node_hour if priced else None for life in known]
+    units = tuple(
+        (rate if own is None else own) * one / 3600 for own, one in zip(rates, each, strict=True)
+    )
     return Bill(seconds, sum(each), unit, rate, priced, sum(units), units)
 
 

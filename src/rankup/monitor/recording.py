@@ -119,6 +119,8 @@ class Life:
         words: the same in plain words.
         limit: time limit in seconds; None without one.
         nodes: names.
+        billed_nodes, per_node_hour: how many nodes it had, where nobody wrote their names down, and
+            units that one is billed for; None: as the newest life.
     """
 
     begin: float
@@ -128,6 +130,8 @@ class Life:
     limit: float | None = None
     nodes: tuple[str, ...] = ()
     job: str | None = None
+    billed_nodes: int | None = None
+    per_node_hour: float | None = None
 
 
 @dataclass(frozen=True)

@@ -329,6 +329,14 @@ def callee(flow: Flow, file: File, call: ast.Call) -> Reached | None:
     return flow.method(file, value, call_name(call)) or (found if own else None)
 
 
+def run_by_call(flow: Flow, file: File, call: ast.Call) -> Reached | None:
+    """The function that a call runs: of an instance, such as a model or a loss, its `forward`."""
+    owner = flow.class_of(file, call.func)
+    if owner is not None:
+        return flow.member(*owner, "forward") or flow.member(*owner, "__call__")
+    return callee(flow, file, call)
+
+
 def leads_to(flow: Flow, file: File, function: Function) -> list[Reached]:
     """A function and all that its calls lead to."""
     found: dict[Function, File] = {function: file}
@@ -394,7 +402,7 @@ def sites_in(flow: Flow, file: File, function: Function) -> list[Site]:
 def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
     """True where running these nodes reaches a backward, here or in another file."""
     known = _trainers(script)
-    for call in calls_in(*nodes) if script.train_loops else ():
+    for call in calls_in(*nodes):
         if call_name(call) == "backward" and not file.names.called(call):
             return True
         found = callee(script.flow, file, call)

@@ -33,6 +33,8 @@ class Option:
         common: a script may have an option of this name itself.
         joined: what is given now stands beside what was given before, and not in its place.
         off: `--no-...` switches it off.
+        short: another name of one letter.
+        alias: its name in an earlier version, which is taken, too.
     """
 
     help: str | None = None
@@ -47,6 +49,8 @@ class Option:
     common: bool = False
     joined: bool = False
     off: bool = False
+    short: str | None = None
+    alias: str | None = None
 
 
 def _option(default: Any, text: str | None = None, **how: Any) -> Any:
@@ -70,7 +74,6 @@ class JobSpec:
         args: the words after TARGET; they belong to it.
         time, deadline: durations as the user writes them; `deadline` counts from the start.
         env: `NAME=VALUE`, or `NAME` for the value it has now.
-        lives: most lives of the run in which it goes on by itself.
         stage, mount: absolute paths once `stage.checked`.
         id: of the new run; None for one by the time.
     """
@@ -94,6 +97,9 @@ class JobSpec:
     monitor: bool = _option(True, "Sample what every GPU does, and report it at the end.", off=True)
     check: bool = _option(
         True, "Look first at what in a script stands in the way of many ranks.", off=True
+    )
+    module: bool = _option(
+        False, "TARGET is PACKAGE.MODULE, as for `python -m`.", short="-m", common=True
     )
     nodes: int | None = _slurm(None, "Nodes; one by default.", least=1, toml=rules.whole(1))
     time: str | None = _slurm(
@@ -154,16 +160,17 @@ class JobSpec:
         toml=rules.whole(0),
         queue=True,
     )
-    lives: int | None = _slurm(
+    max_attempts: int | None = _slurm(
         None,
-        "Lives in which it goes on by itself; 100 by default.",
+        "Attempts in which it goes on by itself; 100 by default.",
+        alias="lives",
         least=1,
         most=100000,
         toml=rules.whole(1),
     )
     deadline: str | None = _slurm(
         None,
-        "Save and go on in a next life after this, before the limit.",
+        "Save and go on in a next attempt after this, before the limit.",
         metavar="TIME",
         toml=rules.TEXT,
         common=True,
@@ -187,7 +194,8 @@ class JobSpec:
         """These options, and where nothing was said those of `defaults`; `joined` ones together."""
         taken: dict[str, Any] = {}
         for name, option in OPTIONS.items():
-            mine, value = getattr(self, name), defaults.get(name)
+            mine = getattr(self, name)
+            value = defaults.get(name, defaults.get(option.alias or name))
             if not option.kept or value is None:
                 continue
             if option.joined:
@@ -225,7 +233,14 @@ OPTIONS: Mapping[str, Option] = {
     one.name: one.metadata["option"] for one in fields(JobSpec) if "option" in one.metadata
 }
 # `[job]` of `rankup.toml`.
-TABLE = Table({name: option.toml for name, option in OPTIONS.items() if option.toml is not None})
+TABLE = Table(
+    {
+        key: option.toml
+        for name, option in OPTIONS.items()
+        for key in (name, option.alias)
+        if option.toml is not None and key is not None
+    }
+)
 
 
 def flag(name: str) -> str:

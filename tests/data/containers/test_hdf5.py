@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
 import random
 import re
 from collections.abc import Callable
@@ -55,26 +53,6 @@ def test_the_courses_file(tmp_path: Path, data_root: Path | None) -> None:
     # In another order, as after `index.ordered`, and as a part.
     order = np.array([14, 3, 12, 0])
     assert values(path, index.take(order, ())) == [made[row] for row in order]
-
-
-def test_rows_in_forked_processes(tmp_path: Path) -> None:
-    """A handle of libhdf5 that came over a fork is not used."""
-    path = tmp_path / "x.h5"
-    made = [bytes([row]) * (row * 1000) for row in range(50)]
-    course(path, {"train": [(data, 0) for data in made]})
-    rest = hdf5.fallback(scanned(path), path)
-    assert b"".join(rest.chunks("data", 7)) == made[7]  # open before the fork
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        jobs = [pool.apply_async(_read, (rest, row)) for row in range(50)]
-        assert [job.get(200) for job in jobs] == made
-    assert b"".join(rest.chunks("data", 8)) == made[8]
-    assert b"".join(pickle.loads(pickle.dumps(rest)).chunks("data", 9)) == made[9]
-    rest.close()
-    assert b"".join(rest.chunks("data", 1)) == made[1]
-
-
-def _read(rest: hdf5.Rows, row: int) -> bytes:
-    return b"".join(rest.chunks("data", row))
 
 
 def test_arrays_of_others(tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +68,7 @@ def test_a_folder_as_on_the_hub(tmp_path: Path) -> None:
         ("test", 60, 90, "test"),
     ]
     assert [one.values[0] for one in read(found, tmp_path)] == [b"%d" % n for n in range(90)]
-    fallback = pickle.loads(pickle.dumps(parquet.fallback(found, tmp_path)))
+    fallback = parquet.fallback(found, tmp_path)
     for row in (89, 0, 31, 29, 30, 30):
         number = ~int(found.fields[0].offset[row])
         assert b"".join(map(bytes, fallback.chunks("data", number))) == b"%d" % row
@@ -87,27 +84,3 @@ def test_what_is_no_parquet(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no \.parquet files"):
         parquet.scan(tmp_path / "empty", Choice())
-
-
-def test_a_forked_process_goes_on_reading(tmp_path: Path) -> None:
-    values = [b"%d" % n for n in range(50)]
-    path = write(tmp_path / "x.parquet", {"v": pa.array(values)})
-    found = parquet.scan(path, Choice())
-    fallback = parquet.fallback(found, path)
-
-    def all_are_right() -> bool:
-        numbers = (~found.fields[0].offset).tolist()
-        back = [b"".join(map(bytes, fallback.chunks("data", number))) for number in numbers]
-        return back == values
-
-    assert all_are_right()
-    child = multiprocessing.get_context("fork").Process(
-        target=lambda: os._exit(0 if all_are_right() else 1)
-    )
-    child.start()
-    child.join(200)
-    code = child.exitcode
-    child.kill()
-    child.join()
-    assert code == 0
-    assert all_are_right()

@@ -20,9 +20,9 @@ from tests.conftest import signals_as_before
 # Without the budget: a machine that is busy with tests would make samples seldom.
 _SAMPLER = """
 import sys
-from rankup.monitor.collect import pace
+from rankup.monitor.collect import sampler
 from rankup.monitor.collect.main import main
-pace.BUDGET = 1.0
+sampler.BUDGET = 1.0
 {}
 sys.exit(main(sys.argv[1:]))
 """
@@ -41,7 +41,7 @@ class Samplers:
         self, *words: str, env: Mapping[str, str] | None = None, first: str = ""
     ) -> subprocess.Popen[str]:
         """A sampler of node `n1`, four times a second; `first` is Python that it runs before."""
-        pace = () if "--replay" in words or "--every" in words else ("--every", "0.25")
+        pace = () if "--every" in words else ("--every", "0.25")
         process = subprocess.Popen(
             [sys.executable, "-c", _SAMPLER.format(first), str(self.run), *pace, *words],
             env={**os.environ, "SLURMD_NODENAME": NODE, **(env or {})},

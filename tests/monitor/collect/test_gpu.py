@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.monitor.collect import gpu, open_gpus
+from rankup.monitor.collect import gpu, node
 from rankup.monitor.collect.gpu import Gpus
-from rankup.monitor.collect.granted import granted
+from rankup.monitor.collect.node import granted
 from rankup.monitor.lines import GPU, Gpu
 
 Opened = Callable[..., Gpus]
@@ -36,7 +36,7 @@ def _script(path: Path, *gpus: dict[str, Any], **more: Any) -> dict[str, str]:
 @pytest.fixture
 def opened(tmp_path: Path) -> Opened:
     def read(*gpus: dict[str, Any]) -> Gpus:
-        source, error = open_gpus.open_source(_script(tmp_path / "gpus.json", *gpus))
+        source, error = node.open_source(_script(tmp_path / "gpus.json", *gpus))
         assert (source is not None, error) == (True, None)
         assert source is not None
         return Gpus(source, tuple(source.gpus()))
@@ -112,7 +112,7 @@ def test_without_counters_one_gpu_at_a_time_is_asked_for_its_traffic(
 
 
 def test_a_failing_counter_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, _ = open_gpus.open_source(_script(tmp_path / "gpus.json", {"values": FULL}))
+    source, _ = node.open_source(_script(tmp_path / "gpus.json", {"values": FULL}))
     assert source is not None
 
     def fail(index: int) -> dict[str, float]:
@@ -124,7 +124,7 @@ def test_a_failing_counter_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_node_without_a_driver_says_why(tmp_path: Path) -> None:
     environment = _script(tmp_path / "gpus.json", error="NVML: Driver Not Loaded")
-    assert open_gpus.open_source(environment) == (None, "NVML: Driver Not Loaded")
+    assert node.open_source(environment) == (None, "NVML: Driver Not Loaded")
     assert Gpus(None, ()).read().rows == []
 
 
@@ -133,7 +133,7 @@ def test_a_script_that_is_none_is_named(tmp_path: Path, content: str | None) -> 
     if content is not None:
         (tmp_path / "gpus.json").write_text(content)
     with pytest.raises(UserError, match="RANKUP_NVML"):
-        open_gpus.open_source({"RANKUP_NVML": str(tmp_path / "gpus.json")})
+        node.open_source({"RANKUP_NVML": str(tmp_path / "gpus.json")})
 
 
 def _gpus(count: int) -> list[Gpu]:

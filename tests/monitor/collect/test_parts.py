@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rankup.monitor.collect import node
-from rankup.monitor.collect.pace import BUDGET, Pace
+from rankup.monitor.collect.sampler import BUDGET, Pace
 from rankup.monitor.collect.writer import RefusedError, Writer
 
 

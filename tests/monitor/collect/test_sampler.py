@@ -226,9 +226,6 @@ def test_a_link_in_the_place_of_its_file_ends_it(samplers: Samplers, tmp_path: P
     ("words", "said"),
     [
         (["--every", "0"], "--every 0 is no number of seconds"),
-        (["--speed", "2"], "--speed is for --replay"),
-        (["--replay", "/no/such", "--every", "1"], "of the options only --speed counts"),
-        (["--replay", "/no/such"], "No such file"),
     ],
 )
 def test_bad_input_is_named(

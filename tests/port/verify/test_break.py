@@ -318,6 +318,35 @@ for epoch in range(2):
 """
 
 
+PIECES = """import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.arange(60.0).view(20, 3) / 60)
+loader = DataLoader(data, batch_size=5)
+rows_of = iter(DataLoader(data, batch_size=5))
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for (rows,) in loader:
+        loss = model(rows).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            (rows,) = next(rows_of, (rows,))
+            print(f"{model(rows).sum().item():.6f}")
+"""
+
+
+@pytest.mark.timeout(600)
+def test_an_iterator_made_with_gradients_on_evaluates_all_the_same(tmp_path: Path) -> None:
+    """Its batches are drawn between the steps, and without gradients."""
+    (tmp_path / "one.py").write_text(PIECES, encoding="utf-8")
+    found = results(tmp_path, PIECES, {"port": port(tmp_path / "one.py").text})
+    states = {one.check: one for one in found["port"]}
+    assert states["samples"].state == states["evaluation"].state == "proved", states
+
+
 @pytest.mark.timeout(600)
 def test_what_rank_0_alone_looks_at_is_no_other_evaluation(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(SHOWN, encoding="utf-8")

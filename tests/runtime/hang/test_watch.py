@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -112,3 +113,33 @@ def _ends_with_the_group(world: World) -> tuple[bool, bool]:
 
 def test_setup_watches_and_the_watch_ends(ranks: RankPool) -> None:
     assert ranks.run(2, _ends_with_the_group) == [(True, False)] * 2
+
+
+def _meets_the_time_limit(world: World) -> list[str]:
+    stop_watching()
+    store = dist.distributed_c10d._get_default_store()
+    said: list[str] = []
+
+    def tell(text: str) -> None:
+        said.append(text)
+        store.set("test/told", "1")
+
+    os.environ["RANKUP_END_TIME"] = str(time.time())
+    watch = Watch(store, timedelta(minutes=5), tell=tell, still=1.0)
+    del os.environ["RANKUP_END_TIME"]
+    dist.barrier()
+    watch.start()
+    while world.rank == 1 and not store.check(["test/told"]):
+        time.sleep(0.05)
+    dist.barrier()  # the run goes on: nobody was ended
+    watch.halt()
+    store.delete_key("test/told")
+    return said
+
+
+def test_at_the_time_limit_is_said_what_ranks_wait_in(ranks: RankPool) -> None:
+    [said] = [text for texts in ranks.run(2, _meets_the_time_limit) for text in texts]
+    first, *_, last = said.splitlines()
+    assert first == "at the job's time limit nothing moved:"
+    assert "rank 1 on " in last
+    assert "test_watch.py:" in last

@@ -157,9 +157,6 @@ class Members:
             number -= len(array)
         raise BadContainer(f"{self._path} has fewer rows of {field} than its index says")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_read": {}}
-
 
 def _by_split(arrays: Sequence[Array], choice: Choice) -> dict[str, dict[str, Array]]:
     """Split -> name without the split -> array."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -306,7 +304,8 @@ class Tables:
         self, root: Path, files: Strings, columns: Mapping[str, ColumnType], opener: Opener
     ) -> None:
         self._root, self._files, self._columns, self._opener = root, files, columns, opener
-        self._mine = threading.local()
+        self._readers: dict[Path, Reader] = {}
+        self._kept: dict[tuple[Path, int, str], _Kept] = {}
 
     @classmethod
     def of(cls, index: Index, root: Path, opener: Opener) -> Tables:
@@ -339,34 +338,23 @@ class Tables:
     def _at(self, path: Path, group: int, row: int, field: str) -> tuple[pa.Array, int]:
         """The piece that a row is in, and the row it begins at."""
         column = self._columns[field]
-        mine = self._mine.__dict__
-        if mine.get("pid") != os.getpid():
-            mine.clear()
-            mine.update(pid=os.getpid(), readers={}, kept={})
         place = (path, group, field)
-        kept = mine["kept"].pop(place, None)
+        kept = self._kept.pop(place, None)
         if kept is None or row < kept.first:
-            kept = _Kept(self._reader(mine["readers"], path).batches(group, column.path[:1]))
+            kept = _Kept(self._reader(path).batches(group, column.path[:1]))
         if kept.array is None or row >= kept.first + len(kept.array):
             kept.forward(row, column)
             # The oldest go, until the rest and what just came have room.
-            held = kept.size + sum(one.size for one in mine["kept"].values())
-            while mine["kept"] and held > _HELD:
-                held -= mine["kept"].pop(next(iter(mine["kept"]))).size
-        mine["kept"][place] = kept
+            held = kept.size + sum(one.size for one in self._kept.values())
+            while self._kept and held > _HELD:
+                held -= self._kept.pop(next(iter(self._kept))).size
+        self._kept[place] = kept
         return kept.array, kept.first
 
-    def _reader(self, readers: dict[Path, Reader], path: Path) -> Reader:
-        found = readers.pop(path, None) or self._opener(path)
+    def _reader(self, path: Path) -> Reader:
+        found = self._readers.pop(path, None) or self._opener(path)
         # A reader that is let go stays open for as long as a piece comes from it.
-        if len(readers) >= _READERS:
-            readers.pop(next(iter(readers)))
-        readers[path] = found
+        if len(self._readers) >= _READERS:
+            self._readers.pop(next(iter(self._readers)))
+        self._readers[path] = found
         return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_mine"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._mine = threading.local()

@@ -292,8 +292,7 @@ class Group(NamedTuple):
 class Rows:
     """Rows of data sets as bytes. Opens the file when it first reads.
 
-    Rows of variable length are read by position, the others by h5py, which opens the file again
-    after a fork.
+    Rows of variable length are read by position, the others by h5py.
 
     Args:
         path: the file.
@@ -308,7 +307,6 @@ class Rows:
         self._ends = list(itertools.accumulate(group.rows for group in groups))
         self._file: h5py.File | None = None
         self._known: dict[str, h5py.Dataset] = {}
-        self._pid = 0
         self._kept: dict[str, tuple[int, npt.NDArray[Any]]] = {}
 
     def chunks(self, field: str, number: int) -> Iterator[bytes | memoryview]:
@@ -356,26 +354,8 @@ class Rows:
         return first, data[first : first + step]
 
     def _data(self, path: str) -> h5py.Dataset:
-        file = self._opened()
+        if self._file is None:
+            self._file = opened(self._path)
         if path not in self._known:  # an index from elsewhere may name what `scan` would refuse
-            self._known[path] = hdf5_data.at(file, path)
+            self._known[path] = hdf5_data.at(self._file, path)
         return self._known[path]
-
-    def _opened(self) -> h5py.File:
-        if self._file is None or self._pid != os.getpid():
-            self._close_file()
-            self._file, self._pid = opened(self._path), os.getpid()
-        return self._file
-
-    def _close_file(self) -> None:
-        file, self._file, self._known = self._file, None, {}
-        if file is not None:
-            file.close()
-
-    def close(self) -> None:
-        """Close the file; it opens again when something is read."""
-        self._close_file()
-        self._heaps.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None, "_known": {}, "_kept": {}}

@@ -238,9 +238,5 @@ class Rows:
             at += size + -size % 8
         raise BadContainer(f"the heap at {heap} has no object {number}")
 
-    def close(self) -> None:
-        """Close the file; it opens again when a row is read."""
-        self._spans.close()
-
     def _read(self, at: int, length: int) -> bytes:
         return bytes(self._spans.read(0, at, length))

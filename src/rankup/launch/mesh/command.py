@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
-from ...base.errors import UserError
-from ...base.files import user_path
 from ...parallel.holdings import holdings
 from ...site import gpus
 from ..request import require_torch
@@ -23,9 +20,8 @@ def show(
     nodes: int,
     per_node: int | None,
     asked: Asked,
-    png: str | None,
 ) -> int:
-    """Print who holds what of TARGET's model, and draw it where a file is given.
+    """Print who holds what of TARGET's model.
 
     Args:
         asked: strategy, dp, shard, tp, pp, and the pipeline's schedule.
@@ -36,7 +32,6 @@ def show(
     Raises:
         UserError: the target or the layout is not possible; says why.
     """
-    picture = _picture(png)
     require_torch()
     ranks = per_node or max(1, gpus.visible_gpus(os.environ))
     found = find(target, args, Split(nodes, ranks, *asked))
@@ -57,33 +52,11 @@ def show(
         (*found.notes, *paper.notes, *_offloaded(found.offload)),
         found.warnings,
     )
-    if picture is not None:
-        from .picture import draw
-
-        draw(shown, picture)
     print(text.text(shown))
     for warning in found.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if picture is not None:
-        print(f"\ndrawn: {picture}")
     return 0
 
 
 def _offloaded(offload: bool) -> tuple[str, ...]:
     return ("weights, gradients and optimizer state lie in host memory",) if offload else ()
-
-
-def _picture(png: str | None) -> Path | None:
-    """Where to draw; what keeps from it is said before anything else is done."""
-    if png is None:
-        return None
-    path = user_path(png, "--png")
-    if path.suffix.lower() != ".png":
-        raise UserError(f"--png {png}: the picture is a PNG; give a name that ends in .png")
-    if not path.parent.is_dir():
-        raise UserError(f"--png {png}: there is no folder {path.parent}")
-    import importlib.util
-
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--png needs matplotlib: pip install matplotlib; the text needs nothing")
-    return path

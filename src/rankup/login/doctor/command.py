@@ -16,7 +16,7 @@ from ...base import findings
 from ...base.errors import UserError
 from ...base.files import user_path
 from ...base.findings import Finding, Level
-from ...base.signals import ended_as_an_exception
+from ...base.processes import ended_as_an_exception
 from ...base.text import clean
 from ...sandbox.inside.spec import STATE
 from ...sandbox.processes import Tree
@@ -151,7 +151,7 @@ def examine(
     places = [place for (_, place), answer in zip(asked, answers, strict=True) if answer is None]
     found += late.findings((list(dict.fromkeys(places)), limit))
     return [
-        replace(one, place=_shown(one.place), message=_shown(one.message), todo=_shown(one.todo))
+        replace(one, place=clean(one.place), message=clean(one.message), todo=clean(one.todo))
         for one in found
     ]
 
@@ -184,8 +184,3 @@ def _count(found: list[Finding], level: Level) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _shown(text: str) -> str:
-    """Safe to be printed: names of files may hold bytes of any kind, also such as are no text."""
-    return clean(text.encode(errors="replace").decode())

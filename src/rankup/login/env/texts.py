@@ -198,7 +198,8 @@ def moved_caches(
     What the user has set is not among them. In an environment that is active they are all set, and
     then to what the site says: these are not the user's.
     """
-    bare = caches(config, profile, {**environment, **_none_set(config, profile, environment)}, home)
+    unset = {one.variable: "" for one in caches(config, profile, environment).entries}
+    bare = caches(config, profile, {**environment, **unset}, home)
     sites = {one.variable: str(one.path) for one in bare.entries if one.said_by == "site"}
     kept = {
         name: folder for name, folder in sites.items() if environment.get(name, "") in ("", folder)
@@ -206,11 +207,6 @@ def moved_caches(
     if kept and bare.root is not None:
         kept[ROOT_VARIABLE] = str(bare.root)
     return kept
-
-
-def _none_set(config: Config, profile: Profile, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of caches, all empty."""
-    return {one.variable: "" for one in caches(config, profile, environment).entries}
 
 
 def _python() -> str:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from ...base import lock
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.files import no_space
+from ...base.processes import python
 from ...base.text import clean, say
 from ...base.urls import public
 from ...sandbox import copies, namespace
@@ -42,18 +42,12 @@ from . import came, explain
 from .explain import Outcome
 from .request import FetchFailed, Request, table
 
-_CHILD = (
-    "import sys; sys.path = [p for p in sys.path if p]; "
-    "from rankup.sandbox.inside.main import main; sys.exit(main())"
-)
 _STACKS_SECONDS = 0.5  # before the end
 _HARDLY = 1 << 20  # bytes; on a disk with less hardly anything can be written
 _LAZY = "its samples are downloaded one by one while batches are drawn"
 # Options of `rankup fetch` that nobody's script is likely to have: most are known to both.
 _OURS = ("--only-proof", "--no-run", "--dataset", "--model", "--url", "--sha256", "--json")
 _USAGE = 2  # the exit code of argparse
-# As it is; in a namespace without one; or as it is, and Python refuses connections.
-_Network = Literal["open", "none", "blocked"]
 
 
 def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, int]:
@@ -173,11 +167,14 @@ class _Fetch:
         return self._judge(proved, done.events)
 
     def _attempt(
-        self, network: _Network = "open", extra: tuple[Sandbox, Iterable[str]] | None = None
+        self,
+        without: record.Proof = "none",
+        extra: tuple[Sandbox, Iterable[str]] | None = None,
     ) -> _Attempt:
         """Run the script in a new copy until it has trained a step, or cannot.
 
         Args:
+            without: the way in which it has no network; `none`: it has one.
             extra: new files of another copy that are put into this one.
 
         Raises:
@@ -190,7 +187,7 @@ class _Fetch:
         box = self._stack.enter_context(sandbox(self._area, self._roots, self._cache_folders))
         if extra is not None:
             box.take_from(*extra)
-        ended, seen = self._watch(box, network)
+        ended, seen = self._watch(box, without)
         for path in box.changed():
             say(
                 f"{path} was changed while the script ran, by another program or, through a link, "
@@ -205,7 +202,7 @@ class _Fetch:
             say(outcome.why)
             say("once more, telling it that there is a GPU, and that it is the one rank of a world")
             self._pretend = True
-            return self._attempt(network, extra)
+            return self._attempt(without, extra)
         room = ""
         if not outcome.reached:
             room = explain.no_room(seen, _full((self._area, box.temporary, *self._cache_folders)))
@@ -217,7 +214,7 @@ class _Fetch:
         writing = {path.removeprefix(str(box.copy)) for path in ended.writing}
         return _Attempt(box, seen, ended, outcome, frozenset(writing | cut), room)
 
-    def _watch(self, box: Sandbox, network: _Network) -> tuple[Ended, tuple[Event, ...]]:
+    def _watch(self, box: Sandbox, without: record.Proof) -> tuple[Ended, tuple[Event, ...]]:
         threads, memory = self._request.threads, self._limits.memory
         values = {
             "script": str(box.inside(self._script)),
@@ -226,7 +223,7 @@ class _Fetch:
             "earlier": self._journals,
             "free": [str(one) for one in self._cache_folders],
             "temporary": str(box.temporary),
-            "block": network == "blocked",
+            "block": without == "blocked",
             "pretend": self._pretend,
             "threads": threads,
             # Room for stacks and for what is asked for and never touched; the rest is weighed.
@@ -237,7 +234,7 @@ class _Fetch:
         places = (box.folder, box.temporary)
         quiet = offline.silent()
         own = child_environment(os.environ, self._caches, *places, threads, Path.home(), quiet)
-        told = self._offline if network != "open" else {}
+        told = self._offline if without != "none" else {}
         folder = box.inside(Path.cwd())
         journal = box.journal
 
@@ -246,7 +243,7 @@ class _Fetch:
             return any(event.kind == "stop" for event in journal.read())
 
         ended = watch(
-            namespace.command([sys.executable, "-c", _CHILD], network=network != "none"),
+            namespace.command(python("rankup.sandbox.inside.main"), network=without != "namespace"),
             {**own, **told, "PWD": str(folder)},
             self._limits,
             self._interrupt,
@@ -268,7 +265,7 @@ class _Fetch:
         if why:
             say(f"{why}; so Python refuses connections, and other programs are not held back")
         self._proof = "blocked" if why else "namespace"
-        return self._attempt("blocked" if why else "none", extra)
+        return self._attempt(self._proof, extra)
 
     def _show(self, done: _Attempt) -> None:
         """Print what the child has kept to itself: the script's own traceback, and what stays."""
@@ -334,7 +331,9 @@ class _Fetch:
         folders += [path / "hub" for path in folders]
         new = {path for path in done.box.new_files() if came.whole(path)}
         links = {path for path in new if done.box.inside(path).is_symlink()}
-        files = [one for one in came.made(done.events) if one.path not in links]
+        made = came.made(done.events)
+        own_links = links & {one.path for one in made}
+        files = [one for one in made if one.path not in links]
         known = {one.path for one in files}
         files += came.of_programs(done.events, sorted(new - known))
         never = {*self._code, *done.unfinished}
@@ -345,9 +344,10 @@ class _Fetch:
             if one.path not in never and (one.path in new or not done.box.holds(one.path))
         ]
         needs = came.needed(files, folders)
-        leads_to = {path: done.box.target(path) for path in links - never}
-        above = needs | {str(folder) for path in needs for folder in Path(path).parents}
-        moving = needs | {path for path, target in leads_to.items() if target in above}
+        leads_to = {path: done.box.target(path) for path in own_links - never}
+        above = {str(folder) for path in needs for folder in Path(path).parents}
+        came_here = needs | {folder for folder in above if not os.path.exists(folder)}
+        moving = needs | {path for path, target in leads_to.items() if target in came_here}
         self._problems += done.box.move_in(sorted(new & moving))
         for line in self._problems:
             say(line)

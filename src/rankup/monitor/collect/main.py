@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Sample, or replay, as the words of a command line say; the exit code."""
+    """Sample as the words of a command line say; return the exit code."""
     ignore_warnings()
     import argparse
     from pathlib import Path
@@ -32,8 +32,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--life")
     parser.add_argument("--parent", type=int)
     parser.add_argument("--whole-node", action="store_true")
-    parser.add_argument("--replay", type=Path, metavar="FILE")
-    parser.add_argument("--speed", type=float)
     try:
         return start(**vars(parser.parse_args(words)))
     except UserError as error:
@@ -61,30 +59,16 @@ def start(
     life: str | None = None,
     parent: int | None = None,
     whole_node: bool = False,
-    replay: Path | None = None,
-    speed: float | None = None,
 ) -> int:
-    """Sample into `run`, or replay a file into it, until the job ends; the exit code.
+    """Sample into `run` until the job ends; return the exit code.
 
     Raises:
-        UserError: an option is no good, or they do not go together.
+        UserError: an option is no good.
         OSError: the run directory cannot be written.
     """
     import os
 
-    from ...base.errors import UserError
-
-    if replay is not None:
-        if (every, ranks, life, whole_node) != (None, None, None, False):
-            raise UserError("--replay plays what was recorded: of the options only --speed counts")
-        from .replay import Replay
-        from .replay import replay as play
-
-        return play(Replay(replay, run, 1.0 if speed is None else speed, parent))
-    if speed is not None:
-        raise UserError("--speed is for --replay FILE alone")
-    from .pace import EVERY
-    from .sampler import Options, sample_run
+    from .sampler import EVERY, Options, sample_run
 
     options = Options(run, EVERY if every is None else every, ranks, life, parent, whole_node)
     return sample_run(options, os.environ)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,16 +13,20 @@ from pathlib import Path
 from ...base.errors import UserError
 from ...base.text import say
 from ..lines import FOLDER
-from . import alone, cores, node
+from . import cores, node
 from .ending import Ending
-from .granted import granted
-from .open_gpus import open_source
-from .pace import EVERY, Pace
+from .node import granted, open_source
 from .sample import Node, Sample
 from .unused import CODE, Job, Watch
 from .writer import Writer
 
 _NICE = 10
+EVERY = 2.0  # seconds, at first
+# From so many seconds on, so many times as far apart.
+_STRETCHED = ((2 * 3600.0, 5.0), (600.0, 2.5))
+BUDGET = 0.004  # CPU seconds per second
+_LONGEST = 60.0
+_WEIGHT = 0.2  # of the newest sample in the mean
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def sample_run(options: Options, environment: Mapping[str, str], root: Path = Pa
     """
     ending = Ending(options.run, options.parent)
     name = node.name(environment)
-    held = alone.take(options.run, name)
+    held = take(options.run, name)
     if held is None:
         say(f"another sampler watches this run on {name} already; this one ends")
         return 0
@@ -165,3 +171,40 @@ class _Loop:
         elif "full" not in self._said:
             self._said.add("full")
             say(f"what this node does is not recorded for now: {writer.why}; the run goes on")
+
+
+class Pace:
+    """Seconds between samples.
+
+    Args:
+        every: at first; 2.5 times that after ten minutes, 5 times after two hours.
+    """
+
+    def __init__(self, every: float = EVERY) -> None:
+        self._every = every
+        self._mean: float | None = None
+
+    def spent(self, cpu: float) -> None:
+        """Tell the CPU seconds that a sample took, everything included."""
+        self._mean = cpu if self._mean is None else self._mean + _WEIGHT * (cpu - self._mean)
+
+    def interval(self, elapsed: float) -> float:
+        """Seconds to the next sample, so many after the first one."""
+        times = next((factor for start, factor in _STRETCHED if elapsed >= start), 1.0)
+        return max(times * self._every, min(_LONGEST, (self._mean or 0.0) / BUDGET))
+
+
+def take(run: Path, node: str) -> socket.socket | None:
+    """Be the sampler of a run on a node until the returned socket is closed; None: there is one.
+
+    A name in the kernel's own space of sockets: it holds on every file system, whether that knows
+    flock or not, it is the node's alone, and it goes with the process, however that ends.
+    """
+    what = f"{os.path.realpath(run)}\0{node}\0{os.getuid()}".encode("utf-8", "surrogateescape")
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        held.bind(b"\0rankup-monitor-" + hashlib.sha256(what).hexdigest()[:32].encode())
+    except OSError:
+        held.close()
+        return None
+    return held

@@ -1,18 +1,28 @@
-"""The loss that is differentiated: a mean over the batch, or declared a sum over it."""
+"""The loss that is differentiated: a mean over the batch, declared a sum over it, or a mean over
+targets of which some count less, or not at all: each rank has others.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+from dataclasses import dataclass
 from enum import Enum
 
 from ...script.flow import argument, call_name, given, is_none, literal
-from ...script.names import Function
-from ...script.torch_names import CLASS_WEIGHTS, LOSS_FUNCTIONS, LOSSES, last
+from ...script.names import words_in
+from ...script.torch_names import CLASS_WEIGHTS, LOSS_FUNCTIONS, LOSSES, last, words
 from .script import Script
+from .training import Training
 
 _SIZES = ("size", "numel", "len")
 # With these a loss divides by something other than the number of samples.
 _WEIGHTED = ("weight", "ignore_index", "size_average", "reduce")
+# transformers compares each position with its label, or with the one behind it.
+_AT = re.compile(r"\w*(ForConditionalGeneration|Seq2SeqLM|ForMaskedLM|ForTokenClassification)$")
+_BEHIND = re.compile(r"\w*(ForCausalLM|LMHeadModel)$")
+_IGNORED = "-100"  # torch's own default, and what transformers expects
+_PLAIN = words("view reshape flatten to cuda long contiguous transpose permute squeeze ravel int t")
 
 
 class Kind(Enum):
@@ -43,35 +53,17 @@ def differentiated(call: ast.Call) -> ast.expr | None:
     return value
 
 
-def function_of(script: Script, call: ast.Call) -> tuple[Script, Function] | None:
-    """The function of the script's own files that a call runs; of an object its `__call__`."""
-    flow = script.flow
-    found = flow.definition(script.file, call.func)
-    if found is None or isinstance(found[1], ast.ClassDef):
-        found = (
-            flow.method(script.file, call.func, "forward")
-            or flow.method(script.file, call.func, "__call__")
-            or (
-                flow.method(script.file, call.func.value, call.func.attr)
-                if isinstance(call.func, ast.Attribute)
-                else None
-            )
-        )
-    if found is None or isinstance(found[1], ast.ClassDef):
-        return None
-    return script.sibling(found[0]), found[1]
-
-
 def reduction(script: Script, call: ast.Call) -> Kind | None:
     """The kind of one of torch's losses by its `reduction`; None of any other call."""
-    kinds = {_reduction(one) for one in _makers(script, call) if one is not None}
+    kinds = {_reduction(one[1]) for one in _makers(script, call) if one is not None}
     return kinds.pop() if len(kinds) == 1 else None
 
 
 def plain_reduction(script: Script, call: ast.Call) -> Kind | None:
     """The kind of one of torch's losses; None of other calls, UNKNOWN where it is weighted."""
-    makers = [one for one in _makers(script, call) if one is not None]
-    if not makers or None in _makers(script, call):
+    found = _makers(script, call)
+    makers = [one[1] for one in found if one is not None]
+    if not makers or None in found:
         return None
     ignores = any(call_name(one) in CLASS_WEIGHTS for one in makers)
     if ignores and says_ignored(script):
@@ -93,13 +85,13 @@ def says_ignored(script: Script) -> bool:
     )
 
 
-def _makers(script: Script, call: ast.Call) -> list[ast.Call | None]:
+def _makers(script: Script, call: ast.Call) -> list[tuple[Script, ast.Call] | None]:
     """The calls that say how a loss of torch is reduced; None for what is none of its losses."""
     name = script.name(call.func)
     if name.startswith("torch.nn.functional.") and last(name) in LOSS_FUNCTIONS:
-        return [call]
+        return [(script, call)]
     return [
-        one.node
+        (script.sibling(one.file), one.node)
         if isinstance(one.node, ast.Call)
         and one.file.names.called(one.node).startswith("torch.nn.")
         and call_name(one.node) in LOSSES
@@ -141,3 +133,154 @@ def constant(script: Script, node: ast.expr) -> bool:
         or (isinstance(one, ast.Call) and call_name(one) in ("getenv", "get"))
         for one in found
     )
+
+
+@dataclass(frozen=True)
+class MaskedMean:
+    """A call whose value is a mean over targets, some of which count less, or not at all.
+
+    Attributes:
+        units: text of what the mean divides by; empty where it could not be said.
+    """
+
+    call: ast.expr
+    units: str
+
+
+def masked_call(training: Training, script: Script, call: ast.Call) -> MaskedMean | None:
+    """A call that is a mean over some of its targets, or over their weights."""
+    return (
+        _of_torch(script, call)
+        or _of_transformers(training, script, call)
+        or _packed(script, call)
+        or over_selected(script, call)
+    )
+
+
+def masked_division(script: Script, node: ast.BinOp) -> MaskedMean | None:
+    """A sum that is divided by the sum of a mask."""
+    over = divided_by_mask(script, node)
+    plain = re.fullmatch(r"[\w.\[\]]+", over)
+    return MaskedMean(node, script.code(node.right) if plain else "") if over else None
+
+
+def divided_by_mask(script: Script, node: ast.BinOp) -> str:
+    """Return the text of `mask` of `(loss * mask).sum() / mask.sum().clamp(min=1)`; else empty."""
+    top, bottom = script.code(node.left), node.right
+    while isinstance(node.op, ast.Div) and isinstance(bottom, ast.Call):
+        if not isinstance(bottom.func, ast.Attribute):
+            break
+        if call_name(bottom) == "sum" and not given(bottom) and ".sum(" in top:
+            mask = script.code(bottom.func.value)
+            return mask if mask in top else ""
+        bottom = bottom.func.value
+    return ""
+
+
+def over_selected(script: Script, call: ast.Call) -> MaskedMean | None:
+    """`losses[mask].mean()`, `losses.masked_select(mask).mean()`: over what a mask selects."""
+    if call_name(call) != "mean" or given(call) or not isinstance(call.func, ast.Attribute):
+        return None
+    value = call.func.value
+    if isinstance(value, ast.Call) and call_name(value) == "masked_select" and value.args:
+        mask: ast.expr = value.args[-1]
+    elif isinstance(value, ast.Subscript):
+        mask = value.slice
+    else:
+        return None
+    if isinstance(mask, ast.Compare):
+        return MaskedMean(call, f"({script.code(mask)}).sum()")
+    name = script.dotted(mask)
+    made = [value for _, value in script.assigned(name, script.scope(mask))] if name else []
+    known = bool(made) and all(isinstance(one, ast.Compare) for one in made)
+    by_name = isinstance(value, ast.Call) or known
+    if by_name or isinstance(mask, ast.Name):
+        return MaskedMean(call, f"{name}.sum()" if by_name and name else "")
+    return None
+
+
+def _packed(script: Script, call: ast.Call) -> MaskedMean | None:
+    """A loss of the steps of sequences that are packed: ranks have different numbers of steps."""
+    if reduction(script, call) is not Kind.MEAN or len(call.args) < 2:
+        return None
+    target = call.args[1]
+    parts = [target, *(v for _, v in script.assigned(script.dotted(target), script.scope(call)))]
+    packs = any(
+        call_name(one) in ("pack_padded_sequence", "pack_sequence")
+        for part in parts
+        for one in script.inside(part, ast.Call)
+    )
+    if not packs:
+        return None
+    return MaskedMean(call, f"{target.id}.size(0)" if isinstance(target, ast.Name) else "")
+
+
+def _of_torch(script: Script, call: ast.Call) -> MaskedMean | None:
+    """`F.cross_entropy(logits, targets, ignore_index=0)`, or a criterion that was made so.
+
+    With `weight=` the mean is over the weights of the targets' classes.
+    """
+    weighing = [
+        one
+        for one in _makers(script, call)
+        if one is not None and call_name(one[1]) in CLASS_WEIGHTS
+    ]
+    if not weighing or reduction(script, call) is not Kind.MEAN:
+        return None
+    at, made = weighing[0]
+    by_class = CLASS_WEIGHTS[call_name(made)]
+    ignore = argument(made, "ignore_index")
+    weight = argument(made, "weight", by_class)
+    weighted = weight is not None and not is_none(weight)
+    default = says_ignored(script)
+    if ignore is None and not weighted and not default:
+        return None
+    ignored = script.code(ignore) if ignore is not None else _IGNORED
+    target = argument(call, "target", 1)
+    again = _again(script, target) if target is not None else ""
+    if not weighted or not again:
+        return MaskedMean(call, f"({again} != {ignored}).sum()" if again else "")
+    if ignore is not None or default:
+        return MaskedMean(call, "")  # both
+    weights = script.dotted(weight) if made is call else f"{script.dotted(call.func)}.weight"
+    units = f"{weights}[{again}].sum()" if weights else ""
+    if units and not isinstance(weight, ast.Call) and not _made_here(at, weight):
+        units = f"{again}.numel() if {weights} is None else {units}"
+    return MaskedMean(call, units)
+
+
+def _made_here(script: Script, value: ast.expr | None) -> bool:
+    """True of a name that is given what a call makes, and nothing else such as None."""
+    name = script.dotted(value)
+    made = script.assigned(name, script.scope(value)) if value is not None and name else []
+    return bool(made) and all(isinstance(one, ast.Call) for _, one in made)
+
+
+def _of_transformers(training: Training, script: Script, call: ast.Call) -> MaskedMean | None:
+    """`model(input_ids=…, labels=…)` of a language model of transformers."""
+    if "transformers" not in script.modules:
+        return None
+    if not (training.runs_model(script, call) or script.dotted(call.func).endswith("model")):
+        return None
+    labels = argument(call, "labels")
+    stars = [one.value for one in call.keywords if one.arg is None]
+    if labels is not None:
+        targets = _again(script, labels)
+    elif len(stars) == 1 and isinstance(stars[0], ast.Name):
+        targets = f'{stars[0].id}["labels"]'
+    else:
+        return None
+    kinds = {word for model in training.models for made in model.made for word in words_in(made)}
+    if any(_BEHIND.match(kind) for kind in kinds):
+        targets = f"{targets}[..., 1:]" if targets else ""
+    elif not any(_AT.match(kind) for kind in kinds):
+        return None
+    return MaskedMean(call, f"({targets} != {_IGNORED}).sum()" if targets else "")
+
+
+def _again(script: Script, value: ast.expr) -> str:
+    """An expression's text where it may be said a second time, else empty."""
+    for call in script.inside(value, ast.Call):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in _PLAIN:
+            return ""
+    return script.code(value)

@@ -10,12 +10,20 @@ import ast
 from collections.abc import Iterable
 from functools import lru_cache
 
+from ...script.effects import run_by_call
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function, elements
 from ...script.roles import LoopNode
 from ...script.torch_names import OTHER_MEANS, words
-from .losses import Kind, constant, function_of, reduction
-from .masked import MaskedMean, masked_call, masked_division, over_selected
+from .losses import (
+    Kind,
+    MaskedMean,
+    constant,
+    masked_call,
+    masked_division,
+    over_selected,
+    reduction,
+)
 from .script import Script
 from .training import Training
 
@@ -403,9 +411,9 @@ class _Scope:
             return _together([self.kind(one) for one in call.args])
         if name == "grad":
             return Kind.ROWS  # of the inputs of each sample
-        found = function_of(script, call)
+        found = run_by_call(script.flow, script.file, call)
         if found is not None:
-            return self._returned(call, found, path)
+            return self._returned(call, script.sibling(found[0]), found[1], path)
         value: ast.expr | None = None
         rest = given(call)
         if full.startswith("torch.") and call.args:
@@ -482,10 +490,9 @@ class _Scope:
         return isinstance(shape, ast.Attribute) and shape.attr == "shape"
 
     def _returned(
-        self, call: ast.Call, found: tuple[Script, Function], path: tuple[int, ...]
+        self, call: ast.Call, script: Script, function: Function, path: tuple[int, ...]
     ) -> Kind:
         """The kind of what a function of the script's files returns."""
-        script, function = found
         model = self.training.runs_model(self.script, call)
         if self.depth > 4:
             return Kind.ROWS

@@ -21,10 +21,10 @@ from ..rules.evaluation import Obstacle, obstacle
 from ..rules.metrics import training_numbers
 from ..rules.steering import decided_alike
 from ..rules.unfit import BY_HAND
-from ..rules.wrapping import wrap_models
 from .context import Context, Note, NotPortable, Options
 from .edits import Edits
 from .imports import beside, import_ports, pickled_classes, refuse_registered_twice
+from .models import wrap_models
 from .script import Script
 from .start import import_rankup, join
 from .training import training_in

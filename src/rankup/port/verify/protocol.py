@@ -217,7 +217,6 @@ class Pass:
     """One way through a loader.
 
     Attributes:
-        grad: it was drawn with gradients on.
         ended: nothing more is drawn.
         drawn: an event for each batch.
         used: places of batches of which a backward came.
@@ -228,7 +227,6 @@ class Pass:
 
     dataset: int
     number: int
-    grad: bool
     shuffles: bool
     sampler: str
     epoch: int | None
@@ -299,7 +297,7 @@ def passes(journal: Journal) -> list[Pass]:
     for event in journal.of("iterate", "batch", "iterated", "backward"):
         if event["event"] == "backward":
             for one in since[:-1]:
-                if one.grad and not one.ended and since.count(one) == 1:
+                if one.drawn[-1]["grad"] and not one.ended and since.count(one) == 1:
                     one.beside.append((len(one.drawn) - 1, event["samples"]))
                     one.used.add(len(one.drawn) - 1)
             for one in since[-1:]:
@@ -310,7 +308,7 @@ def passes(journal: Journal) -> list[Pass]:
             continue
         key = event["dataset"], event["pass"]
         if event["event"] == "iterate":
-            names = ("grad", "shuffles", "sampler", "epoch", "where")
+            names = ("shuffles", "sampler", "epoch", "where")
             found[key] = Pass(*key, *(event[name] for name in names))
         elif event["event"] == "batch":
             found[key].drawn.append(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -22,10 +23,12 @@ from .code import fingerprint
 from .state import Call, State, from_json, main_frame, stack_of, to_json
 from .verdict import verdict
 
+AT_THE_LIMIT = "at the job's time limit nothing moved"
 _TICK = 1.0
 _QUICK = 0.25  # while a hang is looked into
 _IDLE_POLL = 5  # ticks between looks at the store while collectives go on
 _PREFIX = "rankup/hang"
+_PATIENCE = 5.0  # seconds in which the others answer there
 
 
 class Watch(threading.Thread):
@@ -36,6 +39,8 @@ class Watch(threading.Thread):
         timeout: of calls that the recorder does not know.
         tell: takes the verdict on the rank that made it, and nobody is ended; without it the
             verdict is left for the launcher, and every rank ends.
+        still: seconds without movement after which the ranks' places are written down at the job's
+            time limit.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class Watch(threading.Thread):
         store: dist.Store,
         timeout: timedelta,
         tell: Callable[[str], None] | None = None,
+        still: float = 10.0,
     ) -> None:
         super().__init__(name="rankup-hang", daemon=True)
         self._timeout = timeout.total_seconds()
@@ -57,6 +63,7 @@ class Watch(threading.Thread):
         self._blocked = recorder.Blocked()
         self._counts: dict[str, int] = {}
         self._moved = time.time()
+        self._limit, self._still_for = _end_of_job(), still
         self._answered = 0
         self._store.set(f"{_PREFIX}/process/{self._rank}", f"{_node()} {os.getpid()}")
         # A daemon thread that is in native code when the interpreter goes down could crash it.
@@ -99,6 +106,12 @@ class Watch(threading.Thread):
         calls = self._blocked.look(main_frame(), now, self._timeout, least=long)
         if now - self._moved > long:
             calls = recorder.pending(self._began) or calls
+        if now > self._limit and now - self._moved > self._still_for:
+            self._limit = math.inf
+            if recorder.pending(self._began) or self._blocked.look(
+                main_frame(), now, self._timeout, least=self._still_for
+            ):
+                self._say_at_limit()
         if calls and now > calls[0].since + calls[0].timeout - _lead(calls[0].timeout):
             return self._judge(calls[0])
         return False
@@ -151,6 +164,28 @@ class Watch(threading.Thread):
             return False
         self._close(verdict(states, self._size), states)
         return True
+
+    def _say_at_limit(self) -> None:
+        """Write down what each rank waits in: the job is about to be ended by its time limit."""
+        number = self._store.add(f"{_PREFIX}/asked", 0)
+        if number and not self._store.check([f"{_PREFIX}/over/{number}"]):
+            return  # another rank is at it
+        number += 1
+        if self._store.add(f"{_PREFIX}/judge/{number}", 1) > 1:
+            return
+        self._store.add(f"{_PREFIX}/asked", 1)
+        states = {self._rank: self._answer(number)}
+        deadline = time.time() + _PATIENCE
+        while len(states) < self._size and time.time() < deadline:
+            if self._halted.wait(_QUICK):
+                return
+            self._gather(number, states)
+        self._store.set(f"{_PREFIX}/over/{number}", "1")
+        text = f"{AT_THE_LIMIT}:\n{verdict(states, self._size)}"
+        if self._tell is not None:
+            self._tell(text)
+        else:
+            _publish(text)
 
     def _close(self, text: str, states: Mapping[int, State]) -> None:
         """Give the verdict out and let every rank end."""
@@ -209,6 +244,14 @@ class Watch(threading.Thread):
                 _leave()
             return True
         return False
+
+
+def _end_of_job() -> float:
+    """When the job script wants the ranks to have ended; never outside a job."""
+    try:
+        return float(os.environ.get("RANKUP_END_TIME", ""))
+    except ValueError:
+        return math.inf
 
 
 def stop_watching() -> None:

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from ...base.urls import among
-from .hooks import Change, Changes, Handler, Hook
+from .. import events
+from .hooks import Change, Changes, Handler, Hook, replaces
 from .journal import Journal
 from .spec import EVENTS, LOCK
 
@@ -85,7 +86,8 @@ class Files:
         self._ignored = (*_SYSTEM, *(os.path.realpath(one) + os.sep for one in ignored if one))
         self._free = tuple(os.path.realpath(one) + os.sep for one in free if one)
         self._lock = os.path.join(state, LOCK)
-        self._journals = [*earlier, os.path.join(state, EVENTS)]
+        own = os.path.join(state, EVENTS)
+        self._journals = [events.Journal(Path(one)) for one in (*earlier, own)]
         self._made: set[str] = set()  # paths outside of the copy, of any process of these starts
 
     def handlers(self) -> dict[str, Handler]:
@@ -226,16 +228,14 @@ class Files:
             path = os.path.dirname(path)
             above.add(path)
         if self._made.isdisjoint(above):  # another process may have
-            for journal in self._journals:
-                with open(journal, "rb") as file:
-                    events = map(json.loads, file.read().rpartition(b"\n")[0].splitlines())
-                    self._made.update(
-                        str(event.get("to", event.get("path")))
-                        for event in events
-                        if event["event"] in ("open", "mkdir", "link", "rename")
-                        and not event["copied"]
-                        and (event["event"] == "rename" or not event.get("existed"))
-                    )
+            self._made.update(
+                event.text("to") or event.text("path")
+                for journal in self._journals
+                for event in journal.read()
+                if event.kind in ("open", "mkdir", "link", "rename")
+                and not event["copied"]
+                and (event.kind == "rename" or not event.get("existed"))
+            )
         return not self._made.isdisjoint(above)
 
     def _own(self, path: str, *, whole: bool) -> bool:
@@ -375,29 +375,23 @@ def _save(function: str, place: int, name: str, written: Callable[..., None], mo
         place: of the path among its arguments, and `name` among its keywords.
     """
     above, _, last = function.rpartition(".")
-    owner = getattr(module, above) if above else module
-    original = getattr(owner, last)
 
-    @wraps(original)
-    def save(*args: Any, **kwargs: Any) -> Any:
+    @replaces(getattr(module, above) if above else module, last)
+    def save(original: Any, *args: Any, **kwargs: Any) -> Any:
         path = args[place] if len(args) > place else kwargs.get(name)
         if isinstance(path, str | os.PathLike):
             written(path, "truncate")
         return original(*args, **kwargs)
 
-    setattr(owner, last, save)
-
 
 def _h5py(module: Any, written: Callable[..., None]) -> None:
-    original = module.File.__init__
-
-    @wraps(original)
-    def init(self: Any, name: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> None:
+    @replaces(module.File, "__init__")
+    def init(
+        original: Any, file: Any, name: Any, mode: Any = "r", *args: Any, **kwargs: Any
+    ) -> None:
         if isinstance(name, str | bytes | os.PathLike) and mode != "r":
             written(name, _H5PY.get(mode, "update"), new=mode not in _H5PY)
-        original(self, name, mode, *args, **kwargs)
-
-    module.File.__init__ = init
+        original(file, name, mode, *args, **kwargs)
 
 
 def _absolute(path: object, descriptor: int = -1) -> str:

@@ -297,8 +297,6 @@ class Data:
         kind.__init__, kind.__next__ = init_iterator, next_batch
 
     def _begin(self, iterator: Any, loader: Any, kept: Any) -> _Drawing:
-        import torch
-
         batched = getattr(loader, "batch_sampler", None)
         sampler = getattr(batched, "sampler", None) or getattr(batched, "_sampler", None)
         number = getattr(getattr(loader, "dataset", None), NUMBER, -1)
@@ -309,7 +307,6 @@ class Data:
         weakref.finalize(iterator, self._end, drawing).atexit = False
         fields = {
             **drawing.key,
-            "grad": torch.is_grad_enabled(),
             "sampler": type(sampler).__name__,
             "shuffles": shuffles(sampler),
             "epoch": getattr(sampler, "epoch", None),

@@ -25,6 +25,7 @@ from ..protocol import (
     Run,
     journal_path,
     load,
+    passes,
     read_journal,
     write_outcome,
 )
@@ -206,5 +207,5 @@ def _data_sets(journal: Journal) -> DataSets:
     for event in journal.of("batched"):
         if isinstance(event["size"], int):
             batches.setdefault(event["dataset"], event["size"])
-    trained = (event["dataset"] for event in journal.of("batch") if event["grad"])
-    return DataSets(batches, frozenset(trained))
+    trained = frozenset(one.dataset for one in passes(journal) if one.used)
+    return DataSets(batches, trained)
