@@ -212,7 +212,7 @@ def test_options_of_a_slurm_job_are_said_to_mean_nothing_here(
         assert done.returncode == 0, done.stderr
         note = f"note: {why}this runs on this machine alone; without meaning here: "
         [line] = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
-        assert line.startswith(f"{note}--time, --env, --lives. ")
+        assert line.startswith(f"{note}--time, --env, --max-attempts. ")
     assert len(started) == 2
 
 
