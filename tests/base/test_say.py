@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rankup.base.say import say
+from rankup.base.text import say
 
 
 def test_a_reader_that_is_gone_loses_lines_and_nothing_else(

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from rankup.base.signals import ended_as_an_exception
+from rankup.base.processes import ended_as_an_exception
 
 
 def test_after_the_first_signal_no_other_disturbs_the_clearing_up() -> None:

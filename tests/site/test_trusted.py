@@ -27,6 +27,14 @@ def test_somebody_elses_in_a_folder_for_all_is_ignored_and_said(
     here.mkdir()
     assert config.load(here).file is None
     assert f"{path} is somebody else's" in capsys.readouterr().err
+    # Nor where a view takes no more than `runs` of a file with a mistake: it is the next one's.
+    (here / "rankup.toml").write_text('run = "x"\n')
+    (here / "sub").mkdir(mode=0o1777)
+    (here / "sub").chmod(0o1777)
+    _file(here / "sub", 65534)
+    found, why = config.for_views(here / "sub")
+    assert (found.file, found.runs) == (here / "rankup.toml", here / "runs")
+    assert "unknown key 'run'" in why
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to somebody else")

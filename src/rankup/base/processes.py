@@ -1,4 +1,4 @@
-"""Child processes: their start, and their end."""
+"""Child processes, their start and end; and the signals that end this one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @functools.cache
@@ -43,3 +46,36 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(128 + signal.SIGKILL)
+
+
+@contextmanager
+def ended_as_an_exception() -> Iterator[None]:
+    """SIGTERM and a closed terminal raise SystemExit in the body; for the main thread.
+
+    So what is open is closed and cleared up. After the first one no other signal disturbs that,
+    until the body is left.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ignore()
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if before[number] is not signal.SIG_IGN:  # nohup means it
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore() -> None:
+    """Ignore Ctrl-C, SIGTERM and a closed terminal until `ended_as_an_exception` is left.
+
+    For what clears up: a second request to stop would leave half of it. A signal that comes while
+    this runs raises its exception here, so call it in a `try` whose `finally` clears up.
+    """
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)

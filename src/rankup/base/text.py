@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import suppress
 
 LINE_LENGTH = 4000
 
@@ -45,9 +46,13 @@ def encodable(text: str) -> str:
     return _SURROGATE.sub(_written_out, text)
 
 
-def say(line: str) -> None:
-    """A line of rankup for people, on stderr; may have further lines."""
-    print("rankup: " + clean_lines(line), file=sys.stderr, flush=True)
+def say(text: str, prefix: str = "rankup: ") -> None:
+    """Print a line for people on stderr, which may have further lines.
+
+    A reader that is gone (`2>&1 | head`) loses lines, not the run.
+    """
+    with suppress(OSError):
+        print(prefix + clean_lines(text), file=sys.stderr, flush=True)
 
 
 def shorten(line: str) -> str:

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
-from ..base.say import say
+from ..base.text import say
 from ..parallel.lowcomm.gossip.names import patience
 from ..parallel.lowcomm.gossip.silence import Silence
 from . import failure
@@ -49,7 +49,7 @@ def main() -> int:
     try:
         patience()
     except UserError as error:
-        say(f"rankup: {error}")
+        say(str(error))
         return EXIT_BAD_INPUT
     total = given.nodes * given.nproc
     log = Path(os.environ["RANKUP_RUN_DIR"]) / "log"
@@ -62,7 +62,7 @@ def main() -> int:
         board = Board(served, total) if served else Board.connect(address, total)
     except RuntimeError as error:
         what = "serve" if given.node == 0 else "reach"
-        say(f"rankup: cannot {what} the run's store at {address}: {str(error).splitlines()[0]}")
+        say(f"cannot {what} the run's store at {address}: {str(error).splitlines()[0]}")
         return EXIT_FAILED
     if served:
         board.prepare()
@@ -72,7 +72,7 @@ def main() -> int:
     try:
         workers = Workers(given.words, first, given.nproc, total, address)
     except ValueError as error:
-        say(f"rankup: {error}")
+        say(str(error))
         board.set("abort", str(EXIT_BAD_INPUT))
         return EXIT_BAD_INPUT
     crew = _Crew(board, workers, given.node, given.nodes, log)
@@ -80,7 +80,7 @@ def main() -> int:
         return crew.run()
     except StoreLost as error:
         workers.wait(_GRACE)  # each says so itself
-        say(f"rankup: {error}")
+        say(str(error))
         return EXIT_FAILED
     finally:
         workers.kill()
@@ -162,7 +162,7 @@ class _Crew:
     def _tell(self) -> None:
         """Say who was lost; only while there are others."""
         for line in self.untold:
-            say(f"{line}; the others go on")
+            say(f"{line}; the others go on", "")
         self.untold = []
 
     def _nobody_left(self, status: Status) -> bool:
@@ -187,11 +187,11 @@ class _Crew:
     def _report(self) -> int:
         failed = {worker: code for worker, code in self.workers.codes.items() if code}
         if not failed and not failure.read_all(self.log):
-            say("rankup: no worker is left on any node")
+            say("no worker is left on any node")
             return EXIT_FAILED
         first = failure.first_cause(self.log, failed)
         if first.exit_code != 128 + signal.SIGINT:
-            say(f"\n{failure.report(first)}")
+            say(f"\n{failure.report(first)}", "")
         return first.exit_code
 
     def _ended(self) -> int:
@@ -208,7 +208,7 @@ class _Crew:
             nodes = self.board.nodes()
             for worker, how in sorted(self.board.status().lost.items()):
                 where = nodes[worker] or "not known"
-                say(f"rankup: the run ended without worker {worker} (node {where}): {how}")
+                say(f"the run ended without worker {worker} (node {where}): {how}")
         return 0
 
     def _leave_together(self) -> None:

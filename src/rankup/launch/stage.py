@@ -13,7 +13,7 @@ from pathlib import Path
 from ..base.amounts import bytes_of, size
 from ..base.errors import UserError
 from ..base.files import user_path
-from ..base.signals import ended_as_an_exception, ignore
+from ..base.processes import ended_as_an_exception, ignore
 from ..site.jobspec import JobSpec
 
 _MOST_FILES = 20_000  # of a folder that are looked at; with more it is no pack

@@ -54,7 +54,7 @@ def plural(count: int, one: str) -> str:
 
 def shown(text: str) -> str:
     """A word from elsewhere, safe for a terminal, on one line and not too long."""
-    line = clean(" ".join(text.split()))
+    line = clean(" ".join(text.split()).replace("\x1b", "\\x1b"))
     return line if len(line) <= 300 else f"{line[:297]}..."
 
 

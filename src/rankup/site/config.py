@@ -71,11 +71,13 @@ def load(start: Path) -> Config:
     Raises:
         UserError: not TOML, an unknown key (the nearest is named), a value of the wrong type.
     """
-    for folder in (start, *start.parents):
-        path = folder / NAME
-        if path.is_file() and _trusted(path):
-            return _read(path)
-    return Config(runs=start / Config.runs)
+    path = _nearest(start)
+    return Config(runs=start / Config.runs) if path is None else _read(path)
+
+
+def _nearest(start: Path) -> Path | None:
+    paths = (folder / NAME for folder in (start, *start.parents))
+    return next((path for path in paths if path.is_file() and _trusted(path)), None)
 
 
 def _trusted(path: Path) -> bool:
@@ -91,11 +93,13 @@ def for_views(start: Path) -> tuple[Config, str]:
     A key that is not known is no reason not to cancel a job: then only `runs` is taken from the
     file, where that can be read, and the second value is the message, else it is empty.
     """
+    path = _nearest(start)
+    if path is None:
+        return Config(runs=start / Config.runs), ""
     try:
-        return load(start), ""
+        return _read(path), ""
     except UserError as error:
         message = str(error)
-    path = next(file for folder in (start, *start.parents) if (file := folder / NAME).is_file())
     try:
         runs = _values(path).get("runs")
         if isinstance(runs, str):

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..base.files import cut_json_lines, done_by
-from ..base.say import say
+from ..base.text import say
 from ..runtime.world import World
 from .taken import Taken
 from .totals import said, totals
@@ -141,7 +141,7 @@ class Metrics:
             self._bar.update(self._task, completed=record["step"], description=text)
             self._bar.refresh()
         else:
-            say(f"step {record['step']}/{self._last_step} · {text}")
+            say(f"step {record['step']}/{self._last_step} · {text}", "")
 
     def checkpoint(self, step: int, seconds: float) -> None:
         """The run stood for so long while it was saved after this step."""
@@ -152,7 +152,7 @@ class Metrics:
         if self._bar:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
-            say(text)
+            say(text, "")
 
     def final(self, record: dict[str, Any]) -> None:
         """The last line of a run that came to its end, with what its exchanges came to."""

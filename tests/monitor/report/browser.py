@@ -128,12 +128,6 @@ class Tab:
             "() => setTimeout(done, 50))))"
         )
 
-    def key(self, key: str) -> None:
-        """Press a key."""
-        text = {"text": key} if len(key) == 1 else {}
-        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
-
     def mouse(self, kind: str, x: float, y: float, buttons: int = 0) -> None:
         """`mouseMoved`, `mousePressed` or `mouseReleased` at a place of the screen."""
         button = "left" if buttons or kind != "mouseMoved" else "none"

@@ -84,7 +84,7 @@ def test_colours_are_for_terminals() -> None:
 
 def test_hostile_names() -> None:
     recording = sick()
-    evil = "\x1b[2J<script>\r\nOK   everything is fine"
+    evil = "\x1b[2J\x1b[31m<script>\r\nOK   everything is fine"
     facts = replace(recording.facts, name=evil, command=evil, run=evil, directory=evil, site=evil)
     heads = (replace(recording.heads[0], node=evil),)
     gpus = tuple(replace(gpu, name=evil) for gpu in recording.gpus)

@@ -13,7 +13,7 @@ from typing import Any
 from ...base.amounts import bytes_of, duration, size
 from ...base.errors import EXIT_FAILED, RunFailed, UserError
 from ...base.files import user_path
-from ...base.signals import ended_as_an_exception
+from ...base.processes import ended_as_an_exception
 from ...base.text import say
 from ..inspect.printing import safe
 from . import broadcast, copying, mount, place, staging

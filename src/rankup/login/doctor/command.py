@@ -16,7 +16,7 @@ from ...base import findings
 from ...base.errors import UserError
 from ...base.files import user_path
 from ...base.findings import Finding, Level
-from ...base.signals import ended_as_an_exception
+from ...base.processes import ended_as_an_exception
 from ...base.text import clean
 from ...sandbox.inside.spec import STATE
 from ...sandbox.processes import Tree

@@ -14,8 +14,7 @@ from typing import Any
 
 from ...base import findings
 from ...base.findings import Finding
-from ...base.processes import end_group
-from ...base.signals import ended_as_an_exception
+from ...base.processes import end_group, ended_as_an_exception
 from ...base.text import clean
 from ..question import error, ok, question, warning
 from . import requirements, state

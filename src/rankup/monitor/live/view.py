@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from ...base.signals import ended_as_an_exception
+from ...base.processes import ended_as_an_exception
 from . import frame
 from .keys import Keys, keys
 from .rows import Paper

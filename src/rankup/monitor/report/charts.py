@@ -194,7 +194,7 @@ def fonts() -> tuple[Path, Path]:
 
 def written(text: str) -> str:
     """Return text from elsewhere in characters that the fonts have; all others are written out."""
-    line = clean(" ".join(text.split())).replace("\x1b", "\\x1b")
+    line = clean(" ".join(text.split()).replace("\x1b", "\\x1b"))
     return "".join(character if _known(character) else _code(character) for character in line)
 
 

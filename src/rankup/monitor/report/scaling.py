@@ -8,10 +8,11 @@ as a share of what one of the first ones gives; the mean efficiency hides that f
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from ...base.text import clean
@@ -20,11 +21,11 @@ from ..cost import Cost
 from ..diagnose import Diagnosis
 from ..recording import Recording
 from ..verdict import Verdict
-from .speed import median, speeds
 
 # Of what a GPU of the first run gives. Ours: below it the added ones cost more than twice as much
 # for the same work.
 PAYS = 0.5
+FEWEST_STEPS = 10
 SAME = 0.02  # relative: a global batch or a number of steps that differs by less is the same
 
 # Options of `rankup run` that say where and how long, not what.
@@ -321,3 +322,43 @@ def _digits(value: float | None) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
+
+
+def speeds(recordings: Sequence[Recording]) -> tuple[list[float | None], str, str]:
+    """Speed of each run, its unit, and how it was measured: the best way that two runs allow."""
+    units = {one.steps.unit or "units" for one in recordings if len(one.steps.step)}
+    ways: list[tuple[Callable[[Recording], float | None], str, str]] = []
+    if len(units) == 1:
+        unit = f"{units.pop()}/s"
+        ways.append((_rate, unit, "median over the steps of the units per second of all ranks"))
+    ways.append((_steps_rate, "steps/s", "median over the steps; a step is taken to be as much"))
+    ways.append((_run_rate, "runs/h", "time of the whole run; start-up counts too"))
+    for measure, unit, how in ways:
+        found = [measure(one) for one in recordings]
+        if sum(speed is not None for speed in found) >= 2:
+            return found, unit, how
+    return [None] * len(recordings), "", "no two runs tell how fast they were"
+
+
+def _rate(recording: Recording) -> float | None:
+    return median(recording.steps.rate)
+
+
+def _steps_rate(recording: Recording) -> float | None:
+    seconds = median(recording.steps.seconds)
+    return 1 / seconds if seconds else None
+
+
+def _run_rate(recording: Recording) -> float | None:
+    lives = billing.lives(recording)
+    seconds = sum(billing.length(life, recording) for life in lives)
+    return 3600 / seconds if seconds and lives[-1].state == "COMPLETED" else None
+
+
+def median(values: NDArray[np.float64]) -> float | None:
+    """Of the steps after warm-up; None where there are too few."""
+    there = values[np.isfinite(values)]
+    if len(there) < FEWEST_STEPS:
+        return None
+    # The first tenth is warm-up: compilation, caches, the first batches.
+    return float(np.median(there[len(there) // 10 :])) or None

@@ -9,8 +9,7 @@ from pathlib import Path
 from ... import __version__
 from ...base.errors import UserError
 from ...base.files import write_atomic
-from ...base.say import say
-from ...base.text import clean
+from ...base.text import clean, say
 from ...script.names import RUNTIME
 from ...script.source import read
 from .context import Note
@@ -71,7 +70,7 @@ def port_file(
         return
     ported = port(path, batch=batch, vendor=vendor, sync_bn=sync_bn, in_place=in_place)
     if ported.why:
-        say(f"{path.name}: nothing to do: {ported.why}")
+        say(f"{path.name}: nothing to do: {ported.why}", "")
         return
     if diff:
         print(ported.diff, end="")
@@ -95,7 +94,7 @@ def port_file(
             print(f"wrote {clean(str(one.target))}")
     for line in report(ported):
         # A diff can be piped into `patch`; what is said about it goes past it.
-        say(clean(line)) if diff else print(clean(line))
+        say(line, "") if diff else print(clean(line))
 
 
 def _port_batch_file(path: Path, in_place: bool, diff: bool, force: bool) -> None:
@@ -103,7 +102,7 @@ def _port_batch_file(path: Path, in_place: bool, diff: bool, force: bool) -> Non
 
     ported = sbatch.port(path)
     if not ported.changed:
-        say(f"{path.name}: nothing to do: it is ported already")
+        say(f"{path.name}: nothing to do: it is ported already", "")
         return
     if diff:
         before = path.read_text(errors="surrogateescape").splitlines(keepends=True)
@@ -117,7 +116,7 @@ def _port_batch_file(path: Path, in_place: bool, diff: bool, force: bool) -> Non
         _write(target, data)
         print(f"wrote {clean(str(target))}")
     for note in ported.notes:
-        say(clean(f"  {note}")) if diff else print(clean(f"  {note}"))
+        say(f"  {note}", "") if diff else print(clean(f"  {note}"))
 
 
 def _refuse_edited(path: Path, target: Path, data: bytes) -> None:

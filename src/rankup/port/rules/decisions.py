@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from ...script.effects import callee, leads_to
-from ...script.flow import argument, call_name, given, returned
+from ...script.flow import argument, call_name, given, method_calls, returned
 from ...script.loops import gradients_off
 from ...script.names import Function, assigned, elements, made_of, mentioned, targets_of, walk
 from ...script.roles import LoopNode
@@ -435,21 +435,19 @@ def decides(
         handed: tests in a function that is called as well, and methods that cannot be followed.
     """
     script, tainted = context.script, set(names)
+    statements = list(script.inside(scope.body, ast.stmt, deep=False))
+    kept = list(method_calls(script.inside(scope.body, ast.Call, deep=False), "append"))
     while True:
-        before = len(tainted)
-        for one in script.inside(scope.body, ast.stmt, ast.Call, deep=False):
-            match one:
-                case ast.Assign(value=value, targets=targets):
-                    if mentioned(value) & tainted:
-                        tainted |= {name for target in targets for name in _given_by(target)}
-                case ast.AugAssign(value=value, target=target):
-                    if mentioned(value) & tainted:
-                        tainted |= _given_by(target)
-                case ast.Call(func=ast.Attribute(value=owner, attr="append")):
-                    if mentioned(*one.args) & tainted:
-                        tainted |= mentioned(owner)
-        if len(tainted) == before:
+        tainted = made_of(statements, tainted, gives=_given_by)
+        lists = {
+            name
+            for call, owner in kept
+            if mentioned(*call.args) & tainted
+            for name in mentioned(owner)
+        }
+        if lists <= tainted:
             break
+        tainted |= lists
     if any(name.startswith("self.") for name in tainted) and not seen:
         return True  # another method may decide by it
     if _used_in_decision(context, tainted, scope, after, returns=returns, seen=seen, handed=handed):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from ...script.effects import Reached, run_by_call
@@ -218,38 +217,25 @@ def coupled(training: Training) -> Iterator[tuple[ast.AST, str]]:
     for loop in training.loops:
         if not loop.trains:
             continue
-        for found in _comparisons(script.flow, script.file, loop.node.body, loop.batch):
-            if found.file is script.file:
-                yield found.node, ""
-            else:
-                yield found.call or script.tree, found.file.short_place(found.node)
-            break
+        found = _comparison(script.flow, script.file, loop.node.body, loop.batch)
+        if found is not None:
+            where, node, entry = found
+            here = where is script.file
+            yield (node, "") if here else (entry or script.tree, where.short_place(node))
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """An expression that compares samples of a batch.
-
-    Attributes:
-        file, node: the expression.
-        call: the call that leads there from the statements that were looked at; None where the
-            expression is one of theirs.
-    """
-
-    file: File
-    node: ast.AST
-    call: ast.Call | None
-
-
-def _comparisons(
+def _comparison(
     flow: Flow, file: File, body: Sequence[ast.AST], batch: set[str]
-) -> Iterator[_Comparison]:
-    """Products of two things made of a batch, each sample with each other, in a loop and what it
+) -> tuple[File, ast.AST, ast.Call | None] | None:
+    """A product of two things made of a batch, each sample with each other, in a loop and what it
     calls: functions, losses and models of the repository.
 
     Args:
         body: the statements of a loop.
         batch: names of the batch in them.
+
+    Returns:
+        The file, the expression, and the call that leads there from the statements of the loop.
     """
     waiting: list[tuple[File, Sequence[ast.AST], set[str], ast.Call | None]] = []
     waiting.append((file, body, batch, None))
@@ -259,7 +245,7 @@ def _comparisons(
         names = made_of(walk(*statements), names)
         for node in walk(*statements):
             if _compares(node, names):
-                yield _Comparison(where, node, entry)
+                return where, node, entry
             if not isinstance(node, ast.Call):
                 continue
             found = run_by_call(flow, where, node)
@@ -268,10 +254,7 @@ def _comparisons(
                 continue
             seen.add((found[1], frozenset(taken)))
             waiting.append((found[0], found[1].body, taken, entry or node))
-
-
-def _names_in(node: ast.AST) -> set[str]:
-    return {one.id for one in walk(node) if isinstance(one, ast.Name)}
+    return None
 
 
 def _parameters_of(call: ast.Call, found: Reached, names: set[str]) -> set[str]:
@@ -280,11 +263,11 @@ def _parameters_of(call: ast.Call, found: Reached, names: set[str]) -> set[str]:
     every = [one.arg for one in parameters(function.args)]
     own = 1 if every[:1] in (["self"], ["cls"]) else 0
     if starred(call):
-        return set(every[own:]) if any(_names_in(one) & names for one in given(call)) else set()
+        return set(every[own:]) if any(mentioned(one) & names for one in given(call)) else set()
     taken = set()
     for position, name in enumerate(every[own:]):
         value = argument(call, name, position)
-        if value is not None and _names_in(value) & names:
+        if value is not None and mentioned(value) & names:
             taken.add(name)
     return taken
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ...base.errors import RunFailed
-from ...base.say import say
+from ...base.text import say
 from ...parallel.lowcomm.gossip.board import Board, StoreLost
 from ...parallel.lowcomm.gossip.meet import Meeting
 from ...parallel.lowcomm.gossip.mixer import Mixer
@@ -201,7 +201,8 @@ class _Run:
         for other, why in self.mixer.cut_off(self.pulse.absent, time.monotonic()).items():
             say(
                 f"worker {self.who.worker} has no connection to worker {other} any more ({why}); "
-                "both go on with other neighbours"
+                "both go on with other neighbours",
+                "",
             )
 
     def _write(self, done: Done, before: Tally, stop: Stop) -> None:

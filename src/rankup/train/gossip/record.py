@@ -14,7 +14,7 @@ from typing import Any
 
 from ...base.amounts import some
 from ...base.files import cut_json_lines, done_by
-from ...base.say import say
+from ...base.text import say
 from ...parallel.lowcomm.gossip.board import Board
 from ...runtime.world import World
 from ..metrics import Metrics, peak_flops, peak_memory
@@ -96,7 +96,7 @@ class RunLines:
     def say(self, text: str) -> None:
         """A line for people, also before there is a record."""
         if self._metrics is None:
-            say(text)
+            say(text, "")
         else:
             self._metrics.say(text)
 

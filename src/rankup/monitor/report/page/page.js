@@ -10,10 +10,7 @@ function stretch(view) {
 
 function controls(view) {
   const byId = (id) => document.getElementById(id);
-  const [from, to] = [byId("from"), byId("to")];
   view.onchange = () => {
-    from.value = stopwatch(view.range[0]);
-    to.value = stopwatch(view.range[1]);
     byId("reset").disabled = !view.changes;
     byId("shown").textContent = view.zoomed
       ? stretch(view)
@@ -21,12 +18,6 @@ function controls(view) {
     for (const button of document.querySelectorAll("[data-mark]"))
       button.setAttribute("aria-pressed", String(view.mark === view.page.marks[Number(button.dataset.mark)]));
   };
-  byId("stretch").addEventListener("submit", (event) => {
-    event.preventDefault();
-    const [begin, end] = [parsedStopwatch(from.value), parsedStopwatch(to.value)];
-    for (const [field, value] of [[from, begin], [to, end]]) field.setAttribute("aria-invalid", String(Number.isNaN(value)));
-    if (!Number.isNaN(begin) && !Number.isNaN(end) && begin !== end) view.show(begin, end);
-  });
   byId("earlier").addEventListener("click", () => view.move(-0.5));
   byId("later").addEventListener("click", () => view.move(0.5));
   byId("closer").addEventListener("click", () => view.scale(0.5));

@@ -1,4 +1,4 @@
-// What the reader does: zoom (all plots together), light and dark, lines, findings, hover, keys.
+// What the reader does: zoom (all plots together), light and dark, lines, findings, hover.
 
 class View {
   constructor(page) {
@@ -75,7 +75,6 @@ class PlotView {
     this.stale = true;
     this.drawn = false;
     this.width = null; // set for paper
-    figure.addEventListener("keydown", (event) => this.key(event));
   }
 
   // What is drawn is no longer what should be shown.
@@ -104,18 +103,6 @@ class PlotView {
     this.area.on("plotly_doubleclick", () => this.view.reset());
     this.area.on("plotly_hover", (event) => hover(this, event));
     this.area.on("plotly_unhover", () => hideHover());
-  }
-
-  key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target !== this.figure) return;
-    const action = {
-      ArrowLeft: () => this.view.move(-0.2), ArrowRight: () => this.view.move(0.2),
-      "+": () => this.view.scale(0.5), "=": () => this.view.scale(0.5), "-": () => this.view.scale(2),
-      0: () => this.view.reset(), Escape: () => this.view.reset(),
-    }[event.key];
-    if (!action) return;
-    event.preventDefault();
-    action();
   }
 }
 

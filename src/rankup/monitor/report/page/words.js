@@ -8,19 +8,6 @@ function duration(seconds) {
   return sign + (parts.map(([count, unit]) => `${count} ${unit}`).join(" ") || "0 s");
 }
 
-// "1:02:03", as it may be typed into the fields of the shown stretch.
-function stopwatch(seconds) {
-  const whole = Math.max(0, Math.round(seconds));
-  const pad = (number) => String(number).padStart(2, "0");
-  return `${Math.floor(whole / 3600)}:${pad(Math.floor(whole / 60) % 60)}:${pad(whole % 60)}`;
-}
-
-// Seconds of "1:02:03", "02:03" or "3"; NaN for anything else.
-function parsedStopwatch(text) {
-  if (!/^\s*\d+(:\d{1,2}){0,2}(\.\d+)?\s*$/.test(text)) return NaN;
-  return text.split(":").reduce((sum, part) => sum * 60 + Number(part), 0);
-}
-
 // The clock of the machine where the run was, whatever the reader's is.
 function clock(page, seconds, withSeconds = true) {
   const date = new Date((page.begin + page.offset + seconds) * 1000);
