@@ -13,7 +13,7 @@ import xxhash
 from .. import __version__
 from ..base.errors import UserError
 from . import indexes, keys, stamp
-from .containers import KNOWN, Choice, detect, isolated
+from .containers import FORMATS, Choice, detect, isolated
 from .errors import BadContainer
 from .index import Index
 from .stamp import Look
@@ -93,7 +93,7 @@ def packed(root: Path) -> Index | None:
     if not beside.is_file() or root.name.endswith(detect.PART):
         return None
     index = indexes.load(beside)
-    if index.container not in KNOWN:
+    if index.container not in FORMATS:
         raise BadContainer(f"{beside} is of a container {index.container!r}, which is not known")
     stray = indexes.stray(index, root)
     if stray is not None:

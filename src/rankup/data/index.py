@@ -74,7 +74,7 @@ class Index:
     """The samples of a container, and their places.
 
     Attributes:
-        container: a name of `containers.NAMES`.
+        container: a name of `containers.FORMATS`.
         files: paths of the data files, relative to the container where that is a folder, empty
             where it is the one data file itself; absolute where a list names files elsewhere.
         splits: cover [0, n) without gaps, in order.

@@ -180,7 +180,7 @@ def tree(path: Path, container: str) -> list[Look]:
     came or went, not that one was written anew. Nothing for a tree too large to look at.
 
     Args:
-        container: what it is, a name of `containers.KNOWN`.
+        container: what it is, a name of `containers.FORMATS`.
 
     Raises:
         OSError: it cannot be read.

@@ -94,8 +94,12 @@ class Sandbox:
             if os.path.lexists(os.path.join(folder, ".git")[len(str(self.copy)) :]):
                 folders[:] = [name for name in folders if name != ".git"]
             for name in (*names, *(one for one in folders if os.path.islink(f"{folder}/{one}"))):
-                path = os.path.join(folder, name)[len(str(self.copy)) :]
-                if not os.path.lexists(path) and not name.endswith(".pyc"):
+                place = os.path.join(folder, name)
+                path = place[len(str(self.copy)) :]
+                if os.path.lexists(path) or name.endswith(".pyc"):
+                    continue
+                # A link of ours, to what was removed since the copy was made.
+                if not (os.path.islink(place) and os.readlink(place) == path):
                     found.append(path)
         return found
 

@@ -356,6 +356,8 @@ def test_links_that_a_script_makes_once_are_there_for_its_next_start(
     """A link moves in with what it leads to, else as what a script makes of what came."""
     web.put("/train.bin", SAMPLES)
     (stage.home / "elsewhere").mkdir()
+    beside = stage.project.parent / "beside"  # another program removes it meanwhile
+    beside.mkdir()
     other = "ready" if once_more else "v1/train.bin"
     script = stage.project / "train.py"
     script.write_text(
@@ -367,6 +369,7 @@ def test_links_that_a_script_makes_once_are_there_for_its_next_start(
         "    os.link('v1/train.part', 'v1/train.bin')\n"
         "    os.remove('v1/train.part')\n"
         "    os.symlink('v1', 'data')\n"
+        f"    import subprocess\n    subprocess.run(['rmdir', {str(beside)!r}])\n"
         f"    if {once_more}:\n"
         "        open('ready', 'w').close()\n"
         f"        os.symlink({str(stage.home / 'elsewhere')!r}, 'other')\n"
@@ -382,6 +385,7 @@ def test_links_that_a_script_makes_once_are_there_for_its_next_start(
     more = {"other": str(stage.home / "elsewhere")} if once_more else {}
     assert links == {"data": "v1", "here": str(stage.project / other), **more}
     assert (stage.project / "data" / "train.bin").read_bytes() == SAMPLES
+    assert not os.path.lexists(beside)
 
 
 @pytest.mark.slow

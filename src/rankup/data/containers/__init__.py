@@ -1,7 +1,7 @@
 """Formats with many samples in few files, each reduced to an index. No torch.
 
-A format is a module with the functions of `Format`, found by its name in `KNOWN`. Both may use a C
-library on a file from anywhere, so that `isolated.py` runs the first of them in a child process.
+A format is a module with the functions of `Format`, and a line in `FORMATS`. Both functions may use
+a C library on a file from anywhere, so that `isolated.py` runs the first in a child process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import BadContainer
 from ..index import Index
@@ -65,23 +65,39 @@ class Format(Protocol):
         """Return the reader of what has a negative offset; not there where nothing has."""
 
 
-# Name -> module.
-KNOWN = {
-    "hdf5": "hdf5",
-    "arrow": "arrow",
-    "tar": "tar",
-    "squashfs": "squashfs",
-    "files": "files",
-    "zip": "zipped",
-    "parquet": "parquet",
-    "numpy": "arrays",
-    "hf": "arrow",
+class About(NamedTuple):
+    """What is known of a format.
+
+    Attributes:
+        module: its name in this folder.
+        title: what people call it.
+        begins: the first bytes of its files, where these tell.
+        child: True where a C library reads it, which a damaged file can bring down.
+    """
+
+    module: str
+    title: str
+    begins: tuple[bytes, ...] = ()
+    child: bool = False
+
+
+FORMATS = {
+    "hdf5": About("hdf5", "HDF5", child=True),  # its first bytes may stand further behind
+    # A file, or the first message of a stream.
+    "arrow": About("arrow", "Arrow IPC", (b"ARROW1", b"\xff\xff\xff\xff"), child=True),
+    "tar": About("tar", "tar shards"),
+    "squashfs": About("squashfs", "SquashFS", (b"hsqs",)),
+    "files": About("files", "plain files"),
+    "zip": About("zipped", "zip"),
+    "parquet": About("parquet", "Parquet", (b"PAR1",), child=True),
+    "numpy": About("arrays", "numpy arrays", (b"\x93NUMPY",)),
+    "hf": About("arrow", "Hugging Face data set", child=True),
 }
 
 
 def module(name: str) -> Format:
     """The module of a format."""
-    found: Format = importlib.import_module(f"{__name__}.{KNOWN[name]}")  # type: ignore[assignment]
+    found: Format = importlib.import_module(f"{__name__}.{FORMATS[name].module}")  # type: ignore[assignment]
     return found
 
 

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from ...base.errors import UserError
 from ...base.text import clean
 from .. import roles
+from . import FORMATS
 
 KNOWN = (
     "HDF5, Arrow IPC (file or stream), tar, SquashFS, zip, Parquet, .npy/.npz; a folder of .tar, "
@@ -23,13 +24,6 @@ PART = ".part"
 _INDEX = ".index.npz"
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-_BEGINS = {
-    b"hsqs": "squashfs",
-    b"ARROW1": "arrow",
-    b"PAR1": "parquet",
-    b"\x93NUMPY": "numpy",
-    b"\xff\xff\xff\xff": "arrow",  # a stream's first message
-}
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _BLOCK = 512  # of a tar
 HUGGING_FACE = ("dataset_dict.json", "dataset_info.json", "state.json")
@@ -46,11 +40,11 @@ def is_squashfs(path: Path) -> bool:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        return _BEGINS.get(file.read(4)) == "squashfs"
+        return file.read(4) in FORMATS["squashfs"].begins
 
 
 def detect(path: Path) -> str:
-    """The name of the format, one of `containers.KNOWN`.
+    """The name of the format, one of `containers.FORMATS`.
 
     Raises:
         UserError: there is nothing at `path`, or nothing that is known; what is known is listed.
@@ -79,8 +73,8 @@ def _file(path: Path) -> str:
         head = file.read(_BLOCK)
         if path.name == "index.npz" and _is_index(file):
             raise UserError(f"{path} is the index of {path.parent}: open that folder instead")
-        for begin, name in _BEGINS.items():
-            if head.startswith(begin):
+        for name, about in FORMATS.items():
+            if head.startswith(about.begins):
                 return name
         if head.startswith(_ZIP):
             return "numpy" if path.suffix == ".npz" else "zip"

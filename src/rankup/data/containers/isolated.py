@@ -25,10 +25,8 @@ from ...base.text import clean
 from .. import indexes
 from ..errors import BadContainer
 from ..index import Index
-from . import Choice, module
+from . import FORMATS, Choice, module
 
-# These are read by Python code alone, which raises where C would crash.
-IN_PROCESS = frozenset({"files", "tar", "zip", "numpy"})
 SECONDS_VARIABLE = "RANKUP_SCAN_SECONDS"
 _SLOWEST = 50e6  # bytes per second: Parquet is read through to learn the lengths of its values
 _SAID = 2000  # characters of stderr that go into an error
@@ -54,7 +52,7 @@ def scan(
         UserError: what `choice` names is not in it.
         OSError: it cannot be read.
     """
-    if name in IN_PROCESS:
+    if not FORMATS[name].child:
         return module(name).scan(path, choice)
     seconds = _seconds(path) if seconds is None else seconds
     with tempfile.TemporaryDirectory(prefix="rankup-scan-") as folder:

@@ -10,6 +10,7 @@ import numpy as np
 from ...base.amounts import size, words
 from ...base.text import clean
 from .. import indexes
+from ..containers import FORMATS
 from ..images import HEAD, look
 from ..index import Field, Index, Split
 from ..opened import Samples
@@ -18,16 +19,6 @@ _FIRST_CLASSES = 5
 # Of the facts of an index only these are for people. The others are for whoever reads the bytes:
 # places, paths of columns, hashes.
 _TOLD = ("writer", "skipped", "nulls", "compression")
-_FORMATS = {
-    "hdf5": "HDF5",
-    "arrow": "Arrow IPC",
-    "tar": "tar shards",
-    "squashfs": "SquashFS",
-    "files": "plain files",
-    "numpy": "numpy arrays",
-    "hf": "Hugging Face data set",
-    "parquet": "Parquet",
-}
 
 
 def describe(samples: Samples, splits: tuple[Split, ...], first: int) -> dict[str, Any]:
@@ -166,7 +157,7 @@ def safe(text: str) -> str:
 
 def lines(about: Mapping[str, Any]) -> Iterator[str]:
     """Yield what `rankup inspect` prints."""
-    kind = _FORMATS.get(about["container"], about["container"])
+    kind = FORMATS[about["container"]].title
     yield f"{about['path']}: {kind}, {_count(about['samples'], 'sample')}"
     yield from _splits(about["splits"])
     yield from _classes(about["classes"])

@@ -334,7 +334,9 @@ class _Fetch:
         folders += [path / "hub" for path in folders]
         new = {path for path in done.box.new_files() if came.whole(path)}
         links = {path for path in new if done.box.inside(path).is_symlink()}
-        files = [one for one in came.made(done.events) if one.path not in links]
+        made = came.made(done.events)
+        own_links = links & {one.path for one in made}
+        files = [one for one in made if one.path not in links]
         known = {one.path for one in files}
         files += came.of_programs(done.events, sorted(new - known))
         never = {*self._code, *done.unfinished}
@@ -345,7 +347,7 @@ class _Fetch:
             if one.path not in never and (one.path in new or not done.box.holds(one.path))
         ]
         needs = came.needed(files, folders)
-        leads_to = {path: done.box.target(path) for path in links - never}
+        leads_to = {path: done.box.target(path) for path in own_links - never}
         above = {str(folder) for path in needs for folder in Path(path).parents}
         came_here = needs | {folder for folder in above if not os.path.exists(folder)}
         moving = needs | {path for path, target in leads_to.items() if target in came_here}
