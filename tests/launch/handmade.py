@@ -21,7 +21,7 @@ run={run}
 life=${{SLURM_RESTART_COUNT:-0}}
 record() {{ printf '{{"job": "%s", "task": %s, "restart": %d, %s}}\\n' \
 "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}" "${{SLURM_ARRAY_TASK_ID:-null}}" "$life" "$1" \
->>"$run/log/lives.jsonl"; }}
+>>"$run/attempts.jsonl"; }}
 finish() {{ record "\\"end\\": $(date +%s), \\"code\\": $1"; exit "$1"; }}
 record "\\"start\\": $(date +%s), \\"nodes\\": \\"$SLURM_JOB_NODELIST\\""
 {body}
@@ -54,9 +54,9 @@ def asked(path: Path, job_id: str) -> None:
 
 
 def record(path: Path, **fields: Any) -> None:
-    """Append a line to the run's `log/lives.jsonl`."""
+    """Append a line to the run's `attempts.jsonl`."""
     line = {"job": "12", "task": None, "restart": 0, **fields}
-    with (path / rundir.LIVES).open("a") as file:
+    with (path / rundir.ATTEMPTS).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 

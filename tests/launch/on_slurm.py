@@ -103,7 +103,7 @@ def until(condition: Callable[[], Any], run: Path, timeout: float = SECONDS) -> 
 
 def lives(run: Path) -> list[dict[str, Any]]:
     """What the job scripts wrote down about their beginnings, ends and successors."""
-    path = run / "log" / "lives.jsonl"
+    path = run / "attempts.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

@@ -177,7 +177,7 @@ def test_damaged_notes_do_not_hide_the_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "over",
     [
-        "rankup: stopped with a checkpoint before the time limit; going on in a next life",
+        "rankup: stopped with a checkpoint before the time limit; going on in a next attempt",
         "error: *** PREEMPTION for job 12 ***",  # psslurm's, for a requeue
     ],
 )
@@ -223,7 +223,9 @@ def test_a_task_of_an_array_has_its_own_notes_and_log(tmp_path: Path) -> None:
         (path / "log" / f"12_{task}.out").write_text(f"rankup: reason of {task}\n")
         log = path / "array" / str(task) / "log"
         log.mkdir(parents=True)
-        (log / "lives.jsonl").write_text(json.dumps({"job": "12", "task": task, "start": 1}) + "\n")
+        (log.parent / "attempts.jsonl").write_text(
+            json.dumps({"job": "12", "task": task, "start": 1}) + "\n"
+        )
     _written(path / "array" / "1" / "log", OWN)
     texts = [found.text for task in ("1", "2") if (found := cause.of_run(path, task))]
     assert texts == [failure.report(OWN), "rankup: reason of 2"]

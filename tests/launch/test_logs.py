@@ -178,7 +178,7 @@ def test_the_log_of_a_task_begins_where_its_own_records_say(
         log.mkdir(parents=True)
         restart = int(offset > 0)
         line = {"job": "12", "task": int(task), "restart": restart, "start": 5, "offset": offset}
-        (log / "lives.jsonl").write_text(json.dumps(line) + "\n")
+        (log.parent / "attempts.jsonl").write_text(json.dumps(line) + "\n")
     (path / "log" / "12_2.out").write_text("0123456789a\nb\n")
     os.utime(path / "log" / "12_2.out", (1, 1))
     (path / "log" / "12_1.out").write_text("0123456789a\nb\n")

@@ -131,7 +131,7 @@ def _course(folder: Path) -> Path:
         {"job": "7", "task": None, "restart": 0, "start": life.begin, "nodes": life.nodes[0]},
         {"job": "7", "task": None, "restart": 0, "end": life.end, "code": 0},
     ]
-    (run / rundir.LIVES).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / rundir.ATTEMPTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     trace.write(run)
     return run
 

@@ -158,7 +158,7 @@ def test_a_submission_says_the_jobs_number_alone_to_other_programs(
     [run] = _runs(here)
     said = capsys.readouterr()
     assert said.out == "4242\n"
-    cost = "at most 3 GPU-h per life (1 node x 1:30 h, this Slurm cluster)"
+    cost = "at most 3 GPU-h per attempt (1 node x 1:30 h, this Slurm cluster)"
     assert said.err.splitlines() == [
         f"run {run.name} in {run}",
         f"job 4242, time limit 01:30:00, {cost}",
@@ -177,9 +177,9 @@ def test_a_dry_run_prints_the_script_alone_and_leaves_nothing(
     assert queue.run(request, Site(job=AssertionError("submitted")), inside=False) == 0
     said = capsys.readouterr()
     assert said.out.startswith("#!/bin/bash\n")
-    assert said.out.endswith('end_life "$code"\n')
+    assert said.out.endswith('end_attempt "$code"\n')
     assert "--partition" not in said.out, "Slurm's default"
-    assert said.err.startswith("not submitted; it would cost at most 2 GPU-h per life")
+    assert said.err.startswith("not submitted; it would cost at most 2 GPU-h per attempt")
     assert _runs(here) == []
 
 

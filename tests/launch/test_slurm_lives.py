@@ -221,7 +221,7 @@ def test_where_requeue_is_off_a_second_job_follows(site: Site) -> None:
 def test_a_task_that_goes_on_leaves_the_other_tasks_alone(site: Site) -> None:
     _, run = site.submit("--array", "0-1", script(site.folder, TWICE))
     until(lambda: not site.queue(), run)
-    seen = [len(list((run / "array" / task).glob("log/lives.jsonl"))) for task in "01"]
+    seen = [len(list((run / "array" / task).glob("attempts.jsonl"))) for task in "01"]
     assert seen == [1, 1]
     assert [starts(run / "array" / task) for task in "01"] == [1, 2]
     assert not (run / "array" / "0" / "second").exists()

@@ -229,7 +229,7 @@ def test_a_running_job_and_the_one_that_follows_it_are_cancelled(
     second = submit(slurm, path, "echo started", f"--dependency=afterany:{first}")
     record(path, job=second, follows=first)
     (path / "requeue").touch()
-    until(lambda: (path / "log" / "lives.jsonl").exists(), path)
+    until(lambda: (path / "attempts.jsonl").exists(), path)
     found = status.report(path, Config(), client(slurm)).lives
     assert [(life.state, len(life.nodes)) for life in found] == [("RUNNING", 2), ("PENDING", 0)]
     said = cancel.cancel(path, client(slurm))

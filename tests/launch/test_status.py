@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rankup.base.amounts import ago
 from rankup.base.errors import UserError
-from rankup.launch import failure, lives, lock, meant, show_status, status
-from rankup.launch.clock import ago
+from rankup.launch import failure, lives, meant, show_status, status
 from rankup.site import rundir
 from rankup.site.config import Config
 from rankup.slurm.client import Client
@@ -72,8 +72,8 @@ def test_a_process_that_merely_has_the_number_is_not_the_run(tmp_path: Path) -> 
     (path / "log" / "lock").write_text(text)
     with (path / "log" / "lock").open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert lock.holder(path) is None
-    assert not lock.held(path)
+        assert lives.holder(path) is None
+    assert not lives.held(path)
 
 
 def test_steps_are_counted_by_the_last_whole_line(tmp_path: Path) -> None:
@@ -207,14 +207,14 @@ def test_the_end_is_kept_where_slurm_has_forgotten_the_job(
 
 DAMAGE: Mapping[str, str] = {
     "job.json": "{",
-    "log/lives.jsonl": '{"job": "12", "start": "soon", "nodes": 7, "restart": "x"}\n{"job"',
+    "attempts.jsonl": '{"job": "12", "start": "soon", "nodes": 7, "restart": "x"}\n{"job"',
     "metrics.jsonl": '\x00\n[1]\n{"step": "many"}\n',
 }
 HUGE = "9" * 400
 MORE_DAMAGE = (
-    ("log/lives.jsonl", '{"job": "12", "start": 1e999}\n{"job": "12", "end": NaN, "code": 1e999}'),
-    ("log/lives.jsonl", f'{{"job": "12", "start": {HUGE}, "restart": {HUGE}, "code": -{HUGE}}}'),
-    ("log/lives.jsonl", "[" * 100_000),
+    ("attempts.jsonl", '{"job": "12", "start": 1e999}\n{"job": "12", "end": NaN, "code": 1e999}'),
+    ("attempts.jsonl", f'{{"job": "12", "start": {HUGE}, "restart": {HUGE}, "code": -{HUGE}}}'),
+    ("attempts.jsonl", "[" * 100_000),
     ("job.json", "[" * 100_000),
     ("metrics.jsonl", f'{{"step": 3, "time": 1e999, "loss": NaN, "valid_loss": {HUGE}}}\n'),
     ("metrics.jsonl", "[" * 50_000 + "\n"),
@@ -387,7 +387,7 @@ def test_tasks_are_grouped_when_many(tmp_path: Path, capsys: pytest.CaptureFixtu
     for task in range(20):
         log = path / "array" / str(task) / "log"
         log.mkdir(parents=True)
-        (log / "lives.jsonl").write_text(
+        (log.parent / "attempts.jsonl").write_text(
             json.dumps({"job": "12", "task": task, "start": 100, "nodes": "n1"})
             + "\n"
             + json.dumps({"job": "12", "task": task, "end": 200, "code": int(task == 7)})
@@ -467,7 +467,7 @@ def test_a_run_that_stopped_with_a_checkpoint_of_its_own_is_resumed(tmp_path: Pa
     assert full.next_steps[-1] == f"rankup run --resume {path.name}"
 
 
-@pytest.mark.parametrize("name", [rundir.JOB, "log/lives.jsonl", "metrics.jsonl"])
+@pytest.mark.parametrize("name", [rundir.JOB, "attempts.jsonl", "metrics.jsonl"])
 def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path, name: str) -> None:
     path = make_run(tmp_path)
     (path / name).unlink(missing_ok=True)

@@ -253,9 +253,11 @@ def test_options_become_directives(tmp_path: Path) -> None:
     assert (found.name, found.retries, found.stop_after) == ("a name", 2, 90)
     assert (found.lines, found.resume) == (("--exclude=n1",), True)
     assert found.needs == (str(tmp_path), str(tmp_path / "train.py"))
-    assert found.lives == 100
-    bounded = replace(options, lives=3)
-    assert submit.job_script(_plan(options=bounded), _job(tmp_path), tmp_path, True).lives == 3
+    assert found.max_attempts == 100
+    bounded = replace(options, max_attempts=3)
+    assert (
+        submit.job_script(_plan(options=bounded), _job(tmp_path), tmp_path, True).max_attempts == 3
+    )
 
 
 def test_the_name_is_that_of_the_script_or_recipe(tmp_path: Path) -> None:

@@ -531,11 +531,17 @@ def test_a_part_of_a_batch_divided_by_the_size_of_the_whole_is_said(tmp_path: Pa
 
 
 def test_noise_of_a_generator_with_one_seed_is_said(tmp_path: Path) -> None:
-    """Of one that is seeded by rank it is each rank's own."""
-    for seed, said in (("0", True), ("rank", False)):
+    """Of one that is seeded by rank, or by each process, it is each rank's own."""
+    made = "torch.Generator().manual_seed({})"
+    for generator, said in (
+        (made.format(0), True),
+        (made.format("rank"), False),
+        ("random.Random()", False),
+    ):
         text = SCRIPT.replace("loss =", "x = x + torch.randn(x.shape, generator=made)\n    loss =")
-        made = f"made = torch.Generator().manual_seed({seed})\nfor x in"
-        text = "rank = 0\n" + text.replace("for x in", made)
+        text = "import random\nrank = 0\n" + text.replace(
+            "for x in", f"made = {generator}\nfor x in"
+        )
         notes = [one.text for one in port(_script(tmp_path, text)).left]
         assert any("from a generator of its own" in one for one in notes) is said
 

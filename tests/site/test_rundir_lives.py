@@ -23,9 +23,9 @@ def _run(runs: Path, run_id: str, *jobs: str) -> Path:
 
 
 def _record(path: Path, *records: object, task: str = "") -> None:
-    folder = path / "array" / task / "log" if task else path / "log"
+    folder = path / "array" / task if task else path
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lives.jsonl").open("a") as file:
+    with (folder / "attempts.jsonl").open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
 
 
@@ -43,10 +43,17 @@ def test_records_are_those_of_the_run_and_of_its_array_tasks_in_order(tmp_path: 
     ]
 
 
+def test_records_of_an_earlier_version_come_first(tmp_path: Path) -> None:
+    path = _run(tmp_path, "a", "7")
+    (path / "log" / "lives.jsonl").write_text('{"job": "7", "start": 1}\n')
+    _record(path, {"job": "7", "start": 3})
+    assert [record["start"] for record in rundir.records(path)] == [1, 3]
+
+
 def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
     path = _run(tmp_path, "a")
     _record(path, {"job": "7", "start": 1}, [], 3, {"start": 1}, {"job": 7}, None)
-    with (path / "log" / "lives.jsonl").open("ab") as file:
+    with (path / "attempts.jsonl").open("ab") as file:
         file.write(b'\xff\xfe\n\n{"job": "8"}\n{"job": "9", "sta')
     assert rundir.records(path) == [{"job": "7", "start": 1}, {"job": "8"}]
 
@@ -88,13 +95,13 @@ def test_a_broken_run_does_not_hide_the_others(tmp_path: Path) -> None:
 )
 def test_what_is_no_number_is_left_out(tmp_path: Path, line: str, kept: object) -> None:
     path = _run(tmp_path, "a")
-    (path / "log" / "lives.jsonl").write_text(f"{'[' * 100_000}\n{line}\n")
+    (path / "attempts.jsonl").write_text(f"{'[' * 100_000}\n{line}\n")
     assert rundir.records(path) == [kept]
 
 
 def test_of_endless_records_the_last_are_read(tmp_path: Path) -> None:
     path = _run(tmp_path, "a")
-    with (path / "log" / "lives.jsonl").open("wb") as file:
+    with (path / "attempts.jsonl").open("wb") as file:
         file.write(b'{"job": "1"}\n')
         file.truncate(50_000_000)
         file.seek(0, 2)

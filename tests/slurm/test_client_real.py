@@ -10,7 +10,7 @@ import pytest
 
 from rankup.slurm.client import Client, SlurmError
 from rankup.slurm.hostlist import compress, expand
-from rankup.slurm.job import JobState, states
+from rankup.slurm.job import Attempt, states
 
 from .cluster import Cluster
 
@@ -20,7 +20,7 @@ def client(slurm: Cluster) -> Client:
     return Client(environment={**os.environ, **slurm.environment})
 
 
-def ended(client: Client, job_id: str, timeout: float = 120) -> list[JobState]:
+def ended(client: Client, job_id: str, timeout: float = 120) -> list[Attempt]:
     """The states of a job once none is live any more."""
     deadline = time.monotonic() + timeout
     found = states(client, job_id)
@@ -68,12 +68,13 @@ def test_what_slurm_answers_is_read(client: Client, slurm: Cluster, tmp_path: Pa
     client.submit(path, f"--chdir={tmp_path}", "--output=/dev/null", "--hold")
     assert sorted(client.in_folder(folder)) == sorted([one, array])
     (held,) = states(client, one, folder=folder)
-    assert (held.state, held.reason, held.live) == ("PENDING", "JobHeldUser", True)
+    assert (held.state, held.live) == ("PENDING", True)
+    assert "held" in held.words
     assert [state.source for state in states(client, one, folder=tmp_path)] == ["none"]
     names = [f"{array}_{task}" for task in range(3)]
-    assert [state.job_id for state in states(client, array)] == names
+    assert [state.job for state in states(client, array)] == names
     client.cancel(names[1:2])
-    assert [state.job_id for state in states(client, array)] == [names[0], names[2]]
+    assert [state.job for state in states(client, array)] == [names[0], names[2]]
     client.cancel([array])
 
     slurm.command("scontrol", "release", one)
@@ -110,13 +111,13 @@ def test_a_signal_reaches_the_script_and_a_requeue_counts(
     await_lines(tmp_path / "out", 1)
     slurm.command("scontrol", "requeue", job)
     slurm.wait(int(job), {"PENDING"})
-    assert states(client, job)[0].restarts == 1
+    assert states(client, job)[0].restart == 1
     await_lines(tmp_path / "out", 2)
     (running,) = states(client, job)
-    assert (running.state, running.restarts, running.source) == ("RUNNING", 1, "squeue")
+    assert (running.state, running.restart, running.source) == ("RUNNING", 1, "squeue")
     slurm.command("scancel", "--signal=USR1", "--full", job)
     (over,) = ended(client, job)
-    assert (over.state, over.restarts) == ("FAILED", 1)
+    assert (over.state, over.restart) == ("FAILED", 1)
     assert (tmp_path / "out").read_text().split() == ["ready", "ready", "caught"]
 
 

@@ -66,7 +66,7 @@ def test_an_ended_job_is_told_by_scontrol(
     assert found.started is not None
     assert found.ended is not None
     assert found.ended >= found.started
-    assert found.expected_start is None
+    assert found.expected is None
 
 
 def test_a_pending_job_says_why_and_when_it_may_start(fake: FakeSlurm, client: Client) -> None:
@@ -74,7 +74,7 @@ def test_a_pending_job_says_why_and_when_it_may_start(fake: FakeSlurm, client: C
     (found,) = states(client, "9")
     assert (found.state, found.source, found.live) == ("PENDING", "squeue", True)
     assert "next in line" in found.words
-    assert found.expected_start == moment("2026-11-21T20:52:53")
+    assert found.expected == moment("2026-11-21T20:52:53")
     assert (found.started, found.exit_code, found.nodes) == (None, None, ())
 
 
@@ -84,7 +84,7 @@ def test_a_running_job_has_its_nodes_and_its_count_of_restarts(
     fake.answers("squeue", out="9001|RUNNING|2026-11-20T20:36:56|jwb[0007-0008]|None\n")
     fake.answers("scontrol show job", out=recorded("24.05/running.txt"))
     (found,) = states(client, "9001")
-    assert (found.source, found.restarts, found.exit_code) == ("squeue", 2, None)
+    assert (found.source, found.restart, found.exit_code) == ("squeue", 2, None)
     assert found.words == "It runs on jwb[0007-0008]."
     assert found.started == moment("2026-11-20T20:36:56")
     assert found.ended is None
@@ -94,14 +94,14 @@ def test_an_array_is_one_state_per_task(fake: FakeSlurm, client: Client) -> None
     fake.answers("squeue", out=recorded("22.05.8/array-squeue.txt"))
     fake.answers("scontrol show job", out=recorded("22.05.8/array.txt"))
     found = states(client, "40")
-    assert [state.job_id for state in found] == ["40_0", "40_1", "40_2", "40_3"]
+    assert [state.job for state in found] == ["40_0", "40_1", "40_2", "40_3"]
     assert [state.state for state in found] == ["RUNNING", "PENDING", "PENDING", "PENDING"]
 
 
 def test_tasks_that_share_a_record_are_told_apart(fake: FakeSlurm, client: Client) -> None:
     fake.answers("scontrol show job", out=recorded("22.05.8/array.txt"))
-    assert [state.job_id for state in states(client, "40")] == ["40_0", "40_1", "40_2", "40_3"]
-    assert [state.job_id for state in states(client, "40_2")] == ["40_2"]
+    assert [state.job for state in states(client, "40")] == ["40_0", "40_1", "40_2", "40_3"]
+    assert [state.job for state in states(client, "40_2")] == ["40_2"]
 
 
 def test_forgotten_tasks_of_an_array_come_from_accounts_and_own_records(
@@ -115,14 +115,14 @@ def test_forgotten_tasks_of_an_array_come_from_accounts_and_own_records(
         {"job": "40", "task": "1", "restart": 0, "end": 1700000100, "code": 0},
         {"job": "40", "task": "3", "restart": 0, "start": 1700000000, "nodes": "n1"},
     ]
-    found = {state.job_id: state.source for state in states(client, "40", own)}
+    found = {state.job: state.source for state in states(client, "40", own)}
     assert found == {"40_0": "sacct", "40_1": "own record", "40_3": "squeue"}
 
 
 def test_accounting_tells_the_last_life(fake: FakeSlurm, client: Client) -> None:
     fake.answers("sacct", out=recorded("24.05/sacct.txt"))
     (found,) = states(client, "9001", [{**START, "job": "9001"}])
-    assert (found.state, found.restarts, found.source) == ("OUT_OF_MEMORY", 2, "sacct")
+    assert (found.state, found.restart, found.source) == ("OUT_OF_MEMORY", 2, "sacct")
     assert found.nodes == ("jwb0007", "jwb0008")
     assert found.exit_code is None
     assert "main memory" in found.words
@@ -150,7 +150,7 @@ def test_a_forgotten_job_ended_as_it_wrote(fake: FakeSlurm, client: Client) -> N
 def test_the_last_life_that_was_written_counts(fake: FakeSlurm, client: Client) -> None:
     second = [{**START, "restart": 1}, {**END, "restart": 1, "code": 0}]
     (found,) = states(client, "123", [START, END, *second, {"job": "124", "restart": 5}])
-    assert (found.state, found.restarts) == ("COMPLETED", 1)
+    assert (found.state, found.restart) == ("COMPLETED", 1)
 
 
 def test_a_start_without_an_end_ended_without_a_word(fake: FakeSlurm, client: Client) -> None:

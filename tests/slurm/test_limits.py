@@ -179,11 +179,11 @@ def test_a_partition_that_only_starts_jobs_later_takes_them() -> None:
 @pytest.mark.parametrize(
     ("site", "nodes", "expected"),
     [
-        ("jureca-dc", 2, "at most 512 core-h per life (2 nodes x 2:00 h, JURECA-DC)"),
-        ("juwels-booster", 1, "at most 96 core-h per life (1 node x 2:00 h, JUWELS Booster)"),
-        ("jupiter", 2, "at most 1,152 core-h per life (2 nodes x 2:00 h, JUPITER)"),
-        ("perlmutter", 3, "at most 6 node-h per life (3 nodes x 2:00 h, Perlmutter)"),
-        ("lumi-g", 1, "at most 8 GPU-h per life (1 node x 2:00 h, LUMI-G)"),
+        ("jureca-dc", 2, "at most 512 core-h per attempt (2 nodes x 2:00 h, JURECA-DC)"),
+        ("juwels-booster", 1, "at most 96 core-h per attempt (1 node x 2:00 h, JUWELS Booster)"),
+        ("jupiter", 2, "at most 1,152 core-h per attempt (2 nodes x 2:00 h, JUPITER)"),
+        ("perlmutter", 3, "at most 6 node-h per attempt (3 nodes x 2:00 h, Perlmutter)"),
+        ("lumi-g", 1, "at most 8 GPU-h per attempt (1 node x 2:00 h, LUMI-G)"),
     ],
 )
 def test_the_cost_of_whole_nodes_in_the_sites_unit(site: str, nodes: int, expected: str) -> None:
@@ -198,17 +198,19 @@ def test_the_cost_of_whole_nodes_in_the_sites_unit(site: str, nodes: int, expect
 def test_the_cost_of_a_part_of_a_node_and_of_one_without_gpus() -> None:
     half = _grant(replace(SPEC, nproc=1, time="30"), partition(exclusive=False))
     assert cost(half, GENERIC) == (
-        "at most 0.5 GPU-h per life (1 node x 0:30 h, this Slurm cluster)"
+        "at most 0.5 GPU-h per attempt (1 node x 0:30 h, this Slurm cluster)"
     )
     cpu = _grant(replace(SPEC, nproc=3), partition(gpus=0, exclusive=False))
-    assert cost(cpu, GENERIC) == "at most 3 core-h per life (1 node x 1:00 h, this Slurm cluster)"
+    assert (
+        cost(cpu, GENERIC) == "at most 3 core-h per attempt (1 node x 1:00 h, this Slurm cluster)"
+    )
 
 
 def test_the_cost_of_an_array_is_that_of_all_its_tasks() -> None:
     granted = _grant(replace(SPEC, nodes=2, time="90"))
-    assert cost(granted, GENERIC, 1).startswith("at most 6 GPU-h per life (2 nodes x 1:30 h, ")
+    assert cost(granted, GENERIC, 1).startswith("at most 6 GPU-h per attempt (2 nodes x 1:30 h, ")
     assert cost(granted, GENERIC, 8).startswith(
-        "at most 48 GPU-h per life (8 tasks x 2 nodes x 1:30 h, "
+        "at most 48 GPU-h per attempt (8 tasks x 2 nodes x 1:30 h, "
     )
 
 

@@ -60,7 +60,7 @@ def test_a_count_that_cannot_be_kept_stops_the_job(bash: Bash, job: JobScript, n
 
 
 def test_the_lives_of_a_run_are_bounded(bash: Bash, job: JobScript) -> None:
-    job, count = replace(job, lives=2), Path(job.run_dir) / "log" / "requeues"
+    job, count = replace(job, max_attempts=2), Path(job.run_dir) / "log" / "requeues"
     for restart in range(2):
         ran = bash.run(job, FAKE_RANKS="stop", SLURM_RESTART_COUNT=str(restart), **SOON)
         assert ran.torchrun
@@ -69,8 +69,9 @@ def test_the_lives_of_a_run_are_bounded(bash: Bash, job: JobScript) -> None:
     # A job that follows counts as a life as well.
     ran = bash.run(job, SLURM_JOB_ID="4243", **SOON)
     assert (ran.code, ran.torchrun) == (1, ())
-    assert f"stopped after 2 lives (--lives); go on with: rankup run --resume {job.run_dir}" in (
-        ran.output
+    assert (
+        f"stopped after 2 attempts (--max-attempts); go on with: rankup run --resume {job.run_dir}"
+        in (ran.output)
     )
     assert _end(job) == (0, 1)
 
@@ -79,9 +80,9 @@ def test_a_torn_count_of_lives_stops_the_run(bash: Bash, job: JobScript) -> None
     (Path(job.run_dir) / "log").mkdir()
     (Path(job.run_dir) / "log" / "requeues").write_text("x")
     (Path(job.run_dir) / "requeue").touch()
-    ran = bash.run(replace(job, lives=100000))
+    ran = bash.run(replace(job, max_attempts=100000))
     assert (ran.code, ran.torchrun) == (1, ())
-    assert "(--lives)" in ran.output
+    assert "(--max-attempts)" in ran.output
 
 
 def test_three_short_lives_in_a_row_stop_the_run(bash: Bash, job: JobScript) -> None:
@@ -90,7 +91,7 @@ def test_three_short_lives_in_a_row_stop_the_run(bash: Bash, job: JobScript) -> 
     (Path(job.run_dir) / "log" / "short").write_text("2\n")
     ran = bash.run(job, FAKE_RANKS="stop")
     assert (ran.code, _requeued(bash)) == (1, False)
-    assert "three lives in a row stopped in the first tenth of their time" in ran.output
+    assert "three attempts in a row stopped in the first tenth of their time" in ran.output
     assert f"rankup run --resume {job.run_dir}" in ran.output
     assert _end(job) == (1, 1)
 
@@ -120,6 +121,6 @@ def test_a_cancelled_run_starts_no_other_life(bash: Bash, job: JobScript, array:
     ran = bash.run(job, **settings)
     assert (ran.code, ran.torchrun) == (1, ())
     assert "cancelled by `rankup cancel`" in ran.output
-    [records] = Path(job.run_dir).rglob("lives.jsonl")
+    [records] = Path(job.run_dir).rglob("attempts.jsonl")
     _, end = map(json.loads, records.read_text().splitlines())
     assert (end["code"], end["cancelled"]) == (1, True), "told once, and not as a failure"

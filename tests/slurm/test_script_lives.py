@@ -33,7 +33,7 @@ def job(tmp_path: Path) -> JobScript:
 
 def _lives(job: JobScript) -> list[dict[str, Any]]:
     """All lines, each of which must be JSON; the times are left away once they are numbers."""
-    lines = (Path(job.run_dir) / "log" / "lives.jsonl").read_text().splitlines()
+    lines = (Path(job.run_dir) / "attempts.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     assert found == rundir.records(Path(job.run_dir))
     for record in found:
@@ -85,7 +85,7 @@ def test_with_the_marker_the_job_is_requeued_and_the_next_life_takes_it_away(
     assert marker.exists()
     assert "requeue 4242" in (bash.notes / "scontrol").read_text()
     assert not (bash.notes / "sbatch").exists()
-    assert "going on in a next life" in ran.output
+    assert "going on in a next attempt" in ran.output
     (Path(job.run_dir) / "checkpoints").mkdir()
     ran = bash.run(job, SLURM_RESTART_COUNT="1")  # retries=0: not a node's failure
     assert ran.code == 0
@@ -262,7 +262,7 @@ def test_in_an_allocation_it_writes_no_lives_and_asks_for_no_next_one(
     inside = {"RANKUP_INTERACTIVE": str(os.getpid()), "SLURM_RESTART_COUNT": "3"}
     ran = bash.run(job, FAKE_RANKS="stop", **inside)
     assert ran.code == 0
-    assert not (Path(job.run_dir) / "log" / "lives.jsonl").exists()
+    assert not (Path(job.run_dir) / "attempts.jsonl").exists()
     assert not (bash.notes / "sbatch").exists()
     assert not _noted(bash)
 

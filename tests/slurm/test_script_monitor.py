@@ -40,7 +40,7 @@ def job(tmp_path: Path) -> JobScript:
 def test_each_node_is_sampled_and_the_job_reports_at_its_end(bash: Bash, job: JobScript) -> None:
     bash.program(
         "rankup",
-        f'[ "$1" = report ] && cp {job.run_dir}/log/lives.jsonl "$FAKES/lives"\n' + _RANKUP,
+        f'[ "$1" = report ] && cp {job.run_dir}/attempts.jsonl "$FAKES/lives"\n' + _RANKUP,
     )
     ran = bash.run(replace(job, whole_nodes=True))
     assert ran.code == 0, ran.output
@@ -54,7 +54,7 @@ def test_each_node_is_sampled_and_the_job_reports_at_its_end(bash: Bash, job: Jo
     assert ran.output.count("what it was worth\n") == 1
     before = (bash.notes / "lives").read_text()
     assert '"end":' in before, "the end is written down before the report, and once"
-    assert (Path(job.run_dir) / "log" / "lives.jsonl").read_text() == before
+    assert (Path(job.run_dir) / "attempts.jsonl").read_text() == before
 
 
 def test_without_time_for_the_report_it_says_how_to_get_one(bash: Bash, job: JobScript) -> None:

@@ -29,6 +29,12 @@ def freeze_in_children() -> None:
     os.register_at_fork(after_in_child=gc.freeze)
 
 
+def python(module: str, *args: str) -> list[str]:
+    """Return the command that runs a module's `main`; the current folder is not on its path."""
+    start = "import sys; sys.path = [p for p in sys.path if p]; "
+    return [sys.executable, "-c", f"{start}from {module} import main; sys.exit(main())", *args]
+
+
 def end_group(process: subprocess.Popen[Any]) -> None:
     """Kill a process that was started in a session of its own, with its group, and reap it."""
     with suppress(ProcessLookupError):

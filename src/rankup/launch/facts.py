@@ -19,7 +19,7 @@ from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client
 from . import lives, meant, status
-from .lives import Life
+from .lives import Attempt
 
 
 def facts(
@@ -77,7 +77,7 @@ def _bill(job: Job) -> Mapping[str, Any]:
     return {}
 
 
-def _life(life: Life, newest: Mapping[str, Any]) -> recording.Life:
+def _life(life: Attempt, newest: Mapping[str, Any]) -> recording.Life:
     """A life with the limit and the price that it was asked for with; `newest` has the unit."""
     assert life.started is not None
     own = life.asked.get("bill")
@@ -103,7 +103,7 @@ def _ended(life: recording.Life, code: int) -> recording.Life:
     return replace(life, end=time.time(), state=state, words="")
 
 
-def _queued(job: Job, found: Sequence[Life]) -> float | None:
+def _queued(job: Job, found: Sequence[Attempt]) -> float | None:
     """Seconds between what was submitted and the first life of each job; None: never in a queue."""
     submitted = {
         life["job"]: rundir.moment(life.get("submitted")) for life in job.lives if "job" in life

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..base.amounts import ago
 from ..base.text import clean
 from ..monitor.live.view import small
 from ..site import rundir
 from ..slurm import reasons
 from ..slurm.client import Client
 from . import cause, lives
-from .clock import ago
-from .lives import Life
+from .lives import Attempt
 from .logfile import OUTPUT, log_of, say, tail_lines
 from .meant import folder
 from .noise import Fold, fold
@@ -81,7 +81,7 @@ class _View:
     task: str | None
     raw: bool
     say: Callable[[str], None]
-    life: Life | None = None
+    life: Attempt | None = None
     tail: Tail | None = None
     said: str = ""
     last: str = ""
@@ -119,7 +119,7 @@ class _View:
     def _told(self) -> bool:
         return cause.told(self.path, self.task)
 
-    def _file(self, life: Life) -> Path:
+    def _file(self, life: Attempt) -> Path:
         if life.job is None:
             return self.path / OUTPUT
         return log_of(self.path, life.job.partition("_")[0], life.task)
@@ -179,7 +179,7 @@ def _until_the_end(view: _View, lines: int) -> int:
     ended_at: float | None = None
     written = idle = 0
     while True:
-        size = _size(view.path / rundir.LIVES)
+        size = _size(view.path / rundir.ATTEMPTS)
         now = time.monotonic()
         if size != written:  # a life has begun or ended; Slurm knows a little later
             written, noticed = size, now
@@ -238,12 +238,12 @@ def _stopped(view: _View) -> bool:
     return bool(records and records[-1].get("stopped"))
 
 
-def _differs(before: Life, now: Life | None) -> bool:
+def _differs(before: Attempt, now: Attempt | None) -> bool:
     """Whether there is news: another state or another job, after which more may follow soon."""
     return now is None or (before.job, before.state) != (now.job, now.state)
 
 
-def _waits(life: Life | None) -> bool:
+def _waits(life: Attempt | None) -> bool:
     return life is not None and life.state == "PENDING"
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,59 +15,17 @@ from ..base.errors import UserError
 from ..site import rundir
 from ..site.rundir import Job
 from ..slurm import job as slurm_job
-from ..slurm import parse, reasons
+from ..slurm import reasons
 from ..slurm.client import Client, SlurmError, base_id, is_ours
-from ..slurm.job import JobState
+from ..slurm.job import STOPPED, Attempt
 from ..slurm.parse import Queued
-from . import cause, lock, logfile
+from . import cause, logfile
 
 # Where no Slurm command is to be asked, its absence lets `slurm_job.states` use our own records.
 NO_SLURM = Client(environment={"PATH": os.devnull})
 # A status that waits half a minute for a busy controller helps nobody.
 TIMEOUT = 10.0
-STOPPED = "It stopped with a checkpoint"
-_CANCELLED = "`rankup cancel` had cancelled it before it began."
-_STOPPED = f"{STOPPED} before the {{}}."
-
-
-@dataclass(frozen=True)
-class Life:
-    """One start of a run: a stay of a Slurm job (or array task) on its nodes, or a local start.
-
-    Attributes:
-        job: "123", "123_4" for a task of an array; None for a local run.
-        restart: how often Slurm had requeued the job before.
-        state: Slurm's word; `RUNNING`, `COMPLETED`, `FAILED` or `UNKNOWN` for a local run.
-        words: the same in plain words.
-        started, ended, expected: unix seconds; `expected` start of a pending job.
-        source: who says so.
-        follows: the job whose place this one took, where the site does not requeue.
-        asked: what `job.json` says of the start that was asked for and that this belongs to.
-    """
-
-    job: str | None
-    restart: int
-    state: str
-    words: str
-    nodes: tuple[str, ...]
-    started: float | None
-    ended: float | None
-    expected: float | None
-    exit_code: int | None
-    source: str
-    live: bool
-    follows: str | None = None
-    asked: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def task(self) -> str | None:
-        """The number of the array's task."""
-        return self.job.partition("_")[2] or None if self.job else None
-
-    @property
-    def failed(self) -> bool:
-        """It ended, and not as it should."""
-        return not self.live and self.state != "COMPLETED"
+_VIEWS = ("status", "logs", "cancel")
 
 
 def jobs(path: Path, job: Job, client: Client) -> list[str]:
@@ -95,7 +56,7 @@ def _of_folder(rows: Sequence[Queued], path: Path) -> list[Queued]:
 
 def of_run(
     path: Path, job: Job, client: Client, queued: Sequence[Queued] | None = None
-) -> list[Life]:
+) -> list[Attempt]:
     """All lives, in order; those of one array side by side.
 
     Args:
@@ -119,8 +80,7 @@ def of_run(
         own = [record for record in records if record["job"] == job_id]
         of_job = None if mine is None else [r for r in mine if base_id(r.job_id) == job_id]
         states = _states(client, path, job_id, own, of_job, thorough and job_id == ids[-1])
-        earlier = _earlier(own, {state.job_id: state for state in states})
-        of_job_id = [*earlier, *(_slurm(state, own) for state in states)]
+        of_job_id = _folded(job_id, own, states)
         if mine is None:
             of_job_id += _waiting(path, of_job_id, own, follows)
         asked = _asked(job, job_id, follows)
@@ -143,8 +103,11 @@ def _asked(job: Job, job_id: str, follows: Mapping[str, str]) -> Mapping[str, An
 
 
 def _waiting(
-    path: Path, of_job: Sequence[Life], own: Sequence[Mapping[str, Any]], follows: Mapping[str, str]
-) -> list[Life]:
+    path: Path,
+    of_job: Sequence[Attempt],
+    own: Sequence[Mapping[str, Any]],
+    follows: Mapping[str, str],
+) -> list[Attempt]:
     """The lives that are to come by our own records, while Slurm does not answer."""
     ended: dict[str, dict[str, Any]] = {}
     for record in own:
@@ -166,7 +129,7 @@ def _waiting(
     ]
 
 
-def _by_log(path: Path, life: Life, own: Sequence[Mapping[str, Any]]) -> Life:
+def _by_log(path: Path, life: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
     """A life that left no end, and that Slurm has forgotten: its log may say how it ended."""
     if life.live or life.state != "UNKNOWN" or life.source != "own record" or life.job is None:
         return life
@@ -181,7 +144,7 @@ def _by_log(path: Path, life: Life, own: Sequence[Mapping[str, Any]]) -> Life:
     return replace(life, state=state, words=reasons.ended(state, 0, 0, ""))
 
 
-def newest(lives: Sequence[Life]) -> Life | None:
+def newest(lives: Sequence[Attempt]) -> Attempt | None:
     """The life that says how the run is: a live one, else the one that ended last."""
     live = [life for life in lives if life.live]
     if live:
@@ -190,7 +153,7 @@ def newest(lives: Sequence[Life]) -> Life | None:
     return max(lives, key=lambda life: life.ended or life.started or 0, default=None)
 
 
-def last_job(lives: Sequence[Life], task: str | None = None) -> Life | None:
+def last_job(lives: Sequence[Attempt], task: str | None = None) -> Attempt | None:
     """The newest life that is a Slurm job's, of that task where one is given."""
     mine = [life for life in lives if life.job and (task is None or life.task == task)]
     return newest(mine)
@@ -203,20 +166,20 @@ def _states(
     own: Sequence[Mapping[str, Any]],
     rows: Sequence[Queued] | None,
     thorough: bool,
-) -> list[JobState]:
+) -> list[Attempt]:
     """The states of a job; `rows` are its own in squeue, None where that could not be asked."""
     array = any("_" in row.job_id for row in rows or ())
     if rows and not (array and thorough):
         # Tasks of an array that have ended are not in the queue any more.
         known = {row.job_id: _queued(row, own) for row in rows}
         rest = [s for s in slurm_job.recorded(job_id, own) if s.source == "own record"]
-        return [*(state for state in rest if state.job_id not in known), *known.values()]
+        return [*(state for state in rest if state.job not in known), *known.values()]
     if rows is not None and not thorough and _ended_alone(own):
         return slurm_job.recorded(job_id, own)
     return slurm_job.states(client, job_id, own, path)
 
 
-def _queued(row: Queued, own: Sequence[Mapping[str, Any]]) -> JobState:
+def _queued(row: Queued, own: Sequence[Mapping[str, Any]]) -> Attempt:
     """A row of squeue, which does not count restarts; our own records do."""
     state = slurm_job.of_row(row)
     task = row.job_id.partition("_")[2]
@@ -226,7 +189,7 @@ def _queued(row: Queued, own: Sequence[Mapping[str, Any]]) -> JobState:
         return state
     ends = [r["end"] for r in mine if "end" in r and r.get("restart", 0) == max(starts)]
     begins_anew = state.started is not None and any(state.started > end for end in ends)
-    return replace(state, restarts=max(starts) + (row.state == "PENDING" or begins_anew))
+    return replace(state, restart=max(starts) + (row.state == "PENDING" or begins_anew))
 
 
 def _ended_alone(own: Sequence[Mapping[str, Any]]) -> bool:
@@ -235,75 +198,22 @@ def _ended_alone(own: Sequence[Mapping[str, Any]]) -> bool:
     return bool(lasts) and lasts[-1].get("task") is None and "end" in lasts[-1]
 
 
-def _slurm(state: JobState, own: Sequence[Mapping[str, Any]]) -> Life:
-    task = state.job_id.partition("_")[2]
-    mine = [
-        r
-        for r in own
-        if (not task or str(r.get("task")) == task) and r.get("restart", 0) == state.restarts
-    ]
-    stopped = state.state == "COMPLETED" and any(r.get("stopped") for r in mine)
-    if state.state == "FAILED" and any(r.get("cancelled") for r in mine):
-        state = replace(state, state="CANCELLED", words=_CANCELLED, exit_code=None)
-    return Life(
-        job=state.job_id,
-        restart=state.restarts,
-        state=state.state,
-        words=_STOPPED.format("time limit") if stopped else state.words,
-        nodes=state.nodes,
-        started=state.started,
-        ended=state.ended,
-        expected=state.expected_start,
-        exit_code=state.exit_code,
-        source=state.source,
-        live=state.live,
-    )
-
-
-def _earlier(own: Sequence[Mapping[str, Any]], now: Mapping[str, JobState]) -> list[Life]:
-    """Lives of a job that Slurm has started again since; only our own records know them."""
-    lives: dict[tuple[str, int], dict[str, Any]] = {}
-    for record in own:
-        if "start" in record or "end" in record:
-            task = record.get("task")
-            name = record["job"] if task is None else f"{record['job']}_{task}"
-            lives.setdefault((name, record.get("restart", 0)), {}).update(record)
+def _folded(
+    job_id: str, own: Sequence[Mapping[str, Any]], states: Sequence[Attempt]
+) -> list[Attempt]:
+    """All attempts of a job: those that Slurm has started again since only our own records know."""
+    now = {state.job: state for state in states}
     found = []
-    for (name, restart), life in lives.items():
-        state = now.get(name)
-        # A job that waits, or was cancelled then, has had all lives that are written down.
+    for one in slurm_job.by_records(job_id, own):
+        state = now.get(one.job)
+        # A job that waits, or was cancelled then, has had all attempts that are written down.
         ran = state is not None and (state.started is not None or state.source == "own record")
-        if state is None or (ran and restart == state.restarts):
-            continue
-        code, end = _number(life.get("code")), _number(life.get("end"))
-        if life.get("cancelled"):
-            said, words, code = "CANCELLED", _CANCELLED, None
-        elif life.get("stopped"):
-            said, words = "COMPLETED", _STOPPED.format("time limit")
-        elif end is None:
-            said, words = "UNKNOWN", "It ended without a word (killed, or its node died)."
-        else:
-            said = "FAILED" if code else "COMPLETED"
-            words = reasons.ended(said, int(code or 0), 0, "")
-        found.append(
-            Life(
-                job=name,
-                restart=restart,
-                state=said,
-                words=words,
-                nodes=parse.node_names(str(life.get("nodes") or "")),
-                started=_number(life.get("start")),
-                ended=end,
-                expected=None,
-                exit_code=None if code is None else int(code),
-                source="own record",
-                live=False,
-            )
-        )
-    return found
+        if state is not None and not (ran and one.restart == state.restart):
+            found.append(one)
+    return [*found, *(slurm_job.judged(state, own) for state in states)]
 
 
-def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Life:
+def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Attempt:
     code, ended = _number(life.get("code")), rundir.moment(life.get("ended"))
     node = str(life.get("node") or f"allocation {life.get('allocation', '?')}")
     live = False
@@ -313,25 +223,23 @@ def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Life:
         if 128 < code < 128 + 65:
             words = f"It was stopped: {reasons.how(int(code), 0)}."
         if life.get("stopped") is True:
-            words = _STOPPED.format("deadline")
-    elif is_last and (pid := lock.holder(path)):
+            words = f"{STOPPED} before the deadline."
+    elif is_last and (pid := holder(path)):
         live, state, words = True, "RUNNING", f"It runs here, as process {pid}."
-    elif is_last and (pid := lock.orphaned(path)):
+    elif is_last and (pid := orphaned(path)):
         live, state = True, "RUNNING"
         words = f"Its job script runs on here, though process {pid}, which started it, has ended."
     elif life.get("node") in (None, os.uname().nodename):
         state, words = "UNKNOWN", "It ended without a word (killed, or the machine went down)."
     else:
         state, words = "UNKNOWN", f"It began on {node} and has not written its end; look there."
-    return Life(
+    return Attempt(
         job=None,
-        restart=0,
         state=state,
         words=words,
         nodes=(node,),
         started=rundir.moment(life.get("started")),
         ended=ended,
-        expected=None,
         exit_code=None if code is None else int(code),
         source="own record",
         live=live,
@@ -355,3 +263,61 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e12 else None
+
+
+def held(path: Path) -> bool:
+    """Whether a process of this host holds the run; True where that cannot be asked."""
+    try:
+        with (path / "log" / "lock").open() as file:
+            # Shared, so that two who look at once do not take each other for the run.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # somebody has it, or the file system knows no locks
+        return True
+    return False
+
+
+def written(path: Path) -> tuple[int, str] | None:
+    """Process and host that took the lock last; None where that was a job, or nobody."""
+    with suppress(OSError):
+        text = (path / "log" / "lock").read_text(errors="replace")[:400]
+        if match := re.fullmatch(r"process (\d{1,10}) on (\S+)", text.strip()):
+            return int(match[1]), match[2]
+    return None
+
+
+def holder(path: Path) -> int | None:
+    """The `rankup run` on this host that holds the run; None where there is none of ours."""
+    import psutil
+
+    taken = written(path)
+    if taken is None or taken[1] != os.uname().nodename or not held(path):
+        return None
+    with suppress(OSError, psutil.Error):
+        process = psutil.Process(taken[0])
+        # A number is given to another process once its own has ended.
+        old = process.create_time() <= (path / "log" / "lock").stat().st_mtime + 1
+        ours = process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE
+        if old and ours and _starts_runs(process.cmdline()):
+            return process.pid
+    return None
+
+
+def orphaned(path: Path) -> int | None:
+    """The `rankup run` of this host that has ended while its job script holds the run."""
+    import psutil
+
+    taken = written(path)
+    if taken is None or taken[1] != os.uname().nodename or not held(path):
+        return None
+    return None if psutil.pid_exists(taken[0]) else taken[0]
+
+
+def _starts_runs(words: Sequence[str]) -> bool:
+    """Whether a command line is `rankup`, `python rankup` or `python -m rankup`, and no view."""
+    for place, word in enumerate(words[:5]):
+        module = word == "rankup" and place > 0 and words[place - 1] == "-m"
+        if module or (place < 2 and Path(word).name == "rankup"):
+            return not set(words[place + 1 : place + 2]) & set(_VIEWS)
+    return False

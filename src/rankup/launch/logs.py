@@ -17,7 +17,7 @@ from .noise import counted
 # The cause is asked for at the end of a job, where it has to be quick: what only a look from
 # outside needs is imported there.
 if TYPE_CHECKING:
-    from .lives import Life
+    from .lives import Attempt
 
 LINES = 40
 
@@ -153,8 +153,8 @@ def _once(known: list[bool], path: Path, task: str | None) -> bool:
     return known[0]
 
 
-def _silent(life: Life) -> str:
-    from .clock import clock
+def _silent(life: Attempt) -> str:
+    from .status import clock
 
     where = f" on {', '.join(life.nodes[:4])}{', …' if len(life.nodes) > 4 else ''}"
     since = f" since {clock(life.started)}" if life.started else ""
@@ -162,7 +162,7 @@ def _silent(life: Life) -> str:
     return clean(f"{_named(life)} {doing}; nothing printed yet")
 
 
-def _say_why(path: Path, task: str | None, life: Life, shown: list[str]) -> None:
+def _say_why(path: Path, task: str | None, life: Attempt, shown: list[str]) -> None:
     found = cause.of_run(path, task, life.job)
     text = cause.shown(found) if found else f"{_named(life)}: {life.state}. {clean(life.words)}"
     # The job script has asked for the cause itself, so that it stands in the log.
@@ -172,7 +172,7 @@ def _say_why(path: Path, task: str | None, life: Life, shown: list[str]) -> None
         say(text)
 
 
-def _life(path: Path, task: str | None) -> Life | None:
+def _life(path: Path, task: str | None) -> Attempt | None:
     from ..slurm.client import Client
     from . import lives
 
@@ -199,5 +199,5 @@ def _copy(file: Path, lines: int) -> None:
     sys.stdout.buffer.flush()
 
 
-def _named(life: Life) -> str:
+def _named(life: Attempt) -> str:
     return f"job {life.job}" if life.job else "the run"

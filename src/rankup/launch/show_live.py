@@ -15,7 +15,7 @@ from ..monitor.live.view import live
 from ..site import config
 from ..slurm.client import Client
 from . import lives, meant
-from .lives import Life
+from .lives import Attempt
 from .logfile import log_of
 
 
@@ -65,6 +65,6 @@ def _state(path: Path, task: str | None, client: Client) -> State:
     )
 
 
-def _of(found: Sequence[Life], task: str | None) -> Life | None:
+def _of(found: Sequence[Attempt], task: str | None) -> Attempt | None:
     mine = found if task is None else [life for life in found if life.task == task]
     return lives.newest(mine)

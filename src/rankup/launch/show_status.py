@@ -15,16 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..base.amounts import ago
 from ..base.text import clean
 from ..site import config
 from ..slurm import reasons
 from ..slurm.client import Client
 from ..slurm.hostlist import compress
 from . import lives, meant, status
-from .clock import ago, clock
-from .lives import Life
+from .lives import Attempt
 from .scale import series as scale_series
-from .status import Report, Summary
+from .status import Report, Summary, clock
 
 _COLOURS = {
     "RUNNING": "green",
@@ -152,7 +152,7 @@ def _lives(console: Console, full: Report) -> None:
         console.print(table)
 
 
-def _cells(life: Life, number: int = 0, several: bool = False) -> list[Text]:
+def _cells(life: Attempt, number: int = 0, several: bool = False) -> list[Text]:
     restart = str(number)
     if life.follows:
         restart += f" (after {life.follows})"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..base.amounts import ago
 from ..base.errors import UserError
 from ..base.files import open_regular
 from ..site import rundir
@@ -20,8 +21,7 @@ from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError
 from ..slurm.parse import Queued
 from . import cause, lives, meant
-from .clock import ago, clock
-from .lives import STOPPED, Life
+from .lives import STOPPED, Attempt
 
 NEWEST = 20
 _TAIL = 64 * 1024
@@ -60,7 +60,7 @@ class Report:
 
     summary: Summary
     job: Job
-    lives: tuple[Life, ...]
+    lives: tuple[Attempt, ...]
     metrics: Mapping[str, Any]
     cause: str
     next_steps: tuple[str, ...]
@@ -98,7 +98,7 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
     return found, note
 
 
-def _row(path: Path, job: Job, found: Sequence[Life]) -> Summary:
+def _row(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     """`summary`, with the cause where a rank has written one down."""
     short = summary(path, job, found)
     last = lives.newest(found)
@@ -109,7 +109,7 @@ def _row(path: Path, job: Job, found: Sequence[Life]) -> Summary:
     return replace(short, words=written.text.splitlines()[-1]) if written else short
 
 
-def _noted(folder: Path, life: Life) -> bool:
+def _noted(folder: Path, life: Attempt) -> bool:
     """Whether a rank of this life has left a note: of an earlier life they are removed."""
     began = life.started or 0
     notes = (folder / "log").glob("failure-rank*.json")
@@ -137,7 +137,7 @@ def report(path: Path, config: Config, client: Client) -> Report:
     )
 
 
-def summary(path: Path, job: Job, found: Sequence[Life]) -> Summary:
+def summary(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     """A run in a line, from its lives."""
     last = lives.newest(found)
     metrics = last_metrics(path)
@@ -164,9 +164,9 @@ def summary(path: Path, job: Job, found: Sequence[Life]) -> Summary:
     return short
 
 
-def newest_of_tasks(found: Sequence[Life]) -> list[Life]:
+def newest_of_tasks(found: Sequence[Attempt]) -> list[Attempt]:
     """The newest life of each task of an array."""
-    last: dict[str, Life] = {}
+    last: dict[str, Attempt] = {}
     for life in found:
         if life.task:
             before = last.get(life.task)
@@ -175,9 +175,9 @@ def newest_of_tasks(found: Sequence[Life]) -> list[Life]:
     return sorted(last.values(), key=lambda life: _task_number(life))
 
 
-def grouped(tasks: Sequence[Life]) -> list[tuple[str, Life]]:
+def grouped(tasks: Sequence[Attempt]) -> list[tuple[str, Attempt]]:
     """Tasks in the same state, for the same reason, as "0-3,7" with one of them."""
-    groups: dict[tuple[str, str], list[Life]] = {}
+    groups: dict[tuple[str, str], list[Attempt]] = {}
     for life in tasks:
         words = life.words if life.state != "RUNNING" else ""
         groups.setdefault((life.state, words), []).append(life)
@@ -271,7 +271,7 @@ def _counted(states: Iterable[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
-def _next_steps(path: Path, job: Job, found: Sequence[Life]) -> Iterable[str]:
+def _next_steps(path: Path, job: Job, found: Sequence[Attempt]) -> Iterable[str]:
     last = lives.newest(found)
     if last is None:
         return
@@ -292,7 +292,7 @@ def _next_steps(path: Path, job: Job, found: Sequence[Life]) -> Iterable[str]:
         yield f"rankup run … {words} (once more from its beginning: it has saved no checkpoint)"
 
 
-def monitoring(found: Sequence[Life], config: Config) -> str:
+def monitoring(found: Sequence[Attempt], config: Config) -> str:
     """Where the site itself shows the newest Slurm job; empty where it has no such page."""
     last = lives.last_job(found)
     if last is None or last.job is None:
@@ -309,7 +309,7 @@ def monitoring(found: Sequence[Life], config: Config) -> str:
     return f"{profile.monitoring} (job {number}{unsure})"
 
 
-def _task_number(life: Life) -> int:
+def _task_number(life: Attempt) -> int:
     text = life.task or ""
     return int(text) if text.isdecimal() else 0
 
@@ -325,3 +325,16 @@ def elapsed(short: Summary) -> str:
         return f"for {ago(now - short.since)}"
     took = f"took {ago(short.until - short.since)}" if short.until else "?"
     return f"{took}, {ago(now - (short.until or short.since))} ago"
+
+
+def clock(moment: float | None) -> str:
+    """A moment as people read it here; the date only where it is not today's."""
+    if moment is None:
+        return ""
+    try:
+        local = time.localtime(moment)
+    except (ValueError, OverflowError, OSError):
+        return "?"
+    today = time.localtime()
+    same = (local.tm_year, local.tm_yday) == (today.tm_year, today.tm_yday)
+    return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M", local)

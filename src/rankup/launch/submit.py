@@ -239,7 +239,7 @@ def job_script(
         if options.deadline is None
         else parse_seconds(options.deadline, "--deadline"),
         retries=options.retries or 0,
-        **({"lives": options.lives} if options.lives else {}),
+        **({"max_attempts": options.max_attempts} if options.max_attempts else {}),
         options=options.directives(),
         lines=(*profile.sbatch, *options.sbatch),
         srun_options=(*profile.srun, *plan.srun),

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from ..base.processes import die_with
+from ..base.processes import die_with, python
 from .inside.spec import STATE
 from .processes import Tree, orphans_come_here
 
@@ -34,24 +34,19 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _IFF_UP = 0x1
 _INTERFACE = "16sh14x"  # struct ifreq: a name, then flags
 _LOOK = 0.2  # seconds between two looks at the parent
-_START = (
-    "import sys; sys.path = [p for p in sys.path if p]; "
-    "from rankup.sandbox.namespace import main; sys.exit(main())"
-)
 
 
 def command(words: Sequence[str], *, network: bool) -> list[str]:
     """The command that starts `words` as a program which ends with this process."""
     word = "network" if network else "no-network"
-    return [sys.executable, "-c", _START, word, str(os.getpid()), *words]
+    return python(__name__, word, str(os.getpid()), *words)
 
 
 def refusal(timeout: float = 30.0) -> str:
     """Return why no program can be started without a network here; nothing where it can."""
-    words = [sys.executable, "-c", _START, "try", str(os.getpid())]
     try:
         done = subprocess.run(
-            words,
+            python(__name__, "try", str(os.getpid())),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

@@ -402,7 +402,7 @@ def sites_in(flow: Flow, file: File, function: Function) -> list[Site]:
 def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
     """True where running these nodes reaches a backward, here or in another file."""
     known = _trainers(script)
-    for call in calls_in(*nodes) if script.train_loops else ():
+    for call in calls_in(*nodes):
         if call_name(call) == "backward" and not file.names.called(call):
             return True
         found = callee(script.flow, file, call)

@@ -34,6 +34,7 @@ class Option:
         joined: what is given now stands beside what was given before, and not in its place.
         off: `--no-...` switches it off.
         short: another name of one letter.
+        alias: its name in an earlier version, which is taken, too.
     """
 
     help: str | None = None
@@ -49,6 +50,7 @@ class Option:
     joined: bool = False
     off: bool = False
     short: str | None = None
+    alias: str | None = None
 
 
 def _option(default: Any, text: str | None = None, **how: Any) -> Any:
@@ -72,7 +74,6 @@ class JobSpec:
         args: the words after TARGET; they belong to it.
         time, deadline: durations as the user writes them; `deadline` counts from the start.
         env: `NAME=VALUE`, or `NAME` for the value it has now.
-        lives: most lives of the run in which it goes on by itself.
         stage, mount: absolute paths once `stage.checked`.
         id: of the new run; None for one by the time.
     """
@@ -159,16 +160,17 @@ class JobSpec:
         toml=rules.whole(0),
         queue=True,
     )
-    lives: int | None = _slurm(
+    max_attempts: int | None = _slurm(
         None,
-        "Lives in which it goes on by itself; 100 by default.",
+        "Attempts in which it goes on by itself; 100 by default.",
+        alias="lives",
         least=1,
         most=100000,
         toml=rules.whole(1),
     )
     deadline: str | None = _slurm(
         None,
-        "Save and go on in a next life after this, before the limit.",
+        "Save and go on in a next attempt after this, before the limit.",
         metavar="TIME",
         toml=rules.TEXT,
         common=True,
@@ -192,7 +194,8 @@ class JobSpec:
         """These options, and where nothing was said those of `defaults`; `joined` ones together."""
         taken: dict[str, Any] = {}
         for name, option in OPTIONS.items():
-            mine, value = getattr(self, name), defaults.get(name)
+            mine = getattr(self, name)
+            value = defaults.get(name, defaults.get(option.alias or name))
             if not option.kept or value is None:
                 continue
             if option.joined:
@@ -230,7 +233,14 @@ OPTIONS: Mapping[str, Option] = {
     one.name: one.metadata["option"] for one in fields(JobSpec) if "option" in one.metadata
 }
 # `[job]` of `rankup.toml`.
-TABLE = Table({name: option.toml for name, option in OPTIONS.items() if option.toml is not None})
+TABLE = Table(
+    {
+        key: option.toml
+        for name, option in OPTIONS.items()
+        for key in (name, option.alias)
+        if option.toml is not None and key is not None
+    }
+)
 
 
 def flag(name: str) -> str:

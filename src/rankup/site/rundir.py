@@ -25,7 +25,8 @@ from ..base.errors import UserError
 from ..base.files import open_regular, user_path, write_json
 
 JOB = "job.json"
-LIVES = Path("log") / "lives.jsonl"
+ATTEMPTS = "attempts.jsonl"
+_EARLIER = "log/lives.jsonl"  # as an earlier version has called it
 _FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 _LONGEST = 4 * 1024 * 1024  # bytes of records that are read, the last ones
 
@@ -41,7 +42,7 @@ class Job:
         versions: of rankup, Python and torch.
         git: commit of the working directory and whether it was changed since; empty outside one.
         lives: each start of the run that was asked for: when, where, on how many ranks, as which
-            Slurm job (`job`). What a job did by itself afterwards stands in `log/lives.jsonl`.
+            Slurm job (`job`). What a job did by itself afterwards stands in `attempts.jsonl`.
         launch: options of `rankup run` that a resume takes over, by name.
         module: the name by which the script is run, as by `python -m`; None for its path.
     """
@@ -129,7 +130,7 @@ def read(path: Path) -> Job:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """What the job scripts wrote into `log/lives.jsonl`, array tasks' included, in order.
+    """What the job scripts wrote into `attempts.jsonl`, array tasks' included, in order.
 
     {"job": id, "task": number or null, "restart": n, "start": seconds, "nodes": host list}
     {"job": id, "task": number or null, "restart": n, "end": seconds, "code": exit code}
@@ -139,8 +140,8 @@ def records(path: Path) -> list[dict[str, Any]]:
     what is no record is passed over, and what is no number of a field that is one is left out.
     """
     found = []
-    tasks = (path / "array").glob(f"*/{LIVES}") if (path / "array").is_dir() else ()
-    for file in (path / LIVES, *sorted(tasks)):
+    folders = [path, *(sorted((path / "array").iterdir()) if (path / "array").is_dir() else ())]
+    for file in (folder / name for folder in folders for name in (_EARLIER, ATTEMPTS)):
         for line in _last_lines(file):
             with suppress(ValueError, RecursionError):
                 record = json.loads(line)

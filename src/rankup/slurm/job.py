@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from . import parse, reasons
 from .client import Client, SlurmError, is_ours
@@ -13,35 +14,52 @@ from .hostlist import compress
 from .parse import Accounted, Queued
 from .times import moment
 
+STOPPED = "It stopped with a checkpoint"
+_STOPPED = f"{STOPPED} before the time limit."
+_CANCELLED = "`rankup cancel` had cancelled it before it began."
+
 
 @dataclass(frozen=True)
-class JobState:
-    """A job, or one task of an array ("16_2"), at this moment.
+class Attempt:
+    """One start of a run: a stay of a Slurm job (or array task) on its nodes, or a local start.
 
     Attributes:
-        state: Slurm's word, or UNKNOWN.
-        reason: Slurm's reason, or empty.
+        job: "123", "123_4" for a task of an array; None for a local run.
+        state: Slurm's word, or UNKNOWN; of a local run `RUNNING`, `COMPLETED` or `FAILED`.
         words: why it waits, what it does, or how it ended.
-        exit_code: 128 + number of the signal where one ended it; None before the end, and where
-            the job has never run.
-        started, ended, expected_start: unix seconds.
-        restarts: how often it was requeued.
         source: who said so: "squeue", "scontrol", "sacct", "own record", or "none".
         live: it has not ended; also where nobody answers and nothing says that it has.
+        restart: how often the job was started before.
+        started, ended, expected: unix seconds; `expected` start of a pending job.
+        exit_code: 128 + number of the signal where one ended it; None before the end, and where
+            the job has never run.
+        follows: the job whose place this one took, where the site does not requeue.
+        asked: what `job.json` says of the start that was asked for and that this belongs to.
     """
 
-    job_id: str
+    job: str | None
     state: str
-    reason: str
     words: str
-    exit_code: int | None
-    nodes: tuple[str, ...]
-    started: float | None
-    ended: float | None
-    expected_start: float | None
-    restarts: int
     source: str
     live: bool
+    restart: int = 0
+    nodes: tuple[str, ...] = ()
+    started: float | None = None
+    ended: float | None = None
+    expected: float | None = None
+    exit_code: int | None = None
+    follows: str | None = None
+    asked: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str | None:
+        """The number of the array's task."""
+        return self.job.partition("_")[2] or None if self.job else None
+
+    @property
+    def failed(self) -> bool:
+        """It ended, and not as it should."""
+        return not self.live and self.state != "COMPLETED"
 
 
 def states(
@@ -49,11 +67,11 @@ def states(
     job_id: str,
     own: Sequence[Mapping[str, object]] = (),
     folder: Path | None = None,
-) -> list[JobState]:
+) -> list[Attempt]:
     """The states of a job: one, or one per task of an array.
 
     Args:
-        own: lines of the run's `log/lives.jsonl`: {"job", "task", "restart", "start", "nodes"} at
+        own: lines of the run's `attempts.jsonl`: {"job", "task", "restart", "start", "nodes"} at
             the start of a life, {"job", "task", "restart", "end", "code"} at its end. Only what
             Slurm does not know is taken from them.
         folder: the job's working directory. What Slurm knows under this number with another one,
@@ -66,23 +84,55 @@ def states(
             for state in _from_sacct(client, job_id):
                 # It lags: what a controller that answers does not know does not live.
                 if not (state.live and reached):
-                    found.setdefault(state.job_id, state)
-    for state in _from_own(job_id, own, reached):
-        found.setdefault(state.job_id, state)
-    if not found:
-        return [_unknown(job_id, reached)]
-    return sorted(found.values(), key=_order)
+                    found.setdefault(state.job or job_id, state)
+    of_records = {one.job or job_id: one for one in by_records(job_id, own, reached)}
+    found = {**of_records, **found}
+    return sorted(found.values(), key=_order) or [_unknown(job_id, reached)]
 
 
-def recorded(job_id: str, own: Sequence[Mapping[str, object]]) -> list[JobState]:
-    """The states of a job that Slurm has forgotten, by our own records; as of `states`."""
-    found = list(_from_own(job_id, own, reached=True))
-    return sorted(found, key=_order) or [_unknown(job_id, reached=True)]
+def recorded(job_id: str, own: Sequence[Mapping[str, object]]) -> list[Attempt]:
+    """The newest attempts of a job that Slurm has forgotten, one per task; as of `states`."""
+    newest = {one.job: one for one in by_records(job_id, own)}
+    return sorted(newest.values(), key=_order) or [_unknown(job_id, reached=True)]
+
+
+def by_records(
+    job_id: str, own: Sequence[Mapping[str, object]], reached: bool = True
+) -> list[Attempt]:
+    """All attempts of a job by our own records, in order.
+
+    Args:
+        reached: Slurm answered, and does not know the job.
+    """
+    attempts: dict[str, dict[int, dict[str, object]]] = {}
+    for line in own:
+        if "start" not in line and "end" not in line:
+            continue
+        task = line.get("task")
+        name = str(line["job"]) + (f"_{task}" if task is not None else "")
+        if job_id in (name, str(line["job"])):
+            restart = int(_seconds(line.get("restart")) or 0)
+            attempts.setdefault(name, {}).setdefault(restart, {}).update(line)
+    return [
+        _owned(name, restart, line, reached or restart < max(lines))
+        for name, lines in attempts.items()
+        for restart, line in sorted(lines.items())
+    ]
+
+
+def judged(state: Attempt, own: Sequence[Mapping[str, object]]) -> Attempt:
+    """What Slurm says of an attempt, and what only our own record knows: that it was to stop."""
+    mine = [one for one in by_records(state.job or "", own) if one.restart == state.restart]
+    for one in mine:
+        stopped = state.state == "COMPLETED" and one.words == _STOPPED
+        if stopped or (state.state == "FAILED" and one.words == _CANCELLED):
+            return replace(state, state=one.state, words=one.words, exit_code=one.exit_code)
+    return state
 
 
 def _from_controller(
     client: Client, job_id: str, folder: Path | None
-) -> tuple[dict[str, JobState], bool, bool]:
+) -> tuple[dict[str, Attempt], bool, bool]:
     """What the controller knows by squeue and scontrol, whether it answered, and whether the
     number is another job's there."""
     if not client.reachable():
@@ -99,9 +149,9 @@ def _from_controller(
         return found, bool(rows), len(ours) < len(rows)
     known = [record for record in shown if folder is None or _is_ours(record, folder)]
     for state in _from_scontrol(known, job_id):
-        before = found.setdefault(state.job_id, state)
+        before = found.setdefault(state.job or job_id, state)
         if before.source == "squeue" and state.live:  # which has no count of restarts
-            found[state.job_id] = replace(before, restarts=state.restarts)
+            found[state.job or job_id] = replace(before, restart=state.restart)
     return found, True, len(ours) < len(rows) or len(known) < len(shown)
 
 
@@ -110,29 +160,26 @@ def _is_ours(record: Mapping[str, str], folder: Path) -> bool:
     return is_ours(uid, record.get("WorkDir", ""), folder)
 
 
-def of_row(row: Queued) -> JobState:
+def of_row(row: Queued) -> Attempt:
     """The state of a job by its row of squeue, which has no count of restarts."""
     live = reasons.is_live(row.state)
     pending = row.state == "PENDING"
-    return JobState(
-        job_id=row.job_id,
+    return Attempt(
+        job=row.job_id,
         state=row.state,
-        reason=row.reason,
         words=reasons.living(row.state, row.reason, _short(row.nodes))
         if live
         else reasons.ended(row.state, 0, 0, row.reason),
         exit_code=None,
         nodes=row.nodes,
         started=None if pending else row.start,
-        ended=None,
-        expected_start=row.start if pending else None,
-        restarts=0,
+        expected=row.start if pending else None,
         source="squeue",
         live=live,
     )
 
 
-def _from_scontrol(records: Sequence[Mapping[str, str]], job_id: str) -> Iterator[JobState]:
+def _from_scontrol(records: Sequence[Mapping[str, str]], job_id: str) -> Iterator[Attempt]:
     for record in records:
         # An array's tasks share a record until they start.
         array, tasks = record.get("ArrayJobId"), record.get("ArrayTaskId")
@@ -145,7 +192,7 @@ def _from_scontrol(records: Sequence[Mapping[str, str]], job_id: str) -> Iterato
             yield _shown(record.get("JobId", job_id), record)
 
 
-def _shown(name: str, record: Mapping[str, str]) -> JobState:
+def _shown(name: str, record: Mapping[str, str]) -> Attempt:
     state = record.get("JobState", "UNKNOWN").split(",")[0]
     reason = _none(record.get("Reason", ""))
     nodes = parse.node_names(record.get("NodeList", ""))
@@ -154,10 +201,9 @@ def _shown(name: str, record: Mapping[str, str]) -> JobState:
     short = _short(nodes)
     start = moment(record.get("StartTime", ""))
     restarts = record.get("Restarts", "")
-    return JobState(
-        job_id=name,
+    return Attempt(
+        job=name,
         state=state,
-        reason=reason,
         words=reasons.living(state, reason, short)
         if live
         else reasons.ended(state, code, number, reason, short),
@@ -166,14 +212,14 @@ def _shown(name: str, record: Mapping[str, str]) -> JobState:
         # A job that was cancelled while it waited has its end as its start.
         started=start if nodes and not pending else None,
         ended=None if live else moment(record.get("EndTime", "")),
-        expected_start=start if pending else None,
-        restarts=int(restarts) if restarts.isdecimal() else 0,
+        expected=start if pending else None,
+        restart=int(restarts) if restarts.isdecimal() else 0,
         source="scontrol",
         live=live,
     )
 
 
-def _from_sacct(client: Client, job_id: str) -> Iterator[JobState]:
+def _from_sacct(client: Client, job_id: str) -> Iterator[Attempt]:
     lives: dict[str, list[Accounted]] = {}
     for record in client.account_records(job_id):
         lives.setdefault(record.job_id, []).append(record)
@@ -189,14 +235,13 @@ def _from_sacct(client: Client, job_id: str) -> Iterator[JobState]:
             yield _accounted(f"{base}_{task}", records)
 
 
-def _accounted(name: str, lives: Sequence[Accounted]) -> JobState:
+def _accounted(name: str, lives: Sequence[Accounted]) -> Attempt:
     last = lives[-1]
     live, pending = reasons.is_live(last.state), last.state == "PENDING"
     short, reason = _short(last.nodes), _none(last.reason)
-    return JobState(
-        job_id=name,
+    return Attempt(
+        job=name,
         state=last.state,
-        reason=reason,
         words=reasons.living(last.state, reason, short)
         if live
         else reasons.ended(last.state, last.exit_code, last.signal, reason, short),
@@ -206,37 +251,24 @@ def _accounted(name: str, lives: Sequence[Accounted]) -> JobState:
         nodes=last.nodes,
         started=last.start if last.nodes else None,
         ended=None if live else last.end,
-        expected_start=last.start if pending else None,
-        restarts=len(lives) - 1,
+        expected=last.start if pending else None,
+        restart=len(lives) - 1,
         source="sacct",
         live=live,
     )
 
 
-def _from_own(
-    job_id: str, own: Sequence[Mapping[str, object]], reached: bool
-) -> Iterator[JobState]:
-    lives: dict[str, dict[int, dict[str, object]]] = {}
-    for line in own:
-        if "job" not in line:
-            continue
-        task = line.get("task")
-        name = str(line["job"]) + (f"_{task}" if task is not None else "")
-        if job_id in (name, str(line["job"])):
-            restart = int(_seconds(line.get("restart")) or 0)
-            lives.setdefault(name, {}).setdefault(restart, {}).update(line)
-    for name, records in lives.items():
-        restart = max(records)
-        yield _owned(name, restart, records[restart], reached)
-
-
-def _owned(name: str, restart: int, life: Mapping[str, object], reached: bool) -> JobState:
+def _owned(name: str, restart: int, life: Mapping[str, object], reached: bool) -> Attempt:
     """The state by our own record; `reached`: Slurm answered, and does not know the job."""
     nodes = parse.node_names(str(life.get("nodes") or ""))
     on = f" on {_short(nodes)}" if nodes else ""
     code = _seconds(life.get("code"))
     over = life.get("end") is not None
-    if over and code is not None:
+    if over and life.get("cancelled"):
+        state, words, code = "CANCELLED", _CANCELLED, None
+    elif over and code == 0 and life.get("stopped"):
+        state, words = "COMPLETED", _STOPPED
+    elif over and code is not None:
         state = "FAILED" if code else "COMPLETED"
         words = reasons.ended(state, int(code), 0, "", _short(nodes))
     elif over:
@@ -249,43 +281,28 @@ def _owned(name: str, restart: int, life: Mapping[str, object], reached: bool) -
         words = (
             f"It began{on} and has not written its end. Slurm does not answer; it may still run."
         )
-    return JobState(
-        job_id=name,
+    return Attempt(
+        job=name,
         state=state,
-        reason="",
         words=words,
         exit_code=int(code) if over and code is not None else None,
         nodes=nodes,
         started=_seconds(life.get("start")),
         ended=_seconds(life.get("end")),
-        expected_start=None,
-        restarts=restart,
+        restart=restart,
         source="own record",
         live=not (over or reached),
     )
 
 
-def _unknown(job_id: str, reached: bool) -> JobState:
+def _unknown(job_id: str, reached: bool) -> Attempt:
     words = (
         "Slurm does not know it any more, and it has written nothing: it was cancelled or killed "
         "before its first line, or is another cluster's."
         if reached
         else "Slurm does not answer, and the job has written nothing yet."
     )
-    return JobState(
-        job_id=job_id,
-        state="UNKNOWN",
-        reason="",
-        words=words,
-        exit_code=None,
-        nodes=(),
-        started=None,
-        ended=None,
-        expected_start=None,
-        restarts=0,
-        source="none",
-        live=not reached,
-    )
+    return Attempt(job_id, "UNKNOWN", words, "none", live=not reached)
 
 
 def _exit_code(state: str, code: int, number: int) -> int | None:
@@ -314,6 +331,6 @@ def _seconds(value: object) -> float | None:
     return float(value) if abs(value) < 1e15 else None
 
 
-def _order(state: JobState) -> tuple[str, int, str]:
-    base, _, task = state.job_id.partition("_")
+def _order(state: Attempt) -> tuple[str, int, str]:
+    base, _, task = (state.job or "").partition("_")
     return base, int(task) if task.isdecimal() else -1, task

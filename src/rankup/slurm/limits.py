@@ -145,13 +145,13 @@ def price(granted: Grant, profile: Profile) -> Price:
 
 
 def cost(granted: Grant, profile: Profile, tasks: int = 1) -> str:
-    """What a life of the job can cost at most, in the site's unit, with `tasks` of an array."""
+    """What an attempt of the job can cost at most, in the site's unit, with `tasks` of an array."""
     node_hour = price(granted, profile)
     total = granted.nodes * granted.minutes / 60 * node_hour.per_node_hour * tasks
     times = f"{granted.nodes} node{'s' if granted.nodes > 1 else ''} x {clock(granted.minutes)} h"
     if tasks > 1:
         times = f"{tasks} tasks x {times}"
-    return f"at most {total:,.4g} {node_hour.unit} per life ({times}, {profile.title})"
+    return f"at most {total:,.4g} {node_hour.unit} per attempt ({times}, {profile.title})"
 
 
 def clock(minutes: int) -> str:
@@ -204,7 +204,7 @@ def _limits(spec: JobSpec, minutes: int | None, partition: Partition) -> Iterato
     if minutes and most is not None and minutes > most:
         yield (
             f"--time {time_text(minutes)} is over the limit of {name}, which is "
-            f"{time_text(most)}; a run that takes longer goes on by itself in a next life"
+            f"{time_text(most)}; a run that takes longer goes on by itself in a next attempt"
         )
     nodes = min(filter(None, (partition.max_nodes, partition.total_nodes)), default=None)
     asked = spec.nodes or 1

@@ -46,7 +46,7 @@ class JobScript:
         stop_after: seconds after the start at which to stop with a checkpoint, where that comes
             before the limit.
         retries: times that Slurm may start the job again by itself (a node failed).
-        lives: after so many the run stops, that a mistake does not go on for ever.
+        max_attempts: after so many the run stops, that a mistake does not go on for ever.
         options: further `#SBATCH` options by long name; an empty value is a flag.
         lines: what follows `#SBATCH ` literally, from the user.
         activate: file to source; `path` a folder to put on PATH instead.
@@ -79,7 +79,7 @@ class JobScript:
     resume: bool = False
     stop_after: int | None = None
     retries: int = 0
-    lives: int = 100
+    max_attempts: int = 100
     options: Mapping[str, str] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
     srun_options: tuple[str, ...] = ()

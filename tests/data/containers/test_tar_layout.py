@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data.containers import Choice, tar
+from rankup.data.containers import Choice, tar, tar_headers
 from rankup.data.errors import BadContainer
 from rankup.data.index import Index, Split
 from rankup.data.keys import safe
@@ -307,3 +307,25 @@ def test_any_names_round_trip_often(
     keys: set[bytes], labelled: bool, seed: int, shard: int
 ) -> None:
     _round_trip_of(keys, labelled, seed, shard)
+
+
+@pytest.mark.parametrize("size", [0, 513, 8**11 - 1, 8**11])
+@pytest.mark.parametrize("key", [None, b"a.b.jpg", b"\xff"])
+def test_headers_are_those_of_tarfile(size: int, key: bytes | None) -> None:
+    """Of odd names too, which are made here since tarfile takes ten times as long."""
+    names = [b"a" * length for length in (1, 99, 100, 101, 988, 989, 990)]
+    names += ["ü/日本.jpg".encode(), b"\xff.jpg", "ü".encode() * 70, b"a\nb"]
+    found = tar_headers.headers(
+        names, np.full(len(names), size), dict.fromkeys(range(len(names)), key) if key else {}
+    )
+    for name, header in zip(names, found, strict=True):
+        info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
+        info.size = size
+        if key:
+            info.pax_headers = {"RANKUP.key": key.decode("utf-8", "surrogateescape")}
+        wanted = bytearray(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        if len(wanted) == 512:  # devices, where tarfile has nothing, and the sum with them
+            assert header[:148] == wanted[:148]
+        else:
+            assert header == wanted
+        assert tar_headers.length(name, size, key) == len(header)

@@ -18,35 +18,35 @@
 #SBATCH --partition=standard-g
 #SBATCH --account=abc
 
-# ---- this life of the run ------------------------------------------------------------------------
+# ---- this attempt of the run ------------------------------------------------------------------------
 trap '' USR1 # the ranks take it as a wish to stop, this shell does not
 rankup_base=/p/scratch/runs/train/20260101-120000-abcd
 export RANKUP_RUN_DIR=$rankup_base
-rankup_lives=100 # at most, and then somebody should look
+rankup_max_attempts=100 # at most, and then somebody should look
 rankup_retries=0 # times that Slurm may start the job again by itself
-RANKUP_RESUME=0 # whether there was a life before this job
+RANKUP_RESUME=0 # whether there was a attempt before this job
 
 # The last task of an array has the number of the whole array as its own.
 rankup_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 rankup_job=${rankup_job:-$SLURM_JOB_ID}
 rankup_start=$(date +%s)
 rankup_marker=$RANKUP_RUN_DIR/requeue # left by the ranks when they stop with a checkpoint
-rankup_records=$RANKUP_RUN_DIR/log/lives.jsonl
+rankup_records=$RANKUP_RUN_DIR/attempts.jsonl
 rankup_record="{\"job\": \"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}\", \"task\": ${SLURM_ARRAY_TASK_ID:-null}"
 # How often this job was started before, by its own count: psslurm sets no SLURM_RESTART_COUNT.
-rankup_life=$(grep -c "^$rankup_record, \"restart\": [0-9]*, \"start\"" "$rankup_records" 2>/dev/null)
-if [ "${rankup_life:-0}" -lt "${SLURM_RESTART_COUNT:-0}" ]; then rankup_life=$SLURM_RESTART_COUNT; fi
-rankup_life=${rankup_life:-0}
-if [ "$rankup_life" -gt 0 ]; then export SLURM_RESTART_COUNT=$rankup_life; fi # for rankup's own parts
+rankup_attempt=$(grep -c "^$rankup_record, \"restart\": [0-9]*, \"start\"" "$rankup_records" 2>/dev/null)
+if [ "${rankup_attempt:-0}" -lt "${SLURM_RESTART_COUNT:-0}" ]; then rankup_attempt=$SLURM_RESTART_COUNT; fi
+rankup_attempt=${rankup_attempt:-0}
+if [ "$rankup_attempt" -gt 0 ]; then export SLURM_RESTART_COUNT=$rankup_attempt; fi # for rankup's own parts
 
-record_life() { # append a line about this life, e.g. record_life '"end": 1700000000'
+record_attempt() { # append a line about this attempt, e.g. record_attempt '"end": 1700000000'
     if [ -n "${RANKUP_INTERACTIVE:-}" ]; then return; fi # in an allocation `rankup run` does it
-    printf '%s, "restart": %d, %s}\n' "$rankup_record" "$rankup_life" "$1" >>"$rankup_records"
+    printf '%s, "restart": %d, %s}\n' "$rankup_record" "$rankup_attempt" "$1" >>"$rankup_records"
 }
 
-end_life() { # end_life CODE [WHY]: a script that ends without its code makes a failed job COMPLETED
+end_attempt() { # end_attempt CODE [WHY]: a script that ends without its code makes a failed job COMPLETED
     if [ -n "${2:-}" ]; then echo "rankup: $2" >&2; fi
-    if [ -z "${rankup_ended:-}" ]; then record_life "\"end\": $(date +%s), \"code\": $1"; fi
+    if [ -z "${rankup_ended:-}" ]; then record_attempt "\"end\": $(date +%s), \"code\": $1"; fi
     exit "$1"
 }
 
@@ -62,7 +62,7 @@ exec 9>>"$RANKUP_RUN_DIR/log/lock"
 if command -v flock >/dev/null; then
     flock -w 90 9
     if [ $? = 1 ]; then # others mean: this file system has no locks
-        end_life 1 "another job or process works in $RANKUP_RUN_DIR (held for 90 s)"
+        end_attempt 1 "another job or process works in $RANKUP_RUN_DIR (held for 90 s)"
     fi
 fi
 rankup_who="job $SLURM_JOB_ID"
@@ -70,40 +70,40 @@ if [ -n "${RANKUP_INTERACTIVE:-}" ]; then
     rankup_who="process $RANKUP_INTERACTIVE on $(uname -n)"
 fi
 printf '%s' "$rankup_who" >"$RANKUP_RUN_DIR/log/lock"
-rm -f -- "$RANKUP_RUN_DIR"/log/failure-*.json # of an earlier life
-# The log may hold earlier lives: where this one begins in it. (Its size: psslurm gives a pipe.)
+rm -f -- "$RANKUP_RUN_DIR"/log/failure-*.json # of an earlier attempt
+# The log may hold earlier attempts: where this one begins in it. (Its size: psslurm gives a pipe.)
 rankup_offset=$(stat --dereference --format=%s "$rankup_base/log/$rankup_job.out" 2>/dev/null || echo 0)
-record_life "\"start\": $(date +%s.%3N), \"nodes\": \"$SLURM_JOB_NODELIST\", \"id\": \"$SLURM_JOB_ID\", \"offset\": $rankup_offset"
+record_attempt "\"start\": $(date +%s.%3N), \"nodes\": \"$SLURM_JOB_NODELIST\", \"id\": \"$SLURM_JOB_ID\", \"offset\": $rankup_offset"
 
 if [ -e "$rankup_base/log/cancelled" ]; then
-    record_life "\"end\": $(date +%s), \"code\": 1, \"cancelled\": true"
+    record_attempt "\"end\": $(date +%s), \"code\": 1, \"cancelled\": true"
     rankup_ended=1
-    end_life 1 "cancelled by \`rankup cancel\`"
+    end_attempt 1 "cancelled by \`rankup cancel\`"
 elif [ -e "$rankup_marker" ]; then
     rm -- "$rankup_marker"
-    rankup_count=$(count_up requeues) || end_life 1 "cannot write to $RANKUP_RUN_DIR/log"
-    if [ "$rankup_count" -ge "$rankup_lives" ]; then
-        end_life 1 "stopped after $rankup_lives lives (--lives); go on with: rankup run --resume $rankup_base"
+    rankup_count=$(count_up requeues) || end_attempt 1 "cannot write to $RANKUP_RUN_DIR/log"
+    if [ "$rankup_count" -ge "$rankup_max_attempts" ]; then
+        end_attempt 1 "stopped after $rankup_max_attempts attempts (--max-attempts); go on with: rankup run --resume $rankup_base"
     fi
-elif [ "$rankup_life" -gt 0 ] && [ -z "${RANKUP_INTERACTIVE:-}" ]; then # else: the allocation's
-    rankup_count=$(count_up retries) || end_life 1 "cannot write to $RANKUP_RUN_DIR/log"
+elif [ "$rankup_attempt" -gt 0 ] && [ -z "${RANKUP_INTERACTIVE:-}" ]; then # else: the allocation's
+    rankup_count=$(count_up retries) || end_attempt 1 "cannot write to $RANKUP_RUN_DIR/log"
     if [ "$rankup_count" -gt "$rankup_retries" ]; then
-        end_life 1 "Slurm started this job again (a node failed, or the job was preempted), and --retries allows $rankup_retries of that. Go on with: rankup run --resume $rankup_base"
+        end_attempt 1 "Slurm started this job again (a node failed, or the job was preempted), and --retries allows $rankup_retries of that. Go on with: rankup run --resume $rankup_base"
     fi
 fi
 if [ -d "$RANKUP_RUN_DIR/checkpoints" ]; then RANKUP_RESUME=1; fi
 export RANKUP_RESUME
 
 # ---- environment ---------------------------------------------------------------------------------
-cd -- /p/project || end_life 1 "$(hostname) cannot enter it; is it mounted? "/p/project
+cd -- /p/project || end_attempt 1 "$(hostname) cannot enter it; is it mounted? "/p/project
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
 export PYTHONUNBUFFERED=1
 activate() { # in a function: what it sources sees no words of this script
     # shellcheck disable=SC1090,SC1091
     source /p/project/activate.sh
 }
-[ -r /p/project/activate.sh ] || end_life 1 "cannot read "/p/project/activate.sh
-trap 'end_life 1 "the environment file calls exit, which ends the job"' EXIT
+[ -r /p/project/activate.sh ] || end_attempt 1 "cannot read "/p/project/activate.sh
+trap 'end_attempt 1 "the environment file calls exit, which ends the job"' EXIT
 activate || echo "rankup: warning: exit code $? from "/p/project/activate.sh >&2
 trap - EXIT
 set +e
@@ -134,7 +134,7 @@ fi
 if [ -z "$rankup_end" ] && [ "$minutes" -gt 0 ]; then
     rankup_end=$((rankup_start + minutes * 60)) # squeue did not answer
 fi
-# The ranks' end is earlier: torchrun and srun end after them, and this shell asks for a next life.
+# The ranks' end is earlier: torchrun and srun end after them, and this shell asks for a next attempt.
 RANKUP_END_TIME=${rankup_end:+$((rankup_end - 10))}
 if [ -n "$stop_after" ]; then # --deadline
     early=$((rankup_start + stop_after))
@@ -166,7 +166,7 @@ head_address() {
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 master_addr=$(head_address "$head")
 if [ -z "$master_addr" ]; then
-    end_life 1 "no address for $head: neither the resolver nor Slurm's NodeAddr has one that other nodes could reach"
+    end_attempt 1 "no address for $head: neither the resolver nor Slurm's NodeAddr has one that other nodes could reach"
 fi
 master_port=$((10000 + SLURM_JOB_ID % 20000)) # of this job alone
 for _ in 1 2 3 4 5 6 7 8 9; do                # unless somebody sits there
@@ -279,7 +279,7 @@ on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of 
 
 # ---- run -----------------------------------------------------------------------------------------
 SLURM_KILL_BAD_EXIT=0 on_every_node --wait=120 preflight ||
-    end_life 1 "the preflight failed, on the nodes or with the words of srun above; torch was not started anywhere"
+    end_attempt 1 "the preflight failed, on the nodes or with the words of srun above; torch was not started anywhere"
 on_every_node --kill-on-bad-exit=1 launch "${words[@]}"
 code=$?
 # A rank failed, and srun ended the others by a signal: the signal is not what happened.
@@ -293,11 +293,11 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
     if [ $((took * 10)) -ge $((${RANKUP_END_TIME:-0} - rankup_start)) ]; then
         rm -f -- "$RANKUP_RUN_DIR/log/short"
     elif [ "$(count_up short || echo 9)" -ge 3 ]; then
-        end_life 1 "three lives in a row stopped in the first tenth of their time: too little is left beside a checkpoint, or the nodes' clocks differ. Go on with: rankup run --resume $rankup_base"
+        end_attempt 1 "three attempts in a row stopped in the first tenth of their time: too little is left beside a checkpoint, or the nodes' clocks differ. Go on with: rankup run --resume $rankup_base"
     fi
-    record_life "\"end\": $(date +%s), \"code\": 0, \"stopped\": true"
-    exec 9>&- # the next life may start
-    echo "rankup: stopped with a checkpoint before the time limit; going on in a next life" >&2
+    record_attempt "\"end\": $(date +%s), \"code\": 0, \"stopped\": true"
+    exec 9>&- # the next attempt may start
+    echo "rankup: stopped with a checkpoint before the time limit; going on in a next attempt" >&2
     for pause in 5 15 30 60 120 240; do # while the controller is away
         if scontrol requeue "$rankup_job"; then
             sleep 120 # Slurm ends this shell
@@ -318,10 +318,10 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
         echo "rankup: $refusal; the requeue is tried again in $pause s" >&2
         sleep "$pause"
     done
-    end_life 1 "$refusal; go on with: rankup run --resume $rankup_base"
+    end_attempt 1 "$refusal; go on with: rankup run --resume $rankup_base"
 fi
 if [ -d "$RANKUP_RUN_DIR/monitor" ] && command -v rankup >/dev/null; then # what it was worth
-    record_life "\"end\": $(date +%s), \"code\": $code" # the time limit may come meanwhile
+    record_attempt "\"end\": $(date +%s), \"code\": $code" # the time limit may come meanwhile
     rankup_ended=1
     left=$((${rankup_end:-$(($(date +%s) + 3600))} - $(date +%s) - 20))
     if [ "$left" -ge 20 ]; then # all nodes are billed as long as this takes: the lines, no page
@@ -334,4 +334,4 @@ fi
 if [ "$code" -ne 0 ] && command -v rankup >/dev/null; then
     timeout 60 rankup logs --cause "$RANKUP_RUN_DIR" # the last words: rank, node and exception
 fi
-end_life "$code"
+end_attempt "$code"

@@ -24,6 +24,7 @@ from ...base import lock
 from ...base.amounts import some
 from ...base.errors import UserError
 from ...base.files import write_json
+from ...base.processes import python
 from ...base.text import say
 from ...base.urls import public
 from ...sandbox.namespace import command, refusal
@@ -43,10 +44,6 @@ _LIBRARIES: dict[Kind, tuple[str, ...]] = {
 _CACHE_VARIABLES = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_")
 _OFFLINE = offline.variables(("datasets", "transformers"))
 TASK, ANSWER = "task.json", "answer.json"  # of a child, in a folder of its own
-_START = (
-    "import sys; sys.path = [p for p in sys.path if p]; "
-    "from rankup.login.fetch.hub_child import main; main()"
-)
 
 
 @dataclass(frozen=True)
@@ -203,7 +200,9 @@ def _run_child(
             return False
 
         ended = watch(
-            command([sys.executable, "-c", _START, temporary], network=online or task["block"]),
+            command(
+                python("rankup.login.fetch.hub_child", temporary), network=online or task["block"]
+            ),
             _environment(caches, own, online),
             Limits(math.inf, sys.maxsize),
             Interrupt(),

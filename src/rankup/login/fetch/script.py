@@ -15,6 +15,7 @@ from pathlib import Path
 from ...base import lock
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.files import no_space
+from ...base.processes import python
 from ...base.text import clean, say
 from ...base.urls import public
 from ...sandbox import copies, namespace
@@ -41,10 +42,6 @@ from . import came, explain
 from .explain import Outcome
 from .request import FetchFailed, Request, table
 
-_CHILD = (
-    "import sys; sys.path = [p for p in sys.path if p]; "
-    "from rankup.sandbox.inside.main import main; sys.exit(main())"
-)
 _STACKS_SECONDS = 0.5  # before the end
 _HARDLY = 1 << 20  # bytes; on a disk with less hardly anything can be written
 _LAZY = "its samples are downloaded one by one while batches are drawn"
@@ -246,7 +243,7 @@ class _Fetch:
             return any(event.kind == "stop" for event in journal.read())
 
         ended = watch(
-            namespace.command([sys.executable, "-c", _CHILD], network=without != "namespace"),
+            namespace.command(python("rankup.sandbox.inside.main"), network=without != "namespace"),
             {**own, **told, "PWD": str(folder)},
             self._limits,
             self._interrupt,

@@ -82,7 +82,6 @@ class Training:
         steps = set(filter(self._steps_away, self.elsewhere))
         self._steps = {*self.backwards, *steps}
         self._trainers = self._reaching([*self.backwards, *steps])
-        self._leading_away = self._reaching(self.elsewhere)
         self.loader_calls = [
             call
             for call in script.all(ast.Call)
@@ -304,10 +303,8 @@ class Training:
 
     def trains(self, node: Where) -> bool:
         """True where running a statement reaches a backward, here or in another file."""
-        return self._trains_here(node) or any(
-            call in self.elsewhere or self.script.called(call) in self._leading_away
-            for call in self.script.inside(node, ast.Call, deep=False)
-        )
+        calls = self.script.inside(node, ast.Call, deep=False)
+        return trains(self.script.file, self.script.understood, *calls)
 
     def _steps_away(self, call: ast.Call) -> bool:
         """True of a call of a step in another file: no loop over its batches stands there."""

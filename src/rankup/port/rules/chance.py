@@ -8,16 +8,15 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import Origin, argument, call_name, first_argument, literal, receiver
-from ...script.flow import given as arguments_of
-from ...script.names import Binding, Function, calls_in
+from ...script.flow import Origin, argument, call_name, first_argument, given, literal, receiver
+from ...script.names import Function, calls_in
 from ...script.roles import LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import SEEDING, SEEDS, SPLITS, is_draw, root, words
 from ..rewrite.context import Context
 from ..rewrite.script import ITEMS
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, guard, names_rank, ported, with_origins
+from .facts import anywhere, bindings, calls, guard, names_rank, ported, with_origins
 from .rule import Hit, rule
 
 # What two processes have different whatever their random states are.
@@ -38,34 +37,15 @@ _GENERATORS = words(
 
 def draws(file: File, node: ast.AST) -> list[ast.expr]:
     """The random draws in an expression."""
-    return list(dict.fromkeys([*_drawing(file, node), *draws_by_own(file, node)]))
+    own = (call for call in calls_in(node) if own_generator(file, call) is not None)
+    return list(dict.fromkeys([*_drawing(file, node), *own]))
 
 
-def own_generator(file: File, node: ast.AST | None) -> bool:
-    """True of a generator that a script makes with one seed for all ranks: `default_rng(0)`."""
-    names, found = file.names, list[Binding]()
-    if isinstance(node, ast.Name):
-        found = names.bindings(node.id, names.scope(node))[1]
-    elif isinstance(node, ast.Attribute) and not names.dotted(node):
-        owner = names.enclosing(node, ast.ClassDef)
-        found = names.attributes(owner).get(node.attr, []) if owner is not None else []
-    for one in (binding.node for binding in found):
-        if not isinstance(one, ast.Call):
-            continue
-        seeds = arguments_of(one)
-        if isinstance(one.func, ast.Attribute) and one.func.attr == "manual_seed":
-            one = one.func.value
-        if isinstance(one, ast.Call) and names.called(one) in _GENERATORS:
-            return not any(names_rank(seed) for seed in [*seeds, *arguments_of(one)])
-    return False
-
-
-def draws_by_own(file: File, node: ast.AST) -> Iterator[ast.Call]:
-    """The draws in a piece of code from a generator that the script makes."""
-    for call in calls_in(node):
-        of = (receiver(call), argument(call, "generator"))
-        if call_name(call) not in SEEDING and any(own_generator(file, one) for one in of):
-            yield call
+def own_generator(file: File, call: ast.Call) -> ast.AST | None:
+    """What makes the generator that a call draws from, where it is the script's own."""
+    of = () if call_name(call) in SEEDING else (receiver(call), argument(call, "generator"))
+    made = (one.node for part in of for one in bindings(file, part))
+    return next((one for one in made if _seeds(file, one) is not None), None)
 
 
 def drawn_for_samples(script: Script, file: File) -> Iterator[ast.Call]:
@@ -87,22 +67,28 @@ def drawn_for_samples(script: Script, file: File) -> Iterator[ast.Call]:
         if _only_evaluated(script, source.owner(source.scope(call))):
             continue
         if any(
-            _one_seed(one.file, one.node) and not (one.file is file and one.node in drawn)
+            one_seed(one.file, one.node) and not (one.file is file and one.node in drawn)
             for one in script.flow.origins(file, of)
         ):
             yield call
 
 
-def _one_seed(file: File, node: ast.AST) -> bool:
-    """True of `default_rng(0)`, and of `torch.Generator()`, which has a fixed seed."""
+def _seeds(file: File, node: ast.AST) -> list[ast.expr] | None:
+    """The seeds of what makes a generator, `default_rng(0)`; None of anything else."""
     seeds: list[ast.expr] = []
     if isinstance(node, ast.Call) and call_name(node) == "manual_seed":
-        seeds, node = arguments_of(node), node.func.value  # type: ignore[attr-defined]
-    if not isinstance(node, ast.Call) or (made := file.names.called(node)) not in _GENERATORS:
-        return False
-    seeds += arguments_of(node)
-    alike = bool(seeds) or made == "torch.Generator"
-    return alike and not any(names_rank(seed) or of_process(file, seed) for seed in seeds)
+        seeds, node = given(node), node.func.value  # type: ignore[attr-defined]
+    if not isinstance(node, ast.Call) or file.names.called(node) not in _GENERATORS:
+        return None
+    return [*seeds, *given(node)]
+
+
+def one_seed(file: File, node: ast.AST) -> bool:
+    """True of `default_rng(0)`, and of `torch.Generator()`, which has a fixed seed."""
+    seeds = _seeds(file, node)
+    if not seeds:
+        return isinstance(node, ast.Call) and file.names.called(node) == "torch.Generator"
+    return not any(names_rank(seed) or of_process(file, seed) for seed in seeds)
 
 
 def _drawing(file: File, node: ast.AST) -> Iterator[ast.Call]:
@@ -160,9 +146,9 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
         dotted, name = file.names.called(call), call_name(call)
         if name in SPLITS:
             what = "a split"
-            given = argument(call, "generator", 2) or argument(call, "random_state")
+            seed = argument(call, "generator", 2) or argument(call, "random_state")
             ordered = name == "train_test_split" and literal(argument(call, "shuffle")) is False
-            fixed = given is not None or ordered or _handed_out(file, script, call)
+            fixed = seed is not None or ordered or _handed_out(file, script, call)
             family = "numpy" if name == "train_test_split" else "torch"
         elif dotted in _PERMUTATIONS:
             what = "a permutation"
@@ -246,7 +232,7 @@ def _made_with(script: Script, loader: Role) -> list[Origin]:
         file, node, depth = waiting.pop(0)
         for origin in script.flow.origins(file, node):
             found.append(origin)
-            passed = arguments_of(origin.node) if isinstance(origin.node, ast.Call) else []
+            passed = given(origin.node) if isinstance(origin.node, ast.Call) else []
             waiting += [(origin.file, one, depth - 1) for one in passed if depth]
     return found
 
@@ -299,7 +285,7 @@ def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
     """
     seen: set[ast.AST] = set()
     for call, _ in calls(file, *SEEDS, "default_rng"):
-        for arg in arguments_of(call):
+        for arg in given(call):
             for where, made in with_origins(script, file, arg):
                 clock = of_process(where, made)
                 chance = not ported(script) and any(_drawing(where, made))

@@ -12,7 +12,7 @@ from typing import Literal
 from ...script.effects import Reached, callee, leads_to
 from ...script.flow import Origin, argument, call_name, given, literal, model_wrapper
 from ...script.loops import taken_from
-from ...script.names import Function, calls_in, walk
+from ...script.names import Binding, Function, calls_in, walk
 from ...script.roles import Loop, Role, Script, Site
 from ...script.source import File
 from ...script.torch_names import EXITS, OUR_COLLECTIVES, words
@@ -181,6 +181,17 @@ def wrapped(script: Script) -> dict[ast.AST, set[str]]:
             for origin in script.flow.origins(file, first):
                 found.setdefault(origin.node, set()).add(kind)
     return found
+
+
+def bindings(file: File, node: ast.AST | None) -> list[Binding]:
+    """The ways in which a name, or an attribute of `self`, gets its value in its file."""
+    names = file.names
+    if isinstance(node, ast.Name):
+        return names.bindings(node.id, names.scope(node))[1]
+    if not isinstance(node, ast.Attribute) or file.code(node.value) != "self":
+        return []
+    owner = names.enclosing(node, ast.ClassDef)
+    return names.attributes(owner).get(node.attr, []) if owner is not None else []
 
 
 def string(node: ast.AST | None) -> str | None:

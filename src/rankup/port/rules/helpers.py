@@ -180,7 +180,7 @@ def _mode_after(context: Context, helper: Helper) -> str | None:
         for node in walk(*one.body):
             if not isinstance(node, ast.Call):
                 continue
-            if _method(node) in _MODES:
+            if isinstance(node.func, ast.Attribute) and node.func.attr in _MODES:
                 if one is not function:
                     return None
                 changed.add(file.code(node.func).rpartition(".")[0])
@@ -243,12 +243,7 @@ def keeps_state(file: File, body: Sequence[ast.AST], own: set[str]) -> bool:
                     return False
                 if is_draw(dotted):
                     return False
-                grows = name in _GROWING and _method(node) and not dotted
+                grows = isinstance(node.func, ast.Attribute) and name in _GROWING and not dotted
                 if grows and root_name(node.func) not in own:
                     return False
     return True
-
-
-def _method(call: ast.Call) -> str:
-    """`save` of `picture.save(path)`; empty for a plain function."""
-    return call.func.attr if isinstance(call.func, ast.Attribute) else ""

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name, literal, method_calls
-from ...script.flow import given as arguments_of
+from ...script.flow import argument, call_name, given, literal, method_calls
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ..rewrite.context import Context
@@ -150,7 +149,7 @@ def _in_eval_mode(training: Training, loop: Loop) -> bool:
 
     def says(node: ast.AST, mode: str) -> bool:
         calls = method_calls(script.inside(node, ast.Call), mode)
-        return any(not arguments_of(call) for call, _ in calls)
+        return any(not given(call) for call, _ in calls)
 
     if not says(script.tree, "eval"):
         return False

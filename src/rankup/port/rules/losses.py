@@ -257,21 +257,17 @@ def _comparison(
     return None
 
 
-def _names_in(node: ast.AST) -> set[str]:
-    return {one.id for one in walk(node) if isinstance(one, ast.Name)}
-
-
 def _parameters_of(call: ast.Call, found: Reached, names: set[str]) -> set[str]:
     """The parameters of a function that a call gives something made of these names."""
     function = found[1]
     every = [one.arg for one in parameters(function.args)]
     own = 1 if every[:1] in (["self"], ["cls"]) else 0
     if starred(call):
-        return set(every[own:]) if any(_names_in(one) & names for one in given(call)) else set()
+        return set(every[own:]) if any(mentioned(one) & names for one in given(call)) else set()
     taken = set()
     for position, name in enumerate(every[own:]):
         value = argument(call, name, position)
-        if value is not None and _names_in(value) & names:
+        if value is not None and mentioned(value) & names:
             taken.add(name)
     return taken
 

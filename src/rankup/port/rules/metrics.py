@@ -18,6 +18,10 @@ from .readings import Region, Step, returns_reading, steps_of, value_of
 from .sizes import batch_sizes
 from .steering import steers
 
+_OWN_COUNTER = (
+    "is of rank 0's part of the batches alone: what is added is not seen to be a sum over samples "
+    "(rankup.batch_sum) or the loss (rankup.batch_mean)"
+)
 _KEEPS = words("update append extend add")
 _SHOWS = SHOWING | words("update append add progress_bar scalar")
 
@@ -51,17 +55,19 @@ class Numbers(Region):
 
     def _from_steps(self) -> set[str]:
         """`loss = step(x, y)` of a function that returns the loss that it differentiates."""
-        script, found = self.script, set[str]()
-        for one in script.inside(self.body, ast.Assign, deep=False):
-            called = self.context.called(one.value) if isinstance(one.value, ast.Call) else None
-            there, function = called if called is not None else (self.context, None)
-            calls = [c for c in there.training.backwards if there.script.scope(c) is function]
-            if function is None or not calls:
-                continue
-            whole = returns_reading(there, function)
-            names = map(script.dotted, elements(one.targets[0]))
-            found |= {name for name, reads in zip(names, whole, strict=False) if reads}
+        found = set[str]()
+        for one in self.script.inside(self.body, ast.Assign, deep=False):
+            names = map(self.script.dotted, elements(one.targets[0]))
+            read = zip(names, self._read_in_step(one.value), strict=False)
+            found |= {name for name, reads in read if reads}
         return {name for name in found if len(self._given(name)) == 1}
+
+    def _read_in_step(self, call: ast.AST) -> list[bool]:
+        """Of what a step returns, which values are readings of its loss, made whole there."""
+        called = self.context.called(call) if isinstance(call, ast.Call) else None
+        there, function = called if called is not None else (self.context, None)
+        trains = any(there.script.scope(one) is function for one in there.training.backwards)
+        return returns_reading(there, function) if function is not None and trains else []
 
     def _whole_names(self) -> set[str]:
         """Names that hold nothing but readings of the loss, which are of the whole batch."""
@@ -251,7 +257,7 @@ class Numbers(Region):
             if name in local:
                 parts = [at for at, value in grown[name] if self.local(value)]
                 if parts and name in sums:
-                    self._leave_counter(parts[0], name)
+                    self.context.leave(parts[0], f"{name} {_OWN_COUNTER}")
                 elif parts:
                     self.blended.setdefault(name, parts[0])
                 self.wrapped += [value for _, value in grown[name]]
@@ -330,13 +336,6 @@ class Numbers(Region):
                 return True
         return False
 
-    def _leave_counter(self, node: ast.AST, name: str) -> None:
-        self.context.leave(
-            node,
-            f"{name} is of rank 0's part of the batches alone: what is added is not seen to be a "
-            "sum over samples (rankup.batch_sum) or the loss (rankup.batch_mean)",
-        )
-
     def plan(self, node: ast.expr) -> list[tuple[ast.expr, Kind]] | None:
         """The parts of an expression to be put together over the ranks; None: not known how."""
         if isinstance(node, ast.Call) and shares(self.script.file, node):
@@ -355,18 +354,11 @@ class Numbers(Region):
         kind = self.values.kind(node)
         if kind in (Kind.SUM, Kind.SIZE):
             return [(node, Kind.SUM)]
-        if not self.local(node) or self._whole_step(node):
+        if not self.local(node) or self._read_in_step(node) == [True]:
             return []
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
             return self.plan(node.args[0]) if node.func.id in ("int", "float", "round") else None
         return None
-
-    def _whole_step(self, node: ast.AST) -> bool:
-        """True where a value is what a step returns of its loss, read there for the whole batch."""
-        called = self.context.called(node) if isinstance(node, ast.Call) else None
-        there, function = called if called is not None else (self.context, None)
-        trains = any(there.script.scope(one) is function for one in there.training.backwards)
-        return function is not None and trains and returns_reading(there, function) == [True]
 
     def _shown(self) -> None:
         """The loss and numbers of samples in what is printed or logged."""
@@ -445,8 +437,9 @@ class Numbers(Region):
             for one in (one for arg in given(call) for one in self.script.inside(arg, ast.Name)):
                 if one.id not in local or self._covered(one) or self._read_before(one):
                     continue
-                whole_step = any(map(self._whole_step, self.script.above(one)))
-                if not whole_step and not self._of_evaluation(one):
+                above = self.script.above(one)
+                stepped = any(self._read_in_step(up) == [True] for up in above)
+                if not stepped and not self._of_evaluation(one):
                     found.setdefault(one.id, call)
                     keeps = (
                         isinstance(self.script.parents[call], ast.Expr)

@@ -18,7 +18,6 @@ from ...script.flow import (
     method_calls,
     model_wrapper,
 )
-from ...script.flow import given as arguments_of
 from ...script.loops import gradients_off
 from ...script.names import walk, words_in
 from ...script.roles import LoopNode, Script
@@ -183,7 +182,7 @@ def forward_on_one(file: File, script: Script) -> Iterator[Hit]:
     around = wrapped(script)
     collective = {"ddp", "fsdp"} if _may_have_buffers(script) else {"fsdp"}
     for call in file.names.all(ast.Call):
-        if not isinstance(call.func, ast.Name | ast.Attribute) or not arguments_of(call):
+        if not isinstance(call.func, ast.Name | ast.Attribute) or not given(call):
             continue
         if call_name(call) == "module" or file.names.called(call):
             continue
@@ -232,7 +231,7 @@ def cpu_round_trip(file: File, script: Script) -> Iterator[Hit]:
 
     for call, dotted in calls(file, "cpu", "to"):
         device = argument(call, "device", 0)
-        away = string(device) == "cpu" if call_name(call) == "to" else not arguments_of(call)
+        away = string(device) == "cpu" if call_name(call) == "to" else not given(call)
         if dotted or not away or not isinstance(call.func, ast.Attribute):
             continue
         if not isinstance(file.names.parents[call], ast.Expr | ast.Assign | ast.Attribute):

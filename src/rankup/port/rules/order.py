@@ -12,7 +12,7 @@ from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.training import training_in
-from .facts import calls, guard, integer
+from .facts import bindings, calls, guard, integer
 from .rule import Hit, rule
 
 _SETS = words("builtins.set builtins.frozenset")
@@ -176,9 +176,8 @@ def _put_in(file: File, name: ast.Name | ast.Attribute) -> Iterator[ast.expr]:
 
 def _numbers(file: File, node: ast.expr) -> bool:
     """True of what is seen to be a number, or numbers."""
-    names, text = file.names, file.code(node)
     if isinstance(node, ast.Name):
-        items = names.bindings(node.id, names.scope(node))[1]
+        items = bindings(file, node)
         return bool(items) and all(
             one.kind == "item"
             and isinstance(one.node, ast.Call)
@@ -187,19 +186,13 @@ def _numbers(file: File, node: ast.expr) -> bool:
         )
     if isinstance(node, ast.Call) and call_name(node) in _NUMBERS:
         return True
-    return integer(node) or "range(" in text
+    return integer(node) or "range(" in file.code(node)
 
 
 def _values(file: File, node: ast.Name | ast.Attribute) -> list[ast.expr]:
     """The expressions that a name or an attribute of `self` is given."""
-    names = file.names
-    if isinstance(node, ast.Name):
-        bindings = names.bindings(node.id, names.scope(node))[1]
-    else:
-        owner = names.enclosing(node, ast.ClassDef) if file.code(node.value) == "self" else None
-        bindings = names.attributes(owner).get(node.attr, []) if owner is not None else []
     return [
         one.node
-        for one in bindings
+        for one in bindings(file, node)
         if one.kind == "value" and not one.path and isinstance(one.node, ast.expr)
     ]

@@ -9,8 +9,7 @@ from functools import partial
 from itertools import pairwise
 
 from ...script.effects import trains
-from ...script.flow import argument, call_name, first_argument, method_calls
-from ...script.flow import given as arguments_of
+from ...script.flow import argument, call_name, first_argument, given, method_calls
 from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
@@ -67,8 +66,8 @@ def _saved_by_root(context: Context, site: Site) -> str:
     """`rankup.save0(…)` in place of `torch.save(…)`."""
     call = site.node
     context.replace(call.func, "rankup.save0")
-    if not _loads_safely(context, arguments_of(call)[0]):
-        context.edits.insert(context.script.span(arguments_of(call)[-1])[1], ", pickled=True")
+    if not _loads_safely(context, given(call)[0]):
+        context.edits.insert(context.script.span(given(call)[-1])[1], ", pickled=True")
     return "rank 0 alone saves, the old file or the new one (rankup.save0)"
 
 
@@ -135,10 +134,10 @@ def module_pickled(file: File, script: Script) -> Iterator[Hit]:
     for call, dotted in calls(file, "save"):
         if dotted != "torch.save":
             continue
-        given = argument(call, "obj", 0)
-        if not isinstance(given, (ast.Name, ast.Attribute)):
+        saved = argument(call, "obj", 0)
+        if not isinstance(saved, (ast.Name, ast.Attribute)):
             continue
-        if models & {one.node for one in script.flow.origins(file, given)}:
+        if models & {one.node for one in script.flow.origins(file, saved)}:
             yield Hit(
                 call,
                 "pickles the whole module, its wrapper included: torch.load refuses it by default",
@@ -163,23 +162,21 @@ def load_place(file: File, script: Script) -> Iterator[Hit]:
         call = site.node
         if site.file is not file:
             continue
-        given = argument(call, "map_location", 1)
-        if given is None and not starred(call) and arguments_of(call):
+        place = argument(call, "map_location", 1)
+        if place is None and not starred(call) and given(call):
             yield Hit(
                 call,
                 "without map_location every rank loads onto the GPU it was saved from",
                 _ANYWHERE,
                 partial(_loaded_here, call=call),
             )
-        elif given is not None and _FIXED.fullmatch(string(given) or ""):
-            fix = partial(without_number, text=given)
-            yield Hit(given, f"every rank loads onto {string(given)}", _ANYWHERE, fix)
+        elif place is not None and _FIXED.fullmatch(string(place) or ""):
+            fix = partial(without_number, text=place)
+            yield Hit(place, f"every rank loads onto {string(place)}", _ANYWHERE, fix)
 
 
 def _loaded_here(context: Context, call: ast.Call) -> str:
-    context.edits.insert(
-        context.script.span(arguments_of(call)[-1])[1], ", map_location=rankup.here"
-    )
+    context.edits.insert(context.script.span(given(call)[-1])[1], ", map_location=rankup.here")
     return "loads onto this rank's own GPU (rankup.here)"
 
 

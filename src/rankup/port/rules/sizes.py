@@ -7,15 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import (
-    argument,
-    call_name,
-    first_argument,
-    given,
-    is_none,
-    literal,
-)
-from ...script.flow import given as arguments_of
+from ...script.flow import argument, call_name, first_argument, given, is_none, literal
 from ...script.names import bound_in, calls_in, elements, walk
 from ...script.roles import Script
 from ...script.source import File
@@ -63,8 +55,8 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
             makes = call_name(call) in _CONSTRUCTORS
             if not makes and source.called(call) is None:
                 continue
-            alone = [one for arg in arguments_of(call) for one in elements(arg)]
-            inner = source.inside(arguments_of(call), ast.Name, ast.Attribute) if makes else ()
+            alone = [one for arg in given(call) for one in elements(arg)]
+            inner = source.inside(given(call), ast.Name, ast.Attribute) if makes else ()
             for value in dict.fromkeys([*alone, *inner]):
                 code = source.code(value)
                 if code not in sizes - own:
@@ -92,7 +84,7 @@ def _made_before(
     """The sizes of what is made once, before a loop, and put together there with a batch."""
     script, scope = training.script, training.script.scope(loop.node)
     body = loop.node.body
-    together = [arguments_of(one) for one in script.inside(body, ast.Call, deep=False)]
+    together = [given(one) for one in script.inside(body, ast.Call, deep=False)]
     together += [[one.left, one.right] for one in script.inside(body, ast.BinOp, deep=False)]
     met = {
         one.id
@@ -108,7 +100,7 @@ def _made_before(
                     continue
                 for call in script.inside(made, ast.Call):
                     if call_name(call) in _CONSTRUCTORS:
-                        shapes = [one for arg in arguments_of(call) for one in elements(arg)]
+                        shapes = [one for arg in given(call) for one in elements(arg)]
                         yield from (one for one in shapes if script.code(one) in sizes)
 
 
@@ -159,7 +151,7 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
         inner = first_argument(call)
         if inner is None or "SLURM_CPUS_PER_TASK" not in file.code(inner):
             continue
-        safe = isinstance(inner, ast.Call) and len(arguments_of(inner)) > 1
+        safe = isinstance(inner, ast.Call) and len(given(inner)) > 1
         if not safe and not isinstance(inner, ast.BoolOp):
             yield Hit(
                 call,
@@ -168,12 +160,12 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
             )
     for loader in (*script.train_loaders, *script.eval_loaders):
         if loader.file is file and isinstance(loader.node, ast.Call):
-            given = argument(loader.node, "num_workers", 5)
-            if given is None or ranked(script, file, given):
+            number = argument(loader.node, "num_workers", 5)
+            if number is None or ranked(script, file, number):
                 continue
-            if any(call_name(one) == "cpu_count" for one in calls_in(given)):
+            if any(call_name(one) == "cpu_count" for one in calls_in(number)):
                 yield Hit(
-                    given,
+                    number,
                     "every rank of a node would start a worker for each of its cores",
                     "len(os.sched_getaffinity(0)) // local_world_size",
                 )

@@ -20,7 +20,7 @@ from ...script.torch_names import EXITS, SEEDS, STEP_SCHEDULES, words
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
-from .chance import drawn_for_samples, draws, draws_by_own, of_process
+from .chance import drawn_for_samples, draws, of_process, one_seed, own_generator
 from .facts import (
     calls,
     ends,
@@ -274,9 +274,11 @@ def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
                     "from here on all ranks draw the same noise, for different samples",
                     "add the rank to the seed, or seed before the loop",
                 )
-        own = draws_by_own(file, loop.node) if loop.trains and training.sources(loop) else ()
+        own = calls_in(loop.node) if loop.trains and training.sources(loop) else ()
         for call in own:
-            if not _rank_0s(file, call) and call not in heads:
+            made = own_generator(file, call)
+            alike = made is not None and one_seed(file, made)
+            if alike and not _rank_0s(file, call) and call not in heads:
                 yield Hit(call, _SAME, _APART)
                 break
     for call in drawn_for_samples(script, file):

@@ -95,7 +95,7 @@ def block(site: Profile, ranks: str) -> str:
         'export PYTHONHASHSEED="${PYTHONHASHSEED:-0}" # ranks have one order of a set',
         f"threads=$((SRUN_CPUS_PER_TASK / {per_node})) # torchrun would set 1",
         'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"',
-        'end_life() { echo "rankup: $2" >&2 && exit "$1"; }',
+        'end_attempt() { echo "rankup: $2" >&2 && exit "$1"; }',
         "",
         job_script.part("head").rstrip("\n"),
         "",

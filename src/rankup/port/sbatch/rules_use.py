@@ -280,7 +280,7 @@ def _used(script: BatchScript, launch: Launch) -> int | None:
 def _kept(later: Sequence[Command]) -> bool:
     """Return True where a status is read, and the script ends with one."""
     text = " ".join(word.text for one in later for word in one.words)
-    ends = [one for one in later if one.name() in ("exit", "end_life")]
+    ends = [one for one in later if one.name() in ("exit", "end_attempt")]
     return bool(_STATUS.search(text)) and bool(ends) and len(ends[-1].words) > 1
 
 

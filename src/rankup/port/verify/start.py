@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import UserError
+from ...base.processes import python
 from ...login import offline
 from ...sandbox import copies, namespace
 from ...sandbox.copies import Sandbox
@@ -28,10 +28,6 @@ from ...site import config, detect
 from ...site.caches import caches
 from .protocol import FULL, JOURNALS, ONE, ORIGINAL, Outcome, Plan, Run, journal_path, read_outcomes
 
-_CHILD = (
-    "import sys; sys.path = [p for p in sys.path if p]; "
-    "from rankup.port.verify.inside.server import main; sys.exit(main())"
-)
 _STARTING = 120.0  # seconds for torch to be imported, from a slow disk
 KILL_AT = 2
 
@@ -119,7 +115,7 @@ def run(
     output = box.folder / "output.txt"
     with Interrupt() as interrupt, output.open("wb") as out:
         ended = watch(
-            namespace.command([sys.executable, "-c", _CHILD], network=True),
+            namespace.command(python("rankup.port.verify.inside.server"), network=True),
             _variables(box, project),
             # The original may be tried in several ways.
             Limits(_STARTING + seconds * (len(plan.runs) + 3), default_memory()),

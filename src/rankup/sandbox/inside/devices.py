@@ -21,7 +21,7 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
-from .hooks import Change
+from .hooks import Change, replaces
 from .journal import Journal
 
 _ACCELERATORS = ("cuda", "mps", "xpu", "hpu", "npu", "mtia")
@@ -291,11 +291,10 @@ def _data_parallel(module: Any) -> None:
 
 def _groups(module: Any, devices: Devices, alone: bool) -> None:
     """`torch.distributed.distributed_c10d`: gloo, whatever the script asks for."""
-    init, new_group = module.init_process_group, module.new_group
     store: Any = sys.modules["torch._C._distributed_c10d"].HashStore
 
-    @wraps(init)
-    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+    @replaces(module, "init_process_group")
+    def init_process_group(init: Any, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         if backend is not None and "gloo" not in str(backend):
             devices.asked(str(backend))
         if not alone:
@@ -308,12 +307,11 @@ def _groups(module: Any, devices: Devices, alone: bool) -> None:
         # A store in memory: nobody has to be met.
         return init("gloo", store=store(), rank=0, world_size=1, **timeout)
 
-    @wraps(new_group)
-    def new_gloo_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+    @replaces(module, "new_group")
+    def new_group(original: Any, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         timeout = {"timeout": kwargs["timeout"]} if "timeout" in kwargs else {}
-        return new_group(ranks, backend="gloo", **timeout)
+        return original(ranks, backend="gloo", **timeout)
 
-    module.init_process_group, module.new_group = init_process_group, new_gloo_group
     _reexport(module, "init_process_group", "new_group")
 
 

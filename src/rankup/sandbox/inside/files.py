@@ -15,7 +15,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from ...base.urls import among
 from .. import events
-from .hooks import Change, Changes, Handler, Hook
+from .hooks import Change, Changes, Handler, Hook, replaces
 from .journal import Journal
 from .spec import EVENTS, LOCK
 
@@ -375,29 +375,23 @@ def _save(function: str, place: int, name: str, written: Callable[..., None], mo
         place: of the path among its arguments, and `name` among its keywords.
     """
     above, _, last = function.rpartition(".")
-    owner = getattr(module, above) if above else module
-    original = getattr(owner, last)
 
-    @wraps(original)
-    def save(*args: Any, **kwargs: Any) -> Any:
+    @replaces(getattr(module, above) if above else module, last)
+    def save(original: Any, *args: Any, **kwargs: Any) -> Any:
         path = args[place] if len(args) > place else kwargs.get(name)
         if isinstance(path, str | os.PathLike):
             written(path, "truncate")
         return original(*args, **kwargs)
 
-    setattr(owner, last, save)
-
 
 def _h5py(module: Any, written: Callable[..., None]) -> None:
-    original = module.File.__init__
-
-    @wraps(original)
-    def init(self: Any, name: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> None:
+    @replaces(module.File, "__init__")
+    def init(
+        original: Any, file: Any, name: Any, mode: Any = "r", *args: Any, **kwargs: Any
+    ) -> None:
         if isinstance(name, str | bytes | os.PathLike) and mode != "r":
             written(name, _H5PY.get(mode, "update"), new=mode not in _H5PY)
-        original(self, name, mode, *args, **kwargs)
-
-    module.File.__init__ = init
+        original(file, name, mode, *args, **kwargs)
 
 
 def _absolute(path: object, descriptor: int = -1) -> str:

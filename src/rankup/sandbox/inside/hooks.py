@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,20 @@ Handler = Callable[..., None]
 Change = Callable[[Any], None]
 Changes = Mapping[str, Sequence[Change]]
 Refuse = Callable[[str, BaseException], None]
+
+
+def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Put a function in the place of another one, which it is given as its first argument."""
+    original = getattr(owner, name)
+
+    def put(new: Callable[..., Any]) -> None:
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return new(original, *args, **kwargs)
+
+        setattr(owner, name, call)
+
+    return put
 
 
 class _Busy(threading.local):

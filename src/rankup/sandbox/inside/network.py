@@ -7,11 +7,10 @@ import ipaddress
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
 from typing import Any
 
 from ...base.urls import public
-from .hooks import Changes, Handler
+from .hooks import Changes, Handler, replaces
 from .journal import Journal
 
 _LISTENING = "0A"
@@ -150,22 +149,21 @@ def clients(network: Network) -> Changes:
 
 def _watch_http(module: Any, network: Network) -> None:
     """Tell of each request of `http.client`: of urllib, requests and all that stand on it."""
-    connection = module.HTTPConnection
-    original, respond = connection.putrequest, connection.getresponse
 
-    @wraps(original)
-    def putrequest(self: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
-        self._rankup_url = _whole_url(self, text(url))
-        network.request(self._rankup_url, text(method))
-        return original(self, method, url, *args, **kwargs)
+    @replaces(module.HTTPConnection, "putrequest")
+    def putrequest(
+        original: Any, connection: Any, method: str, url: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        connection._rankup_url = _whole_url(connection, text(url))
+        network.request(connection._rankup_url, text(method))
+        return original(connection, method, url, *args, **kwargs)
 
-    @wraps(respond)
-    def getresponse(self: Any, *args: Any, **kwargs: Any) -> Any:
-        answer = respond(self, *args, **kwargs)
-        answer._rankup_url = getattr(self, "_rankup_url", "")
+    @replaces(module.HTTPConnection, "getresponse")
+    def getresponse(original: Any, connection: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = original(connection, *args, **kwargs)
+        answer._rankup_url = getattr(connection, "_rankup_url", "")
         return answer
 
-    connection.putrequest, connection.getresponse = putrequest, getresponse
     _watch_bodies(module.HTTPResponse, network)
 
 
@@ -175,7 +173,6 @@ def _watch_bodies(response: Any, network: Network) -> None:
     Who reads in pieces is not told by `http.client`: the last piece is short, as at a true end. So
     it goes unnoticed in `shutil.copyfileobj` and in torch.hub.
     """
-    original, into = response.read, response.readinto
 
     def tell(answer: Any) -> None:
         url = getattr(answer, "_rankup_url", "")
@@ -183,23 +180,21 @@ def _watch_bodies(response: Any, network: Network) -> None:
             answer._rankup_url = ""
             network.cut(url, answer.length)
 
-    @wraps(original)
-    def read(self: Any, amt: Any = None) -> Any:
-        open_before, left = self.fp is not None, self.length
-        piece = original(self, amt)
+    @replaces(response, "read")
+    def read(original: Any, answer: Any, amt: Any = None) -> Any:
+        open_before, left = answer.fp is not None, answer.length
+        piece = original(answer, amt)
         if amt and open_before and left and len(piece) < min(amt, left):
-            tell(self)
+            tell(answer)
         return piece
 
-    @wraps(into)
-    def readinto(self: Any, buffer: Any) -> Any:
-        open_before = self.fp is not None
-        count = into(self, buffer)
+    @replaces(response, "readinto")
+    def readinto(original: Any, answer: Any, buffer: Any) -> Any:
+        open_before = answer.fp is not None
+        count = original(answer, buffer)
         if open_before and not count and len(buffer):
-            tell(self)
+            tell(answer)
         return count
-
-    response.read, response.readinto = read, readinto
 
 
 def _watch_httpx(module: Any, network: Network) -> None:
@@ -217,14 +212,11 @@ def _watch_aiohttp(module: Any, network: Network) -> None:
 
 def _before(client: Any, name: str, tell: Callable[..., None]) -> None:
     """Tell of each call of a method, given its arguments without names."""
-    original = getattr(client, name)
 
-    @wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(client, name)
+    def call(original: Any, client: Any, *args: Any, **kwargs: Any) -> Any:
         tell(*args)
-        return original(self, *args, **kwargs)
-
-    setattr(client, name, call)
+        return original(client, *args, **kwargs)
 
 
 def _whole_url(connection: Any, target: str) -> str:

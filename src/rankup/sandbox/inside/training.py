@@ -16,12 +16,11 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from functools import wraps
 from types import TracebackType
 from typing import Any
 
 from ...base.secrets import redacted
-from .hooks import Hook
+from .hooks import Hook, replaces
 from .journal import HERE, Journal
 
 _MOST = 64 << 10  # characters of an error in a line of the journal
@@ -42,11 +41,9 @@ class Training:
 
     def watch_loader(self, module: Any) -> None:
         """`torch.utils.data.dataloader`: Lightning, accelerate and fastai draw from it, too."""
-        kind = module._BaseDataLoaderIter
-        original = kind.__next__
 
-        @wraps(original)
-        def draw(iterator: Any) -> Any:
+        @replaces(module._BaseDataLoaderIter, "__next__")
+        def draw(original: Any, iterator: Any) -> Any:
             if self._is_drawing():
                 return original(iterator)
             self._thread.drawing = True
@@ -59,8 +56,6 @@ class Training:
                 self._journal.tell("batch", where=self._journal.where())
             return batch
 
-        kind.__next__ = draw
-
     def network_used(self) -> None:
         """The network is used, just now."""
         if (in_worker() or self._is_drawing()) and self._journal.once("lazy"):
@@ -72,14 +67,11 @@ class Training:
 
     def watch_autograd(self, module: Any) -> None:
         """`torch.autograd`, whose `backward` is also that of tensors."""
-        original = module.backward
 
-        @wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
+        @replaces(module, "backward")
+        def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
             self._reached("backward")
             return original(*args, **kwargs)
-
-        module.backward = backward
 
     def watch_optimizers(self, module: Any) -> None:
         """`torch.optim.optimizer`."""

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ....sandbox.inside.devices import Devices, change_arguments
+from ....sandbox.inside.hooks import replaces
 from .draws import Progress
 
 _TICK = 1e-3
@@ -55,10 +56,10 @@ class Comparable(Devices):
 
         for name in _DROPOUTS:
             change_arguments(functional, name, off)
-        attention = functional.scaled_dot_product_attention
 
-        @wraps(attention)
+        @replaces(functional, "scaled_dot_product_attention")
         def without(
+            attention: Any,
             query: Any,
             key: Any,
             value: Any,
@@ -71,7 +72,6 @@ class Comparable(Devices):
                 self._progress.note(_NO_DROPOUT)
             return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
 
-        functional.scaled_dot_product_attention = without
         torch.nn.modules.module.register_module_forward_pre_hook(self._recurrent)
 
     def _recurrent(self, module: Any, args: Any) -> None:

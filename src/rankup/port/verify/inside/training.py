@@ -16,11 +16,11 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
 from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
+from ....sandbox.inside.hooks import replaces
 from ..protocol import EPOCHS, STEPS, Run
 from .draws import Progress
 
@@ -67,10 +67,8 @@ class Steps:
         self._journal.tell("models", found=sorted(found))
 
     def _watch_backward(self, module: Any) -> None:
-        original = module.backward
-
-        @wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        @replaces(module, "backward")
+        def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             root = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
             fields = self._weights()
             result = original(tensors, *args, **kwargs)
@@ -79,8 +77,6 @@ class Steps:
             fields["loss"] = value if value is None or math.isfinite(value) else str(value)
             self._journal.tell("backward", **fields, where=self._journal.where())
             return result
-
-        module.backward = backward
 
     def _weights(self) -> dict[str, Any]:
         samples, units = self._progress.drawn, None
@@ -119,10 +115,8 @@ class Steps:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _watch_beginning(self, torch: Any, kind: Any) -> None:
-        original = kind.__init__
-
-        @wraps(original)
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        @replaces(kind, "__init__")
+        def init(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
             if not hasattr(optimizer, "_rankup_number"):
                 optimizer._rankup_number = self._count
@@ -132,21 +126,16 @@ class Steps:
                 if not self._run.free:
                     self._begin_as_original(torch, optimizer)
 
-        kind.__init__ = init
-
     def _watch_wrapping(self, kind: Any) -> None:
         """Values that a wrapper makes equal after the optimizer was made need not be so before."""
-        original = kind.__init__
 
-        @wraps(original)
-        def init(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        @replaces(kind, "__init__")
+        def init(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
             original(wrapper, *args, **kwargs)
             within = {id(one) for one in wrapper.module.parameters()}
             for optimizer in list(self._optimizers):
                 if within & {id(one) for one in _parameters(optimizer)}:
                     optimizer.__dict__.pop("_rankup_initial", None)
-
-        kind.__init__ = init
 
     def _begin_as_original(self, torch: Any, optimizer: Any) -> None:
         """Give the original's initial values to all, so that what follows can be compared."""
