@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -222,6 +225,51 @@ def test_a_request_that_no_worker_reads(tmp_path: Path, dies: bool) -> None:
     with pytest.raises(UserError, match=r"exit code 1|within 0.2 s"):
         list(one)
     assert "QueueFeederThread" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_closing_after_a_worker_was_killed(tmp_path: Path) -> None:
+    """Also one that held the lock of torch's flag of the end."""
+    calls, go = itertools.count(), multiprocessing.get_context("fork").Event()
+
+    def dies(data: bytes, rng: Any) -> torch.Tensor:
+        if next(calls) >= 4:
+            frame = sys._getframe()
+            while "done_event" not in frame.f_locals:
+                assert frame.f_back is not None
+                frame = frame.f_back
+            go.wait()
+            frame.f_locals["done_event"]._cond.acquire()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(1)
+
+    data = PackedDataset(small(tmp_path, 20), None, dies)
+    one = loader(data, 4, prefetch=1, **{**options("fork"), "workers": 1})
+    run = iter(one)
+    next(run)
+    go.set()
+    with pytest.raises(RuntimeError, match="killed"):
+        _waits()
+    one.close()
+    assert not workers()
+
+
+def _waits() -> None:
+    for _ in within(60):
+        pass
+
+
+def test_workers_end_where_no_file_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    one = loader(PackedDataset(small(tmp_path, 20), None, digest), **options("fork"))
+    next(iter(one))
+    with monkeypatch.context() as full:
+        full.setattr(os, "dup", refused)
+        one.close()
+    assert not workers()
 
 
 @pytest.mark.parametrize("engine", ["none", "threads", "fork"])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import cancel, lives, lock
+from rankup.launch import cancel, lives
 from rankup.site import rundir
 from rankup.slurm.client import Client, SlurmError
 from rankup.slurm.parse import Queued
@@ -101,7 +101,7 @@ def process(program: Path, path: Path, *words: str) -> Iterator[subprocess.Popen
 def test_a_local_run_is_asked_to_stop(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     with process(tmp_path / "bin" / "rankup", path, "run") as running:
-        assert lock.holder(path) == running.pid
+        assert lives.holder(path) == running.pid
         assert cancel.cancel(path, NO_SLURM) == [f"process {running.pid}: stopped"]
         assert running.wait(timeout=10) == -signal.SIGTERM
 
@@ -114,7 +114,7 @@ def test_a_process_that_is_not_rankup_run_is_left_alone(
 ) -> None:
     path = make_run(tmp_path)
     with process(tmp_path / "bin" / name, path, *words) as running:
-        assert lock.held(path)
+        assert lives.held(path)
         assert cancel.cancel(path, NO_SLURM) == NOTHING
         assert running.poll() is None
 
@@ -123,7 +123,7 @@ def test_who_stands_in_the_lock_without_holding_it_is_left_alone(tmp_path: Path)
     path, other = make_run(tmp_path), make_run(tmp_path, "20261120-120000-efgh")
     with process(tmp_path / "bin" / "rankup", other, "run", "--follow") as running:
         (path / "log" / "lock").write_text(f"process {running.pid} on {os.uname().nodename}")
-        assert not lock.held(path)
+        assert not lives.held(path)
         assert cancel.cancel(path, NO_SLURM) == NOTHING
         assert running.poll() is None
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rankup.base.amounts import ago
 from rankup.base.errors import UserError
-from rankup.launch import failure, lives, lock, meant, show_status, status
-from rankup.launch.clock import ago
+from rankup.launch import failure, lives, meant, show_status, status
 from rankup.site import rundir
 from rankup.site.config import Config
 from rankup.slurm.client import Client
@@ -72,8 +72,8 @@ def test_a_process_that_merely_has_the_number_is_not_the_run(tmp_path: Path) -> 
     (path / "log" / "lock").write_text(text)
     with (path / "log" / "lock").open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert lock.holder(path) is None
-    assert not lock.held(path)
+        assert lives.holder(path) is None
+    assert not lives.held(path)
 
 
 def test_steps_are_counted_by_the_last_whole_line(tmp_path: Path) -> None:

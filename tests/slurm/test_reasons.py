@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankup.slurm import reasons, refusals
+from rankup.slurm import reasons
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_a_state_is_live_or_over() -> None:
     ],
 )
 def test_a_known_refusal_says_what_to_do(said: str, words: str) -> None:
-    assert words in refusals.advice(f"Batch job submission failed: {said}")
+    assert words in reasons.advice(f"Batch job submission failed: {said}")
 
 
 def test_an_unknown_refusal_has_no_advice() -> None:
-    assert refusals.advice("the moon is full") == ""
-    assert refusals.tidy("sbatch: error: a\n\nsbatch: error: b\nsbatch: error: b\n") == "a; b"
+    assert reasons.advice("the moon is full") == ""
+    assert reasons.tidy("sbatch: error: a\n\nsbatch: error: b\nsbatch: error: b\n") == "a; b"

@@ -12,6 +12,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import util
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
@@ -241,14 +242,21 @@ def _end(iterator: Any) -> None:
         signal_handling._remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
     # Copies, as the threads that write requests close the ends of their pipes.
-    ends = [os.dup(queue._reader.fileno()) for queue in iterator._index_queues]
+    pipes = []
+    for queue in iterator._index_queues:
+        with suppress(OSError):  # too many files are open, and workers are to end all the same
+            pipes.append((queue, os.dup(queue._reader.fileno())))
+    # Of one that was killed torch would wait for each lock that it held.
+    iterator._shutdown |= not all(worker.is_alive() for worker in iterator._workers)
     iterator._shutdown_workers()
     for worker in iterator._workers:
         if worker.is_alive():
             worker.kill()
         worker.join()
-    for queue, end in zip(iterator._index_queues, ends, strict=True):
+    for queue in iterator._index_queues:
+        queue.cancel_join_thread()
         queue.close()
+    for queue, end in pipes:
         with open(end, "rb", buffering=0) as pipe:
             os.set_blocking(end, False)
             # The thread may be at a request that no worker reads any more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -9,7 +10,9 @@ import sys
 from pathlib import Path
 
 from . import failure
-from .die_with_parent import die_with_parent
+
+PARENT = "RANKUP_PARENT"  # process id of whoever starts the next process
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -47,3 +50,15 @@ def _log_to(path: Path) -> None:
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
+
+
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Ask the kernel to send this process a signal when its parent ends (Linux; else nothing).
+
+    A parent that ended before is noticed by its number.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != int(os.environ.get(PARENT, os.getppid())):
+            sys.exit(128 + number)
+    os.environ[PARENT] = str(os.getpid())

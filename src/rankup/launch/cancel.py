@@ -16,7 +16,7 @@ from ..site import config
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError, base_id
 from ..slurm.parse import Queued
-from . import lives, lock, meant
+from . import lives, meant
 from .status import ranges
 
 # A life that finds it at its start stops itself; a submission removes it.
@@ -58,7 +58,7 @@ def cancel(path: Path, client: Client, patience: float = PATIENCE) -> list[str]:
     job = lives.read_job(path)
     _mark(path)
     said: list[str] = []
-    if pid := lock.holder(path):
+    if pid := lives.holder(path):
         said.append(_stop(path, pid, patience))
     elif where := _elsewhere(path, job):
         said.append(where)
@@ -142,7 +142,7 @@ def _stop(path: Path, pid: int, patience: float) -> str:
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        if lock.holder(path) != pid:
+        if lives.holder(path) != pid:
             return f"process {pid}: stopped"
         time.sleep(_PAUSE)
     return (
@@ -158,7 +158,7 @@ def _elsewhere(path: Path, job: Job) -> str | None:
         return None
     number = str(last.get("allocation", ""))
     inside = number if number.isdecimal() else None
-    if pid := lock.orphaned(path):
+    if pid := lives.orphaned(path):
         how = (
             f"end its ranks with `scancel --signal=TERM {inside}`, or with the whole allocation: "
             f"`scancel {inside}`"
@@ -166,7 +166,7 @@ def _elsewhere(path: Path, job: Job) -> str | None:
             else f"`fuser -v {path / 'log' / 'lock'}` names its processes"
         )
         return f"process {pid}, which started it, has ended, but its job script runs on; {how}"
-    taken = lock.written(path)
+    taken = lives.written(path)
     if taken and taken[1] != os.uname().nodename:
         pid, host = taken
         return (

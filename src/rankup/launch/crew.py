@@ -22,8 +22,8 @@ from ..base.text import say
 from ..parallel.lowcomm.gossip.names import patience
 from ..parallel.lowcomm.gossip.silence import Silence
 from . import failure
+from .agent import die_with_parent
 from .crew_workers import Workers
-from .die_with_parent import die_with_parent
 
 if TYPE_CHECKING:
     import torch.distributed as dist

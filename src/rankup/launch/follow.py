@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..base.amounts import ago
 from ..base.text import clean
 from ..monitor.live.view import small
 from ..site import rundir
 from ..slurm import reasons
 from ..slurm.client import Client
 from . import cause, lives
-from .clock import ago
 from .lives import Attempt
 from .logfile import OUTPUT, log_of, say, tail_lines
 from .meant import folder

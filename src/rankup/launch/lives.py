@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,13 @@ from ..slurm import reasons
 from ..slurm.client import Client, SlurmError, base_id, is_ours
 from ..slurm.job import STOPPED, Attempt
 from ..slurm.parse import Queued
-from . import cause, lock, logfile
+from . import cause, logfile
 
 # Where no Slurm command is to be asked, its absence lets `slurm_job.states` use our own records.
 NO_SLURM = Client(environment={"PATH": os.devnull})
 # A status that waits half a minute for a busy controller helps nobody.
 TIMEOUT = 10.0
+_VIEWS = ("status", "logs", "cancel")
 
 
 def jobs(path: Path, job: Job, client: Client) -> list[str]:
@@ -220,9 +224,9 @@ def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Attempt:
             words = f"It was stopped: {reasons.how(int(code), 0)}."
         if life.get("stopped") is True:
             words = f"{STOPPED} before the deadline."
-    elif is_last and (pid := lock.holder(path)):
+    elif is_last and (pid := holder(path)):
         live, state, words = True, "RUNNING", f"It runs here, as process {pid}."
-    elif is_last and (pid := lock.orphaned(path)):
+    elif is_last and (pid := orphaned(path)):
         live, state = True, "RUNNING"
         words = f"Its job script runs on here, though process {pid}, which started it, has ended."
     elif life.get("node") in (None, os.uname().nodename):
@@ -259,3 +263,61 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e12 else None
+
+
+def held(path: Path) -> bool:
+    """Whether a process of this host holds the run; True where that cannot be asked."""
+    try:
+        with (path / "log" / "lock").open() as file:
+            # Shared, so that two who look at once do not take each other for the run.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # somebody has it, or the file system knows no locks
+        return True
+    return False
+
+
+def written(path: Path) -> tuple[int, str] | None:
+    """Process and host that took the lock last; None where that was a job, or nobody."""
+    with suppress(OSError):
+        text = (path / "log" / "lock").read_text(errors="replace")[:400]
+        if match := re.fullmatch(r"process (\d{1,10}) on (\S+)", text.strip()):
+            return int(match[1]), match[2]
+    return None
+
+
+def holder(path: Path) -> int | None:
+    """The `rankup run` on this host that holds the run; None where there is none of ours."""
+    import psutil
+
+    taken = written(path)
+    if taken is None or taken[1] != os.uname().nodename or not held(path):
+        return None
+    with suppress(OSError, psutil.Error):
+        process = psutil.Process(taken[0])
+        # A number is given to another process once its own has ended.
+        old = process.create_time() <= (path / "log" / "lock").stat().st_mtime + 1
+        ours = process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE
+        if old and ours and _starts_runs(process.cmdline()):
+            return process.pid
+    return None
+
+
+def orphaned(path: Path) -> int | None:
+    """The `rankup run` of this host that has ended while its job script holds the run."""
+    import psutil
+
+    taken = written(path)
+    if taken is None or taken[1] != os.uname().nodename or not held(path):
+        return None
+    return None if psutil.pid_exists(taken[0]) else taken[0]
+
+
+def _starts_runs(words: Sequence[str]) -> bool:
+    """Whether a command line is `rankup`, `python rankup` or `python -m rankup`, and no view."""
+    for place, word in enumerate(words[:5]):
+        module = word == "rankup" and place > 0 and words[place - 1] == "-m"
+        if module or (place < 2 and Path(word).name == "rankup"):
+            return not set(words[place + 1 : place + 2]) & set(_VIEWS)
+    return False

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from ..monitor.lines import FOLDER, STOP
 from ..site.gpus import usable_cores
 from ..site.rundir import Job
-from .die_with_parent import PARENT
+from .agent import PARENT
 from .logfile import OUTPUT
 from .request import by_crew
 

@@ -154,7 +154,7 @@ def _once(known: list[bool], path: Path, task: str | None) -> bool:
 
 
 def _silent(life: Attempt) -> str:
-    from .clock import clock
+    from .status import clock
 
     where = f" on {', '.join(life.nodes[:4])}{', …' if len(life.nodes) > 4 else ''}"
     since = f" since {clock(life.started)}" if life.started else ""

@@ -15,16 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..base.amounts import ago
 from ..base.text import clean
 from ..site import config
 from ..slurm import reasons
 from ..slurm.client import Client
 from ..slurm.hostlist import compress
 from . import lives, meant, status
-from .clock import ago, clock
 from .lives import Attempt
 from .scale import series as scale_series
-from .status import Report, Summary
+from .status import Report, Summary, clock
 
 _COLOURS = {
     "RUNNING": "green",

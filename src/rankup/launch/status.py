@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..base.amounts import ago
 from ..base.errors import UserError
 from ..base.files import open_regular
 from ..site import rundir
@@ -20,7 +21,6 @@ from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError
 from ..slurm.parse import Queued
 from . import cause, lives, meant
-from .clock import ago, clock
 from .lives import STOPPED, Attempt
 
 NEWEST = 20
@@ -325,3 +325,16 @@ def elapsed(short: Summary) -> str:
         return f"for {ago(now - short.since)}"
     took = f"took {ago(short.until - short.since)}" if short.until else "?"
     return f"{took}, {ago(now - (short.until or short.since))} ago"
+
+
+def clock(moment: float | None) -> str:
+    """A moment as people read it here; the date only where it is not today's."""
+    if moment is None:
+        return ""
+    try:
+        local = time.localtime(moment)
+    except (ValueError, OverflowError, OSError):
+        return "?"
+    today = time.localtime()
+    same = (local.tm_year, local.tm_yday) == (today.tm_year, today.tm_yday)
+    return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M", local)

@@ -13,7 +13,7 @@ from ..base.errors import UserError
 from ..parallel.lowcomm.gossip.names import WORKER
 from ..site.gpus import cores_near
 from . import failure
-from .die_with_parent import die_with_parent
+from .agent import die_with_parent
 
 
 def main() -> None:

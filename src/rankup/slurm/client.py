@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..base.errors import UserError
-from . import parse, reasons, refusals
+from . import parse, reasons
 from .parse import Accounted, Queued
 from .partitions import NODE_FORMAT, Partition, partitions
 
@@ -268,7 +268,7 @@ def is_ours(uid: int | None, work_dir: str, folder: Path) -> bool:
 
 
 def _refused(command: str, result: subprocess.CompletedProcess[str]) -> SlurmError:
-    said = refusals.tidy(result.stderr) or refusals.tidy(result.stdout)
+    said = reasons.tidy(result.stderr) or reasons.tidy(result.stdout)
     said = said or f"exit code {result.returncode}, without a word"
-    unreachable = refusals.is_unreachable(said)
-    return SlurmError(command, said, refusals.advice(said), unreachable=unreachable)
+    unreachable = reasons.is_unreachable(said)
+    return SlurmError(command, said, reasons.advice(said), unreachable=unreachable)

@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch.utils.data import default_collate
 
 from ...base.errors import UserError
 from .. import transforms
 from ..fetch import allocate
-from ..index import Int64s
 from ..loader import Kind, Loader
 from ..reader import PackedDataset, plain
 from ..transforms import Shaped
@@ -29,6 +28,7 @@ _AT_ONCE = 64  # of them in one repeat of the transform, at most
 _LEAST, _MOST = 3, 50  # repeats
 _KEY = transforms.key_of(0, 0)
 _PREFETCH = 2
+_EPOCH = 1 << 20  # samples
 _SHARE = 0.5  # of the free memory, for batches
 
 
@@ -197,26 +197,6 @@ def bytes_of(made: Any) -> int:
     return sum(map(bytes_of, values)) if isinstance(made, dict | list | tuple) else 0
 
 
-@dataclass(frozen=True)
-class Around:
-    """An order without an end: the same samples again and again, so that no epoch's end is timed.
-
-    Args:
-        rows: int64 (k,), k >= 1.
-        samples: of the data set.
-    """
-
-    rows: Int64s
-    samples: int
-    n: int = 1 << 40
-    global_batch: int | None = None
-    seed: int | None = None
-    identity: str = "Around"
-
-    def slice(self, epoch: int, start: int, stop: int) -> Int64s:
-        return self.rows[np.arange(start, stop) % len(self.rows)]
-
-
 def fitting(workers: int, batch: int, seconds: float, parts: Parts, sample: int, room: int) -> int:
     """Return the samples of a batch that fit into memory with those made ahead, and into the time.
 
@@ -252,18 +232,17 @@ def loads(
     """
     found: list[Load] = []
     refused: dict[str, str] = {}
-    order = Around(np.asarray(rows, np.int64), len(dataset))
+    # Long epochs of the same samples again and again, so that the time of an epoch's end is none.
+    repeated = dataset.subset(np.resize(rows, max(_EPOCH, _PREFETCH * workers * batch)))
     # Processes first: they are forked, which wants to be done while there are no threads yet.
     kinds: tuple[Kind, ...] = ("processes", "threads")
     for kind in kinds:
-        before = {child.pid for child in psutil.Process().children(recursive=True)}
         options: dict[str, Any] = {"workers": workers, "kind": kind, "prefetch": _PREFETCH}
-        options |= {"rank": 0, "world_size": 1, "quiet": True, "train": False}
+        options |= {"rank": 0, "world_size": 1, "quiet": True, "shuffle": False, "drop_last": True}
         try:
-            loader = Loader(
-                dataset, batch, shuffle=order, collate=list if loose else None, **options
-            )
-            with closing(loader), closing(iter(loader)) as batches:  # type: ignore[type-var]
+            loader = Loader(repeated, batch, collate=list if loose else None, **options)
+            with closing(loader):
+                batches = chain.from_iterable(repeat(loader))
                 for _ in range(_PREFETCH * workers):  # those that are made ahead
                     next(batches)
                 begin, count = time.perf_counter(), 0
@@ -273,20 +252,9 @@ def loads(
                         next(batches)
                     count += workers * batch
                 rate = count / max(time.perf_counter() - begin, 1e-9)
-                found.append(Load(kind, workers, batch, rate, _unshared(before)))
+                found.append(Load(kind, workers, batch, rate))
         except UserError as error:  # as of a transform that is not for threads
             refused[kind] = str(error)
     if not found:
         raise UserError("; ".join(refused.values()))
     return tuple(found), refused
-
-
-def _unshared(before: set[int]) -> int | None:
-    """Return the bytes that each new worker process has for itself, on average."""
-    try:
-        new = [one for one in psutil.Process().children(recursive=True) if one.pid not in before]
-        # A server that forks them is none of the workers.
-        sizes = [one.memory_full_info().uss for one in new if not one.children()]
-    except psutil.Error:
-        return None
-    return int(sum(sizes) / len(sizes)) if sizes else None

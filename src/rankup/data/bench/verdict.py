@@ -65,14 +65,12 @@ class Load:
         kind: `threads` or `processes`.
         batch: samples of each batch; less than asked for where memory or time would not do.
         rate: samples per second.
-        memory: bytes that each worker has for itself (USS); None: not known.
     """
 
     kind: str
     workers: int
     batch: int
     rate: float
-    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -163,9 +161,10 @@ def judge(measured: Measured) -> Verdict:
     works = {name: spread.median for name, spread in named.items() if spread is not None}
     busy = max(1, min(chosen.workers, data.cores))
     limit = max(works, key=lambda name: works[name])
-    # What the parts do not explain; some of it is other programs, and cores that share a core.
+    # What the parts do not explain; some of it is cores that share a core, and other programs,
+    # which may be all of it.
     handing = _ratio(busy, chosen.rate) - sum(works.values())
-    if _HANDING * sum(works.values()) < handing < math.inf:
+    if _is_idle(data) and _HANDING * sum(works.values()) < handing < math.inf:
         limit, works["loader"] = "loader", handing
     share = _ratio(works[limit], sum(works.values()))
     copied = math.inf if parts.copy is None else _ratio(max(1, data.gpus), parts.copy.median)
@@ -237,14 +236,13 @@ def lines(measured: Measured, verdict: Verdict) -> Iterator[str]:
     yield _part("collate", parts.collate, parts.loose and f"not possible: {parts.loose}")
     yield _part("copy to a GPU", parts.copy, parts.why_not_copy)
     for load in measured.loads:
-        own = f"; each has {size(load.memory)} of memory for itself" if load.memory else ""
         yield (
             f"Loader, {load.workers} {load.kind}: {_rate(load.rate)} samples/s (batches of "
-            f"{load.batch}{own})"
+            f"{load.batch})"
         )
     for kind, why in measured.refused.items():
         yield from _wrapped(f"Loader, {kind}: not possible: {why}")
-    if data.busy > _BUSY * data.cores:
+    if not _is_idle(data):
         yield (
             f"Other programs were at work here (load {data.busy:.1f} on {cores}): on an idle node "
             "it is faster."
@@ -264,6 +262,10 @@ def lines(measured: Measured, verdict: Verdict) -> Iterator[str]:
     share = _percent(verdict.supply / measured.demand)
     yield from _wrapped(f"Too slow: {rate}, {share} of {asked} for. The bottleneck is {limits}.")
     yield from _wrapped(f"What to change: {verdict.change}.")
+
+
+def _is_idle(data: Data) -> bool:
+    return data.busy <= _BUSY * data.cores
 
 
 def _ratio(one: float, other: float) -> float:
