@@ -497,6 +497,18 @@ main()
 """
 
 
+def test_check_and_port_know_the_same_evaluations(tmp_path: Path) -> None:
+    """By the name of a loader that nobody passes, and where a function runs the model."""
+    body = "        step(x)\n\ndef step(x):\n    return model(x)\n"
+    named = f"def score(valid_loader):\n    for x, y in valid_loader:\n{body}"
+    path = tmp_path / "named.py"
+    path.write_text(HEAD + named + TRAINING)
+    assert any(one.code == "RK119" and ":13:" in one.place for one in check([path]))
+    text = HEAD + f"def score():\n    for x, y in held:\n{body}score()\n" + TRAINING
+    left = [one.text for one in _ported(tmp_path, text).left]
+    assert any("every rank evaluates everything" in one for one in left)
+
+
 def test_a_counter_that_is_put_together_stays_so_for_check(tmp_path: Path) -> None:
     ported = _ported(tmp_path, HEAD + COUNTED)
     assert "seen += rankup.batch_sum(len(x))" in ported.text

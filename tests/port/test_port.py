@@ -295,6 +295,14 @@ def test_a_file_that_starts_nothing_says_so(tmp_path: Path) -> None:
         assert any(said in note for note in notes) is not starts, text
 
 
+def test_ranks_join_before_a_loop_over_epochs_that_is_not_in_the_guard(tmp_path: Path) -> None:
+    head, made, rest = SCRIPT.partition("net =")
+    text = f"{head}def train():\n{textwrap.indent(made + rest, '    ')}\n"
+    text += "for epoch in range(2):\n    train()\nif __name__ == '__main__':\n    print('done')\n"
+    ported = port(_script(tmp_path, text)).text
+    assert "import rankup\n\nrankup.setup()\n" in ported
+
+
 def test_a_rank_that_goes_on_alone_and_a_seed_within_a_pass_are_said(tmp_path: Path) -> None:
     head, made, rest = SCRIPT.partition("for x in")
     rest = rest.replace("    loss", "    torch.manual_seed(1)\n    loss", 1)

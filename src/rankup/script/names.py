@@ -469,31 +469,27 @@ def mentioned(*nodes: ast.AST) -> set[str]:
 
 
 def _mentioned(node: ast.AST) -> set[str]:
-    found = set()
-    for one in walk(node):
-        match one:
-            case ast.Name(id=name):
-                found.add(name)
-            case ast.Attribute(value=ast.Name(id=name), attr=attr):
-                found.add(f"{name}.{attr}")
-            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)):
-                found.add(f"{name}[{key!r}]")
-    return found - {"self"}
+    return {name for one in walk(node) if (name := _variable(one))} - {"self"}
+
+
+def _variable(node: ast.AST) -> str:
+    """`state`, `state.step` and `state['step']` as they are written; empty of anything else."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(id=name), attr=attr):
+            return f"{name}.{attr}"
+        case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)):
+            return f"{name}[{key!r}]"
+    return ""
 
 
 def stored(*targets: ast.AST) -> set[str]:
     """The names that an assignment gives values: of `state["step"]` that entry alone."""
-    found = set()
+    found: set[str] = set()
     for one in (part for target in targets for part in targets_of(target)):
-        match one:
-            case ast.Starred(value=ast.Name(id=name)) | ast.Name(id=name):
-                found.add(name)
-            case ast.Attribute(value=ast.Name(id=name), attr=attr):
-                found.add(f"{name}.{attr}")
-            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)):
-                found.add(f"{name}[{key!r}]")
-            case _:
-                found |= mentioned(one)
+        name = _variable(one.value if isinstance(one, ast.Starred) else one)
+        found |= {name} if name else mentioned(one)
     return found
 
 

@@ -11,6 +11,11 @@ from . import mounts
 _ROOT = Path("/")
 # Version 1 says "no limit" as the largest number of pages.
 _NO_LIMIT = 1 << 60
+# Version 2 or not -> the files of the limit and of what is used.
+_FILES = {
+    True: ("memory.max", "memory.current"),
+    False: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,29 +41,13 @@ class Group:
 
         None without a limit.
         """
-        names = _NAMES[self.new]
-        limit, used = _read(self.folder / names.limit), _read(self.folder / names.used)
+        limit_name, used_name = _FILES[self.new]
+        limit, used = _read(self.folder / limit_name), _read(self.folder / used_name)
         if limit is None or used is None or limit >= _NO_LIMIT:
             return None
-        stat = _stat(self.folder / "memory.stat")
-        return limit, max(0, used - sum(stat.get(name, 0) for name in names.cache))
-
-
-@dataclass(frozen=True)
-class _Names:
-    limit: str
-    used: str
-    cache: tuple[str, str]
-
-
-_NAMES = {
-    True: _Names("memory.max", "memory.current", ("inactive_file", "active_file")),
-    False: _Names(
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        ("total_inactive_file", "total_active_file"),
-    ),
-}
+        stat, prefix = _stat(self.folder / "memory.stat"), "" if self.new else "total_"
+        cache = (stat.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
+        return limit, max(0, used - sum(cache))
 
 
 def own(root: Path = _ROOT, controller: str = "memory") -> list[Group]:

@@ -119,8 +119,13 @@ def starts(context: Context) -> bool:
 
 
 def _works_at_import(context: Context) -> bool:
-    """True where a model, a loader or a loop stands outside functions and the guard."""
+    """True where something trains, or a loader or an optimizer is made, outside of the guard."""
     script, guard = context.script, main_guard(context.script)
+    body = [
+        one for one in script.tree.body if one is not guard and not isinstance(one, DEFINITIONS)
+    ]
+    if context.training.trains(body):
+        return True
     roles: list[ast.AST] = [*context.training.loader_calls, *context.training.optimizers]
     roles += [loop.node for loop in context.training.loops]
     return any(

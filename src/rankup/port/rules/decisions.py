@@ -489,10 +489,8 @@ def _used_in_decision(
             continue
         found: list[ast.expr] = []
         match one:
-            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
-                found = [test]
-            case ast.Assert(test=test):
-                found = [test]
+            case ast.If() | ast.While() | ast.IfExp() | ast.Assert():
+                found = [one.test]
             case ast.Compare() if not seen:
                 found = [one]
             case ast.Return(value=ast.expr() as value) if returns:

@@ -69,12 +69,8 @@ def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
     if script.distributed:
         return  # what a port leaves as it is
     training = training_in(script, file)
-    known = {one.node for one in script.eval_loops}
     for loop in training.loops:
-        elsewhere = (
-            file is not script.file and loop.node not in known
-        )  # a helper, or another script
-        if loop.trains or elsewhere or guard(file, script, loop.node):
+        if loop.trains or guard(file, script, loop.node):
             continue
         if any(in_parts(script, file, one) for one in training.sources(loop)):
             continue

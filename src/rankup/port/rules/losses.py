@@ -198,30 +198,21 @@ def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
         return
     if script.distributed and anywhere(script, "all_gather", "all_gather_with_grad"):
         return
-    for node, elsewhere in coupled(training_in(script, file)):
-        yield Hit(node, _MESSAGE + (f" ({elsewhere})" if elsewhere else ""), _TODO)
-
-
-def coupled(training: Training) -> Iterator[tuple[ast.AST, str]]:
-    """Where samples of a batch are compared: by a loss of that name, or by `out @ out.t()`.
-
-    The product may stand in a loop, or in a loss or a model of any file that the loop leads to:
-    then with the file and the line.
-    """
-    script = training.script
-    for call in script.all(ast.Call):
+    for call in file.names.all(ast.Call):
         name = call_name(call)
         contrastive = _CONTRASTIVE.search(name) and not _NO_LOSS.search(name)
-        if contrastive and not script.name(call.func).startswith("rankup."):
-            yield call, ""
-    for loop in training.loops:
+        if contrastive and not file.names.called(call).startswith("rankup."):
+            yield Hit(call, _MESSAGE, _TODO)
+    for loop in training_in(script, file).loops:
         if not loop.trains:
             continue
-        found = _comparison(script.flow, script.file, loop.node.body, loop.batch)
+        found = _comparison(script.flow, file, loop.node.body, loop.batch)
         if found is not None:
             where, node, entry = found
-            here = where is script.file
-            yield (node, "") if here else (entry or script.tree, where.short_place(node))
+            if where is file:
+                yield Hit(node, _MESSAGE, _TODO)
+            else:
+                yield Hit(entry or file.tree, f"{_MESSAGE} ({where.short_place(node)})", _TODO)
 
 
 def _comparison(

@@ -373,15 +373,10 @@ def _index(file: File, loop: Loop) -> list[Count]:
     first = node.target.elts[0]
     if "enumerate(" not in file.code(node.iter) or not isinstance(first, ast.Name):
         return []
-    if not any(first.id in mentioned(one) for one in _behind(file, node)):
+    block = file.names.block(node)
+    if first.id not in mentioned(*block[block.index(node) + 1 :]):
         return []
     return [Count(file, first, first.id, first)]
-
-
-def _behind(file: File, node: ast.stmt) -> list[ast.stmt]:
-    """The statements behind one in its own block."""
-    block = file.names.block(node)
-    return block[block.index(node) + 1 :]
 
 
 def _used_after(file: File, loop: Loop, name: str) -> bool:

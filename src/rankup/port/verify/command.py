@@ -10,7 +10,7 @@ from pathlib import Path
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.text import say
 from . import compare, start, verdict
-from .protocol import ORIGINAL, Seen, notes, read
+from .protocol import ORIGINAL, Seen, read
 
 # Calls of a port; `rankup.data` and the like serve a script for one GPU as well.
 _PORTED = {"setup", "shard", "wrap", "parallelize", "init_process_group"}
@@ -139,16 +139,18 @@ def _notes(seen: Mapping[str, Seen]) -> list[str]:
         found.append("data: each sample's first array is scaled, by factors from 0.25 to 1")
     if any(event["shuffles"] for event in original.of("iterate")):
         found.append("shuffling: off, but for a run with random numbers of each rank's own")
-    found += notes([*seen.values()])
+    ranks = [rank for run in seen.values() for rank in run.ranks]
+    found += [event["text"] for rank in ranks for event in rank.of("note")]
     if seen[ORIGINAL].run.gpu:
         found.append("torch.cuda.is_available() says yes, all the same it runs on the CPU")
     for name in ("original-one", "original-alike"):
         if name in seen and seen[name].failed:
             found.append(f"left out: {seen[name].run.title} does not come to its end")
-    events = [event for run in seen.values() for rank in run.ranks for event in rank.of("refused")]
-    refused = {f"refused: {event['what']} ({event['where']})" for event in events}
-    events = [event for run in seen.values() for rank in run.ranks for event in rank.of("connect")]
-    refused |= {f"refused: network: {event['host']} ({event['where']})" for event in events}
+    refused = {
+        f"refused: {event.get('what') or 'network: ' + event['host']} ({event['where']})"
+        for rank in ranks
+        for event in rank.of("refused", "connect")
+    }
     return list(dict.fromkeys([*found, *sorted(refused)]))
 
 

@@ -318,12 +318,6 @@ def passes(journal: Journal) -> list[Pass]:
     return [one for one in found.values() if one.drawn]
 
 
-def notes(runs: Sequence[Seen]) -> Iterator[str]:
-    """Return what was made comparable, each once."""
-    texts = (event["text"] for run in runs for rank in run.ranks for event in rank.of("note"))
-    return iter(dict.fromkeys(texts))
-
-
 def read_journal(path: str) -> Journal:
     """Return the events of a rank, without those of the processes that it started."""
     events = JournalFile(Path(path)).read_all()
