@@ -37,18 +37,19 @@ def job(folder: Path, text: str) -> Job:
 def test_before_a_job_is_submitted(tmp_path: Path) -> None:
     single = job(tmp_path, SINGLE)
     with pytest.raises(UserError, match=r"not ready for 4 ranks:\n  error: .*train\.py:") as raised:
-        ready.before_submit(single, 4, wanted=True)
+        ready.before_submit(single.kind, single.target, 4, wanted=True)
     lines = str(raised.value).splitlines()
     assert 4 <= len(lines) <= 7
     assert lines[-2].endswith(f"rankup check {tmp_path / 'train.py'}")
     assert lines[-1].endswith("--no-check submits it as it is")
-    assert ready.before_submit(single, 1, wanted=True) == []  # one rank does it all
-    assert ready.before_submit(single, 4, wanted=False) == []
-    assert ready.before_submit(job(tmp_path, "print(1)\n"), 4, wanted=True) == []
+    # One rank does it all.
+    assert ready.before_submit(single.kind, single.target, 1, wanted=True) == []
+    assert ready.before_submit(single.kind, single.target, 4, wanted=False) == []
+    assert ready.before_submit("script", job(tmp_path, "print(1)\n").target, 4, wanted=True) == []
     broken = job(tmp_path, SINGLE + "def (\n")
     with pytest.raises(UserError, match=r"train\.py:13.*--no-check"):
-        ready.before_submit(broken, 1, wanted=True)
-    assert ready.before_submit(broken, 4, wanted=False) == []
+        ready.before_submit(broken.kind, broken.target, 1, wanted=True)
+    assert ready.before_submit(broken.kind, broken.target, 4, wanted=False) == []
 
 
 def test_no_rank_starts_with_a_script_that_python_cannot_read(

@@ -11,6 +11,7 @@ from tests.slurm.cluster import Cluster
 
 from .live import losses
 from .on_slurm import ONE_THREAD, SECONDS, Site, asked, log
+from .test_checked import SINGLE
 
 
 @pytest.mark.slow
@@ -30,3 +31,17 @@ def test_tiny_language_model_on_one_node_and_two(
     table = site.rankup("scale", "--resume", "last").stdout
     assert "The result is the same on all: test_loss" in table
     assert "efficiency" in table
+
+
+def test_a_script_that_is_not_ready_is_refused_before_any_point(
+    slurm: Cluster, run_rankup: RunRankup, tmp_path: Path
+) -> None:
+    """The first point was refused, with the advice of an option that was not there; others ran."""
+    site = Site(slurm, run_rankup, tmp_path)
+    (tmp_path / "train.py").write_text(SINGLE)
+    words = ["--time", "10m", "--gpus", "1,2", "train.py"]
+    done = site.rankup("scale", "--nproc", "1", *words, code=2)
+    assert "not ready for 2 ranks" in done.stderr
+    assert "--no-check" in done.stderr
+    assert not (tmp_path / "runs").exists()
+    site.rankup("scale", "--nproc", "1", "--no-check", "--dry-run", *words)

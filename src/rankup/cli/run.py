@@ -164,7 +164,7 @@ def scale(
 
 _OF_A_JOB = ("time", "partition", "account", "qos", "reservation")
 _OF_ITS_PROGRAMS = ("container", "environment", "env", "sbatch")
-declare(scale, (*_OF_A_JOB, *_OF_ITS_PROGRAMS))
+declare(scale, (*_OF_A_JOB, *_OF_ITS_PROGRAMS, "check"))
 app.command(context_settings={"allow_interspersed_args": False})(scale)
 
 

@@ -80,7 +80,9 @@ def run(spec: JobSpec, client: Client, inside: bool) -> int:
     found = ready.fetched(project, job, with_network=internet is True)
     notes += ready.elsewhere(found.variables, os.environ, plan.variables)
     notes += split_notes(job, plan.granted.nodes, plan.granted.ranks)
-    notes += ready.before_submit(job, plan.granted.nodes * plan.granted.ranks, spec.check)
+    notes += ready.before_submit(
+        job.kind, job.target, plan.granted.nodes * plan.granted.ranks, spec.check
+    )
     plan = replace(plan, fetched=found, notes=(*plan.notes, *notes))
     job = replace(job, launch=options.said())
     submit.refuse_unmounted(plan, _places(job, directory, plan))

@@ -207,28 +207,28 @@ def _merged(tables: Iterable[Mapping[str, str]]) -> dict[str, str]:
     }
 
 
-def before_submit(job: Job, ranks: int, wanted: bool) -> list[str]:
-    """What to say about the script of a job on so many ranks.
+def before_submit(kind: str, target: str, ranks: int, wanted: bool) -> list[str]:
+    """Return what to say about a job's script on so many ranks.
 
     Raises:
         UserError: Python cannot read it, so the job would end at once; or many ranks would do
             something wrong with it.
     """
-    if job.kind != "script" or not wanted:
+    if kind != "script" or not wanted:
         return []
-    found = _found(Path(job.target))
+    found = _found(Path(target))
     broken = next((one for one in found if one.code == SYNTAX), None)
     if broken is not None:
         raise UserError(
             f"{broken.place}: {broken.message}; the job would end at once. {broken.todo}".rstrip()
             + " (--no-check submits it all the same)"
         )
-    lines = _lines(found, Path(job.target)) if ranks > 1 else []
+    lines = _lines(found, Path(target)) if ranks > 1 else []
     if lines and any(one.level == "error" for one in found):
         text = "\n  ".join(lines)
         raise UserError(
             f"this script is not ready for {ranks} ranks:\n  {text}\n"
-            f"Write one that is: rankup port {job.target}; --no-check submits it as it is"
+            f"Write one that is: rankup port {target}; --no-check submits it as it is"
         )
     return lines
 

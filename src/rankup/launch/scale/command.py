@@ -17,7 +17,7 @@ from ...site import gpus, rundir
 from ...site.config import Config
 from ...site.jobspec import JobSpec
 from ...slurm.client import Client
-from .. import queue, submit
+from .. import queue, ready, submit
 from ..request import job_of
 from ..run import Place, place, run
 from . import series as record
@@ -117,8 +117,11 @@ def _new(wish: Wish, config: Config, client: Client, where: Place) -> tuple[Path
     if wish.gpus is None:
         raise UserError("say on how many GPUs: rankup scale --gpus 1,2,4,8 TARGET")
     asked = counts(wish.gpus)
-    _, target = job_of(wish.target, wish.args)
+    kind, target = job_of(wish.target, wish.args)
     runs, per_node = _room(wish, config, client, where, asked)
+    if where == "slurm":  # here each run looks for itself, beside its start
+        said = ready.before_submit(kind, target, max(asked), wish.options.check)
+        print(*map(clean, said), sep="\n", end="\n" if said else "", file=sys.stderr)
     series = Series(
         id=rundir.new_id(),
         target=target,
@@ -227,7 +230,7 @@ def _request(series: Series, point: Point, before: Outcome, wish: Wish, where: P
         nproc=point.ranks,
         local=here,
         monitor=series.monitor,
-        check=point.count == series.counts[0],  # once is enough
+        check=here and wish.options.check and point.count == series.counts[0],  # once is enough
         id=f"{series.id}-{point.count}{again}",
     )
     if before.saved and before.path is not None:
