@@ -68,6 +68,19 @@ def test_many_keys_are_looked_at_as_each(names: list[bytes]) -> None:
     assert many.distinct() == (len(set(names)) == len(names))
 
 
+def test_hidden_names_are_not_looked_at_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bytes] = []
+    safe = keys.safe
+
+    def counted(key: bytes) -> bool:
+        looked.append(key)
+        return safe(key)
+
+    monkeypatch.setattr(keys, "safe", counted)
+    assert keys.unsafe(Strings.of([b".cache/x", b"a/.x", b"a/._x.jpg", b"a.b", b"a.", b"a/.."]))
+    assert looked == [b"a/.."]
+
+
 def test_keys_of_any_length_are_distinct_or_not() -> None:
     names = [b"%d|" % number * (1 + number % 40) for number in range(20_000)] + [b"x" * 200_000]
     assert Strings.of(names).distinct()

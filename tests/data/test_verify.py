@@ -207,3 +207,15 @@ def test_names_that_readers_refuse_are_damage(
     splits = (replace(index.splits[0], folder="../up"), *index.splits[1:])
     indexes.save(replace(index, splits=splits), path)
     assert "(as a split)" in _damage(root, capsys)[0]["why"]
+
+
+def test_a_name_that_is_there_twice_is_damage(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = indexes.place(root)
+    index = indexes.load(path)
+    names = list(index.keys)
+    indexes.save(replace(index, keys=Strings.of([names[1], *names[1:]])), path)
+    (one,) = _damage(root, capsys)
+    assert one == {"what": str(path), "why": "two samples of train have one name"}
+    assert _damage(root, capsys, split="val") == []

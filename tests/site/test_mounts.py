@@ -20,3 +20,9 @@ def test_the_mount_of_a_path() -> None:
 
 def test_the_kind_of_a_real_one() -> None:
     assert mounts.kind_of(Path("/proc/self/mounts")) == "proc"
+
+
+def test_only_a_newline_ends_a_line() -> None:
+    names = ["li\u2028ne", "ff\x0cx", "cr\rx", "bad\udcff"]
+    table = mounts.parse("".join(f"fs /{name} fuse ro 0 0\n" for name in names))
+    assert [one.point for one in table] == [f"/{name}" for name in names]

@@ -57,14 +57,14 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return EXIT_FAILED if any(one.level == "error" for one in findings) else 0
 
 
-def show(findings: Iterable[Finding], out: TextIO) -> None:
+def show(findings: Iterable[Finding], out: TextIO | None) -> None:
     """Print a line for each finding, in colour on a terminal, with what to do below it.
 
     Text from elsewhere must be clean of control characters already (`base.text.clean`).
     """
     findings = list(findings)
     places = max((len(one.place) for one in findings), default=0)
-    colours = out.isatty()
+    colours = out is not None and out.isatty()  # there is no stdout where it is closed
     for one in findings:
         sign = f"{_SIGNS[one.level]:5}"
         if colours:

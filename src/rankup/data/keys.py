@@ -71,11 +71,15 @@ def _suspect(names: Strings, ends: Int64s) -> Int64s:
     """Rows that are empty or long, or have what only some safe keys have."""
     data = names.data[int(ends[0]) : int(ends[-1])]
     slash, dot = data == ord("/"), data == ord(".")
-    odd = (data == 0) | (data == ord("\\"))
-    odd[:-1] |= slash[:-1] & (slash[1:] | dot[1:])
     length = np.diff(ends)
     there = np.flatnonzero(length)
     first, last = ends[:-1][there] - ends[0], ends[1:][there] - ends[0] - 1
+    # A dot that "." or ".." may begin with: another one, a slash or the end of the name follows.
+    ending = np.zeros(len(data), bool)
+    ending[last] = True
+    dot[:-1] &= dot[1:] | slash[1:] | ending[:-1]
+    odd = (data == 0) | (data == ord("\\"))
+    odd[:-1] |= slash[:-1] & (slash[1:] | dot[1:])
     odd[first] |= slash[first] | dot[first]
     odd[last] |= slash[last]
     rows = there[np.searchsorted(last, np.flatnonzero(odd))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +24,15 @@ class Mount:
 
 def parse(text: str) -> list[Mount]:
     """The lines of `/proc/self/mounts`, with its escapes (`\\040`) resolved."""
-    rows = (line.split(" ") for line in text.splitlines())
+    # No `splitlines`: the kernel escapes no other ends of lines, which a name may have in it.
+    rows = (line.split(" ") for line in text.split("\n"))
     return [Mount(*map(_unescaped, row[:3])) for row in rows if len(row) >= 3]
 
 
 def table() -> list[Mount]:
     """What is mounted now; nothing where the system does not say (no Linux)."""
     try:
-        return parse(_MOUNTS.read_text(encoding="utf-8", errors="replace"))
+        return parse(os.fsdecode(_MOUNTS.read_bytes()))
     except OSError:
         return []
 

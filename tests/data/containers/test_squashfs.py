@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from rankup.data.inspect import show
 from rankup.data.opened import Samples
 from rankup.data.pack.command import pack
 from rankup.data.pack.request import Request
+from rankup.data.stage.mount import release
 
 from ..stage.made import until
 from .squashfs_made import contents, fill, mksquashfs, needs_fuse, odd_files, same
@@ -97,6 +99,20 @@ def test_a_device_is_refused(tmp_path: Path, pseudo: str, kind: str) -> None:
     image = mksquashfs(root, tmp_path / "i.sqsh", "-p", pseudo)
     with pytest.raises(UserError, match=f"a/dev is {kind}"):
         rankup.data.open(image)
+
+
+@pytest.mark.parametrize("name", ["bad\udcff", "li\u2028ne", "ff\x0cx", "cr\rx"], ids=ascii)
+def test_an_image_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Its mount is found among the mounts, and ends."""
+    needs_fuse()
+    image = mksquashfs(fill(tmp_path / "tree", {"a/one": b"first"}), tmp_path / "i.sqsh")
+    image = image.rename(tmp_path / f"{name}.sqsh")
+    (tmp_path / "mounts").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "mounts"))
+    with rankup.data.open(image) as samples:
+        assert samples.read(0) == b"first"
+    release()
+    assert os.listdir(tmp_path / "mounts") == []
 
 
 def _first(samples: Samples) -> bytes:

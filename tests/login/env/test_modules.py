@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
+
+from rankup.login.env import inside
 
 from . import index
 from .conftest import World
@@ -88,6 +91,17 @@ def test_check_finds_all_well(made_world: World) -> None:
     assert torch["message"] == "2.8.0 from a module"
 
 
+def test_check_takes_nothing_of_the_current_folder_for_a_library(made_world: World) -> None:
+    mine = made_world.project / "random.py"
+    mine.write_text("raise SystemExit('mine')\n")
+    try:
+        done = made_world.bash(f"source env/activate.sh; python {shlex.quote(inside.__file__)}")
+    finally:
+        mine.unlink()
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["conflicts"], found["broken"]) == ([], "")
+
+
 def test_check_names_a_torch_that_cannot_be_imported(made_world: World) -> None:
     file = made_world.root / "modules" / "PyTorch" / "torch" / "__init__.py"
     text = file.read_text()
@@ -123,6 +137,21 @@ def test_a_file_of_settings_that_fails_or_ends_the_shell_is_named(
     assert said in done.stdout
     assert done.stdout.endswith("mine\n")
     assert not (file.parent / ".lock").exists()
+
+
+def test_a_file_of_settings_keeps_its_words_and_its_trap(made_world: World) -> None:
+    """The third word became the shell's trap, and a trap of the file was dropped."""
+    file = made_world.project / "env" / "config.sh"
+    text = file.read_text()
+    try:
+        file.write_text(f"{text}set -- a b 'echo third'\n")
+        words = made_world.bash("source env/activate.sh; echo on")
+        file.write_text(f"{text}trap 'echo bye' EXIT\n")
+        trap = made_world.bash("source env/activate.sh; echo on")
+    finally:
+        file.write_text(text)
+    assert words.stdout.endswith("on\n")
+    assert trap.stdout.endswith("on\nbye\n")
 
 
 @pytest.mark.slow

@@ -18,13 +18,13 @@
 #SBATCH --partition=standard-g
 #SBATCH --account=abc
 
-# ---- this attempt of the run ------------------------------------------------------------------------
+# ---- this attempt of the run ---------------------------------------------------------------------
 trap '' USR1 # the ranks take it as a wish to stop, this shell does not
 rankup_base=/p/scratch/runs/train/20260101-120000-abcd
 export RANKUP_RUN_DIR=$rankup_base
 rankup_max_attempts=100 # at most, and then somebody should look
 rankup_retries=0 # times that Slurm may start the job again by itself
-RANKUP_RESUME=0 # whether there was a attempt before this job
+RANKUP_RESUME=0 # whether there was an attempt before this job
 
 # The last task of an array has the number of the whole array as its own.
 rankup_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}

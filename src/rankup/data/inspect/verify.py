@@ -101,13 +101,19 @@ def verify(index: Index, root: Path, start: int, stop: int, watch: Progress) -> 
 
 
 def _unsafe(index: Index, root: Path, start: int, stop: int) -> list[Damage]:
-    """Return a name that `--extract` and `rankup pack` refuse, since it leaves a folder."""
+    """Return a name that `--extract` and `rankup pack` refuse: it leaves a folder, or is there
+    twice."""
     splits = tuple(one for one in index.splits if start <= one.start and one.stop <= stop)
     try:
         check_names(index, splits, str(root))
     except BadContainer as error:
         return [Damage(str(indexes.place(root)), str(error))]
-    return []
+    ends = index.keys.ends
+    return [
+        Damage(str(indexes.place(root)), f"two samples of {one.name} have one name")
+        for one in splits
+        if not replace(index.keys, ends=ends[one.start : one.stop + 1]).distinct()
+    ]
 
 
 def check_names(index: Index, splits: Sequence[Split], where: str) -> None:

@@ -14,6 +14,10 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+# Nothing of the current folder, which may have a random.py, is taken for a library.
+_ALONE = "import sys; sys.path = [p for p in sys.path if p]; "
+_PIP = "from pip._internal.cli.main import main; sys.exit(main())"
+
 
 def main() -> None:
     """Print the object."""
@@ -28,7 +32,7 @@ def main() -> None:
 
 def _import_error() -> str:
     # In a process of its own: a library for another processor ends it without an exception.
-    words = [sys.executable, "-c", "import torch"]
+    words = [sys.executable, "-c", f"{_ALONE}import torch"]
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     if not done.returncode:
         return ""
@@ -38,7 +42,7 @@ def _import_error() -> str:
 
 def _conflicts() -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "check", "--disable-pip-version-check"],
+        [sys.executable, "-c", f"{_ALONE}{_PIP}", "check", "--disable-pip-version-check"],
         capture_output=True,
         text=True,
         timeout=120,

@@ -342,10 +342,10 @@ class _Broken(Exception):  # noqa: N818 - not wrong in itself: another attempt m
 
 
 class _Changed(_Broken):
-    """The rest that was asked for belongs to another version of the file, or there is none."""
+    """The rest that was asked for may belong to another version of the file, or there is none."""
 
     def __init__(self) -> None:
-        super().__init__("what was kept is of another version")
+        super().__init__("the server does not show that what was kept is of this version")
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,23 @@ _env_find_module() { # `module` is a function of bash, which a job or `bash setu
 }
 
 _env_source() { # _env_source FILE HINT: say so where it fails, or ends the shell
-    local _env_file=$1 _env_hint=$2 _env_before
+    local _env_file=$1 _env_hint=$2 _env_before _env_exit _env_ours _env_code
     _env_before=$(trap -p EXIT)
     eval "set -- $_env_before" # trap -- ACTION EXIT
-    _env_before=${3:-exit 1}
+    _env_exit=${3:-exit 1}
+    set --
     trap '_env_error "the shell ended in $_env_file: it calls exit, or was killed"
         (exit 1)
-        eval "$_env_before"' EXIT
+        eval "$_env_exit"' EXIT
+    _env_ours=$(trap -p EXIT)
     # shellcheck source=/dev/null
     source "$_env_file"
-    set -- $? "${3-}"
-    if [ -n "$2" ]; then trap -- "$2" EXIT; else trap - EXIT; fi
-    [ "$1" = 0 ] || _env_error "$_env_file failed; what it said stands above. $_env_hint"
-    return "$1"
+    _env_code=$?
+    if [ "$(trap -p EXIT)" = "$_env_ours" ]; then # else the file has set one of its own
+        eval "${_env_before:-trap - EXIT}"
+    fi
+    [ "$_env_code" = 0 ] || _env_error "$_env_file failed; what it said stands above. $_env_hint"
+    return "$_env_code"
 }
 
 _env_load() { # _env_load FOLDER: source config.sh, and for the kind `modules` modules.sh
