@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -238,8 +239,9 @@ def _in_other_modules(context: Context, kept: Mapping[File, str]) -> None:
 
     Of one that is kept all that would have been mended.
     """
-    for reason in dict.fromkeys(kept.values()):
-        context.leave(None, f"{reason}. The file stays as it is", comment=False)
+    for file, reason in kept.items():
+        name = os.path.relpath(file.path, context.script.file.path.parent)
+        context.leave(None, f"{name} stays as it is: {reason}", comment=False)
     script = context.script.understood
     others = [one for one in script.files if one not in script.to_port]
     found = [
