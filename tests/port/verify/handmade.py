@@ -37,8 +37,9 @@ def rank(world: int, number: int, epochs: int = 2) -> Events:
                 events.append({"event": "batch", **key, "ids": list(ids), "sums": sums})
                 if not grad:
                     continue
-                weights = {"samples": len(ids), "units": None, "where": "x.py:12"}
-                events.append({"event": "backward", **weights, "loss": loss(ids)})
+                weights = {"samples": len(ids), "units": None, "idle": not ids}
+                backward = {"event": "backward", **weights, "where": "x.py:12"}
+                events.append({**backward, "loss": loss(ids)})
                 count += 1
                 step = {"optimizer": 0, "gradient": loss(batch), "parameters": 7 * count}
                 events.append({"event": "step", **step})

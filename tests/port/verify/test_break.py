@@ -172,6 +172,22 @@ def test_what_only_a_bar_shows_or_was_not_reached_is_not_proved(tmp_path: Path) 
     assert "model.safetensors" in states["saved"].detail
 
 
+def test_batches_that_are_drawn_without_gradients_are_trained_on(tmp_path: Path) -> None:
+    """A port that shards none of them has each rank draw them all."""
+    drawn = changed(
+        UNSEEN,
+        ("for epoch", "torch.set_grad_enabled(False)\nfor epoch"),
+        ("        F.", "        with torch.enable_grad():\n            F."),
+    )
+    port = changed(
+        drawn,
+        ("torch.manual_seed(0)", "import rankup\nrankup.setup()\ntorch.manual_seed(0)"),
+        ("optimizer = torch", "model = rankup.wrap(model)\noptimizer = torch"),
+    )
+    states = {one.check: one for one in results(tmp_path, drawn, {"port": port})["port"]}
+    assert states["samples"].state == "differs", states
+
+
 @pytest.mark.slow
 def test_batches_drawn_by_a_function(tmp_path: Path) -> None:
     port = changed(

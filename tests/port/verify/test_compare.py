@@ -257,13 +257,22 @@ def test_weights_are_units_where_they_are_counted() -> None:
     assert _results(runs)["losses"].state == "proved"
 
 
+def test_batches_without_a_sample_prove_nothing() -> None:
+    runs = Runs()
+    for events in (runs.original, *runs.ranks):
+        for one in events:
+            if one["event"] == "batch" and one["grad"]:
+                one.update(ids=[], sums=[])
+    assert _results(runs)["samples"].state == "not seen"
+
+
 def test_a_sample_that_only_keeps_a_rank_in_step_counts_for_nothing() -> None:
     runs = Runs()
     whole = [f"content of 0/{one}" for one in (4, 5, 6)]
     runs.first("batch", 0, 1).update(ids=[4, 5, 6], sums=whole)
     runs.first("batch", 1, 1).update(ids=[4], sums=whole[:1])
     runs.first("backward", 0, 1).update(samples=3, loss=2.0)
-    runs.first("backward", 1, 1).update(samples=0, loss="nan")
+    runs.first("backward", 1, 1).update(samples=0, idle=True, loss="nan")
     states = {name: one.state for name, one in _results(runs).items()}
     assert states["losses"] == states["samples"] == "proved"
 

@@ -221,7 +221,7 @@ class Pass:
         drawn: an event for each batch.
         used: places of batches of which a backward came.
         idle: places of batches that only keep a rank in step.
-        beside: a place and the part in a step, for each batch with a backward behind a batch of
+        beside: a place and whether it is idle, for each batch with a backward behind a batch of
             another loader: `zip(this, other)`.
     """
 
@@ -235,7 +235,7 @@ class Pass:
     drawn: list[Event] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
     idle: set[int] = field(default_factory=set)
-    beside: list[tuple[int, int]] = field(default_factory=list)
+    beside: list[tuple[int, bool]] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -276,7 +276,7 @@ class Pass:
     def _counting(self) -> Iterator[Event]:
         idle = set(self.idle)
         if len(self.beside) > 1:
-            idle |= {place for place, samples in self.beside if not samples}
+            idle |= {place for place, one in self.beside if one}
         return ({} if place in idle else one for place, one in enumerate(self.drawn))
 
 
@@ -298,11 +298,11 @@ def passes(journal: Journal) -> list[Pass]:
         if event["event"] == "backward":
             for one in since[:-1]:
                 if one.drawn[-1]["grad"] and not one.ended and since.count(one) == 1:
-                    one.beside.append((len(one.drawn) - 1, event["samples"]))
+                    one.beside.append((len(one.drawn) - 1, event["idle"]))
                     one.used.add(len(one.drawn) - 1)
             for one in since[-1:]:
                 one.used.add(len(one.drawn) - 1)
-                if event["samples"] == 0:  # it kept a rank in step
+                if event["idle"]:
                     one.idle.add(len(one.drawn) - 1)
             since = since[-1:]  # of a further backward too
             continue

@@ -338,7 +338,9 @@ class Data:
         mine = [one for one in drawn or () if one[0] == drawing.dataset]
         ids = [place for _, place, _ in mine]
         progress.batch, progress.calls = ids, 0
-        if grad:
+        # Without gradients it is of an evaluation, if any batch is drawn with them.
+        progress.graded |= grad
+        if grad or not progress.graded:
             progress.drawn = len(ids)
         fields = {**drawing.key, "grad": grad, "ids": ids}
         if self._run.free:

@@ -48,6 +48,7 @@ class Progress:
         epochs: passes over one data set in which the model was trained.
         steps, backwards: so far.
         drawn: samples of the training batch drawn last.
+        graded: a batch was drawn with gradients.
         batch: the samples of the batch drawn last, whatever its purpose.
         calls: for random numbers since then.
     """
@@ -58,6 +59,7 @@ class Progress:
     steps: int = 0
     backwards: int = 0
     drawn: int = 0
+    graded: bool = False
     batch: list[Any] = field(default_factory=list)
     calls: int = 0
 

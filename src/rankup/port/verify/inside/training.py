@@ -79,13 +79,14 @@ class Steps:
             return result
 
     def _weights(self) -> dict[str, Any]:
-        samples, units = self._progress.drawn, None
+        samples, units, idle = self._progress.drawn, None, False
         for ledger in _ledgers():
             if ledger.samples is not None and (samples == 0 or ledger.samples[0] == 0):
                 # What was drawn only keeps this rank in step, or a function has drawn it.
                 samples = ledger.samples[0]
+                idle = samples == 0
             units = ledger.units if ledger.units is not None else units
-        return {"samples": samples, "units": units}
+        return {"samples": samples, "units": units, "idle": idle}
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         initial = optimizer.__dict__.pop("_rankup_initial", None)
