@@ -625,3 +625,24 @@ def test_a_batch_that_may_be_none_is_refused(tmp_path: Path) -> None:
     loop += "    if x is None:\n        continue\n" + STEP
     with pytest.raises(UserError, match=r"train\.py:6: not ported: a batch may be None here"):
         _ported(tmp_path, HEAD + MADE + loop)
+
+
+@pytest.mark.parametrize(
+    ("test", "becomes"),
+    [
+        ("(x > 0).any() and loss.item() > 1", "(x > 0).any() and loss.item() > 1"),
+        ("(x > 0).any() or loss.item() > 1", "(x > 0).any() or loss.item() > 1"),
+        ("i > 3 and loss.item() > 1", "i > 3 and rankup.batch_mean(loss.item()) > 1"),
+        (
+            "loss.item() > 1 and loss.item() < 3",
+            "rankup.batch_mean(loss.item()) > 1 and rankup.batch_mean(loss.item()) < 3",
+        ),
+    ],
+)
+def test_no_collective_stands_behind_what_only_some_ranks_go_past(
+    test: str, becomes: str, tmp_path: Path
+) -> None:
+    """Ranks that a short circuit spares it would not meet the others."""
+    loop = "n = 0\nfor i, x in enumerate(DataLoader(data, batch_size=4)):\n" + STEP
+    ported = _ported(tmp_path, HEAD + MADE + loop + f"    if {test}:\n        n += 1\n")
+    assert f"    if {becomes}:\n" in ported.text

@@ -189,7 +189,7 @@ class Numbers(Region):
                 continue
             for node in script.inside(one.test, ast.Name, ast.Attribute):
                 kind = self.known(node)
-                if kind is None or self._covered(node) or not self.alike(one):
+                if kind is None or self._covered(node) or not self.alike(node):
                     continue
                 up: ast.AST = node
                 while self.reading(self._up(up)) is not None:
@@ -197,7 +197,7 @@ class Numbers(Region):
                 if isinstance(up, ast.expr):
                     self.wrap(up, kind, f"{script.code(up)} is of the whole batch")
             for size in script.inside(one.test, ast.expr):
-                counted = self.values.kind(size) is Kind.SIZE and self.alike(one)
+                counted = self.values.kind(size) is Kind.SIZE and self.alike(size)
                 if counted and not self._covered(size):
                     text = f"{script.code(size)} is of the whole batch"
                     self.put(size, [(size, Kind.SUM)], text)
@@ -385,7 +385,8 @@ class Numbers(Region):
             called = (
                 isinstance(node, ast.Call) and child is node.func and call_name(node) != "format"
             )
-            if isinstance(child, ast.expr | ast.keyword | ast.FormattedValue) and not called:
+            shown = isinstance(child, ast.expr | ast.keyword | ast.FormattedValue)
+            if shown and not called and not self.passes_over(node, child):
                 self._show(child, alone)
 
     # Behind the loop, and what is left.

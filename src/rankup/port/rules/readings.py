@@ -208,10 +208,24 @@ class Region:
                 and draws(self.script.file, test)
                 and not steers(self.context.training, up)
             )
-            if inner is not test and (names or drawn):
+            if (inner is not test and (names or drawn)) or self.passes_over(up, inner):
                 return False
             inner = up
         return True
+
+    def passes_over(self, node: ast.AST, operand: ast.AST) -> bool:
+        """True where some ranks may come to no later operand: `len(x) > 8 and loss.item() > 1`."""
+        operands: list[ast.AST] = [*node.values] if isinstance(node, ast.BoolOp) else [operand]
+        return any(map(self._apart, operands[: operands.index(operand)]))
+
+    def _apart(self, node: ast.AST) -> bool:
+        """True where a value may differ from rank to rank, with what is put together by now."""
+        if node in self.context.alike:
+            return False
+        if isinstance(node, ast.Name | ast.Attribute) and self.script.dotted(node):
+            return self.local(node)
+        parts = list(ast.iter_child_nodes(node))
+        return any(map(self._apart, parts)) if parts else self.local(node)
 
     def local(self, node: ast.AST) -> bool:
         """True where a value may differ from rank to rank."""
