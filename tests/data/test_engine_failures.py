@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import itertools
 import multiprocessing
 import os
@@ -307,6 +308,16 @@ def test_a_loader_that_is_closed_at_its_last_batch(
                 one.close()
         assert seen == len(one) - resumed
         assert (one.epoch, one.consumed) == (5, 0)
+    assert not workers()
+
+
+def test_the_workers_of_a_loader_that_nobody_has_any_more_end(tmp_path: Path) -> None:
+    one = loader(PackedDataset(small(tmp_path, 20), None, digest), 2, **options("fork"))
+    for _ in one:
+        break
+    assert workers()
+    del one
+    gc.collect()
     assert not workers()
 
 

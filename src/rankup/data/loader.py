@@ -221,8 +221,11 @@ class Loader(Place):
         try:
             yield from batches
         finally:
-            if isinstance(made, Generator):  # what it is ahead is not left to a garbage collector
-                made.close()
+            # What it is ahead is not left to a garbage collector, and a Loader that nobody has any
+            # more not to its own requests, which torch keeps with the workers.
+            for one in (made, requests):
+                if isinstance(one, Generator):
+                    one.close()
 
     def close(self) -> None:
         """End the workers, and with an error a loop that goes on; a new one starts new workers."""
