@@ -108,7 +108,7 @@ def test_a_killed_life_ends_with_the_last_that_was_heard_of_it(tmp_path: Path) -
     recording = load(tmp_path, facts)
     seconds = cost(recording, ()).lives[0] / 48 / 2 * 3600
     assert seconds == pytest.approx(1800, abs=20)
-    assert {gap.why for gap in recording.gaps} == {"between lives"}
+    assert {gap.why for gap in recording.gaps} == {"between attempts"}
 
 
 def test_the_billed_time_counts_and_not_the_sampled() -> None:

@@ -43,13 +43,13 @@ def test_events_of_checkpoints_validations_and_lives() -> None:
     recording = traces.two_lives().recording()
     usable(recording)
     kinds = [event.kind for event in recording.events if event.kind != "checkpoint"]
-    assert kinds == ["life", "end", "resume", "end"]
+    assert kinds == ["start", "end", "resume", "end"]
     saved = [event for event in recording.events if event.kind == "checkpoint"]
     assert saved[0].seconds == 0.4
     assert "500" in saved[0].text
     # No step lasts from one life into the next.
     assert np.nanmax(recording.steps.seconds) < 2
-    assert [gap.why for gap in recording.gaps] == ["between lives"] * 2
+    assert [gap.why for gap in recording.gaps] == ["between attempts"] * 2
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_later_head_has_other_gpus(tmp_path: Path) -> None:
     old = [f"GPU-00000000-{at}" for at in range(4)]
     assert highs == {old[1]: 21, old[0]: 11, "new": 99, old[2]: 30, old[3]: 40}
     assert list(highs)[:3] == [old[1], old[0], "new"]
-    assert [event.kind for event in recording.events] == ["life", "resume"]
+    assert [event.kind for event in recording.events] == ["start", "resume"]
 
 
 def test_samples_without_a_head(tmp_path: Path) -> None:

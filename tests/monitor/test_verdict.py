@@ -57,5 +57,5 @@ def test_a_life_that_was_not_to_start_again() -> None:
         traces.Stay(1800, 1800, state="FAILED", words="exit code 1"),
     )
     recording = traces.one_of_four().but(stays=stays).recording()
-    assert of(recording).headline == "The run failed after 30 min in 2 lives: exit code 1."
+    assert of(recording).headline == "The run failed after 30 min in 2 attempts: exit code 1."
     assert [gap for gap in recording.gaps if gap.end <= gap.begin] == []

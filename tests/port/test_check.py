@@ -507,6 +507,9 @@ def test_a_generator_that_a_data_set_holds_draws_the_same_on_all_ranks(
     trained = text.replace("DataLoader(Crops(world.rank)", "DataLoader(TensorDataset(a, b)")
     held = "with torch.no_grad():\n    for x, y in DataLoader(Crops(0), batch_size=8):\n"
     assert "RK188" not in codes(trained + held + "        print(model(x))\n")
+    base = text.replace("\n\nworld =", "\n\nclass Held(Crops):\n    pass\n\n\nworld =")
+    base = base.replace("DataLoader(Crops(world.rank)", "DataLoader(Held(world.rank)")
+    assert ("RK188" in codes(base + held + "        print(model(x))\n")) is found
 
 
 SIDE_BY_SIDE = """\

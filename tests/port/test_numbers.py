@@ -132,6 +132,27 @@ def test_an_evaluation_is_left_whole_where_its_parts_are_not_seen(
 
 
 @pytest.mark.parametrize(
+    ("item", "sharded"),
+    [
+        ("self.rng.normal(size=5), i", False),
+        ("np.random.normal(size=5), i", False),
+        ("np.random.default_rng(i).normal(size=5), i", True),
+        ("np.ones(5), i", True),
+    ],
+)
+def test_an_evaluation_of_data_that_are_drawn_sample_by_sample_stays_whole(
+    item: str, sharded: bool, tmp_path: Path
+) -> None:
+    """A rank that draws for its own samples alone gives them what others have on one GPU."""
+    noise = "import numpy as np\nclass Noise(torch.utils.data.Dataset):\n    def __init__(self):\n"
+    noise += "        self.rng = np.random.default_rng(3)\n    def __getitem__(self, i):\n"
+    noise += f"        return {item}\n"
+    head = HEAD.replace("held = DataLoader(data", f"{noise}held = DataLoader(Noise()")
+    text = head + TRAINING + EVALUATION.replace("# in it", "a += (out > y).sum().item()")
+    assert ("rankup.total" in _ported(tmp_path, text).text) is sharded
+
+
+@pytest.mark.parametrize(
     ("line", "becomes"),
     [
         ("a += loss.item()", "a += rankup.batch_mean(loss.item())"),

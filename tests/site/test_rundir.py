@@ -45,6 +45,16 @@ def test_create(tmp_path: Path) -> None:
     assert rundir.create(empty) == empty
 
 
+def test_no_umask_lets_others_change_what_a_job_runs(tmp_path: Path) -> None:
+    """Such a run was refused at its own resume."""
+    before = os.umask(0)
+    try:
+        path = rundir.create(tmp_path / "run")
+    finally:
+        os.umask(before)
+    assert not any(folder.stat().st_mode & 0o002 for folder in (path, path / "log"))
+
+
 def test_create_spares_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match="is not empty"):

@@ -133,7 +133,7 @@ def print_page(full: Report) -> None:
 
 def _lives(console: Console, full: Report) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("job", "life", "state", "nodes", "start", "end", "took", "exit", ""):
+    for name in ("job", "attempt", "state", "nodes", "start", "end", "took", "exit", ""):
         table.add_column(name, overflow="fold", no_wrap=name == "job")
     tasks = status.newest_of_tasks(full.lives)
     if len(tasks) > _TASKS:
@@ -143,7 +143,7 @@ def _lives(console: Console, full: Report) -> None:
     else:
         rest = list(full.lives)
     if len(rest) > _LIVES:
-        console.print(Text(f"{len(rest) - _LIVES} earlier lives are not shown (--json has all)"))
+        console.print(Text(f"{len(rest) - _LIVES} earlier attempts are not shown (--json has all)"))
     places = {id(life): place for place, life in enumerate(full.lives, 1)}
     for life in rest[-_LIVES:]:
         number = life.restart + 1 if life.task else places[id(life)]

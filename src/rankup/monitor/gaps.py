@@ -58,7 +58,7 @@ def gaps(spans: Sequence[Span], nodes: Sequence[Node]) -> list[Gap]:
         own = [span for span in spans if name in span.nodes or not span.nodes]
         for at, span in enumerate(own):
             if at and span.begin > own[at - 1].end:
-                found.append(Gap(name, own[at - 1].end, span.begin, "between lives"))
+                found.append(Gap(name, own[at - 1].end, span.begin, "between attempts"))
             found += _within(span, name, by_name.get(name))
     return found
 

@@ -199,13 +199,13 @@ def _events(
     if facts.lives:
         for number, life in enumerate(sorted(facts.lives, key=lambda life: life.begin)):
             job = f" (job {life.job})" if life.job else ""
-            yield Event(life.begin, "resume" if number else "life", f"life {number + 1}{job}")
+            yield Event(life.begin, "resume" if number else "start", f"attempt {number + 1}{job}")
             if life.end is not None:
                 words = f": {life.words}" if life.words else ""
-                yield Event(life.end, "end", f"life {number + 1}: {life.state}{words}")
+                yield Event(life.end, "end", f"attempt {number + 1}: {life.state}{words}")
     else:
         for number, span in enumerate(lives):
-            yield Event(span.begin, "resume" if number else "life", f"life {number + 1}")
+            yield Event(span.begin, "resume" if number else "start", f"attempt {number + 1}")
     first = lives[0].begin if lives else 0.0
     for node in nodes:
         name = node.name

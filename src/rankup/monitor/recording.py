@@ -52,7 +52,7 @@ class Gap:
 
     Attributes:
         why: "killed" (the sampler ended without a word), "not started", "torn" (lines that could
-            not be read), "between lives".
+            not be read), "between attempts".
     """
 
     node: str

@@ -125,7 +125,7 @@ def _extent(recording: Recording, paid: Cost) -> str:
     what = words.plural(nodes, "node") + (f" with {words.plural(gpus, 'GPU')}" if gpus else "")
     what += " each" if gpus and nodes > 1 else ""
     seconds = sum(billing.bill(recording).seconds)
-    lives = f" in {len(known)} lives" if len(known) > 1 else ""
+    lives = f" in {len(known)} attempts" if len(known) > 1 else ""
     state = known[-1].state
     end = " and was cancelled" if state == "CANCELLED" else ""
     verb = "has run" if _running(recording) else "ran"

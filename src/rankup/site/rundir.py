@@ -97,6 +97,9 @@ def create(path: Path) -> Path:
             raise UserError(f"{path} is not empty; name a new folder with --out")
         path.mkdir(parents=True, exist_ok=True)
         (path / "log").mkdir()
+        for folder in (path, path / "log"):  # whatever the umask is: a job runs what lies there
+            if (mode := folder.stat().st_mode) & 0o002:
+                folder.chmod(mode & ~0o002)
     except OSError as error:
         raise UserError(f"the run directory {path} cannot be made: {error.strerror}") from None
     return path

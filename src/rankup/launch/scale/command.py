@@ -119,7 +119,7 @@ def _new(wish: Wish, config: Config, client: Client, where: Place) -> tuple[Path
     asked = counts(wish.gpus)
     kind, target = job_of(wish.target, wish.args)
     runs, per_node = _room(wish, config, client, where, asked)
-    if where == "slurm":  # here each run looks for itself, beside its start
+    if where != "local":  # there each run looks for itself, beside its start
         said = ready.before_submit(kind, target, max(asked), wish.options.check)
         print(*map(clean, said), sep="\n", end="\n" if said else "", file=sys.stderr)
     series = Series(

@@ -30,7 +30,7 @@ def gaps(recording: Recording) -> Iterator[Diagnosis]:
     missing = [
         gap
         for gap in recording.gaps
-        if gap.why != "between lives" and gap.end - gap.begin >= LIMITS.gap_least
+        if gap.why != "between attempts" and gap.end - gap.begin >= LIMITS.gap_least
     ]
     lost = sum(gap.end - gap.begin for gap in missing)
     if not paid.node_seconds or lost / paid.node_seconds < LIMITS.gap_share:
@@ -121,7 +121,7 @@ def failed(recording: Recording) -> Iterator[Diagnosis]:
     seen = "a GPU's memory ran out" if gpu_memory else _FAILED[life.state]
     # The last life may be no more than a requeued job that was not to start again.
     seen += f" after {words.duration(sum(billing.length(one, recording) for one in lives))}"
-    seen += f" in {len(lives)} lives" if len(lives) > 1 else ""
+    seen += f" in {len(lives)} attempts" if len(lives) > 1 else ""
     if said:
         seen += f": {said}"
     lost = lost_work(recording)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,9 +75,10 @@ class Pages(FPDF):
         """Write one line, cut where it is too long, and go on below it."""
         self.font(size, bold, colour)
         if self.get_string_width(text) > width:
-            while text and self.get_string_width(text + "…") > width:
-                text = text[:-1]
-            text = text.rstrip() + "…"
+            fits = bisect_right(
+                range(len(text)), width, key=lambda end: self.get_string_width(f"{text[:end]}…")
+            )
+            text = text[: max(0, fits - 1)].rstrip() + "…"
         self.set_x(x)
         options = {"new_x": XPos.LMARGIN, "new_y": YPos.NEXT}
         self.cell(width, size * LINE, text, align=align, **options)  # type: ignore[arg-type]

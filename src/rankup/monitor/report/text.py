@@ -109,12 +109,12 @@ def _time(recording: Recording) -> str:
     end = billing.end_of(last, recording)
     took = words.duration(sum(billing.bill(recording).seconds))
     limit = f" of {words.duration(last.limit)}" if last.limit and len(known) == 1 else ""
-    lives = f" in {len(known)} lives" if len(known) > 1 else ""
+    lives = f" in {len(known)} attempts" if len(known) > 1 else ""
     line = f"{words.clock(known[0].begin)} to {words.clock(end)}, {took}{limit}{lives}"
     line += f", {words.shown(last.state)}"
     if recording.facts.queued:
         line += f"; {words.duration(recording.facts.queued)} in the queue"
-    missing = sum(gap.end - gap.begin for gap in recording.gaps if gap.why != "between lives")
+    missing = sum(gap.end - gap.begin for gap in recording.gaps if gap.why != "between attempts")
     return line + (f"; gaps of {words.duration(missing)} in the record" if missing >= 1 else "")
 
 

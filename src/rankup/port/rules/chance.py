@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
+from ...script.effects import leads_to
 from ...script.flow import Origin, argument, call_name, first_argument, given, literal, receiver
 from ...script.names import Function, calls_in
 from ...script.roles import LoopNode, Role, Script
@@ -212,6 +213,21 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
         )
 
 
+def drawn_by_items(script: Script, loader: Origin) -> Iterator[ast.expr]:
+    """The draws of what a data set gives for an item, unless they are seeded for each."""
+    for origin in _made_with(script, loader):
+        owner = script.flow.class_of(origin.file, origin.node)
+        if owner is None:
+            continue
+        for name in sorted(ITEMS | {"__call__"}):
+            found = script.flow.member(*owner, name)
+            reached = leads_to(script.flow, *found) if found is not None else []
+            if any(call_name(one) in SEEDING for _, at in reached for one in calls_in(at)):
+                continue
+            for file, at in reached:
+                yield from draws(file, at)
+
+
 def _drawn_for(script: Script, loader: Role) -> Iterator[tuple[File, ast.Call]]:
     """Calls that draw what a data set holds: in its making, or in what it is made of."""
     for origin in _made_with(script, loader):
@@ -222,7 +238,7 @@ def _drawn_for(script: Script, loader: Role) -> Iterator[tuple[File, ast.Call]]:
         yield from ((origin.file, call) for call in _drawing(origin.file, origin.node))
 
 
-def _made_with(script: Script, loader: Role) -> list[Origin]:
+def _made_with(script: Script, loader: Role | Origin) -> list[Origin]:
     """What makes the data set of a loader, and what that is given: a transform, another one."""
     if not isinstance(loader.node, ast.Call):
         return []
@@ -244,7 +260,8 @@ def _only_evaluated(script: Script, owner: ast.ClassDef | None) -> bool:
         loader.node
         for loader in (*script.train_loaders, *script.eval_loaders)
         for one in _made_with(script, loader)
-        if (made := script.flow.class_of(one.file, one.node)) is not None and made[1] is owner
+        if (made := script.flow.class_of(one.file, one.node)) is not None
+        and any(base is owner for _, base in script.flow.family(*made))
     }
     return bool(reading) and not reading & trained
 

@@ -18,6 +18,7 @@ from ..rewrite.losses import Kind
 from ..rewrite.script import ForNode, Script
 from ..rewrite.training import Loop, Training, training_in
 from ..rewrite.values import Values, loader_origins, plain_batches
+from .chance import drawn_by_items
 from .decisions import read_after, shared_names
 from .facts import guard, in_parts
 from .rule import Fix, Hit, rule
@@ -142,6 +143,10 @@ def additive(training: Training, loop: Loop) -> Leaving:
     ]
     if any(_one_by_one(one) for one in made):
         raise Obstacle(node, "its batches are of one sample, which one rank would have all of")
+    for source in training.sources(loop):
+        for made_at in script.flow.origins(script.file, source):
+            for draw in drawn_by_items(script.understood, made_at):
+                raise Obstacle(node, f"its data are drawn for each sample, `{ast.unparse(draw)}`")
     values = Values(training, loop)
     run = {
         script.dotted(one.func) for one in script.inside(node, ast.Call) if values.runs_model(one)
