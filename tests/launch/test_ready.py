@@ -405,6 +405,26 @@ def test_the_environment_of_this_python_comes_first_where_it_has_torch(
     assert submit.of_project(project)[0] == str(script)
 
 
+def test_a_job_gets_the_active_environment_where_that_has_rankup_too(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = project / "other"
+    (other / "bin").mkdir(parents=True)
+    python = other / "bin" / "python"
+    python.write_text("#!/bin/sh\necho True\n")  # it sees torch, wherever that lies
+    python.chmod(0o755)
+    (other / "bin" / "activate").touch()
+    monkeypatch.setenv("VIRTUAL_ENV", str(other))
+    activate, _ = submit.own_environment()
+    assert not str(activate).startswith(str(other)), "its ranks would not start"
+    found, note = submit.of_project(project)
+    assert found is None
+    assert note.startswith(f"note: the job gets {sys.executable}; the active environment {other}")
+    (other / "bin" / "rankup-rank").touch()
+    assert submit.own_environment() == (str(other / "bin" / "activate"), None)
+    assert submit.of_project(project)[1].startswith("note: the job gets the active environment")
+
+
 def test_no_environment_is_older_than_its_requirements_where_there_are_none(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -407,17 +407,18 @@ def test_the_ranks_run_in_the_active_environment(run_rankup: RunRankup, tmp_path
     make = [sys.executable, "-m", "venv", "--without-pip", str(other)]
     subprocess.run(make, check=True, timeout=60)
     [site] = other.glob("lib/python3*/site-packages")
-    ours = [str(Path(torch.__file__).parents[1]), str(Path(rankup.__file__).parents[1])]
-    (site / "ours.pth").write_text("\n".join(ours))
     path = script(tmp_path, "import sys\nprint('in', sys.prefix)\nimport not_there\n")
+    (tmp_path / "torch.py").touch()  # of the current folder: no torch
     words, env = ["run", "--local", "--no-monitor", path], {"VIRTUAL_ENV": str(other)}
     without = run_rankup(words, env=env)
-    assert f"in {sys.prefix}\n" in without.stdout, "it has no torch of its own"
-    (site / "torch").symlink_to(Path(torch.__file__).parent)
+    assert f"in {sys.prefix}\n" in without.stdout, "it has no torch"
+    assert "active environment" not in without.stderr
+    ours = [str(Path(torch.__file__).parents[1]), str(Path(rankup.__file__).parents[1])]
+    (site / "ours.pth").write_text("\n".join(ours))
     half = run_rankup(words, env=env)
     assert f"in {sys.prefix}\n" in half.stdout
     assert f"note: the ranks run in {sys.executable}; the active environment {other}" in half.stderr
-    (site / "rankup").symlink_to(Path(rankup.__file__).parent)
+    (other / "bin" / "rankup-rank").touch()
     done = run_rankup(words, env=env)
     assert f"in {other}\n" in done.stdout
     assert f"(the ranks run in {other}/bin/python: install it there" in done.stderr

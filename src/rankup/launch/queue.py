@@ -196,7 +196,7 @@ def _with_environment(plan: Plan, project: Path) -> Plan:
         activate, note = submit.of_project(project)
         notes += [note] if note else []
         options = replace(options, environment=activate)
-    if not options.environment:
+    if not options.environment and active_environment()[0] is None:
         require_torch()
     stale = submit.staleness(options.environment)
     notes += [f"warning: {stale}"] if stale else []
@@ -214,7 +214,7 @@ def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
         if value is not None and "://" not in value:
             found[f"--{option}"] = Path(value)
     if not options.environment and not options.container:
-        found["the Python environment"] = active_environment() or Path(sys.prefix)
+        found["the Python environment"] = active_environment()[0] or Path(sys.prefix)
     found |= {f"what was fetched as {name}": path for name, path in plan.fetched.places.items()}
     found |= {f"--stage {name}": Path(name) for name in options.stage}
     found |= {f"--mount {name}": Path(name) for name in options.mount}

@@ -299,7 +299,7 @@ def argument_paths(job: Job) -> list[Path]:
 
 def own_environment() -> tuple[str | None, str | None]:
     """How the job gets the Python that runs this: a script to source, or a folder for PATH."""
-    active = active_environment()
+    active, _ = active_environment()
     prefix = active or Path(sys.prefix)
     # The template that JSC's users know keeps the environment in a folder beside activate.sh,
     # which loads the modules, too.
@@ -316,14 +316,17 @@ def of_project(project: Path) -> tuple[str | None, str]:
     It should where the Python that runs this is in no environment, or in one without torch. With it
     comes what to say about the choice, also where it was passed over.
     """
-    if active := active_environment():
+    active, note = active_environment()
+    if active is not None:
         return None, f"note: the job gets the active environment {active}, not that of this Python"
+    if note:
+        note = f"note: the job gets {sys.executable}; {note}"
     here, _ = own_environment()
     if here is not None and importlib.util.find_spec("torch") is not None:
-        return None, ""
+        return None, note
     script = project / "env" / "activate.sh"
     if not (script.is_file() and (script.parent / "venv" / "bin" / "python").exists()):
-        return None, ""
+        return None, note
     if not _trusted(script):
         return None, f"warning: {script} could be somebody else's work; not used"
     return str(script), f"note: the job gets the environment of {script}, not that of this Python"
