@@ -604,7 +604,7 @@ STEP = """class Worker:
         self.net = net
         self.optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
-    def step(self, x):
+    def learn(self, x):
         loss = self.net(x[torch.argsort(x[:, 0])]).mean()
         self.optimizer.zero_grad()
         loss.backward()
@@ -612,10 +612,11 @@ STEP = """class Worker:
         loss = loss.item()
         return loss
 
-worker, losses, total = Worker(torch.nn.Linear(2, 1)), [], 0.0
+worker = Worker(torch.nn.Linear(2, 1))
+losses, total = [], 0.0
 for x in DataLoader(torch.randn(8, 2), batch_size=4):
-    losses.append(worker.step(x))
-    loss = worker.step(x)
+    losses.append(worker.learn(x))
+    loss = worker.learn(x)
     total += loss
 """
 
@@ -624,7 +625,15 @@ def test_what_a_step_returns_of_its_loss_is_no_number_of_a_part(tmp_path: Path) 
     ported = port(_script(tmp_path, SCRIPT.partition("net = ")[0] + STEP))
     assert "loss = rankup.batch_mean(loss.item())" in ported.text
     assert "net):\n        net = rankup.wrap(net)\n        self.net = net\n" in ported.text
+    assert "in rankup.shard(DataLoader(" in ported.text
     assert not ported.left
+
+
+def test_a_method_that_is_called_as_an_optimizers_is_not_taken_for_one(tmp_path: Path) -> None:
+    """Its loop is not seen to train, and its batches would not be sharded."""
+    text = SCRIPT.partition("net = ")[0] + STEP.replace("learn(", "step(")
+    with pytest.raises(UserError, match="this backward has its batches from is not seen"):
+        port(_script(tmp_path, text))
 
 
 def test_all_numbers_of_a_part_are_named_once(tmp_path: Path) -> None:

@@ -585,6 +585,25 @@ def test_iterators_in_a_dictionary_are_refused(tmp_path: Path) -> None:
         _ported(tmp_path, HEAD + MADE + loop)
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "def run(call, batches):\n    for x in batches:\n        call(x)\nrun(step, loader)\n",
+        "steps = {'plain': step}\nfor x in loader:\n    steps['plain'](x)\n",
+        "from functools import partial\ngo = partial(step)\nfor x in loader:\n    go(x)\n",
+        "list(map(lambda x: step(x), loader))\n",
+        "from ignite.engine import Engine\nEngine(step).run(loader)\n",
+        "go = step if len(loader) > 1 else print\nfor x in loader:\n    go(x)\n",
+    ],
+    ids=["passed", "in a dict", "partial", "map", "engine", "ternary"],
+)
+def test_a_step_whose_loop_is_not_seen_is_refused(loop: str, tmp_path: Path) -> None:
+    """Nothing of it would be sharded: every rank would train on all batches."""
+    text = HEAD + MADE + "loader = DataLoader(data, batch_size=4)\ndef step(x):\n" + STEP + loop
+    with pytest.raises(UserError, match=r"train\.py:8: .*this backward has its batches from"):
+        _ported(tmp_path, text)
+
+
 def test_statistics_over_a_batch_that_a_layer_of_its_own_takes_are_said(tmp_path: Path) -> None:
     layer = "import torch\n\nclass Norm(torch.nn.Module):\n    def __init__(self):\n"
     layer += (

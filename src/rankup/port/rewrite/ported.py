@@ -18,7 +18,9 @@ from ...script.understand import understand
 from ..rules import RULES
 from ..rules.decisions import broadcast_decisions, metrics_of_one_rank
 from ..rules.evaluation import Obstacle, obstacle
+from ..rules.loaders import CALLED_BY_NAME, UNSEEN
 from ..rules.metrics import training_numbers
+from ..rules.rule import refuse
 from ..rules.steering import decided_alike
 from ..rules.unfit import BY_HAND
 from .context import Context, Note, NotPortable, Options
@@ -221,6 +223,7 @@ def _rewritten(understood: roles.Script, options: Options, kept: Mapping[File, s
             else:
                 context.fix = fix.__name__
                 fix(context)
+    _refuse_unsharded(port)
     if not options.in_place:
         refuse_registered_twice(port)
         pickled_classes(port)
@@ -438,6 +441,20 @@ def _refuse(port: list[Context]) -> None:
             f"made of `model.parameters()` of a model that {path.name}, or a module that trains "
             f"for it, makes and names. Name it there. By hand: {BY_HAND}"
         )
+
+
+def _refuse_unsharded(port: list[Context]) -> None:
+    """Raise UserError where no training loop of any file gives each rank its part of the batches.
+
+    A step that is handed over as a value is called in a loop that is not seen to train.
+    """
+    if any(note.fix == "RK111" for one in port for note in one.notes):
+        return
+    drawn = _RULES["RK116"].look
+    if any(True for one in port for _ in drawn(one.script.file, one.script.understood)):
+        return
+    context = next(one for one in port if one.training.backwards)
+    refuse(context, context.training.backwards[0], f"{UNSEEN.format('backward')}: {CALLED_BY_NAME}")
 
 
 def _refuse_unfollowed(script: Script) -> None:

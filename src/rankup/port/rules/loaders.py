@@ -20,8 +20,10 @@ _SHARD = "`for batch in rankup.shard(loader):` gives each rank its part of every
 _EVERYTHING = "every rank would train on all of this data, the same again"
 _DONE = "each rank takes its part of every batch (rankup.shard)"
 _UNCLEAR = "this loop trains and evaluates, and which of them cannot be seen at its head"
-_UNSEEN = (
-    "where this loop has its batches from is not seen, and every rank would train on all of them"
+UNSEEN = "where this {} has its batches from is not seen, and every rank would train on all of them"
+CALLED_BY_NAME = (
+    "call the function that trains by its name, and a method by one that no optimizer has, in a "
+    "loop over a DataLoader that this script makes"
 )
 _AHEAD = (
     "this iterator draws a batch before the one it gives is trained on, and rankup.shard weighs "
@@ -76,9 +78,10 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
             unseen.append(loop)
     unfit = bool(unseen) and any(True for _ in not_data_parallel.look(file, script))
     for loop in unseen if not unfit else ():
+        what = UNSEEN.format("loop")
         todo = "let it go over a DataLoader that this script makes, or is given by name"
-        fix = partial(refuse, node=loop.node, reason=f"{_UNSEEN}: {todo}")
-        yield Hit(loop.source or loop.node, _UNSEEN, todo, fix)
+        fix = partial(refuse, node=loop.node, reason=f"{what}: {todo}")
+        yield Hit(loop.source or loop.node, what, todo, fix)
 
 
 def _left_whole(file: File, script: Script, source: ast.expr) -> bool:
