@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import itertools
 import multiprocessing
 import os
@@ -284,6 +285,40 @@ def test_a_loader_that_is_closed_in_its_loop(tmp_path: Path, engine: str) -> Non
     one.set_epoch(0)
     assert epochs(one)[0] == given
     one.close()
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("engine", ["none", "threads", "fork"])
+def test_a_loader_that_is_closed_at_its_last_batch(
+    tmp_path: Path, engine: str, train: bool
+) -> None:
+    """Nothing comes next: the loop ends as any other, also where it went on in the middle."""
+    data = PackedDataset(small(tmp_path, 20), None, digest)
+    # Of the last batch, of two samples, the third rank gets none in evaluation.
+    one = loader(data, 9, train=train, rank=2, world_size=3, **options(engine))
+    for resumed in (False, True):
+        one.set_epoch(4)
+        if resumed:
+            next(iter(one))
+            one.load_state_dict(one.state_dict())
+        seen = 0
+        for _ in one:
+            seen += 1
+            if seen == len(one) - resumed:
+                one.close()
+        assert seen == len(one) - resumed
+        assert (one.epoch, one.consumed) == (5, 0)
+    assert not workers()
+
+
+def test_the_workers_of_a_loader_that_nobody_has_any_more_end(tmp_path: Path) -> None:
+    one = loader(PackedDataset(small(tmp_path, 20), None, digest), 2, **options("fork"))
+    for _ in one:
+        break
+    assert workers()
+    del one
+    gc.collect()
+    assert not workers()
 
 
 # Ends in the middle of an epoch, or is interrupted, goes on and waits for its end.

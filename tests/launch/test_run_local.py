@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -400,6 +401,78 @@ def test_what_a_run_here_prints_is_kept(run_rankup: RunRankup, tmp_path: Path) -
     path.write_text("print('second')\n")
     run_rankup(["run", "--local", "--no-monitor", "--resume", "last"])
     assert run_rankup(["logs"]).stdout.splitlines() == ["second"], "of the newest start"
+    [kept] = (tmp_path / "runs").glob("*/*/log/run.out")
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_run_without_a_stdout_is_kept_all_the_same(tmp_path: Path) -> None:
+    path = script(tmp_path, "print('kept')\n")
+    rankup = [Path(sys.executable).with_name("rankup"), "run", "--local", "--no-monitor", path]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *rankup],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    [kept] = (tmp_path / "runs").glob("*/*/log/run.out")
+    assert kept.read_text() == "kept\n"
+
+
+def _waited(words: str, log: Path) -> int:
+    return local.wait(["sh", "-c", words], os.environ, lambda *_: False, last=print, log=log)
+
+
+LEAVES = """
+import subprocess
+words = "until [ -e go ]; do sleep 0.05; done; /bin/echo later && touch lived"
+subprocess.Popen(["sh", "-c", words], start_new_session=True)
+print("now")
+"""
+
+
+def test_a_process_that_a_run_left_behind_lives_and_prints_on(
+    run_rankup: RunRankup, tmp_path: Path
+) -> None:
+    done = run_rankup(["run", "--local", "--no-monitor", script(tmp_path, LEAVES)])
+    assert (done.returncode, done.stdout) == (0, "now\n"), done.stderr
+    [kept] = (tmp_path / "runs").glob("*/*/log/run.out")
+    (tmp_path / "go").touch()
+    while not (tmp_path / "lived").exists() or "later" not in kept.read_text():
+        time.sleep(0.01)
+
+
+def test_a_full_disk_gets_room_back_for_the_end_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, write = tmp_path / "run.out", os.write
+    log.write_text("earlier\n")
+
+    def filled(file: int, data: bytes) -> int:
+        found = os.fstat(file)
+        if found.st_ino == log.stat().st_ino and found.st_size > 100_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", filled)
+    assert _waited("head -c 300000 /dev/zero | tr '\\0' x; exit 3", log) == 3
+    assert log.stat().st_size <= 100_000
+    assert log.read_text().startswith("earlier\nxxx")
+    assert f"{log} does not keep all that was printed: No space left" in capsys.readouterr().err
+
+
+def test_of_a_flood_the_first_part_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local, "MOST_KEPT", 2 * 10**6)
+    log = tmp_path / "run.out"
+    assert _waited("head -c 2500000 /dev/zero", log) == 0
+    assert log.stat().st_size == 2 * 10**6
+    [said] = capsys.readouterr().err.splitlines()
+    assert said == f"note: {log} does not keep all that was printed: it has 2 MB of this start"
 
 
 def test_the_ranks_run_in_the_active_environment(run_rankup: RunRankup, tmp_path: Path) -> None:

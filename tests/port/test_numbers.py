@@ -306,6 +306,10 @@ def test_a_sum_is_told_from_a_mean_by_what_it_is_made_of(
     assert f"        {becomes}\n" in _ported(tmp_path, text).text
 
 
+KEPT = "(y[:, 0] > 0).nonzero().flatten()"
+EACH = "F.cross_entropy(out, y.argmax(1), reduction='none')"
+
+
 @pytest.mark.parametrize(
     ("loss", "seen"),
     [
@@ -333,6 +337,16 @@ def test_a_sum_is_told_from_a_mean_by_what_it_is_made_of(
         ("weighted(out, y)", False),
         ("(out - y).pow(2)[torch.where(y[:, 0] > 0)[0]].mean()", False),
         ("(out - y).pow(2)[(y[:, 0] > 0).nonzero()[0]].mean()", False),
+        ("(out - y).pow(2).index_select(0, torch.where(y[:, 0] > 0)[0]).mean()", False),
+        ("criterion(out.index_select(0, kept), y.index_select(0, kept))", False),
+        ("criterion(out.index_select(1, order), y)", True),
+        ("((out - y).abs() * (out > torch.quantile(out, 0.3))).mean()", False),
+        ("((out - y).abs() * (out > torch.quantile(out, 0.3, dim=1, keepdim=True))).mean()", True),
+        ("torch.zeros(5, 5).index_add(0, y.argmax(1), out).pow(2).mean()", False),
+        ("torch.zeros(9, 5).scatter_add(1, y.long(), out).pow(2).mean()", True),
+        ("(each.detach().softmax(-1) * each).mean()", False),
+        ("(out.softmax(-1) * (out - y)).mean()", True),
+        ("set_later(out, y)", False),
         ("(out[1:] - out[:-1]).pow(2).mean()", False),
         ("(out[:, 1:] - out[:, :-1]).pow(2).mean()", True),
         ("(out - y).pow(2).mean(1).sort(descending=True)[0][:4].mean()", False),
@@ -348,15 +362,38 @@ def test_a_loss_that_is_not_seen_to_be_a_mean_is_said(
     loss: str, seen: bool, tmp_path: Path
 ) -> None:
     own = "def own(a, b):\n    found = (a - b).pow(2).mean(1)\n    return found.mean()\n"
-    own += "w = torch.ones(5)\n"
+    own += "w = torch.ones(5)\nset_later = torch.nn.MSELoss()\nset_later.reduction = 'sum'\n"
     own += "def weighted(a, b):\n    each = (a - b).pow(2).mean(1) * w[b.argmax(1)]\n"
     own += "    return each.sum() / w[b.argmax(1)].sum()\n"
     own += "class ByMask(torch.nn.Module):\n    def forward(self, a, b, mask):\n"
     own += "        return (a - b).pow(2).sum() / mask.sum()\n\nby_mask = ByMask()\n"
     own = "import torch\n" + own
-    text = "import library\n" + own + HEAD + TRAINING.replace("criterion(out, y)", loss)
+    loop = TRAINING.replace("criterion(out, y)", loss)
+    loop = loop.replace(
+        "        loss =", f"        kept = {KEPT}\n        each = {EACH}\n        loss ="
+    )
+    text = "import library\n" + own + "order = torch.arange(5)\n" + HEAD + loop
     notes = [one.text for one in _ported(tmp_path, text).left]
     assert any(one.startswith("not seen to be a mean over the samples") for one in notes) != seen
+
+
+@pytest.mark.parametrize(
+    ("line", "behind", "becomes"),
+    [
+        ("total = total + criterion(out[i : i + 1], y[i : i + 1])", "", "summed(loss).backward()"),
+        ("total += criterion(out[i : i + 1], y[i : i + 1])", " / len(x)", "loss.backward()"),
+    ],
+)
+def test_a_loss_added_up_sample_by_sample_is_a_sum(
+    line: str, behind: str, becomes: str, tmp_path: Path
+) -> None:
+    rows = f"        total = 0\n        for i in range(len(x)):\n            {line}\n"
+    loop = TRAINING.replace(
+        "        loss = criterion(out, y)", f"{rows}        loss = total{behind}"
+    )
+    ported = _ported(tmp_path, HEAD + loop)
+    assert becomes in ported.text
+    assert ("rankup.summed" in ported.text) is not bool(behind)
 
 
 def test_the_number_of_an_epoch_that_a_function_is_given_is_none_of_the_batch(

@@ -153,7 +153,8 @@ class Loader(Place):
         )
         if workers is None and not quiet and self.rank == 0:
             _say_workers(engines.default_workers(), type(self._engine).__name__.lower())
-        self._loop = object()  # the one that runs: an older one may not go on beside it
+        # The one that runs: an older one may not go on beside it, none after `close`.
+        self._loop: object = None
         self.bad: list[Bad] = []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -169,9 +170,12 @@ class Loader(Place):
             check(self.epoch)
         counted = Tally(self.epoch, self.order.n, self.world_size)
         share: tuple[int, int] | None = None
+        done = self.consumed // self.global_batch
+        left = len(self) - done * self._gets(self.global_batch)
         batches = self._batches()
         try:
             for made, batch in batches:
+                left -= 1
                 self.consumed = made.request.stop
                 self.bad += made.bad
                 counted.add(made.bad)
@@ -181,6 +185,8 @@ class Loader(Place):
                     share = LEDGER.samples = (made.count, made.request.total)
                 yield batch
                 if loop is not self._loop:
+                    if not left and self._loop is None:  # closed at its last batch
+                        break
                     raise UserError(
                         "this loop cannot go on: its Loader was closed, or is at another place "
                         "(load_state_dict, or another loop); close it after the loop, and make a "
@@ -215,12 +221,15 @@ class Loader(Place):
         try:
             yield from batches
         finally:
-            if isinstance(made, Generator):  # what it is ahead is not left to a garbage collector
-                made.close()
+            # What it is ahead is not left to a garbage collector, and a Loader that nobody has any
+            # more not to its own requests, which torch keeps with the workers.
+            for one in (made, requests):
+                if isinstance(one, Generator):
+                    one.close()
 
     def close(self) -> None:
         """End the workers, and with an error a loop that goes on; a new one starts new workers."""
-        self._loop = object()
+        self._loop = None
         self._engine.close()
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import functools
 import os
 import shlex
 import signal
@@ -12,9 +12,9 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import FileIO
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -31,6 +31,9 @@ _START = (
 )
 SWITCH = "RANKUP_MONITOR"  # 0: no run started from this shell is sampled
 _PATIENCE = 5.0  # seconds that the last sample may take
+_QUIET = 0.5  # seconds after which a process that was left running has nothing to say
+MOST_KEPT = 100 * 10**6  # bytes of what a run prints
+_RESERVE = 64 * 2**10  # bytes of those that a full disk gets back
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -132,14 +135,58 @@ def wait(
 @contextlib.contextmanager
 def _kept(log: Path) -> Iterator[tuple[int, int]]:
     """Where a process writes its output and its errors: both are shown, and appended to `log`."""
-    sys.stdout.flush()
-    with log.open("ab", buffering=0) as file:
-        streams = [_Stream(shown, file) for shown in (1, 2)]
-        try:
-            yield streams[0].end, streams[1].end
-        finally:
-            for stream in streams:
-                stream.close()
+    if sys.stdout:
+        sys.stdout.flush()
+    kept = _Kept(log)
+    streams = [_Stream(1 if sys.stdout else None, kept), _Stream(2 if sys.stderr else None, kept)]
+    try:
+        yield streams[0].end, streams[1].end
+    finally:
+        _finish(streams)
+        kept.close()
+        for stream in streams:
+            if stream.is_alive():
+                stream.leave()
+
+
+class _Kept:
+    """The file that keeps what is printed, for its owner; of a flood, or on a full disk, a part."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self.file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._begin = os.fstat(self.file).st_size
+        self._lock = threading.Lock()
+        self._room, self._why, self._full = MOST_KEPT, "", False
+
+    def write(self, data: bytes) -> None:
+        """Append it, unless that has ended."""
+        with self._lock:
+            if self._why:
+                return
+            try:
+                while data and self._room > 0:
+                    count = os.write(self.file, data[: self._room])
+                    self._room -= count
+                    data = data[count:]
+            except OSError as error:
+                self._full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                self._why = error.strerror or str(error)
+            if data and not self._why:
+                self._why = f"it has {MOST_KEPT // 10**6} MB of this start"
+
+    def close(self) -> None:
+        """Say what is not kept; a full disk gets back what the record of the run's end needs.
+
+        The file itself stays open: a process that was left running may print on.
+        """
+        if self._full:
+            size = os.fstat(self.file).st_size
+            with contextlib.suppress(OSError):
+                os.truncate(self.file, max(self._begin, size - _RESERVE))
+        if self._why:
+            said = f"note: {self._log} does not keep all that was printed: {self._why}"
+            print(said, file=sys.stderr)
 
 
 class _Stream(threading.Thread):
@@ -148,10 +195,11 @@ class _Stream(threading.Thread):
     The process finds a terminal where there is one, so that a progress bar and colours stay.
     """
 
-    def __init__(self, shown: int, file: FileIO) -> None:
+    def __init__(self, shown: int | None, kept: _Kept) -> None:
         super().__init__(daemon=True)
-        self._shown, self._file = shown, file
-        if os.isatty(shown):
+        self._shown, self._kept = shown, kept
+        self.busy = False
+        if shown is not None and os.isatty(shown):
             self._read, self.end = os.openpty()
             tty.setraw(self.end)  # a line's end is for the terminal itself to translate
             size = fcntl.ioctl(shown, termios.TIOCGWINSZ, bytes(8))
@@ -164,18 +212,35 @@ class _Stream(threading.Thread):
         """Copy up to the end."""
         with contextlib.suppress(OSError):  # how a terminal says that the other end is closed
             while data := os.read(self._read, 1 << 16):
-                for write in (self._file.write, functools.partial(os.write, self._shown)):
-                    with contextlib.suppress(
-                        OSError
-                    ):  # a full disk, a closed pipe: the other goes on
-                        rest = memoryview(data)
-                        while rest:
-                            rest = rest[write(rest) or 0 :]
+                self.busy = True
+                self._kept.write(data)
+                with contextlib.suppress(OSError):  # a closed pipe: the file goes on
+                    while data and self._shown is not None:
+                        data = data[os.write(self._shown, data) :]
+                self.busy = False
 
-    def close(self) -> None:
-        """Wait for what the process has written; not for one that it left running."""
-        os.close(self.end)
-        self.join(_PATIENCE)
+    def leave(self) -> None:
+        """Have a process copy to the file what comes after this one: nobody may die of that."""
+        with contextlib.suppress(OSError):
+            subprocess.Popen(
+                ["cat"],  # noqa: S607 - the user's own
+                stdin=self._read,
+                stdout=self._kept.file,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+
+def _finish(streams: Sequence[_Stream]) -> None:
+    """Wait for what the process has written; not for one that it left running."""
+    for stream in streams:
+        os.close(stream.end)
+    quiet, latest = (time.monotonic() + most for most in (_QUIET, _PATIENCE))
+    while any(stream.is_alive() for stream in streams):
+        now = time.monotonic()
+        if now > latest or (now > quiet and not any(stream.busy for stream in streams)):
+            return
+        time.sleep(0.01)
 
 
 def _next(events: SimpleQueue[int | None]) -> int | None:

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -108,6 +109,17 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(told.out)["samples"] == 10
     assert told.err == ""
     assert json.loads((Path(as_json.out) / "report.json").read_text()) == json.loads(told.out)
+
+
+def test_a_reader_of_its_lines_that_is_gone_does_not_end_it(tmp_path: Path, source: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-c", "from rankup.cli import main; raise SystemExit(main())"]
+    words += ["pack", str(source), str(tmp_path / "o.h5")]
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=120)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert show(str(tmp_path / "o.h5"), verify=True) == 0
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -86,9 +87,13 @@ class Pack:
         return asked(self.request, self.container)
 
     def say(self, line: str) -> None:
-        """Print a line of the command's output."""
-        if not self.request.as_json:
+        """Print a line of the command's output, if anybody reads it."""
+        if self.request.as_json:
+            return
+        try:
             print(clean(line), flush=True)
+        except BrokenPipeError:  # `| head` has seen enough; the pack goes on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def progress(self, what: str, index: Index) -> AbstractContextManager[progress.Progress]:
         """Return what shows how far a part of the pack is."""

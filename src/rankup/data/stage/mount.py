@@ -78,7 +78,7 @@ def _for_process(image: Path) -> _Mount:
         point.parent.rmdir()
         if isinstance(error, UserError):
             raise
-        raise BadContainer(f"{error}. Where these are there, {image} is damaged") from None
+        raise BadContainer(f"{image} is damaged, or this node cannot mount it: {error}") from None
     reading, watched = os.pipe()
     subprocess.run(
         ["/bin/sh", "-c", _GUARD, str(point)], stdin=reading, start_new_session=True, check=True
@@ -202,10 +202,9 @@ def _mounted(image: Path, point: Path, instead: str) -> str:
             return name
         why.append(f"{name}: {said or 'nothing was mounted'}")
         _unmount(point)
-    raise RunFailed(
-        f"{image} could not be mounted at {point} ({'; '.join(why)}). Where fusermount3 is "
-        f"missing, {_PACKAGES}"
-    )
+    if not shutil.which("fusermount3"):
+        why.append("fusermount3 is missing, which is of the package fuse3")
+    raise RunFailed(f"{image} could not be mounted at {point} ({'; '.join(why)})")
 
 
 def _run(*command: str) -> str:

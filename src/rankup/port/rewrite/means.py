@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from ...script.effects import run_by_call
 from ...script.flow import argument, call_name, given, literal, returned
-from ...script.names import Binding, Function, elements
+from ...script.names import Binding, Function, elements, mentioned, stored
 from ...script.roles import LoopNode
-from ...script.torch_names import OTHER_MEANS, words
+from ...script.torch_names import CLASS_WEIGHTS, OTHER_MEANS, words
 from .losses import (
     Kind,
     MaskedMean,
@@ -24,7 +24,7 @@ from .losses import (
     over_selected,
     reduction,
 )
-from .script import Script
+from .script import ForNode, Script
 from .training import Training
 
 # These keep a mean a mean; all else that is made of one is no longer.
@@ -36,8 +36,10 @@ _LINEAR = words(
 # These take all samples of a batch together, unless they go along another dimension.
 _ACROSS = words(
     "max min amax amin norm std var median topk logsumexp prod quantile sort kthvalue mode "
-    "std_mean var_mean softmax log_softmax cumsum"
+    "std_mean var_mean softmax log_softmax cumsum nanquantile index_add index_add_ scatter_add "
+    "scatter_add_"
 )
+_COUNTED = words("topk kthvalue quantile nanquantile")  # a number comes before the dimension
 _MOVES = words("roll flip flipud normalize")
 _COUPLING = words("cov corrcoef histc bincount unique cdist pdist")
 _SUMS = frozenset({Kind.MEAN, Kind.SUM, Kind.MIXED})
@@ -173,13 +175,17 @@ class _Scope:
             return self._neighbours(node, first)
         if (few := self._first_few(at)) is not None:
             return few
-        made = [at, *(one.node for one in script.flow.origins(script.file, at))]
-        made += [one.value for one in made if isinstance(one, ast.Subscript) and _places(one.value)]
-        masks = any(isinstance(one, ast.Compare | ast.UnaryOp | ast.Call) for one in made)
-        if isinstance(at, ast.Tuple | ast.Slice) or not masks or self.kind(at) is not Kind.ROWS:
+        if isinstance(at, ast.Tuple | ast.Slice) or not self._masks(at):
             return False
         call = script.parents.get(script.parents[node])
         return not (isinstance(call, ast.Call) and over_selected(script, call))
+
+    def _masks(self, at: ast.expr) -> bool:
+        """True of a mask made of the batch, and of the places that it is true at."""
+        made = [at, *(one.node for one in self.script.flow.origins(self.script.file, at))]
+        made += [one.value for one in made if isinstance(one, ast.Subscript) and _places(one.value)]
+        masks = any(isinstance(one, ast.Compare | ast.UnaryOp | ast.Call) for one in made)
+        return masks and self.kind(at) is Kind.ROWS
 
     def _first_few(self, at: ast.expr) -> bool | None:
         """True of the first samples in an order, `order[:4]`; False of all; None of no order."""
@@ -323,6 +329,8 @@ class _Scope:
                 self.masked += [MaskedMean(node, "")] if self.depth else []
                 continue
             value = self._grown(grown) if grown is not None else self._bound(one)
+            if value is Kind.MEAN and self._by_samples(statement):
+                value = Kind.SUM
             if grown is not None and value is Kind.FIXED:
                 beside = beside or not constant(script, grown.value)
             if value is not None:
@@ -354,6 +362,24 @@ class _Scope:
             isinstance(one.node, ast.Call | ast.Dict)
             and not any(isinstance(up, LoopNode) for up in one.file.names.up(one.node))
             for one in made
+        )
+
+    def _by_samples(self, statement: ast.AST) -> bool:
+        """True of `loss = loss + one(x[i])` in `for i in range(len(x)):` over samples."""
+        grows = isinstance(statement, ast.AugAssign) or (
+            isinstance(statement, ast.Assign)
+            and not stored(*statement.targets).isdisjoint(mentioned(statement.value))
+        )
+        of_batches = [
+            one.node.target for one in self.training.loops if isinstance(one.node, ForNode)
+        ]
+        return grows and any(
+            isinstance(up, ast.For)
+            and isinstance(up.iter, ast.Call)
+            and call_name(up.iter) == "range"
+            and any(self._counts(one) for one in up.iter.args[:1])
+            and not mentioned(up.iter).isdisjoint(stored(*of_batches))
+            for up in self.script.above(statement)
         )
 
     def _divides(self, one: ast.AugAssign) -> bool:
@@ -453,7 +479,7 @@ class _Scope:
             return kind
         along = argument(call, "dim") or argument(call, "axis")
         placed = [one for one in rest[:1] if one in call.args]  # not `descending=True`
-        places = [*rest[1:], along] if name in ("topk", "kthvalue") else [*placed, along]
+        places = [*rest[1:], along] if name in _COUNTED else [*placed, along]
         if name in ("norm", "roll", "normalize"):
             places = [*rest[1:2], along or argument(call, "dims")]
         if name == "flip":
@@ -467,15 +493,33 @@ class _Scope:
             return self._doubt(call, Kind.ROWS)
         if name in ("gather", "index_select") and 0 in numbers and self._first_few(rest[-1]):
             return self._doubt(call, Kind.ROWS)
+        if name == "index_select" and 0 in numbers and self._masks(rest[-1]):
+            return self._doubt(call, Kind.ROWS)
         first = name == "unsqueeze" and 0 in numbers
         own = self.script.dotted(value).startswith("self.")
         if first or (name == "t" and not own):
             return self._doubt(call, Kind.ROWS)
-        together = name in _ACROSS and (unnamed or 0 in numbers)
+        together = name in _ACROSS and (unnamed or 0 in numbers or self._one_number_each(value))
         together = together or (name in _MOVES and (0 in numbers or (name == "roll" and unnamed)))
         if name in _COUPLING or together or (name == "layer_norm" and self._whole_shape(call)):
             return self._doubt(call, Kind.ROWS, across=True)
         return Kind.ROWS
+
+    def _one_number_each(self, value: ast.expr) -> bool:
+        """True of the losses of single samples, of which the last dimension is the samples' too."""
+        script, flow = self.script, self.script.flow
+        for part in script.inside(value, ast.Name, ast.Call):
+            for one in self._made(part):
+                if not isinstance(one, ast.Call) or reduction(script, one) is not Kind.ROWS:
+                    continue
+                made = {
+                    call_name(at.node)
+                    for at in flow.origins(script.file, one.func)
+                    if isinstance(at.node, ast.Call)
+                }
+                if not made.union([call_name(one)]).isdisjoint(CLASS_WEIGHTS):
+                    return True
+        return False
 
     def _reduced(self, node: ast.expr) -> bool:
         """True of `each` of `each.sum()` and of `each.mean()`."""
