@@ -625,3 +625,12 @@ def test_a_batch_that_may_be_none_is_refused(tmp_path: Path) -> None:
     loop += "    if x is None:\n        continue\n" + STEP
     with pytest.raises(UserError, match=r"train\.py:6: not ported: a batch may be None here"):
         _ported(tmp_path, HEAD + MADE + loop)
+
+
+@pytest.mark.parametrize("count", ["len(x)", "x.size(0)", "x.shape[0]"])
+def test_a_backward_for_each_sample_of_a_batch_is_refused(count: str, tmp_path: Path) -> None:
+    """Ranks have different numbers of samples in a batch that does not divide: they would hang."""
+    loop = f"for x in DataLoader(data, batch_size=4):\n    for i in range({count}):\n"
+    step = STEP.replace("    ", "        ").replace("net(x)", "net(x[i : i + 1])")
+    with pytest.raises(UserError, match=r"train\.py:6: not ported: a backward for each sample"):
+        _ported(tmp_path, HEAD + MADE + loop + step)

@@ -245,6 +245,38 @@ def test_labels(tmp_path: Path) -> None:
         labels(pa.array([1, 0]), label="lable")
 
 
+@pytest.mark.parametrize(
+    "names", [("train", "test"), ("train-00000-of-00002", "train-00001-of-00002")]
+)
+@pytest.mark.parametrize("nulls_first", [False, True])
+def test_labels_that_a_file_has_not(
+    tmp_path: Path, names: tuple[str, str], nulls_first: bool
+) -> None:
+    """The type of a column of nothing but nulls says nothing: as other files have it."""
+    value = {"v": pa.array([b"1", b"2"])}
+    nothing = {**value, "label": pa.nulls(2)}
+    for labels, numbers in ((["b", "a"], [1, 0]), ([7, 3], [7, 3])):
+        files = [{**value, "label": pa.array(labels)}, nothing]
+        for name, columns in zip(names, files[::-1] if nulls_first else files, strict=True):
+            write(tmp_path / f"{name}.arrow", columns)
+        found = arrow.scan(tmp_path, Choice())
+        assert found.labels is not None
+        wanted = [-1, -1, *numbers] if nulls_first else [*numbers, -1, -1]
+        assert found.labels.tolist() == wanted
+        assert [one.name for one in found.fields] == ["data"]
+
+
+@pytest.mark.parametrize("other", [pa.nulls(2), pa.array([0, 1])])
+def test_keys_that_files_have_otherwise_are_passed_over(tmp_path: Path, other: pa.Array) -> None:
+    for number, key in enumerate((pa.array(["b", "a"]), other)):
+        columns = {"v": pa.array([b"1", b"2"]), "key": key}
+        write(tmp_path / f"train-{number:05}-of-00002.arrow", columns)
+    found = arrow.scan(tmp_path, Choice(fields=("v",)))
+    assert list(found.keys) == [b"%06d.bin" % number for number in range(4)]
+    with pytest.raises(UserError, match=r"different columns|cannot be keys"):
+        arrow.scan(tmp_path, Choice(fields=("v",), key="key"))
+
+
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     columns = {
         "v": pa.array([b"1", b"2"]),

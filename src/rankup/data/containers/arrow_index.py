@@ -174,10 +174,17 @@ def _scan(source: Source, choice: Choice) -> Index:
     found.sort(key=lambda one: split_order(one[0].split))
     files = [file for file, _, _ in found]
     columns: list[_Column] = []
+    # A split of which a column is nothing but nulls is without it, if others are not.
+    valued = {name for _, schema, _ in found for name in schema.names if _has_values(schema, name)}
     tables, at = [], 0
     for split, some in itertools.groupby(found, lambda one: one[0].split):
         here = [(at + row, file, schema) for row, (file, schema, _) in enumerate(some)]
-        names = dict.fromkeys(name for _, _, schema in here for name in schema.names)
+        names = dict.fromkeys(
+            name
+            for _, _, schema in here
+            for name in schema.names
+            if name not in valued or any(_has_values(one, name) for _, _, one in here)
+        )
         rows: list[int] = []
         made = [
             _Column(source, name, here, rows) for name in names if not _is_hash(here[0][2], name)
@@ -201,6 +208,11 @@ def _scan(source: Source, choice: Choice) -> Index:
         fields=index.fields if len(files) > 1 else tuple(alone),
         facts=facts if facts["nulls"] else {"columns": taken},
     )
+
+
+def _has_values(schema: pa.Schema, name: str) -> bool:
+    """Return True where a file has a column that is not of the type of nothing but nulls."""
+    return name in schema.names and not t.is_null(schema.field(name).type)
 
 
 def _is_hash(schema: pa.Schema, name: str) -> bool:
@@ -254,9 +266,9 @@ class _Column(Column):
 
     @property
     def _first(self) -> Any:
-        """The type in the first file that has it."""
-        schema = next(one for one in self._schemas if self.name in one.names)
-        return schema.field(self.name).type
+        """The type in the first file that has it, and not as nothing but nulls."""
+        types = [one.field(self.name).type for one in self._schemas if self.name in one.names]
+        return next((one for one in types if not t.is_null(one)), types[0])
 
     @cached_property
     def _classes(self) -> list[tuple[str, ...]]:
@@ -368,6 +380,8 @@ class _Column(Column):
                 groups = range(reader.groups)
                 batches = (one for group in groups for one in reader.batches(group, path[:1]))
                 for array in gathered(member(batch.column(0), path) for batch in batches):
+                    if t.is_null(array.type):
+                        array = array.cast(pa.int64() if self.kind == "number" else pa.binary())
                     if is_bytes(array.type):
                         texts.append(_strings(array))
                         continue

@@ -178,9 +178,15 @@ def _keys(
     )
     for name in [choice.key] if choice.key else free:
         columns = [one.columns.get(name) for one in tables]
-        found = [
-            one.values() if one and one.kind in ("text", "bytes") else NO_KEYS for one in columns
-        ]
+        try:
+            found = [
+                one.values() if one and one.kind in ("text", "bytes") else NO_KEYS
+                for one in columns
+            ]
+        except UserError as error:
+            if choice.key or isinstance(error, BadContainer):
+                raise
+            continue  # it differs from file to file
         if all(map(_are_keys, found)):
             return found, name
         if choice.key:

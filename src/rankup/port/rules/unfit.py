@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ...script.flow import Flow, Origin, argument, call_name, given, is_none
-from ...script.names import Function, elements, targets_of
+from ...script.names import Function, elements, stored, targets_of
 from ...script.roles import LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS, last
@@ -39,7 +39,8 @@ Reason = tuple[str, str]  # the message and what to do
 def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """LBFGS; reinforcement learning in an environment; batches that come from no torch DataLoader:
     a graph, a stream, a pipe, a torchtext iterator, slices cut by hand; a batch sampler that
-    chooses what is together; a state made for the size of the whole batch; a batch that is None.
+    chooses what is together; a state made for the size of the whole batch; a batch that is None;
+    a backward for each sample of a batch.
 
     There are no batches of independent samples that ranks could share.
 
@@ -62,7 +63,7 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
         return
     training = training_in(script, file)
     if training.backwards:
-        for find in (_environment, _unsharded, _state_of_a_batch, _none, _no_loader):
+        for find in (_environment, _unsharded, _state_of_a_batch, _none, _by_samples, _no_loader):
             hit = find(training)
             if hit is not None:
                 yield hit
@@ -96,6 +97,27 @@ def _none(training: Training) -> Hit | None:
                     one,
                     "a batch may be None here: of one rank's part of it, and not of another's",
                     "leave samples out in the data set, before they are put together",
+                )
+    return None
+
+
+def _by_samples(training: Training) -> Hit | None:
+    """A backward in `for i in range(len(x)):`: ranks have different numbers of samples."""
+    script = training.script
+    for loop in training.loops:
+        if not loop.trains or not isinstance(loop.node, ForNode):
+            continue
+        counts = {
+            f"range({form.format(name)})"
+            for name in stored(loop.node.target)
+            for form in ("len({})", "{}.size(0)", "{}.shape[0]")
+        }
+        for inner in script.inside(loop.node.body, ast.For, deep=False):
+            if script.code(inner.iter) in counts and training.trains(inner.body):
+                return Hit(
+                    inner,
+                    "a backward for each sample of a batch: ranks have different numbers of them",
+                    "one backward for the batch, or a loader with batch_size=1",
                 )
     return None
 
