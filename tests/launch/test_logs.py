@@ -464,6 +464,20 @@ def test_ctrl_c_ends_the_view_and_not_the_job(tmp_path: Path) -> None:
     assert slurm.calls("scancel") == []
 
 
+def test_of_a_local_run_that_kept_no_output_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    began = {"started": "2026-11-20T12:00:00+0000", "nproc": 2, "node": "here"}
+    ended = {"code": 0, "ended": "2026-11-20T12:01:00+0000"}
+    path = make_run(tmp_path / "runs", lives=[{**began, **ended}])
+    (path / "log" / "torchrun.log").write_text("a remark\n")
+    assert logs.show(str(path)) == 0
+    note, remark = capsys.readouterr().out.splitlines()
+    assert note.startswith("note: a local run's output went to its terminal")
+    assert remark == "a remark"
+
+
 def test_a_task_is_found_by_slurms_name_for_it(tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")

@@ -190,3 +190,6 @@ def test_an_array_is_many_runs(rankup_here: RunRankup, tmp_path: Path) -> None:
     done = rankup_here(["report", run])
     assert done.returncode == 2
     assert f"name one: {run}/array/0 (there are 0, 1)" in done.stderr
+    one = rankup_here(["report", "--formats", "text", f"{run}/array/0"])
+    said = " ".join(one.stdout.split())
+    assert f"rankup report {run}/array/0 draws the page and the PDF" in said

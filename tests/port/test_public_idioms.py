@@ -525,6 +525,7 @@ IN_ORDER = "\nfor x in DataLoader(data, batch_size=4):\n" + STEP
         ("names = set()\nfor w in words:\n    names.add(w)\nids = list(names)", SET),
         ("names = set()\nfor i in range(9):\n    names.add(i)\nids = list(names)", ""),
         ("names = set()\nfor i, w in enumerate(words):\n    names.add(i)\nids = list(names)", ""),
+        ("names = set()\nfor i in range(9):\n    names.add((i, 0))\nids = list(names)", ""),
         ("ids = {w: i for i, w in enumerate(sorted(set(words)))}", ""),
         ("count = sum(len(w) for w in set(words))", ""),
         ("labels = list(set(y.tolist()))", ""),
@@ -539,6 +540,27 @@ def test_an_order_of_each_process_own_is_named(line: str, becomes: str, tmp_path
     assert becomes in ported.text
     assert bool(becomes) is ("RK130" in {one.code for one in check([tmp_path / "train.py"])})
     assert "RK130" not in _codes(ported) or "# rankup" in becomes
+
+
+@pytest.mark.parametrize(
+    ("words", "level"),
+    [
+        ("text.split()", "error"),
+        ("[str(i) for i in rows]", "error"),
+        ("['a', 'b']", "error"),
+        ("table.values()", "warning"),
+    ],
+)
+def test_the_order_of_a_set_whose_items_are_not_seen_is_a_warning(
+    words: str, level: str, tmp_path: Path
+) -> None:
+    """It may hold numbers, whose hashes are the same in each process."""
+    line = (
+        f"words = {words}\nnames = set()\nfor w in words:\n    names.update(w)\nids = list(names)"
+    )
+    (tmp_path / "train.py").write_text(HEAD + MADE + line + IN_ORDER)
+    found = [one for one in check([tmp_path / "train.py"]) if one.code == "RK130"]
+    assert [one.level for one in found] == [level]
 
 
 def test_ranks_join_before_a_file_that_goes_by_such_an_order_is_imported(tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ def _show_tail(path: Path, task: str | None, lines: int, raw: bool) -> None:
         say(f"note: {path / 'log'} is not there: whatever was printed is gone")
     if file is None:  # an older run on this machine
         start, file = 0, path / "log" / "torchrun.log"
+        if life is not None and life.job is None:
+            say("note: a local run's output went to its terminal; these are torchrun's remarks")
     shown = [clean(line) for line in tail_lines(file, 0 if raw else start)]
     if not raw:
         known: list[bool] = []  # asked once, however many lines ask for it

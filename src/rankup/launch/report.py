@@ -99,7 +99,9 @@ def tell(judged: Judged, wish: Wish, out: TextIO) -> int:
 
     target = _target(wish, judged.folder)
     recording, diagnoses = judged.recording, judged.diagnoses
-    more = f"rankup report {shlex.quote(recording.facts.run)} draws the page and the PDF"
+    run, folder = recording.facts.run, judged.folder
+    named = run if folder.name == run else str(folder)  # a task of an array has no name of its own
+    more = f"rankup report {shlex.quote(named)} draws the page and the PDF"
     if "html" in wish.formats:
         more = str(target / FILES["html"])
     show_text(recording, diagnoses, out, more, paid=judged.cost, said=judged.verdict)

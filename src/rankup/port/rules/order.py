@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ...script.flow import Flow, call_name, given, method_calls, receiver, returned
+from ...script.flow import Flow, call_name, given, literal, method_calls, receiver, returned
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
@@ -25,6 +25,10 @@ _FILLING = words("append extend setdefault add_module register_buffer register_p
 _UNSEEDED = words("numpy.random.default_rng numpy.random.RandomState random.Random")
 _DRAWN = words("permutation permuted choice choices sample")
 _NUMBERS = words("int len ord item tolist numpy")
+_TEXTS = words(
+    "split splitlines strip lower upper read readline readlines join format decode str open "
+    "listdir glob rglob iterdir tokenize get_tokens reader"
+)
 _SHARED = words("broadcast rank0_first broadcast_object_list")
 _UNKNOWN_SEED = "a generator without a seed draws another order on each rank"
 _TODO = "start all ranks with PYTHONHASHSEED=0, or take zlib.crc32(text.encode())"
@@ -60,7 +64,11 @@ def own_order(file: File, script: Script) -> Iterator[Hit]:
             yield Hit(node, _UNKNOWN_SEED, "give the generator a seed")
         else:
             message = "the order of a set is another on each rank"
-            yield Hit(node, message, "`sorted(…)` is the same on every rank")
+            todo = "`sorted(…)` is the same on every rank"
+            if _unseen(file, node):
+                yield Hit(node, f"{message}, unless it holds numbers alone", todo, level="warning")
+            else:
+                yield Hit(node, message, todo)
 
 
 @lru_cache(maxsize=64)
@@ -184,9 +192,35 @@ def _numbers(file: File, node: ast.expr) -> bool:
             and call_name(one.node) in (("enumerate",) if one.path[:1] == (0,) else ("range",))
             for one in items
         )
+    if isinstance(node, ast.Tuple):
+        return all(_numbers(file, one) for one in node.elts)
     if isinstance(node, ast.Call) and call_name(node) in _NUMBERS:
         return True
     return integer(node) or "range(" in file.code(node)
+
+
+def _unseen(file: File, node: ast.expr) -> bool:
+    """True of a set that is filled step by step with what is not seen to be made of texts."""
+    of = node.args[0] if isinstance(node, ast.Call) and node.args else node
+    filled = isinstance(of, ast.Name | ast.Attribute) and any(_put_in(file, of))
+    return filled and not _texts(file, of)
+
+
+def _texts(file: File, node: ast.AST, depth: int = 3) -> bool:
+    """True of what is seen to be made of texts: a split line, what a file holds, `str(…)`."""
+    for one in walk(node):
+        if isinstance(one, ast.JoinedStr) or (
+            isinstance(one, ast.Call) and call_name(one) in _TEXTS
+        ):
+            return True
+        held = one.elts if isinstance(one, ast.Set | ast.List | ast.Tuple) else []
+        if any(isinstance(literal(part), str) for part in held):
+            return True
+        if depth and isinstance(one, ast.Name | ast.Attribute):
+            made = [at.node for at in bindings(file, one) if at.node is not None]
+            if any(_texts(file, at, depth - 1) for at in (*made, *_put_in(file, one))):
+                return True
+    return False
 
 
 def _values(file: File, node: ast.Name | ast.Attribute) -> list[ast.expr]:
