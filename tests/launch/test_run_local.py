@@ -370,6 +370,7 @@ def test_the_parent_process_imports_no_torch(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["started", "started", "False"], done.stderr
 
 
+@pytest.mark.slow
 def test_a_module_is_run_as_python_would(run_rankup: RunRankup, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
@@ -475,6 +476,7 @@ def test_of_a_flood_the_first_part_is_kept(
     assert said == f"note: {log} does not keep all that was printed: it has 2 MB of this start"
 
 
+@pytest.mark.slow
 def test_the_ranks_run_in_the_active_environment(run_rankup: RunRankup, tmp_path: Path) -> None:
     other = tmp_path / "env"
     make = [sys.executable, "-m", "venv", "--without-pip", str(other)]
