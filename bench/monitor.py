@@ -47,9 +47,9 @@ COUNTERS = {"pcie_rx": 1e9, "pcie_tx": 1e9, "nvlink": 5e10}
 
 OURS = """
 import sys
-from rankup.monitor.collect import pace
+from rankup.monitor.collect import sampler
 from rankup.monitor.collect.main import main
-pace.BUDGET = float(sys.argv.pop(1))
+sampler.BUDGET = float(sys.argv.pop(1))
 sys.exit(main(sys.argv[1:]))
 """
 NVITOP = f"""
