@@ -322,7 +322,7 @@ def killed_locally(lines: Sequence[str]) -> tuple[int, int] | None:
 
 
 def rank_traceback(lines: Sequence[str], rank: int) -> str:
-    """What this rank printed as its last traceback; torch marks a rank's lines by its number."""
+    """Return this rank's last traceback as printed; torch marks a rank's lines by its number."""
     prefix = f"[rank{rank}]:"
     own = [line[len(prefix) :].removeprefix(" ") for line in lines if line.startswith(prefix)]
     starts = [number for number, line in enumerate(own) if line.startswith(_TRACEBACK)]

@@ -103,7 +103,7 @@ def of_exception(error: BaseException, rank: int, script: str = "") -> Failure:
 
 
 def _where_to_look(error: BaseException) -> str:
-    """What to do about a module that is not found, which is a matter of the Python that runs."""
+    """Return what to do about a module that is not found: a matter of the Python that runs."""
     if isinstance(error, ModuleNotFoundError):
         return f" (the ranks run in {sys.executable}: install it there, or activate what has it)"
     if isinstance(error, ImportError) and "attempted relative import" in str(error):

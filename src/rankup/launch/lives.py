@@ -266,7 +266,7 @@ def _number(value: object) -> float | None:
 
 
 def held(path: Path) -> bool:
-    """Whether a process of this host holds the run; True where that cannot be asked."""
+    """Return whether a process of this host holds the run; True where that cannot be asked."""
     try:
         with (path / "log" / "lock").open() as file:
             # Shared, so that two who look at once do not take each other for the run.
@@ -315,7 +315,7 @@ def orphaned(path: Path) -> int | None:
 
 
 def _starts_runs(words: Sequence[str]) -> bool:
-    """Whether a command line is `rankup`, `python rankup` or `python -m rankup`, and no view."""
+    """Return whether a command line is rankup's (also by `python` or `python -m`), and no view."""
     for place, word in enumerate(words[:5]):
         module = word == "rankup" and place > 0 and words[place - 1] == "-m"
         if module or (place < 2 and Path(word).name == "rankup"):

@@ -134,7 +134,7 @@ def wait(
 
 @contextlib.contextmanager
 def _kept(log: Path) -> Iterator[tuple[int, int]]:
-    """Where a process writes its output and its errors: both are shown, and appended to `log`."""
+    """The places of a process's output and errors: both are shown, and appended to `log`."""
     if sys.stdout:
         sys.stdout.flush()
     kept = _Kept(log)
@@ -263,16 +263,14 @@ def _await(process: subprocess.Popen[bytes], events: SimpleQueue[int | None]) ->
 
 
 def _launcher(job: Job, nproc: int, python: str) -> list[str]:
-    """What starts the ranks of `job`, up to its target."""
+    """Return what starts the ranks of `job`, up to its target."""
     # All programs start without the current folder on their path, as a script would. Behind `--`
     # torchrun takes no word for its own.
     if by_crew(job):
         return [python, "-c", _START.format("launch.crew"), "--nproc", str(nproc), "--"]
-    return [
-        *(python, "-c", _START.format("launch.agent")),
-        *("--standalone", "--nproc-per-node", str(nproc)),
-        *("--no-python", "--", python, "-u", "-c", _START.format("launch.worker")),
-    ]
+    agent = [python, "-c", _START.format("launch.agent")]
+    worker = [python, "-u", "-c", _START.format("launch.worker")]
+    return [*agent, "--standalone", f"--nproc-per-node={nproc}", "--no-python", "--", *worker]
 
 
 def shown(job: Job, nproc: int) -> str:
@@ -322,7 +320,7 @@ def _kill_tree(agent: int) -> None:
 
 
 def wanted(asked: bool, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a run is to be sampled: unless the user said no, here or for the whole shell."""
+    """Return False where the user wants no samples, of this run or in the whole shell."""
     return asked and environment.get(SWITCH, "1") != "0"
 
 

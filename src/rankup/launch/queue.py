@@ -245,7 +245,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _plan_inside(client: Client, config: Config, options: JobSpec) -> Plan:
-    """What the allocation that this process is in can give.
+    """Return what the allocation that this process is in can give.
 
     Raises:
         UserError: more nodes or ranks are asked for than it has.

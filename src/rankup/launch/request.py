@@ -190,7 +190,7 @@ def active_environment() -> tuple[Path | None, str]:
 
 @cache
 def _sees_torch(python: Path) -> bool | None:
-    """Whether another Python would find torch, wherever that lies; None without an answer."""
+    """Return whether another Python finds torch, wherever that lies; None without an answer."""
     try:
         done = subprocess.run(
             [str(python), "-c", _LOOK],
@@ -286,12 +286,12 @@ def _versions() -> dict[str, str]:
 
 
 def by_crew(job: Job) -> bool:
-    """Whether a crew starts the ranks of a job: workers whose ends do not end the others."""
+    """Return whether a crew starts the ranks of a job: workers whose ends do not end the others."""
     return job.kind == "recipe" and recipes.find(job.target).parse(job.args).strategy == "gossip"
 
 
 def same_result(job: Job) -> bool:
-    """Whether the number of ranks changes the time a job takes alone."""
+    """Return whether the number of ranks changes the time a job takes alone."""
     if job.kind != "recipe":
         return True
     options = recipes.find(job.target).parse(job.args)
@@ -299,7 +299,7 @@ def same_result(job: Job) -> bool:
 
 
 def split_notes(job: Job, nodes: int, per_node: int) -> list[str]:
-    """What to say about a job's split over `nodes` of `per_node` ranks; nothing of scripts.
+    """Return what to say about a job's split over `nodes` of `per_node` ranks; nothing of scripts.
 
     Raises:
         UserError: the sizes that were asked for do not make up the number of ranks.

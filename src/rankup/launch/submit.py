@@ -1,4 +1,4 @@
-"""What a Slurm job of a run is: checked against this machine, its script, its environment."""
+"""A run as a Slurm job: checked against this machine, its script, its environment."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def send(client: Client, plan: Plan, job: Job, directory: Path) -> str:
 def job_script(
     plan: Plan, job: Job, directory: Path, resume: bool, *, monitor: bool = True
 ) -> script.JobScript:
-    """What the job script says."""
+    """Return what the job script says."""
     options, granted, profile = plan.options, plan.granted, plan.profile
     environment = (
         None if options.environment is None else user_path(options.environment, "--environment")
@@ -274,7 +274,7 @@ def write_script(plan: Plan, directory: Path, text: str) -> Path:
 
 
 def _earlier(path: Path) -> dict[str, str]:
-    """What an earlier `--env` left in the run's file."""
+    """Return what an earlier `--env` left in the run's file."""
     if not path.is_file():
         return {}
     try:
@@ -298,7 +298,7 @@ def argument_paths(job: Job) -> list[Path]:
 
 
 def own_environment() -> tuple[str | None, str | None]:
-    """How the job gets the Python that runs this: a script to source, or a folder for PATH."""
+    """Return the way to the Python that runs this: a script to source, or a folder for PATH."""
     active, _ = active_environment()
     prefix = active or Path(sys.prefix)
     # The template that JSC's users know keeps the environment in a folder beside activate.sh,
@@ -376,6 +376,6 @@ def in_container(image: str | None, profile: Profile, inside: list[str]) -> tupl
 
 
 def _trusted(path: Path) -> bool:
-    """Whether nobody else could have put it there: it belongs to whom the environment belongs."""
+    """Return whether it belongs to whom the environment belongs, and so is nobody else's."""
     owners = {os.getuid(), 0, os.stat(sys.prefix).st_uid}
     return path.stat().st_uid in owners and not path.stat().st_mode & 0o002

@@ -22,7 +22,7 @@ DATA = "Data in the memory of each node"
 
 @dataclass(frozen=True)
 class Option:
-    """How an option is written, and what it means.
+    """An option: its words, and its meaning.
 
     Attributes:
         panel: of the help: `SLURM`, `DATA`, or empty for what concerns the command itself.
@@ -67,7 +67,7 @@ def _data(default: Any, text: str, **how: Any) -> Any:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What was asked of a run; None (or empty) where nothing was said.
+    """The options of a run; None (or empty) where nothing was said.
 
     Attributes:
         target: a recipe's name or a script's path; None to take it from the resumed run.
@@ -209,7 +209,7 @@ class JobSpec:
         return replace(self, **taken)
 
     def said(self) -> dict[str, Any]:
-        """What a resume takes over, by name; of `env` only the names, since values may be secrets.
+        """Return what a resume takes over, by name; of `env` the names, since values may be secret.
 
         Tuples are lists, as `job.json` has them.
         """
@@ -223,7 +223,7 @@ class JobSpec:
         }
 
     def directives(self) -> dict[str, str]:
-        """What becomes an option of sbatch as it is, by its name there."""
+        """Return what becomes an option of sbatch as it is, by its name there."""
         values = {option.sbatch: getattr(self, name) for name, option in OPTIONS.items()}
         found = {name: value for name, value in values.items() if name and value}
         return {**found, **({"mail-type": "BEGIN,END,FAIL,REQUEUE"} if self.mail else {})}
@@ -249,7 +249,7 @@ def flag(name: str) -> str:
 
 
 def of_record(launch: Mapping[str, Any]) -> dict[str, Any]:
-    """What `job.json` says of a run's options, as `JobSpec.over` takes it.
+    """Return what `job.json` says of a run's options, as `JobSpec.over` takes it.
 
     A dependency was one of that submission, values of `env` lie in the run's own file.
     """

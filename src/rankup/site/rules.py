@@ -1,4 +1,4 @@
-"""What a TOML file may hold, said as data, and the words for what it holds instead.
+"""The tables and keys that a TOML file may hold, and the words for what it holds instead.
 
 A dataclass whose fields are each a `setting` is both: the rules of a table, and what is made of it.
 """

@@ -60,7 +60,7 @@ class Job:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What starts a rank's part of the run: as `rankup-rank`, or `python`, takes it."""
+        """Return what starts a rank's part of the run: as `rankup-rank`, or `python`, takes it."""
         return (*(("-m", self.module) if self.module else (self.target,)), *self.args)
 
 
@@ -133,7 +133,7 @@ def read(path: Path) -> Job:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """What the job scripts wrote into `attempts.jsonl`, array tasks' included, in order.
+    """Return what the job scripts wrote into `attempts.jsonl`, array tasks' included, in order.
 
     {"job": id, "task": number or null, "restart": n, "start": seconds, "nodes": host list}
     {"job": id, "task": number or null, "restart": n, "end": seconds, "code": exit code}

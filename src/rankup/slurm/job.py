@@ -121,7 +121,7 @@ def by_records(
 
 
 def judged(state: Attempt, own: Sequence[Mapping[str, object]]) -> Attempt:
-    """What Slurm says of an attempt, and what only our own record knows: that it was to stop."""
+    """Return Slurm's words for an attempt, and what only our record knows: that it was to stop."""
     mine = [one for one in by_records(state.job or "", own) if one.restart == state.restart]
     for one in mine:
         stopped = state.state == "COMPLETED" and one.words == _STOPPED

@@ -145,7 +145,7 @@ def price(granted: Grant, profile: Profile) -> Price:
 
 
 def cost(granted: Grant, profile: Profile, tasks: int = 1) -> str:
-    """What an attempt of the job can cost at most, in the site's unit, with `tasks` of an array."""
+    """Return the most that an attempt can cost, in the site's unit, with `tasks` of an array."""
     node_hour = price(granted, profile)
     total = granted.nodes * granted.minutes / 60 * node_hour.per_node_hour * tasks
     times = f"{granted.nodes} node{'s' if granted.nodes > 1 else ''} x {clock(granted.minutes)} h"

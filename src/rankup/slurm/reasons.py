@@ -398,7 +398,7 @@ _NOISE = re.compile(r"^(?:\w+: )?(?:error: |fatal: )?")
 
 
 def advice(said: str) -> str:
-    """What a refusal means and what to do about it; empty for one that is not known."""
+    """Return what a refusal means and what to do about it; empty for one that is not known."""
     for pattern, words in _REFUSALS:
         if re.search(pattern, said, re.IGNORECASE):
             return words
@@ -406,11 +406,11 @@ def advice(said: str) -> str:
 
 
 def is_unreachable(said: str) -> bool:
-    """Whether the controller did not answer, rather than refused."""
+    """Return whether the controller did not answer, rather than refused."""
     return bool(re.search(_UNREACHABLE, said, re.IGNORECASE))
 
 
 def tidy(said: str) -> str:
-    """What a command said, without "sbatch: error:" before each line; the last lines of much."""
+    """Return what a command said, without "sbatch: error:" before lines; the last ones of many."""
     lines = [_NOISE.sub("", line.strip(), count=1) for line in said.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines[-4:]))

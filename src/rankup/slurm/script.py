@@ -102,7 +102,7 @@ class JobScript:
     whole_nodes: bool = False
 
     def programs(self) -> tuple[str, ...]:
-        """What has to be on PATH."""
+        """Return what has to be on PATH."""
         if self.container:
             return self.container[0], "python3"
         return "torchrun", "python3", *(("rankup-rank",) if self.recipe else ())
@@ -159,7 +159,7 @@ def _values(job: JobScript) -> dict[str, Any]:
 
 
 def _directives(job: JobScript) -> Iterator[str]:
-    """What follows `#SBATCH `, line by line."""
+    """Yield what follows `#SBATCH `, line by line."""
     escaped = job.run_dir.replace("%", "%%")
     values = {
         "job-name": job.name,

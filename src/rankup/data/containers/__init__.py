@@ -66,7 +66,7 @@ class Format(Protocol):
 
 
 class About(NamedTuple):
-    """What is known of a format.
+    """A row of the table of formats.
 
     Attributes:
         module: its name in this folder.

@@ -40,7 +40,7 @@ class Column:
         raise NotImplementedError
 
     def rows(self) -> int:
-        """How many there are; asked for when its field has been made."""
+        """Return the number of rows; asked for when its field has been made."""
         raise NotImplementedError
 
     def values(self) -> Any:
@@ -48,7 +48,7 @@ class Column:
         raise NotImplementedError
 
     def suffix(self) -> str:
-        """What files of the rows would end with; asked for when its field has been made."""
+        """Return the ends of the rows' file names; asked for when its field has been made."""
         return ""
 
     def names(self) -> Strings:

@@ -1,4 +1,4 @@
-"""What the head line says of this node; who answers for its GPUs, and which are this job's."""
+"""The head line of a node: its facts, who answers for its GPUs, and which are this job's."""
 
 from __future__ import annotations
 

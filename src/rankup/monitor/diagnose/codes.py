@@ -1,4 +1,4 @@
-"""What the report finds: one row per finding. `docs/findings/CODE.md` explains each.
+"""The findings of the report: a row each. `docs/findings/CODE.md` explains them.
 
 The codes are stable. The order is that in which findings claim wasted time (`settle`): the most
 definite cause first.
@@ -38,7 +38,7 @@ STALLED = "RK726"
 
 @dataclass(frozen=True)
 class Code:
-    """What is to be said of a finding, wherever it is.
+    """A row of the table: the words for a finding, wherever it is shown.
 
     Attributes:
         headline: of a run whose worst finding it is; empty where the finding's own words say more.

@@ -204,7 +204,7 @@ def _code(character: str) -> str:
 
 
 def _known(character: str) -> bool:
-    """Whether both faces have it: what one lacks would be an empty box."""
+    """Return whether both faces have it: what one lacks would be an empty box."""
     if re.match(r"[\ud800-\udfff\ufe00-\ufe0f\u200b-\u200d\u2060\ufeff]", character):
         return False
     return ord(character) in _characters()

@@ -112,7 +112,7 @@ def _headline(pages: Pages, verdict: Verdict, still: bool, brief: bool) -> None:
 
 
 def _facts_and_bill(pages: Pages, recording: Recording, cost: Cost, brief: bool) -> None:
-    """What is known of the job, and beside it the efficiency and the bill."""
+    """Write what is known of the job, and beside it the efficiency and the bill."""
     top = pages.y
     # The name and the run stand in the title; the rest is on a page of its own.
     pairs = [pair for pair in job.facts(recording) if pair[0] not in ("Run", "Name", "Directory")]
@@ -203,7 +203,7 @@ def _findings(pages: Pages, diagnoses: Sequence[Diagnosis], room: float) -> int:
 
 
 def _finding(pages: Pages, one: Diagnosis) -> None:
-    """What was seen, what it cost, and what to change."""
+    """Write what was seen, what it cost, and what to change."""
     message, todo = _texts(pages, one)
     pages.need(min(_height(pages, one), 200))
     line = BODY * LINE
@@ -396,7 +396,7 @@ def _captioned(pages: Pages, one: Table | None, mark: str = "") -> None:
 
 
 def _contents(pages: Pages) -> None:
-    """Where what is, in one line at the bottom of the first page."""
+    """Write the contents, in one line at the bottom of the first page."""
     pages.set_auto_page_break(False)
     last, pages.page = pages.page, 1
     pages.current_font_is_set_on_page = False

@@ -43,7 +43,7 @@ def draws(file: File, node: ast.AST) -> list[ast.expr]:
 
 
 def own_generator(file: File, call: ast.Call) -> ast.AST | None:
-    """What makes the generator that a call draws from, where it is the script's own."""
+    """Return what makes the generator that a call draws from, where it is the script's own."""
     of = () if call_name(call) in SEEDING else (receiver(call), argument(call, "generator"))
     made = (one.node for part in of for one in bindings(file, part))
     return next((one for one in made if _seeds(file, one) is not None), None)
@@ -239,7 +239,7 @@ def _drawn_for(script: Script, loader: Role) -> Iterator[tuple[File, ast.Call]]:
 
 
 def _made_with(script: Script, loader: Role | Origin) -> list[Origin]:
-    """What makes the data set of a loader, and what that is given: a transform, another one."""
+    """Return what makes a loader's data set, and what that is given: a transform, another one."""
     if not isinstance(loader.node, ast.Call):
         return []
     data = argument(loader.node, "dataset", 0)

@@ -173,7 +173,7 @@ def _is_set(flow: Flow, file: File, node: ast.expr, depth: int = 4) -> bool:
 
 
 def _put_in(file: File, name: ast.Name | ast.Attribute) -> Iterator[ast.expr]:
-    """What is put into a set: `words.update(line.split())`, `words.add(word)`, `words |= more`."""
+    """Yield what is put into a set, by `update`, `add` or `|=`."""
     for call, owner in method_calls(file.names.all(ast.Call), "add", "update"):
         if file.code(owner) == file.code(name):
             yield from given(call)

@@ -247,7 +247,7 @@ class Watch(threading.Thread):
 
 
 def _end_of_job() -> float:
-    """When the job script wants the ranks to have ended; never outside a job."""
+    """Return the time by which the ranks are to have ended; never outside a job."""
     try:
         return float(os.environ.get("RANKUP_END_TIME", ""))
     except ValueError:
