@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,53 @@ def test_what_is_not_known_is_rank_0s_and_said(line: str, tmp_path: Path) -> Non
     ported = _ported(tmp_path, "import random\n" + HEAD + TRAINING.replace("# in training", line))
     assert line in ported.text
     assert ported.left or "random" in line
+
+
+ACCURACY = "c = (out.argmax(1) == y.argmax(1)).float().mean().item()"
+LOWER = "for group in optimizer.param_groups: group['lr'] "
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes", "said"),
+    [
+        (  # a test and what is kept by it are of one kind: of the whole batch
+            "if loss.item() < best:\n            best = loss.item()",
+            "if rankup.batch_mean(loss.item()) < best:\n            best = rankup.batch_mean(loss.",
+            False,
+        ),
+        (
+            "if loss.item() < best + c:\n            best = loss.item()\n    print(best)",
+            "if loss.item() < best + c:\n            best = loss.item()\n    print(best)",
+            True,
+        ),
+        ("if 0 < c < loss.item(): print(1)", "if 0 < c < loss.item(): print(1)", False),
+        ("sched.step(loss)", "sched.step(rankup.batch_mean(loss))", False),
+        ("sched.step(c)", "sched.step(rankup.broadcast(c))", True),
+        (f"if c > 0.5:\n            {LOWER}= 0.01", "if rankup.broadcast(c > 0.5):", True),
+        (f"{LOWER}= 0.1 * c", "group['lr'] = rankup.broadcast(0.1 * c)", True),
+        ("if c > 0.5: lower(optimizer)", "if rankup.broadcast(c > 0.5): lower(optimizer)", True),
+        ("if c > 0.5: b += 1\n        if b > 3: break", "if rankup.broadcast(b > 3): break", True),
+        ("if c > 0.5: b += 1", "if c > 0.5: b += 1", True),
+        ("if c > 0.5: print(c)", "if c > 0.5: print(c)", True),
+    ],
+)
+def test_ranks_do_not_part_by_what_each_has_its_own_of(
+    line: str, becomes: str, said: bool, tmp_path: Path
+) -> None:
+    """What later steps go by is rank 0's; a counter is each its own, and said."""
+    head = HEAD + "def lower(it):\n    it.param_groups[0]['lr'] *= 0.5\n\nbest = 9.0\n"
+    head += "sched = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n"
+    text = head + TRAINING.replace("# in training", f"{ACCURACY}\n        {line}")
+    ported = _ported(tmp_path, text)
+    assert becomes in re.sub(r" *# rankup: .*\n", "", ported.text)
+    assert bool(ported.left) is said
+
+
+def test_a_schedule_takes_the_loss_of_the_whole_last_batch(tmp_path: Path) -> None:
+    head = HEAD + "sched = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n"
+    ported = _ported(tmp_path, head + TRAINING.replace("print(a, b)", "sched.step(loss)"))
+    assert "    sched.step(rankup.batch_mean(loss))\n" in ported.text
+    assert "rankup.broadcast" not in ported.text
 
 
 DECIDES = """def evaluate():

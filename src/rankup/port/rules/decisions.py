@@ -505,7 +505,7 @@ def _used_in_decision(
                     found = []
                 else:  # by what a function returns something may be decided, not in it
                     found = [] if _gives_a_name(script, one) else given(one)
-        if mentioned(*found) & names:
+        if mentioned(*(value for value in found if not _is_alike(context, value))) & names:
             return True
     return False
 

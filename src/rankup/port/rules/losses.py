@@ -24,7 +24,7 @@ from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, MaskedMean, differentiated
 from ..rewrite.means import NotSeen, check_mean, declared, masked_means
-from ..rewrite.training import Loop, Training, training_in
+from ..rewrite.training import Training, training_in
 from .facts import anywhere, calls, single, starred
 from .rule import Hit, refuse, rule
 
@@ -411,7 +411,8 @@ def _carried(training: Training) -> Iterator[Hit]:
         names = list(script.inside(loop.node, ast.Name))
         stored = [one.id for one in names if isinstance(one.ctx, ast.Store)]
         once = {one for one in stored if stored.count(one) == 1}
-        local = (training.derived(loop) - loop.losses) & _feeding(training, loop) & once
+        feeding = training.feeding(loop.node, loop.losses)
+        local = (training.derived(loop) - loop.losses) & feeding & once
         for one in script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False):
             assert isinstance(one, ast.Assign | ast.AugAssign)
             if not any(call_name(call) in _REDUCES for call in script.inside(one.value, ast.Call)):
@@ -424,19 +425,6 @@ def _carried(training: Training) -> Iterator[Hit]:
                     f"`{name}` goes from batch to batch, made of a rank's part: ranks go apart",
                     "put together what it is made of (rankup.all_reduce)",
                 )
-
-
-def _feeding(training: Training, loop: Loop) -> set[str]:
-    """The names that the losses of a loop are made of."""
-    found, assigns = set(loop.losses), training.script.inside(loop.node.body, ast.stmt, deep=False)
-    made = [
-        (mentioned(*assigned(one)), mentioned(one.value))
-        for one in assigns
-        if isinstance(one, ast.Assign | ast.AugAssign)
-    ]
-    while more := {name for given, of in made if given & found for name in of} - found:
-        found |= more
-    return found
 
 
 def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:

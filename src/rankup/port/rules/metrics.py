@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from ...script.flow import call_name, given
 from ...script.names import COMPREHENSIONS, Function, bound_in, elements, mentioned, walk
@@ -12,9 +13,8 @@ from ..rewrite.context import Context
 from ..rewrite.losses import Kind
 from ..rewrite.training import Loop
 from ..rewrite.values import Values
-from .chance import draws
 from .facts import shares
-from .readings import Region, Step, returns_reading, steps_of, value_of
+from .readings import Region, Step, returns_reading, value_of
 from .sizes import batch_sizes
 from .steering import steers
 
@@ -22,6 +22,7 @@ _OWN_COUNTER = (
     "is of rank 0's part of the batches alone: what is added is not seen to be a sum over samples "
     "(rankup.batch_sum) or the loss (rankup.batch_mean)"
 )
+_CHOSEN_COUNTER = "is rank 0's: whether something is added here goes by each rank's own part"
 _KEEPS = words("update append extend add")
 _SHOWS = SHOWING | words("update append add progress_bar scalar")
 
@@ -31,7 +32,7 @@ def training_numbers(context: Context) -> None:
     for loop in context.training.loops:
         if loop.trains and (context.training.sources(loop) or _backwards(context, loop)):
             Numbers(context, loop).write()
-    for function, calls in steps_of(context).items():
+    for function, calls in context.training.steps.items():
         Step(context, function, calls).write()
 
 
@@ -46,12 +47,14 @@ class Numbers(Region):
         super().__init__(context, loop.node, _backwards(context, loop))
         self.loop = loop
         self.blended: dict[str, ast.AST] = {}
-        self.whole: set[str] = set()
-        self.whole = self._from_steps()
-        self.whole = self._whole_names()
+        self._see_whole()
+
+    def _see_whole(self) -> None:
+        """Look at what is of the whole batch by now, and at the values with that."""
+        self.whole_names(self._from_steps())
         fixed = dict.fromkeys(self.kinds, Kind.UNKNOWN)
         fixed |= dict.fromkeys(self.whole, Kind.FIXED)
-        self.values = Values(context.training, loop, fixed)
+        self.values = Values(self.context.training, self.loop, fixed)
 
     def _from_steps(self) -> set[str]:
         """`loss = step(x, y)` of a function that returns the loss that it differentiates."""
@@ -69,60 +72,13 @@ class Numbers(Region):
         trains = any(there.script.scope(one) is function for one in there.training.backwards)
         return returns_reading(there, function) if function is not None and trains else []
 
-    def _whole_names(self) -> set[str]:
-        """Names that hold nothing but readings of the loss, which are of the whole batch."""
-        return self.whole | {
-            name
-            for name, given_ in self._assignments.items()
-            if all(self._reads(one, name) for one in given_)
-        }
-
-    def _reads(self, statement: ast.stmt, name: str) -> bool:
-        """True where a statement gives a name the reading of a loss."""
-        value = value_of(self.script, statement, name)
-        return value is not None and self.reading(value) is not None and self.alike(statement)
-
-    def _read_before(self, node: ast.expr) -> bool:
-        """True where a name holds a reading at this place: `loss = loss.item()` stands above."""
-        name, at = self.script.dotted(node), self.script.span(node)[0]
-        before = [one for one in self._given(name) if self.script.span(one)[1] <= at]
-        return bool(name) and bool(before) and self._reads(before[-1], name)
-
     def local_names(self) -> set[str]:
-        found = self.context.training.derived(self.loop) - self.whole
-        found -= self._global_counters | self._assumed
-        while True:
-            made = {name for name in found if self._made_of_others(name, found)}
-            if not made:
-                return found
-            found = found - made
+        return self._of_batches - self.whole - self._global_counters - self._assumed
 
-    def _made_of_others(self, name: str, local: set[str]) -> bool:
-        """True where a name is given its values in each round, and of nothing that is local."""
-        if name in self.loop.batch or name in self.kinds:
-            return False
-        statements = self._given(name)
-        values = [value_of(self.script, one, name) for one in statements]
-        stored = [one for one in self.script.inside(self.body, ast.Name) if one.id == name]
-        stored = [one for one in stored if isinstance(one.ctx, ast.Store)]
-        return len(stored) == len(statements) > 0 and all(
-            value is not None
-            and not mentioned(value) & local
-            and not draws(self.script.file, value)
-            and self._mine(one)
-            and not self._tested(one) & local
-            for one, value in zip(statements, values, strict=True)
-        )
-
-    def _tested(self, node: ast.AST) -> set[str]:
-        """The names of the conditions that a statement in this region stands under."""
-        found: set[str] = set()
-        for up in self.script.above(node):
-            if up is self.where:
-                break
-            test = getattr(up, "test", None)
-            found |= mentioned(test) if isinstance(test, ast.expr) else set()
-        return found
+    @cached_property
+    def _of_batches(self) -> set[str]:
+        """Names that are made of batches, or given a value where something of a batch says so."""
+        return self.chosen(self.context.training.derived(self.loop))
 
     _global_counters: frozenset[str] = frozenset()
     _assumed: frozenset[str] = frozenset()  # it is looked at whether they are global
@@ -157,11 +113,21 @@ class Numbers(Region):
             if self._covered(node):
                 continue
             kind = self.reading(node)
-            if kind is not None and self.alike(node) and not self._mixed(node):
+            half = self._mixed(node) or self.compared(node)
+            if kind is not None and self.alike(node) and not half:
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
+        for call in self.script.inside(self.body, ast.Call, deep=False):
+            self._stepped(call)
         self._behind()
         meters = self._rest()
         self.context.local[self.where] = self.local_names() | meters
+
+    def _stepped(self, call: ast.Call) -> None:
+        """`scheduler.step(loss)` of a tensor."""
+        for arg in given(call) if call_name(call) == "step" else ():
+            kind = self.known(arg)
+            if kind is not None and self.alike(arg) and not self._covered(arg):
+                self.wrap(arg, kind, f"{self.script.code(arg)} is of the whole batch")
 
     def _mixed(self, node: ast.expr) -> bool:
         """True where a loss is reckoned with something of this rank's part: `loss.item() / n`."""
@@ -251,13 +217,18 @@ class Numbers(Region):
             known = frozenset(name for name in plans if name not in local)
             more = known - self._global_counters
             self._global_counters |= known  # of which others may be made
+            if more:
+                self._see_whole()
             if not (more and local):
                 break
         for name in plans:
             if name in local:
                 parts = [at for at, value in grown[name] if self.local(value)]
+                chosen = [at for at, _ in grown[name] if at not in parts and not self.alike(at)]
                 if parts and name in sums:
                     self.context.leave(parts[0], f"{name} {_OWN_COUNTER}")
+                elif chosen:
+                    self.context.leave(chosen[0], f"{name} {_CHOSEN_COUNTER}")
                 elif parts:
                     self.blended.setdefault(name, parts[0])
                 self.wrapped += [value for _, value in grown[name]]
@@ -277,7 +248,7 @@ class Numbers(Region):
             plan: list[tuple[ast.expr, Kind]] | None = []
             self._assumed = frozenset({name})
             for at, value in values:
-                part = self.plan(value) if self.alike(at) or not self.local(value) else None
+                part = self.plan(value) if self.alike(at) else None
                 plan = None if plan is None or part is None else plan + part
             plans[name] = plan
         self._assumed = frozenset()
@@ -409,6 +380,8 @@ class Numbers(Region):
             if isinstance(statement, Function | ast.ClassDef):
                 continue
             for node in script.inside(statement, ast.expr, deep=False):
+                if isinstance(node, ast.Call) and not late:
+                    self._stepped(node)
                 kind = self.largest(node)
                 if kind is None:
                     continue
@@ -447,6 +420,8 @@ class Numbers(Region):
                         and call_name(call) in _KEEPS
                     )
                     meters |= mentioned(call.func) if keeps else set()
+        for call, name in self._shown_behind(local):
+            found.setdefault(name, call)
         for assign in self.script.inside(self.body, ast.Assign, deep=False):
             self._extreme(assign, local)
         found = self.blended | found
@@ -457,6 +432,26 @@ class Numbers(Region):
                 comment=False,
             )
         return meters
+
+    def _shown_behind(self, local: set[str]) -> Iterator[tuple[ast.Call, str]]:
+        """What is shown behind the loop of names that it gave their last value."""
+        script, end = self.script, self.script.span(self.where)[1]
+        body = script.scope(self.where).body
+        counters, _ = self._grown()
+        stores: dict[str, list[ast.Name]] = {}
+        for one in script.inside(body, ast.Name, deep=False):
+            if one.id in local and isinstance(one.ctx, ast.Store):
+                stores.setdefault(one.id, []).append(one)
+        for call in script.inside(body, ast.Call, deep=False):
+            if call_name(call) not in SHOWING or script.span(call)[0] < end:
+                continue
+            for one in (one for arg in given(call) for one in script.inside(arg, ast.Name)):
+                before = [at for at in stores.get(one.id, ()) if script.span(at) < script.span(one)]
+                if one.id in counters or not before or self._covered(one):
+                    continue
+                last = max(before, key=script.span)
+                if self.where in script.above(last) and not self._of_evaluation(one):
+                    yield call, one.id
 
     def _extreme(self, assign: ast.Assign, local: set[str]) -> None:
         """Say of `worst = max(worst, error)` that it is of rank 0's part."""
