@@ -532,6 +532,36 @@ def test_of_drawn_batches_those_of_an_evaluation_are_whole(tmp_path: Path) -> No
     assert "criterion(model(p), q).item())" in ported.text
 
 
+HELD = """it = iter(held)
+for epoch in range(2):
+    for x, y in loader:
+        with torch.no_grad():
+            try:
+                p, q = next(it)
+            except StopIteration:
+                it = iter(held)
+                p, q = next(it)
+            seen = criterion(model(p), q)
+            print(seen.item())
+        loss = criterion(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_a_batch_that_is_drawn_without_gradients_before_a_step_is_whole(tmp_path: Path) -> None:
+    """Unless what is made of it is differentiated."""
+    ported = _ported(tmp_path, HEAD + HELD)
+    assert "held = DataLoader(" in ported.text
+    assert not ported.left
+    for line in ("criterion(model(p), q)", "criterion(model(x), y) + seen"):
+        trained = HELD.replace("criterion(model(x), y)", line)
+        assert "held = rankup.shard(DataLoader(" in _ported(tmp_path, HEAD + trained).text
+    stops = HELD.replace("print(seen.item())", "if seen < 1: break")
+    assert "if rankup.broadcast(seen < 1): break" in _ported(tmp_path, HEAD + stops).text
+
+
 def test_no_collective_stands_where_not_all_ranks_come(tmp_path: Path) -> None:
     """In a data worker, and where rank 0 alone writes what a sharded evaluation gives."""
     worker = """import random

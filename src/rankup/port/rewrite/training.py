@@ -136,8 +136,45 @@ class Training:
             # What is drawn behind the last backward is for an evaluation, or for the next round.
             behind = trained and self.script.line(call) > max(trained)
             if trained and (not behind or self._goes_on_with(loop.node, call)):
-                found += self.drawn(call)
+                found += [] if self._only_evaluated(loop, call) else self.drawn(call)
         return list(dict.fromkeys(found))
+
+    def _only_evaluated(self, loop: Loop, call: ast.Call) -> bool:
+        """True of a draw without gradients of which nothing comes to what is differentiated."""
+        script, place = self.script, self._without_gradients(call)
+        if place is None or loop.node not in script.above(place):
+            return False
+        drawn = mentioned(*assigned(script.statement(call)))
+        made = made_of(script.inside(place, ast.stmt, deep=False), drawn, gives=stored)
+        first: dict[str, ast.Name] = {}  # of each name behind that place
+        for one in script.inside(loop.node.body, ast.Name, deep=False):
+            at = script.span(one)
+            if at[0] >= script.span(place)[1] and one.id in made:
+                first[one.id] = min(first.get(one.id, one), one, key=script.span)
+        kept = {name for name, one in first.items() if isinstance(one.ctx, ast.Load)}
+        losses = [_loss_names(script, one, loop.node) for one in self.backwards]
+        return not kept & self.feeding(loop.node, set().union(*losses))
+
+    def _without_gradients(self, call: ast.Call) -> ast.AST | None:
+        """The `with torch.no_grad():` around a draw, or the call of a function that has one."""
+        script = self.script
+        for up in script.above(call):
+            if isinstance(up, Function):
+                break
+            if gradients_off(script.file, up):
+                return up
+        function = script.called(call)
+        draws = [] if function is None else list(self._draws_in(function))
+        off = draws and all(
+            any(gradients_off(script.file, up) for up in script.above(one)) for one, _ in draws
+        )
+        return script.statement(call) if off else None
+
+    def _draws_in(self, function: Function) -> Iterator[tuple[ast.Call, ast.expr]]:
+        """The calls in a function that draw a batch, and of what."""
+        for one in self.script.inside(function.body, ast.Call, deep=False):
+            if (at := drawn_from(one)) is not None:
+                yield one, at
 
     def _goes_on_with(self, node: LoopNode, call: ast.Call) -> bool:
         """True of `x = it.next()` in `while x is not None:`."""
@@ -152,11 +189,7 @@ class Training:
         function = self.script.called(call)
         if found or function is None or function in self._trainers:
             return found
-        inner = [
-            (one, at)
-            for one in self.script.inside(function.body, ast.Call, deep=False)
-            if (at := drawn_from(one)) is not None
-        ]
+        inner = list(self._draws_in(function))
         if any(isinstance(up, LoopNode) for one, _ in inner for up in self.script.above(one)):
             return []  # it goes over the batches itself
         return [source for _, at in inner for source in self._begun(at, 0)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from ...script.flow import call_name, given
-from ...script.names import COMPREHENSIONS, Function, bound_in, elements, mentioned, walk
+from ...script.names import COMPREHENSIONS, Function, bound_in, elements, mentioned, stored, walk
 from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind
@@ -78,7 +78,8 @@ class Numbers(Region):
     @cached_property
     def _of_batches(self) -> set[str]:
         """Names that are made of batches, or given a value where something of a batch says so."""
-        return self.chosen(self.context.training.derived(self.loop))
+        held = {name for one in self._held for name in stored(*one.targets)}
+        return self.chosen(self.context.training.derived(self.loop) | held)
 
     _global_counters: frozenset[str] = frozenset()
     _assumed: frozenset[str] = frozenset()  # it is looked at whether they are global
@@ -223,7 +224,7 @@ class Numbers(Region):
                 break
         for name in plans:
             if name in local:
-                parts = [at for at, value in grown[name] if self.local(value)]
+                parts = [at for at, value in grown[name] if self._of_training(value)]
                 chosen = [at for at, _ in grown[name] if at not in parts and not self.alike(at)]
                 if parts and name in sums:
                     self.context.leave(parts[0], f"{name} {_OWN_COUNTER}")
@@ -469,17 +470,28 @@ class Numbers(Region):
                 f"{call_name(value)}(rankup.gather([{name}])) is of all ranks'",
             )
 
-    def _of_evaluation(self, name: ast.Name) -> bool:
+    def _of_training(self, value: ast.expr) -> bool:
+        """True of what is of this rank's part, and not made of batches of an evaluation alone."""
+        names = [one for one in self.script.inside(value, ast.Name) if self.local(one)]
+        return self.local(value) and not (names and all(map(self._of_evaluation, names)))
+
+    def _of_evaluation(self, name: ast.Name, depth: int = 6) -> bool:
         """True where a name was last given what is made of a batch drawn for an evaluation."""
         script, at = self.script, self.script.span(name)[0]
-        for draw in script.inside(self.body, ast.Assign, deep=False):
-            if not self.context.training.for_evaluation(self.loop, draw):
-                continue
-            block = script.file.names.block(draw)
-            later = block[block.index(draw) :]
-            if any(one in later and script.span(one)[1] <= at for one in self._given(name.id)):
-                return True
-        return False
+        before = [one for one in self._given(name.id) if script.span(one)[1] <= at]
+        last = before[-1] if before else None
+        if last in self._held:
+            return True
+        value = last.value if isinstance(last, ast.Assign) and depth else None
+        return value is not None and any(
+            self._of_evaluation(one, depth - 1) for one in script.inside(value, ast.Name)
+        )
+
+    @cached_property
+    def _held(self) -> list[ast.Assign]:
+        """The statements that draw a batch of a loader that this loop does not train on."""
+        statements = self.script.inside(self.body, ast.Assign, deep=False)
+        return [one for one in statements if self.context.training.for_evaluation(self.loop, one)]
 
     def _divided(self, call: ast.Call, local: set[str], whole: set[str]) -> None:
         """Say where something of this rank's part is divided by the size of the whole batch."""
