@@ -589,6 +589,35 @@ def test_a_sum_beside_a_mean_is_refused(tmp_path: Path) -> None:
         _ported(tmp_path, HEAD + text)
 
 
+MASKED = "F.cross_entropy(out, q, ignore_index=0)"
+
+
+@pytest.mark.parametrize(
+    ("loss", "refused"),
+    [
+        (f"{MASKED} + criterion(out, y)", True),
+        (f"{MASKED} + F.cross_entropy(out, r, ignore_index=0)", True),
+        (f"sum([{MASKED}, criterion(out, y)])", True),
+        ("sum(one(out, q) for one in criteria)", True),
+        (f"{MASKED} + F.cross_entropy(2 * out, q, ignore_index=0)", False),
+        (f"{MASKED} + 0.1 * sum(p.pow(2).sum() for p in model.parameters())", False),
+    ],
+)
+def test_means_over_different_targets_are_not_weighed_as_one(
+    loss: str, refused: bool, tmp_path: Path
+) -> None:
+    criteria = "criteria = [torch.nn.CrossEntropyLoss(ignore_index=0), torch.nn.CrossEntropyLoss()]"
+    text = f"{HEAD}{criteria}\n" + TRAINING.replace(
+        "loss = criterion(out, y)", f"q, r = y.argmax(1), x.argmax(1)\n        loss = {loss}"
+    )
+    if refused:
+        with pytest.raises(UserError, match="a mean over some targets in one part"):
+            _ported(tmp_path, text)
+    else:
+        counts = _ported(tmp_path, text).text.count("rankup.count((q != 0).sum())")
+        assert counts == 1
+
+
 def test_noise_of_a_batch_is_left_alone_but_for_its_size(tmp_path: Path) -> None:
     head = HEAD.replace("batch_size=6", "batch_size=size")
     head = head.replace("import math", "import numpy as np\nsize = 6")

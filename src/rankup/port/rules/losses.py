@@ -33,6 +33,11 @@ _NUMBER = "int((targets != ignored).sum())"
 _MIXED = (
     "this loss adds up over the samples in one part and not in another: ranks weigh them unequally"
 )
+_PARTLY = (
+    "this loss is a mean over some targets in one part, and over others or all samples in another: "
+    "ranks weigh them unequally"
+)
+_ONE_DIVISOR = "Divide all parts by one number, as (losses * mask).sum() / len(losses) does"
 _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' throughout"
 _SAME = ("contiguous", "detach", "float", "half")
 _MOST = 60  # functions that a loop leads to
@@ -67,7 +72,8 @@ def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
     ```
 
     Writes `rankup.summed(loss)`. A loss that is a sum in one part and a mean in another is refused:
-    no weight of a rank is right for both.
+    no weight of a rank is right for both. So is a mean over some targets beside one over others, or
+    over all samples.
     """
     if _weighs_by_hand(script):
         return
@@ -85,9 +91,9 @@ def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
                 partial(_sum, loss=loss),
             )
         else:
-            yield Hit(
-                call, _MIXED, _ONE_WAY, partial(refuse, node=call, reason=f"{_MIXED}. {_ONE_WAY}")
-            )
+            masked = bool(masked_means(training, loss))
+            why, todo = (_PARTLY, _ONE_DIVISOR) if masked else (_MIXED, _ONE_WAY)
+            yield Hit(call, why, todo, partial(refuse, node=call, reason=f"{why}. {todo}"))
 
 
 def _sum(context: Context, loss: ast.expr) -> str:
@@ -135,7 +141,8 @@ def masked_mean(file: File, script: Script) -> Iterator[Hit]:
         if not found:
             continue
         first = next(iter(found.values()))
-        alone = len(found) == 1 and _can_be_counted(training, first, call, loop)
+        alike = len({one.units for one in found.values()}) == 1
+        alone = alike and _can_be_counted(training, first, call, loop)
         yield Hit(
             first.call if alone else call,
             _VALID,
@@ -159,6 +166,11 @@ def _can_be_counted(
         and not hasattr(statement, "body")
         and script.first_on_line(script.span(statement)[0])
         and (loop is None or loop in script.above(statement))
+        and not any(  # the next backward takes what is counted
+            script.span(statement) < script.span(one) < script.span(backward)
+            for one in training.backwards
+            if script.scope(one) is script.scope(backward)
+        )
     )
 
 
