@@ -173,7 +173,7 @@ class _Scope:
             return True
         script = self.script
         if isinstance(first, ast.Slice):
-            return self._neighbours(node, first)
+            return self._neighbours(node, first) or self._some_rows(node, first)
         if (few := self._first_few(at)) is not None:
             return few
         if isinstance(at, ast.Tuple | ast.Slice) or not self._masks(at):
@@ -208,6 +208,17 @@ class _Scope:
         other = both.right if both.left is node else both.left
         code = self.script.code
         return isinstance(other, ast.Subscript) and code(other.value) == code(node.value)
+
+    def _some_rows(self, node: ast.Subscript, at: ast.Slice) -> bool:
+        """True of `losses[:4].mean()`: the first few of each rank's part."""
+        script = self.script
+        around = script.parents.get(node)
+        call = script.parents.get(around) if isinstance(around, ast.Attribute) else around
+        reduces = isinstance(call, ast.Call) and (
+            reduction(script, call) is not None or self._reduced(node)
+        )
+        bounds = [one for one in (at.lower, at.upper) if one is not None]
+        return reduces and any(literal(one) != 0 and constant(script, one) for one in bounds)
 
     def _of_each(self, node: ast.AST, parts: Iterable[ast.expr]) -> Kind:
         """The kind of what is made of each sample alone, out of these."""

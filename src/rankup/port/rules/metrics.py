@@ -6,8 +6,19 @@ import ast
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
+from ...script.effects import callee
 from ...script.flow import call_name, given
-from ...script.names import COMPREHENSIONS, Function, bound_in, elements, mentioned, stored, walk
+from ...script.names import (
+    COMPREHENSIONS,
+    Function,
+    bound_in,
+    elements,
+    made_of,
+    mentioned,
+    parameters,
+    stored,
+    walk,
+)
 from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind
@@ -404,11 +415,15 @@ class Numbers(Region):
         local = self.local_names() - self.kinds.keys()
         whole = batch_sizes(self.context.training) - bound_in(walk(self.where))
         found: dict[str, ast.AST] = {}
+        read: dict[str, ast.AST] = {}
         meters: set[str] = set()
         for call in self.script.inside(self.body, ast.Call, deep=False):
             if call_name(call) not in _SHOWS | {"extend"} or not self._mine(call):
                 continue
             self._divided(call, local, whole)
+            for value in self.script.inside(given(call), ast.expr):
+                if self.largest(value) is not None and not self._covered(value):
+                    read.setdefault(self.script.code(value), call)
             for one in (one for arg in given(call) for one in self.script.inside(arg, ast.Name)):
                 if one.id not in local or self._covered(one) or self._read_before(one):
                     continue
@@ -421,18 +436,37 @@ class Numbers(Region):
                         and call_name(call) in _KEEPS
                     )
                     meters |= mentioned(call.func) if keeps else set()
-        for call, name in self._shown_behind(local):
+        for call, name in (*self._shown_behind(local), *self._shown_by_functions()):
             found.setdefault(name, call)
         for assign in self.script.inside(self.body, ast.Assign, deep=False):
             self._extreme(assign, local)
-        found = self.blended | found
+        other = "" if read else ", other than the loss"
+        found = self.blended | found | read
         if found:
             self.context.leave(
                 next(iter(found.values())),
-                f"{', '.join(sorted(found))}: of rank 0's part of the batch, other than the loss",
+                f"{', '.join(sorted(found))}: of rank 0's part of the batch{other}",
                 comment=False,
             )
         return meters
+
+    def _shown_by_functions(self) -> Iterator[tuple[ast.Call, str]]:
+        """The functions that show what they make of this rank's part."""
+        script = self.script
+        for call in self.script.inside(self.body, ast.Call, deep=False):
+            found = callee(script.flow, script.file, call)
+            if found is None or not self._mine(call) or self.context.training.trains(call):
+                continue
+            function = found[1]
+            names = set[str]()
+            for name in parameters(function.args):
+                value = script.given(function, name.arg, call)
+                if value is not None and self._of_training(value):
+                    names.add(name.arg)
+            made = made_of(walk(function), names) if names else set()
+            shown = (one for one in walk(function) if isinstance(one, ast.Call))
+            if any(call_name(one) in SHOWING and mentioned(*given(one)) & made for one in shown):
+                yield call, f"what {call_name(call)}() shows"
 
     def _shown_behind(self, local: set[str]) -> Iterator[tuple[ast.Call, str]]:
         """What is shown behind the loop of names that it gave their last value."""
