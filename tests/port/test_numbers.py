@@ -217,6 +217,11 @@ LOWER = "for group in optimizer.param_groups: group['lr'] "
         ("if c > 0.5: lower(optimizer)", "if rankup.broadcast(c > 0.5): lower(optimizer)", True),
         ("if c > 0.5: b += 1\n        if b > 3: break", "if rankup.broadcast(b > 3): break", True),
         ("if c > 0.5: b += 1", "if c > 0.5: b += 1", True),
+        ("found['c'] = c\n        if found['c'] > 1: break", "if rankup.broadcast(found[", True),
+        ("found['c'] = c\n        if found['n'] > 1: break", "if found['n'] > 1: break", False),
+        ("stops(c)\n        if stops.now: break", "if rankup.broadcast(stops.now): break", True),
+        ("stops(c)\n    if stops.now: break", "if rankup.broadcast(stops.now): break", True),
+        ("for row in out:\n            if row.max() > c: break", "if row.max() > c: break", False),
         ("if c > 0.5: print(c)", "if c > 0.5: print(c)", True),
     ],
 )
@@ -225,11 +230,60 @@ def test_ranks_do_not_part_by_what_each_has_its_own_of(
 ) -> None:
     """What later steps go by is rank 0's; a counter is each its own, and said."""
     head = HEAD + "def lower(it):\n    it.param_groups[0]['lr'] *= 0.5\n\nbest = 9.0\n"
+    head += "found = {'c': 0, 'n': 0}\nstops = Stopper()\n"
     head += "sched = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n"
     text = head + TRAINING.replace("# in training", f"{ACCURACY}\n        {line}")
     ported = _ported(tmp_path, text)
     assert becomes in re.sub(r" *# rankup: .*\n", "", ported.text)
     assert bool(ported.left) is said
+
+
+TRAINER = """
+class Trainer:
+    def __init__(self):
+        self.model = torch.nn.Linear(5, 5)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.right, self.best, self.wait = 0.0, 0.0, 0
+
+    def step(self, x, y):
+        out = self.model(x)
+        loss = criterion(out, y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.right = 0.9 * self.right + (out > y).float().mean().item()
+
+    def improved(self):
+        BODY
+
+    def fit(self):
+        for epoch in range(9):
+            for x, y in loader:
+                self.step(x, y)
+            if not self.improved():
+                break
+
+Trainer().fit()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "becomes"),
+    [
+        (
+            "if self.right > self.best:\n            self.wait = 0\n        return self.wait < 3",
+            "if rankup.broadcast(self.right > self.best):",
+        ),
+        ("return self.right > self.best", "if not rankup.broadcast(self.improved()):"),
+        ("if self.right > self.best:\n            print(1)", "if self.right > self.best:"),
+    ],
+)
+def test_what_another_method_decides_by_a_part_of_the_batches_is_rank_0s(
+    body: str, becomes: str, tmp_path: Path
+) -> None:
+    made = next(line for line in HEAD.splitlines() if line.startswith("optimizer ="))
+    text = HEAD.replace(made, "") + TRAINER.replace("BODY", body)
+    assert becomes in _ported(tmp_path, text).text
 
 
 def test_a_schedule_takes_the_loss_of_the_whole_last_batch(tmp_path: Path) -> None:

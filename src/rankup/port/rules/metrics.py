@@ -122,7 +122,7 @@ class Numbers(Region):
         self._counters()
         self._shown()
         for node in list(self.readings()):
-            if self._covered(node):
+            if self.covered(node):
                 continue
             kind = self.reading(node)
             half = self._mixed(node) or self.compared(node)
@@ -138,7 +138,7 @@ class Numbers(Region):
         """`scheduler.step(loss)` of a tensor."""
         for arg in given(call) if call_name(call) == "step" else ():
             kind = self.known(arg)
-            if kind is not None and self.alike(arg) and not self._covered(arg):
+            if kind is not None and self.alike(arg) and not self.covered(arg):
                 self.wrap(arg, kind, f"{self.script.code(arg)} is of the whole batch")
 
     def _mixed(self, node: ast.expr) -> bool:
@@ -151,38 +151,22 @@ class Numbers(Region):
             whole = up
         return whole is not node and self.plan(whole) is None
 
-    def _covered(self, node: ast.AST) -> bool:
-        around = [node, *self.script.above(node)]
-        return any(one in self.wrapped for one in around)
-
     # Conditions on a batch.
 
     def _tests(self) -> None:
-        """`if torch.isnan(loss): break` goes by the loss of the whole batch."""
+        """Also sizes: `if len(x) < 8: break`."""
+        self.steered()
         script = self.script
         for one in script.inside(self.body, ast.stmt, deep=False):
             if not isinstance(one, ast.If | ast.While):
                 continue
-            if not (steers(self.context.training, one) and self._mine(one)):
+            if not (steers(self.context.training, one) and self.mine(one)):
                 continue
-            for node in script.inside(one.test, ast.Name, ast.Attribute):
-                kind = self.known(node)
-                if kind is None or self._covered(node) or not self.alike(node):
-                    continue
-                up: ast.AST = node
-                while self.reading(self._up(up)) is not None:
-                    up = self._up(up)
-                if isinstance(up, ast.expr):
-                    self.wrap(up, kind, f"{script.code(up)} is of the whole batch")
             for size in script.inside(one.test, ast.expr):
                 counted = self.values.kind(size) is Kind.SIZE and self.alike(size)
-                if counted and not self._covered(size):
+                if counted and not self.covered(size):
                     text = f"{script.code(size)} is of the whole batch"
                     self.put(size, [(size, Kind.SUM)], text)
-
-    def _mine(self, node: ast.AST) -> bool:
-        loops = {one.node for one in self.context.training.loops}
-        return next((up for up in self.script.above(node) if up in loops), None) is self.where
 
     # What grows.
 
@@ -195,7 +179,7 @@ class Numbers(Region):
         given_: dict[str, list[tuple[ast.AST, ast.expr]]] = {}
         carried: set[str] = set()
         for one in script.inside(self.body, ast.stmt, deep=False):
-            if not isinstance(one, ast.Assign | ast.AugAssign) or not self._mine(one):
+            if not isinstance(one, ast.Assign | ast.AugAssign) or not self.mine(one):
                 continue
             if isinstance(one, ast.AugAssign):
                 name = script.dotted(one.target)
@@ -346,12 +330,12 @@ class Numbers(Region):
     def _shown(self) -> None:
         """The loss and numbers of samples in what is printed or logged."""
         for call in self.script.inside(self.body, ast.Call, deep=False):
-            if call_name(call) in _SHOWS and self._mine(call) and self.alike(call):
+            if call_name(call) in _SHOWS and self.mine(call) and self.alike(call):
                 for arg in given(call):
                     self._show(arg, call_name(call) == "append")
 
     def _show(self, node: ast.AST, alone: bool) -> None:
-        if self._covered(node) or isinstance(node, (*COMPREHENSIONS, ast.Lambda)):
+        if self.covered(node) or isinstance(node, (*COMPREHENSIONS, ast.Lambda)):
             return
         if isinstance(node, ast.expr) and not isinstance(node, ast.Constant | ast.JoinedStr):
             plan = self.plan(node)
@@ -403,7 +387,7 @@ class Numbers(Region):
                         f"{script.code(node)} is of rank 0's part of the last batch: keep "
                         f"rankup.batch_mean({script.code(node)}) before the next loop begins",
                     )
-                elif not self._covered(node):
+                elif not self.covered(node):
                     self.wrap(node, kind, f"{script.code(node)} is of the whole last batch")
 
     def _rest(self) -> set[str]:
@@ -418,14 +402,14 @@ class Numbers(Region):
         read: dict[str, ast.AST] = {}
         meters: set[str] = set()
         for call in self.script.inside(self.body, ast.Call, deep=False):
-            if call_name(call) not in _SHOWS | {"extend"} or not self._mine(call):
+            if call_name(call) not in _SHOWS | {"extend"} or not self.mine(call):
                 continue
             self._divided(call, local, whole)
             for value in self.script.inside(given(call), ast.expr):
-                if self.largest(value) is not None and not self._covered(value):
+                if self.largest(value) is not None and not self.covered(value):
                     read.setdefault(self.script.code(value), call)
             for one in (one for arg in given(call) for one in self.script.inside(arg, ast.Name)):
-                if one.id not in local or self._covered(one) or self._read_before(one):
+                if one.id not in local or self.covered(one) or self._read_before(one):
                     continue
                 above = self.script.above(one)
                 stepped = any(self._read_in_step(up) == [True] for up in above)
@@ -438,6 +422,8 @@ class Numbers(Region):
                     meters |= mentioned(call.func) if keeps else set()
         for call, name in (*self._shown_behind(local), *self._shown_by_functions()):
             found.setdefault(name, call)
+        for call in self.script.inside(self.body, ast.Call, deep=False):
+            meters |= self._told(call)
         for assign in self.script.inside(self.body, ast.Assign, deep=False):
             self._extreme(assign, local)
         other = "" if read else ", other than the loss"
@@ -450,12 +436,27 @@ class Numbers(Region):
             )
         return meters
 
+    def _told(self, call: ast.Call) -> set[str]:
+        """The object of `stopper(accuracy)`, by which something may be decided later."""
+        script = self.script
+        tells = isinstance(script.parents[call], ast.Expr) and call_name(call) not in SHOWING
+        if not tells or script.file.names.called(call) or not self.mine(call):
+            return set()
+        if not any(self._of_training(one) and self.differs(one) for one in given(call)):
+            return set()
+        made = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        roles = {one.kind for one in script.understood.of(script.file, made)}
+        function = isinstance(call.func, ast.Name) and self.context.called(call) is not None
+        function = isinstance(call.func, ast.Name) and script.called(call) is not None
+        return set() if roles or function else mentioned(made)
+
     def _shown_by_functions(self) -> Iterator[tuple[ast.Call, str]]:
         """The functions that show what they make of this rank's part."""
         script = self.script
         for call in self.script.inside(self.body, ast.Call, deep=False):
             found = callee(script.flow, script.file, call)
-            if found is None or not self._mine(call) or self.context.training.trains(call):
+            known = call_name(call) in _SHOWS or self.context.training.trains(call)
+            if found is None or known or not self.mine(call):
                 continue
             function = found[1]
             names = set[str]()
@@ -482,7 +483,7 @@ class Numbers(Region):
                 continue
             for one in (one for arg in given(call) for one in script.inside(arg, ast.Name)):
                 before = [at for at in stores.get(one.id, ()) if script.span(at) < script.span(one)]
-                if one.id in counters or not before or self._covered(one):
+                if one.id in counters or not before or self.covered(one):
                     continue
                 last = max(before, key=script.span)
                 if self.where in script.above(last) and not self._of_evaluation(one):
@@ -495,9 +496,9 @@ class Numbers(Region):
         if not isinstance(value, ast.Call) or call_name(value) not in ("max", "min"):
             return
         parts = [one for arg in given(value) for one in script.inside(arg, ast.Name)]
-        others = [one for one in parts if one.id in local - {name} and not self._covered(one)]
+        others = [one for one in parts if one.id in local - {name} and not self.covered(one)]
         grows = name in mentioned(*given(value)) and not self._reassigned(name, [assign])
-        if grows and self._mine(assign) and not all(map(self._of_evaluation, others)):
+        if grows and self.mine(assign) and not all(map(self._of_evaluation, others)):
             self.context.leave(
                 assign,
                 f"{name} is of rank 0's part of the batches alone: behind the loop, "
@@ -531,7 +532,7 @@ class Numbers(Region):
         """Say where something of this rank's part is divided by the size of the whole batch."""
         script = self.script
         for one in script.inside(call, ast.BinOp):
-            if not isinstance(one.op, ast.Div) or self._covered(one.left):
+            if not isinstance(one.op, ast.Div) or self.covered(one.left):
                 continue
             sizes = [script.code(part) for part in script.inside(one.right, ast.expr)]
             parts = [name for name in script.inside(one.left, ast.Name) if name.id in local]

@@ -19,6 +19,7 @@ from ...script.names import (
     elements,
     made_of,
     mentioned,
+    stored,
     walk,
 )
 from ...script.roles import LoopNode
@@ -319,7 +320,7 @@ class Region:
         ]
         while True:
             more = {name for test, given_ in tests if test & found for name in given_}
-            more |= made_of(statements, found)
+            more |= made_of(statements, found, gives=stored)
             if more <= found:
                 return found
             found |= more
@@ -330,6 +331,33 @@ class Region:
 
     def local_names(self) -> set[str]:
         raise NotImplementedError
+
+    def steered(self) -> None:
+        """`if torch.isnan(loss): break` goes by the loss of the whole batch."""
+        script = self.script
+        for one in script.inside(self.body, ast.stmt, deep=False):
+            if not isinstance(one, ast.If | ast.While):
+                continue
+            if not (steers(self.context.training, one) and self.mine(one)):
+                continue
+            for node in script.inside(one.test, ast.Name, ast.Attribute):
+                kind = self.known(node)
+                if kind is None or self.covered(node) or not self.alike(node):
+                    continue
+                up: ast.AST = node
+                while self.reading(self._up(up)) is not None:
+                    up = self._up(up)
+                if isinstance(up, ast.expr):
+                    self.wrap(up, kind, f"{script.code(up)} is of the whole batch")
+
+    def mine(self, node: ast.AST) -> bool:
+        """True of what stands in no loop over batches within this region."""
+        loops = {one.node for one in self.context.training.loops} | {self.where}
+        return next((up for up in self.script.above(node) if up in loops), None) is self.where
+
+    def covered(self, node: ast.AST) -> bool:
+        """True of a part of what has been put together."""
+        return any(one in self.wrapped for one in (node, *self.script.above(node)))
 
     def compared(self, node: ast.expr) -> bool:
         """True where a loss is compared with what each rank has its own of: half of a test."""
@@ -366,9 +394,11 @@ class Step(Region):
         return self.chosen(own | self.kinds.keys())
 
     def write(self) -> None:
+        self.steered()
         for node in list(self.readings()):
             kind = self.reading(node)
-            if kind is not None and self.alike(node) and not self.compared(node):
+            half = self.covered(node) or self.compared(node)
+            if kind is not None and self.alike(node) and not half:
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
         self.context.local[self.where] = self.local_names()
 

@@ -21,6 +21,7 @@ from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
 from .chance import drawn_for_samples, draws, of_process, one_seed, own_generator
+from .decisions import RANK_0_DECIDES
 from .facts import (
     calls,
     ends,
@@ -54,12 +55,21 @@ _EXPECTED = words(
 
 def steers(training: Training, node: ast.AST) -> bool:
     """True where a branch or a loop decides about a backward, a step or the end of a loop."""
-    leaves = ast.Break | ast.Continue | ast.Return | ast.Raise
     blocks = _blocks(node)
-    return any(
-        isinstance(one, leaves) or (isinstance(one, ast.Call) and call_name(one) in _STEPS)
-        for one in training.script.inside(blocks, ast.stmt, ast.Call, deep=False)
-    ) or any(training.trains(one) for one in blocks)
+    inside = training.script.inside(blocks, ast.stmt, ast.Call, deep=False)
+    return any(_leaves_step(training, node, one) for one in inside) or any(
+        training.trains(one) for one in blocks
+    )
+
+
+def _leaves_step(training: Training, node: ast.AST, one: ast.AST) -> bool:
+    """True of a step, an exit, and a `break` out of a loop of steps: not of one over a batch."""
+    if isinstance(one, ast.Call):
+        return call_name(one) in _STEPS
+    if isinstance(one, ast.Break | ast.Continue):
+        ends = next((up for up in training.script.above(one) if isinstance(up, LoopNode)), node)
+        return training.trains(ends)
+    return isinstance(one, ast.Return | ast.Raise)
 
 
 def _blocks(node: ast.AST) -> list[ast.AST]:
@@ -183,7 +193,7 @@ def decided_alike(context: Context) -> None:
         for one in reversed(inside):
             test = one.test  # type: ignore[attr-defined]
             steered = isinstance(region, Function) and _parts(training, one, context.meets)
-            if steered or context.meets(one) or _alters(context, region, one):
+            if steered or any(map(context.meets, _blocks(one))) or _alters(context, region, one):
                 _decided_by_rank_0(context, one, test)
 
 
@@ -196,10 +206,7 @@ def _decided_by_rank_0(context: Context, one: ast.AST, test: ast.expr) -> None:
     if _of_this_rank(context, region, test):
         context.alike.add(test)
         context.around(test, "rankup.broadcast(")
-        context.leave(
-            one,
-            "rank 0 decides here for all ranks, by its part of the batch (rankup.broadcast)",
-        )
+        context.leave(one, RANK_0_DECIDES)
 
 
 def _of_this_rank(context: Context, region: ast.AST, value: ast.AST) -> bool:
@@ -207,7 +214,7 @@ def _of_this_rank(context: Context, region: ast.AST, value: ast.AST) -> bool:
     script, local = context.script, context.local[region]
     return any(
         mentioned(node) & local
-        for node in script.inside(value, ast.Name)
+        for node in script.inside(value, ast.Name, ast.Subscript, ast.Attribute)
         if not context.alike & {node, *script.above(node)}
     )
 
@@ -277,6 +284,8 @@ def _setting(context: Context, target: ast.AST) -> bool:
 def _alters(context: Context, region: ast.AST, node: ast.AST) -> bool:
     """True where a branch changes what later steps go by: a rate, a model, a weight of the loss."""
     script, blocks = context.script, _blocks(node)
+    if _asks_form(node.test):  # type: ignore[attr-defined]
+        return False
     if any(_changes_setting(context, one, 2) for one in blocks):
         return True
     losses = {name for one in context.training.loops if one.node is region for name in one.losses}
@@ -289,12 +298,27 @@ def _alters(context: Context, region: ast.AST, node: ast.AST) -> bool:
     return any(_carried(context, region, name) for name in (stored & made) - losses)
 
 
+def _asks_form(test: ast.expr) -> bool:
+    """True of `isinstance(batch, list)`, `mask is None`, `not x.dim() == 3`: of no number."""
+    match test:
+        case ast.UnaryOp(operand=inner):
+            return _asks_form(inner)
+        case ast.BoolOp(values=parts):
+            return all(map(_asks_form, parts))
+        case ast.Call():
+            return call_name(test) in ("isinstance", "hasattr", "callable")
+        case ast.Compare(left=left, ops=ops):
+            asks = isinstance(left, ast.Call) and call_name(left) in ("dim", "ndimension", "type")
+            return asks or all(isinstance(op, ast.Is | ast.IsNot) for op in ops)
+    return False
+
+
 def _carried(context: Context, region: ast.AST, name: str) -> bool:
-    """True of a name that each round does not give another value, before or after."""
+    """True of a name that goes from round to round: it has a value before, and may keep it."""
     script, body = context.script, region.body  # type: ignore[attr-defined]
-    if isinstance(region, Function) and not name.startswith("self."):
-        return False
-    target = getattr(region, "target", None)
+    if isinstance(region, Function):
+        return name.startswith("self.")
+    target = region.target if isinstance(region, ForNode) else None
     always: list[ast.AST] = [] if target is None else [target]
     waiting = list(body)
     while waiting:
@@ -303,7 +327,9 @@ def _carried(context: Context, region: ast.AST, name: str) -> bool:
             waiting += one.body
         elif isinstance(one, ast.Assign) and name not in mentioned(one.value):
             always += one.targets
-    return not any(
+    inside = set(script.inside(region, ast.AST))
+    before = [at for at, _ in script.assigned(name, script.scope(region)) if at not in inside]
+    return bool(before) and not any(
         script.dotted(part) == name
         for target in always
         for part in script.inside(target, ast.Name, ast.Attribute)
