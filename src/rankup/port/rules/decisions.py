@@ -78,16 +78,8 @@ def _decided_elsewhere(
             continue  # rank 0 alone comes there
         for one in script.inside(method.body, ast.If, ast.While, deep=False):
             assert isinstance(one, ast.If | ast.While)
-            if one.test in context.alike or not _compares(one.test, names):
-                continue
-            if all(map(_only_shows, one.body)):
-                continue
-            context.alike.add(one.test)
-            context.around(one.test, "rankup.broadcast(")
-            context.leave(
-                one,
-                "rank 0 decides here for all ranks, by its part of the batch (rankup.broadcast)",
-            )
+            if _compares(one.test, names) and not all(map(_only_shows, one.body)):
+                _rank_0_decides(context, one.test)
         if any(_compares(value, names) or _bare_one(value, names) for value in returned(method)):
             for call in context.calls_of(method):
                 _result(context, call, done)
@@ -370,7 +362,7 @@ def _left_by_loop(
         if name in _grown(script, node):
             context.after(node, f"{name} = rankup.broadcast({name})")
             context.done(node, f"{name}: {_RANK_0S}")
-        elif local is None or not _tests_broadcast(context, name, scope, left):
+        elif local is None or not _tests_broadcast(context, name, node):
             context.leave(
                 node,
                 f"something is decided by `{name}`, of which each rank has its own: let rank 0 "
@@ -378,14 +370,16 @@ def _left_by_loop(
             )
 
 
-def _tests_broadcast(context: Context, name: str, scope: Scope, left: set[ast.AST]) -> bool:
+def _tests_broadcast(context: Context, name: str, node: ast.AST) -> bool:
     """Let rank 0 decide in the tests by an object behind a loop; False where there is none."""
-    script = context.script
+    script, end = context.script, context.script.span(node)[1]
+    around = [up for up in script.above(node) if isinstance(up, LoopNode)]
     tests = [
         one.test
-        for one in script.inside(scope.body, ast.stmt, deep=False)
+        for one in script.inside(script.scope(node).body, ast.stmt, deep=False)
         if isinstance(one, ast.If | ast.While)
-        and one not in left
+        and node not in script.above(one)
+        and (script.span(one)[0] >= end or not set(around).isdisjoint(script.above(one)))
         and any(used == name or used.startswith(f"{name}.") for used in mentioned(one.test))
     ]
     for test in tests:
