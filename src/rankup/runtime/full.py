@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch import nn
 
 from .collectives import all_gather_object, broadcast
 from .save import write
-from .state import Held, OptimizerState, Shape, of_model, parts, primed
-from .together import agree, differences, shortened, union, unseen
+from .state import Held, OptimizerState, Shape, of_model, parts, to_fill
+from .together import agree, differences, everywhere, shortened, union, unseen
 from .world import is_root_process
 
 _PREFIXES = ("_orig_mod.", "module.")
@@ -85,8 +86,8 @@ def load_full_model(
 
     Raises:
         ValueError: the file is of another model (the message names what differs), or has no
-            optimizer. On every rank; model and optimizer are unchanged (an optimizer that decays
-            weights at a learning rate of zero may have done so).
+            optimizer. On every rank; model and optimizer are unchanged.
+        TypeError: the optimizer keeps what cannot be loaded, or its step needs a closure.
         OSError: there is no such file, or a rank cannot read it. On every rank.
     """
     content: dict[str, Any] = {}
@@ -261,9 +262,8 @@ def _load_optimizer(
             f"{place} has {len(groups)} parameter groups, this optimizer "
             f"{len(optimizer.param_groups)}"
         )
-    with primed(optimizer):
-        state = OptimizerState(optimizer, model)
-        _refuse_other(weights, state.held, place, "optimizer")
+    state = everywhere(partial(to_fill, optimizer, model))
+    _refuse_other(weights, state.held, place, "optimizer")
     _fill(state.held, weights)
     state.settle(weights)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
