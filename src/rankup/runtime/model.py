@@ -110,7 +110,14 @@ class Wrapped(DistributedDataParallel):
         if torch.is_grad_enabled() and (self._moved or self._exchange.thawed()):
             self._ready = self._moved = False
             self._build(self.module, self._compression)
-        return self.module(*inputs, **kwargs)
+        if torch.compiler.is_compiling():  # traced as a whole, as fullgraph=True demands
+            return self.module(*inputs, **kwargs)
+        # Within DDP's forward torch cuts a compiled model at the buckets: gradients of a part are
+        # exchanged beside the backward of the next.
+        return self._run_ddp_forward(*inputs, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        self.module.compile(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
