@@ -236,7 +236,7 @@ def _add_rows(recording: Recording, figure: Figure) -> None:
             "orientation": "h",
             "x": average,
             "xaxis": "x2",
-            "width": 0.82,
+            "width": 0.82 if count <= 32 else 1.0,
             "marker": {"color": "--one", "opacity": 0.55},
             "hovertemplate": f"<b>%{{y}}</b><br>%{{x:.4~g}} {unit} on average<extra></extra>",
         }
