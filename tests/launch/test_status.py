@@ -368,7 +368,7 @@ def test_the_table_in_a_terminal_of_its_own(rankup_here: RunRankup, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     line = done.stdout.splitlines()[1]
     assert line.startswith(path.name)
-    assert "\\x1b[2J[red]evil.py" in line
+    assert "\\x1b[2J[red]evil" in line
     assert "exit code 3" in line
     (row,) = json.loads(rankup_here(["status", "--json"], env=nowhere).stdout)
     assert (row["state"], row["id"]) == ("FAILED", path.name)

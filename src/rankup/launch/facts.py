@@ -45,7 +45,7 @@ def facts(
     gpus = bill.get("gpus")
     return Facts(
         run=job.id if task is None else f"{job.id} task {task}",
-        name=job.target if job.kind == "recipe" else Path(job.target).stem,
+        name=job.name,
         command=_command(job),
         directory=str(meant.folder(path, task)),
         kind=job.kind,

@@ -18,7 +18,7 @@ from ..site import config, gpus, rundir
 from ..site.jobspec import DATA, OPTIONS, SLURM, JobSpec, flag, of_record
 from ..site.rundir import Job
 from ..slurm.client import Client
-from . import lives, local, queue, ready, stage
+from . import arguments, lives, local, queue, ready, stage
 from .logfile import OUTPUT, size_of
 from .request import created, new, python_of_ranks, resumed, same_result, split_notes, typed
 
@@ -61,6 +61,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
         print(" " if caches else "", local.shown(job, nproc), sep="")
         return 0
     ready.beside(job, nproc, spec.check)
+    arguments.refuse(job, spec.check)
     for note in notes:
         print(note, file=sys.stderr)
     staged = {name: value for name, value in spec.said().items() if OPTIONS[name].panel == DATA}

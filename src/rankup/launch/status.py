@@ -146,7 +146,7 @@ def summary(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     where = ", ".join(dict.fromkeys(jobs)) or (last.nodes[0] if last and last.nodes else "")
     short = Summary(
         id=job.id,
-        name=_name(job),
+        name=job.name,
         path=str(path),
         where=where,
         state=last.state if last else "NEW",
@@ -230,10 +230,6 @@ def _steps(job: Job, metrics: Mapping[str, Any]) -> int | None:
         steps = getattr(options, "steps", None)
         return steps if isinstance(steps, int) else None
     return None
-
-
-def _name(job: Job) -> str:
-    return job.target if job.kind == "recipe" else Path(job.target).name
 
 
 def _job(path: Path) -> Job | UserError:

@@ -53,13 +53,12 @@ def own(path: Path) -> State:
         job = rundir.read(path)
     except UserError:
         return State(path.name, log=newest_log(path))
-    name = job.target if job.kind == "recipe" else Path(job.target).name
     begin, end, code = _newest_life(job, rundir.records(path))
     limit = time_limit(path)
     over = end is not None
     return State(
         id=job.id,
-        name=name,
+        name=job.name,
         state="" if begin is None else _word(over, code),
         words=f"exit code {code:.0f}" if over and code else "",
         live=False if over else None,
