@@ -400,11 +400,6 @@ def test_tasks_are_grouped_when_many(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "tasks 7" in out
 
 
-@pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([7, 1, 0, 2], "0-2,7")])
-def test_ranges(numbers: list[int], text: str) -> None:
-    assert status.ranges(numbers) == text
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(-5, "0 s"), (90, "90 s"), (300, "5 min"), (12_000, "3 h 20 min"), (190_000, "2 d 4 h")],
