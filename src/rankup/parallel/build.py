@@ -49,7 +49,8 @@ class Choices:
 
     Attributes:
         half: compute in bfloat16 (sharded parameters are gathered in it).
-        compiled: compile each block, or the model where every rank holds it whole.
+        compiled: mode in which `torch.compile` compiles each block, or the model where every rank
+            holds it whole; None leaves them as they are.
         recompute: what the backward computes again.
         offload, reshard: see `sharded.shard`.
         schedule: of the pipeline.
@@ -59,7 +60,7 @@ class Choices:
     """
 
     half: bool = False
-    compiled: bool = False
+    compiled: str | None = None
     recompute: Recompute = "none"
     offload: bool = False
     reshard: bool = True
@@ -215,7 +216,7 @@ def split(
     units = blocks(model)
     recompute(units, choices.recompute)
     if choices.compiled:
-        _compile(units)
+        _compile(units, choices.compiled)
     if mesh.at_step.data_size > 1 or choices.offload:
         shard(
             roots,
@@ -228,10 +229,10 @@ def split(
     return built, stages
 
 
-def _compile(units: Sequence[nn.Module]) -> None:
+def _compile(units: Sequence[nn.Module], mode: str) -> None:
     """Compile each part by itself, in place: parameter names stay."""
     for unit in units:
-        unit.compile()
+        unit.compile(mode=mode)
     # Blocks that tensor parallelism cut have hooks of their own, so each is another graph, in
     # training and in evaluation. Torch keeps 8, and would leave the rest of the model as it is.
     config = torch._dynamo.config
@@ -290,7 +291,7 @@ def _replicas(
     model.to(mesh.world.device)
     recompute(blocks(model), choices.recompute)
     if choices.compiled:
-        model.compile()  # in place: parameter names stay
+        model.compile(mode=choices.compiled)  # in place: parameter names stay
     if mesh.apart:
         return Built(model, model, model, mesh)
     replica, exchange = replicate(model, mesh.world, choices.compression)

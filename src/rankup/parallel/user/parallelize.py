@@ -133,7 +133,7 @@ def parallelize(
     )
     choices = Choices(
         half=precision == "bf16",
-        compiled=compile,
+        compiled="default" if compile else None,
         recompute=activation_checkpointing,
         offload=offload,
         reshard=reshard,
