@@ -25,7 +25,7 @@ _PAUSE = 1.0  # seconds between looks at the files
 _ASK = 15.0  # seconds between questions about the state
 _SURE = 3  # looks at which a run that has ended says nothing more
 _PRINTED = 60  # lines, where no terminal says how many it has
-_SMALL = 16 * 1024  # bytes of the two ends of each file that a single line needs
+_SMALL = 16 * 1024  # bytes of the end of each file that a single line needs
 _MOVES = {"up": -1, "down": 1, "page up": -10, "page down": 10}
 
 
@@ -75,7 +75,7 @@ def small(run_dir: Path) -> str:
 
     Empty where nothing is known yet. Reads the ends of the files only.
     """
-    watch = Watch(run_dir, first=_SMALL, last=_SMALL)
+    watch = Watch(run_dir, last=_SMALL)
     watch.look_at_state()
     watch.look()
     return frame.small(watch)
