@@ -182,11 +182,11 @@ def build(
     if mesh.layout.only_replicas:
         return _replicas(build_model, mesh, seed, choices)
     layout, device = mesh.layout, mesh.world.device
-    built, stages = split(build_model, mesh, seed, choices, example)
-    initial = Initial(built.whole, build_model, seed, choices.by_name)
+    initial = Initial(build_model, mesh.world, seed, choices.by_name)
+    built, stages = split(initial.shapes(), mesh, choices, example)
     # What is offloaded comes to the device part by part; buffers are needed there all the time.
     materialize(built.model, device, torch.device("cpu") if choices.offload else device)
-    initial.fill(built.model, built.copies)
+    initial.fill(built.model, built.whole, built.copies)
     # Stages that drew alike would drop the same places of each layer.
     built.draws_apart = ("stage", mesh.pp) if layout.pp > 1 else ()
     if layout.pp > 1:
@@ -196,18 +196,16 @@ def build(
 
 
 def split(
-    build_model: Callable[[], nn.Module],
+    model: nn.Module,
     mesh: Mesh,
-    seed: int,
     choices: Choices,
     example: tuple[Loss, Batch] | None = None,
 ) -> tuple[Built, list[StageModule]]:
-    """What a rank will hold of a model, still on meta, and its pipeline stages.
+    """What a rank will hold of a model on meta, and its pipeline stages.
 
-    Arguments and errors are those of `build`; the layout has more than replicas.
+    Other arguments and errors are those of `build`; the layout has more than replicas.
     """
     layout = mesh.layout
-    model = on_meta(build_model, seed)
     refuse(model, layout)
     units = blocks(model)
     beside = beside_blocks(model, units)
@@ -265,13 +263,6 @@ def _cut(built: Built, schedule: str, example: tuple[Loss, Batch] | None) -> lis
     if ties:
         built.ties = Ties(ties, model, place, mesh.lines("pp"))
     return stages
-
-
-def on_meta(build_model: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The model with its shapes alone."""
-    torch.manual_seed(derive(seed, "construction"))
-    with torch.device("meta"):
-        return build_model()
 
 
 def refuse(model: nn.Module, layout: Layout) -> None:
