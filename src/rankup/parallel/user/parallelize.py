@@ -22,7 +22,6 @@ from ..memory import Recompute, recompute
 from ..mesh import Mesh
 from ..pipeline.names import torch_name
 from ..sharded import blocks, release
-from .factory import Factory
 from .forward import Methods, Peers, around_peers, draws, in_half, refuse_call, replace_forward
 from .gradients import Gradients, no_sync
 from .steps import Steps, Units
@@ -133,7 +132,7 @@ def parallelize(
     )
     choices = Choices(
         half=precision == "bf16",
-        compiled=compile,
+        compiled="default" if compile else None,
         recompute=activation_checkpointing,
         offload=offload,
         reshard=reshard,
@@ -150,9 +149,8 @@ def parallelize(
     with contextlib.nullcontext() if seed is not None else draws(0, world.device):
         if not mesh.together:
             return _copied(build_model, build_optimizer, mesh, seed or 0, choices)
-        factory = Factory(build_model, seed or 0, world.is_root)
         pair = None if loss is None or example is None else (loss, tuple(example))
-        built = build(factory, mesh, seed or 0, choices, pair)
+        built = build(build_model, mesh, seed or 0, choices, pair)
         steps = None if loss is None else (loss, micro_batch or 1, units)
         return _dressed(built, build_optimizer, steps, seed or 0, methods)
 
