@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from ..base.errors import RunFailed
-from ..parallel.build import Built, Choices, build
+from ..parallel.build import Built, build
 from ..parallel.mesh import Mesh
 from ..runtime.probe import probe, same_code
 from ..runtime.world import World
@@ -27,16 +29,9 @@ def start(task: Task, options: TrainOptions, world: World) -> Built:
     except RuntimeError as error:
         raise RunFailed(str(error)) from None
     layout = options.layout(world.world_size, world.local_world_size)
-    choices = Choices(
-        half=options.precision == "bf16",
-        compiled=options.compile,
-        recompute=options.activation_checkpointing,
-        offload=options.offload,
-        reshard=options.reshard,
-        schedule=options.pp_schedule,
-        by_name=task.by_name if isinstance(task, Valued) else True,
-        compression=options.compression,
-    )
+    choices = options.choices
+    if isinstance(task, Valued):
+        choices = replace(choices, by_name=task.by_name)
     example = None
     if layout.pp > 1 and len(task.train):
         some = torch.arange(min(options.micro_batch, len(task.train)))
