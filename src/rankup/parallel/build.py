@@ -189,7 +189,7 @@ def split(
         apply(model, built.plan, mesh.device_mesh["tp"])
     recompute(units, choices.recompute)
     if choices.compiled:
-        _compile(units)
+        _compile(units, choices.compiled)
     sharded = mesh.at_step.data_size > 1 or choices.offload
     built.autocast = torch.bfloat16 if choices.half and not sharded else None
     if sharded:
@@ -205,10 +205,10 @@ def split(
     return built, stages
 
 
-def _compile(units: Sequence[nn.Module]) -> None:
+def _compile(units: Sequence[nn.Module], mode: str) -> None:
     """Compile each part by itself, in place: parameter names stay."""
     for unit in units:
-        unit.compile()
+        unit.compile(mode=mode)
     # Blocks that tensor parallelism cut have hooks of their own, so each is another graph, in
     # training and in evaluation. Torch keeps 8, and would leave the rest of the model as it is.
     config = torch._dynamo.config
@@ -256,7 +256,7 @@ def _replicas(
     model.to(mesh.world.device)
     recompute(blocks(model), choices.recompute)
     if choices.compiled:
-        model.compile()  # in place: parameter names stay
+        model.compile(mode=choices.compiled)  # in place: parameter names stay
     autocast = torch.bfloat16 if choices.half else None
     built = Built(model, model, model, mesh, autocast=autocast)
     if not mesh.apart:

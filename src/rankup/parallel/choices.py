@@ -62,7 +62,8 @@ class Choices:
         half: compute in bfloat16: sharded parameters are gathered in it, and everything a model
             does is in it, as after `model.bfloat16()`; where a rank holds its part of the model
             whole, torch's autocast chooses. Weights, sums of gradients and outputs are float32.
-        compiled: compile each block, or the model where every rank holds it whole.
+        compiled: mode in which torch compiles each block, or the model where every rank holds it
+            whole; None leaves them as they are.
         recompute: what the backward computes again.
         offload, reshard: see `sharded.shard`.
         schedule: of the pipeline.
@@ -72,7 +73,7 @@ class Choices:
     """
 
     half: bool = False
-    compiled: bool = False
+    compiled: str | None = None
     recompute: Recompute = "none"
     offload: bool = False
     reshard: bool = True

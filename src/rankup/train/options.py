@@ -38,6 +38,11 @@ class TrainOptions:
         "fp32", "bf16: compute in 16 bits; weights stay in 32"
     )
     compile: bool = flag(False, "compile the model with torch.compile")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = flag(
+        "default", "how --compile compiles: with CUDA graphs, or after trying kernels"
+    )
+    tf32: bool = flag(False, "float32 products in TF32, of 10 bits, on GPUs from A100 on")
+    deterministic: bool = flag(False, "the same bits in each run of one layout, at some speed")
     valid_every: int | None = flag(
         None, "steps between validations; default five times in the run", least=1
     )
@@ -183,7 +188,7 @@ class TrainOptions:
         """How a model is built on the layout."""
         return Choices(
             half=self.precision == "bf16",
-            compiled=self.compile,
+            compiled=self.compile_mode if self.compile else None,
             recompute=self.activation_checkpointing,
             offload=self.offload,
             reshard=self.reshard,
@@ -208,6 +213,8 @@ class TrainOptions:
     def notes(self, layout: Layout) -> list[str]:
         """What was asked for and does nothing, or costs more than it seems."""
         found = without_effect(layout, self.choices)
+        if self.compile_mode != "default" and not self.compile:
+            found.append(f"--compile-mode {self.compile_mode} does nothing without --compile")
         if self.gamma != 0.1 and self.schedule != "step":
             found.append(f"--gamma {self.gamma:g} does nothing without --schedule step")
         found += self._without_effect()

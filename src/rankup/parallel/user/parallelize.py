@@ -132,7 +132,7 @@ def parallelize(
     )
     choices = Choices(
         half=precision == "bf16",
-        compiled=compile,
+        compiled="default" if compile else None,
         recompute=activation_checkpointing,
         offload=offload,
         reshard=reshard,
