@@ -64,6 +64,8 @@ def pack(request: Request, quota: Quota = lambda path: []) -> int:
                 write.help_to_fill(of)
             else:
                 _lead(of, quota)
+    except BrokenPipeError:  # nobody reads what --json or --dry-run print: as with any verb
+        raise
     except (UserError, OSError, RunFailed, SourceProblem, Interrupted, KeyboardInterrupt) as error:
         message, code = _failure(error, of)
         say(message)
@@ -98,7 +100,7 @@ def _lead(of: Pack, quota: Quota) -> None:
             for line in report.lines_after(done, of.named(of.report)):
                 of.say(line)
     if of.request.as_json:
-        print(json.dumps(done, indent=2))
+        print(json.dumps(done, indent=2), flush=True)
 
 
 def _made(of: Pack, quota: Quota, started: float) -> int:
@@ -144,16 +146,17 @@ def _preview(of: Pack, quota: Quota) -> None:
     done = _there(of)
     if done is not None:
         text = f"{of.out} is complete already"
-        print(json.dumps(done, indent=2) if of.request.as_json else text)
+        print(json.dumps(done, indent=2) if of.request.as_json else text, flush=True)
         return
     source = scanned(of.request)
     layout = _layout(of, source)
     planned = report.before(of, source, layout)
     lines = quota(of.out.parent)
     if of.request.as_json:
-        print(json.dumps({**planned, "free": report.free(of.out), "quota": lines}, indent=2))
+        text = json.dumps({**planned, "free": report.free(of.out), "quota": lines}, indent=2)
     else:
-        print("\n".join(report.lines_before(of.request.source, planned, lines)))
+        text = "\n".join(report.lines_before(of.request.source, planned, lines))
+    print(text, flush=True)
     report.fits(planned, layout, journal.allocated(of.part))
 
 
