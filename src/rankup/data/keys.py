@@ -82,8 +82,9 @@ def _suspect(names: Strings, ends: Int64s) -> Int64s:
     odd[:-1] |= slash[:-1] & (slash[1:] | dot[1:])
     odd[first] |= slash[first] | dot[first]
     odd[last] |= slash[last]
-    rows = there[np.searchsorted(last, np.flatnonzero(odd))]
-    return np.union1d(rows, np.flatnonzero((length == 0) | (length > LONGEST)))
+    found = (length == 0) | (length > LONGEST)
+    found[there[np.searchsorted(last, np.flatnonzero(odd))]] = True
+    return np.flatnonzero(found)
 
 
 def shown(key: bytes) -> str:

@@ -30,8 +30,8 @@ SPLITS = {
 }
 _ORDER = ("train", "val", "test")
 
-# What file managers and archivers leave behind, beside hidden files.
-LEFTOVERS = frozenset((b"Thumbs.db", b"ehthumbs.db", b"desktop.ini", b"__MACOSX"))
+# Hidden files and folders, and what file managers and archivers leave behind.
+_HIDDEN = re.compile(rb"(?:^|/)(?:\.|(?:Thumbs\.db|ehthumbs\.db|desktop\.ini|__MACOSX)(?:/|\Z))")
 
 # First bytes of what is compressed as a whole -> the program that unpacks it.
 COMPRESSED = {
@@ -66,7 +66,4 @@ def split_in(name: str) -> str:
 
 def hidden(name: bytes) -> bool:
     """Return whether a path is nobody's data: hidden, in a hidden folder, or left by a program."""
-    if name.startswith(b".") or b"/." in name:
-        return True
-    # Hardly a name of a million has one of these in it.
-    return any(one in name and one in name.split(b"/") for one in LEFTOVERS)
+    return _HIDDEN.search(name) is not None

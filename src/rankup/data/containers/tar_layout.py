@@ -125,12 +125,14 @@ class TarLayout:
         for of, field, npy in zip(names, index.fields, self.heads, strict=True):
             offsets = (field.offset[start:stop] - len(npy)).tolist()
             sizes = (field.length[start:stop] + len(npy)).tolist()
-            columns.append(_index_words(of, offsets, sizes))
+            extensions = [cut(name)[1] for name in of]
+            columns.append(_index_words(of, extensions, offsets, sizes))
         if index.labels is not None:
             labels = index.labels[start:stop].tolist()
             offsets = (self.ends[start:stop] - BLOCK).tolist()
             of = [stem + b"." + LABEL.encode() for stem in stems]
-            found = _index_words(of, offsets, [len(str(label)) for label in labels])
+            extensions = [LABEL.encode()] * len(of)
+            found = _index_words(of, extensions, offsets, [len(str(label)) for label in labels])
             columns.append(
                 [word if label >= 0 else "" for word, label in zip(found, labels, strict=True)]
             )
@@ -303,9 +305,10 @@ def _shards(
     return starts, files, names, np.array(sizes, np.int64)
 
 
-def _index_words(names: Sequence[bytes], offsets: list[int], sizes: list[int]) -> list[str]:
+def _index_words(
+    names: Sequence[bytes], extensions: Sequence[bytes], offsets: list[int], sizes: list[int]
+) -> list[str]:
     """Return what DALI's index says of members; their names, which it only shows, without spaces"""
-    extensions = [cut(name)[1] for name in names]
     words = zip(_unspaced(extensions), offsets, sizes, _unspaced(names), strict=True)
     return [f"{extension} {offset} {size} {name}" for extension, offset, size, name in words]
 
