@@ -36,7 +36,6 @@ class _Lines:
     def close(self) -> None: ...
     def say(self, text: str) -> None: ...
     def step(self, record: dict[str, Any]) -> None: ...
-    def checkpoint(self, step: int, seconds: float) -> None: ...
 
 
 class _Keeper:
@@ -50,7 +49,7 @@ class _Keeper:
     def settled(self, stop: Stop) -> bool:
         return True
 
-    def save(self, place: Place, unvalidated: bool, stop: Stop) -> None:
+    def save(self, place: Place, unvalidated: bool, stop: Stop, begun: float) -> None:
         self.newest = place.step
         self.saved.append(place.step)
 
@@ -111,7 +110,7 @@ def _mark(root: Path, step: int, best: tuple[float, int] | None) -> None:
 
 def test_who_takes_over_knows_the_best_checkpoint(tmp_path: Path) -> None:
     options = SimpleNamespace(keep=2, async_checkpoints=False)
-    given: Any = (tmp_path, options, None, None, print)
+    given: Any = (tmp_path, options, None, None, print, print)
     keeper = Keeper(*given)
     root = tmp_path / "checkpoints"
     _mark(root, 4, (2.5, 4))

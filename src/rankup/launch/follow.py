@@ -18,6 +18,7 @@ from .lives import Attempt
 from .logfile import OUTPUT, log_of, say, tail_lines
 from .meant import folder
 from .noise import Fold, fold
+from .status import steps
 
 _POLL = 0.3  # seconds between looks at the file
 _ASK = 10.0  # seconds between questions to Slurm, unless something has just happened
@@ -137,7 +138,7 @@ class _View:
         if self.raw or not running or time.monotonic() - self.looked < _SMALL:
             return
         self.looked = time.monotonic()
-        if line := small(folder(self.path, self.task)):
+        if line := small(folder(self.path, self.task), steps(lives.read_job(self.path))):
             self.say(f"· {line}")
 
     def flush(self) -> None:

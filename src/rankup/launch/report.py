@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import TextIO
 from ..base.errors import EXIT_FAILED, UserError, nearest
 from ..base.files import user_path, write_atomic
 from ..base.text import clean
+from ..monitor import words
 from ..monitor.cost import Cost, cost
 from ..monitor.diagnose import Diagnosis, diagnose
 from ..monitor.export import FORMS
@@ -99,9 +99,7 @@ def tell(judged: Judged, wish: Wish, out: TextIO) -> int:
 
     target = _target(wish, judged.folder)
     recording, diagnoses = judged.recording, judged.diagnoses
-    run, folder = recording.facts.run, judged.folder
-    named = run if folder.name == run else str(folder)  # a task of an array has no name of its own
-    more = f"rankup report {shlex.quote(named)} draws the page and the PDF"
+    more = f"rankup report {words.argument(recording.facts)} draws the page and the PDF"
     if "html" in wish.formats:
         more = str(target / FILES["html"])
     show_text(recording, diagnoses, out, more, paid=judged.cost, said=judged.verdict)

@@ -235,34 +235,35 @@ def weighted_sum(exchange: Exchange, bucket: dist.GradBucket) -> torch.futures.F
     before = None if exchange.weight or exchange.total is None else buffer.clone()
     # Multiplying by zero would keep an idle rank's NaN.
     buffer = buffer.mul_(exchange.weight) if exchange.weight else buffer.zero_()
-    parts = {}
-    if exchange.total is not None:
-        parts["total"] = exchange.total
+    statistics = None
     if bucket.is_last():
         exchange.begun = False
         if exchange.statistics.size:
-            parts["statistics"] = exchange.share_statistics(buffer.device)
-    parts["gradient"] = exchange.share(bucket)
+            statistics = exchange.share_statistics(buffer.device)
+    total = exchange.total
 
     def finish(done: torch.futures.Future[Any]) -> torch.Tensor:
-        values = dict(zip(parts, (part.value()[0] for part in done.value()), strict=True))
-        gradient: torch.Tensor = values["gradient"]
-        if "total" in values:
-            total = values["total"]
+        gradient: torch.Tensor = done.value()[0]
+        # What was started before the bucket's own sum is here with it: on a GPU these waits are
+        # the stream's, not the host's.
+        if total is not None:
+            units = total.wait()[0]
             if exchange.compressed is None:
-                gradient.div_(_divisor(total, gradient.dtype))
+                gradient.div_(_divisor(units, gradient.dtype))
             if before is not None:
                 if before.is_cuda:  # made on another stream than this
                     before.record_stream(torch.cuda.current_stream(before.device))
                 # Nothing was summed but what compression still owed.
-                gradient.add_(torch.where(total > 0, 0.0, before))
-        if "statistics" in values:
-            total, ranks = values["statistics"].split([exchange.statistics.size, 1])
-            mean = total / ranks.clamp(min=1.0)
+                gradient.add_(torch.where(units > 0, 0.0, before))
+        if statistics is not None:
+            values, ranks = statistics.wait()[0].split([exchange.statistics.size, 1])
+            mean = values / ranks.clamp(min=1.0)
             exchange.statistics.assign(torch.where(ranks > 0, mean, exchange.statistics.flat()))
         return gradient
 
-    return torch.futures.collect_all(list(parts.values())).then(finish)
+    # Nothing but the bucket's own future: one made by `collect_all` has no devices, and what is
+    # chained to it waits for NCCL in the stream of the backward.
+    return exchange.share(bucket).then(finish)
 
 
 _CHANGED = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import multiprocessing
@@ -259,7 +260,19 @@ def _head_address() -> str:
             "an srun step over several nodes without SLURM_STEP_NODELIST: "
             "set MASTER_ADDR to the address of the first node"
         )
-    return name
+    return fabric_name(name)
+
+
+def fabric_name(node: str) -> str:
+    """Return a node's name in InfiniBand: at JSC, where $SYSTEMNAME is set, `jwb0007i` if it is.
+
+    The name without the suffix is that in Ethernet, which does not reach every other node.
+    """
+    if os.environ.get("SYSTEMNAME"):
+        with contextlib.suppress(OSError):
+            socket.getaddrinfo(f"{node}i", None)
+            return f"{node}i"
+    return node
 
 
 def first_host(nodelist: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,8 @@ class Keeper:
     Args:
         directory: of the run.
         say: tells the user a line, on rank 0.
+        note: called on all ranks once a checkpoint is known to be written, with its step, for how
+            many seconds the run stood, and until when.
         carried: what this rank's copy of the model has beside it.
         allowed: whether this process is still the one that writes; asked in any thread.
 
@@ -44,12 +47,14 @@ class Keeper:
         built: Built,
         optimizer: torch.optim.Optimizer,
         say: Callable[[str], None],
+        note: Callable[[int, float, float], None],
         carried: Carried | None = None,
         allowed: Callable[[], bool] = lambda: True,
     ) -> None:
         self._directory, self._options, self._built = directory, options, built
         self._root, self._optimizer, self._say = directory / "checkpoints", optimizer, say
-        self._carried = carried
+        self._carried, self._note = carried, note
+        self._stood: tuple[int, float, float] | None = None  # for the checkpoint under way
         self.best: tuple[float, int] | None = None
         self._second: tuple[float, int] | None = None  # what was the best before it
         self.newest = 0
@@ -103,15 +108,20 @@ class Keeper:
         """Whether this step, as the last one considered, was better than all before it."""
         return self.best is not None and self.best[1] == step
 
-    def save(self, place: Place, unvalidated: bool, stop: Stop) -> None:
+    def save(self, place: Place, unvalidated: bool, stop: Stop, begun: float) -> None:
         """Copy what a checkpoint holds; it is written beside the training. A full disk costs this
-        checkpoint, not the training."""
+        checkpoint, not the training.
+
+        Args:
+            begun: `time.perf_counter()` when the run began to stand for it.
+        """
         self.settled(stop)
         self._lost, self.newest = "", place.step
         saved = Saved(place, self._options.identity, self.best, unvalidated)
         self._saver.save(
             self._built.model, self._optimizer, saved, self._built.copies, self._carried
         )
+        self._stood = place.step, time.perf_counter() - begun, time.time()
         if not self._options.async_checkpoints:
             self.settled(stop)
 
@@ -126,8 +136,12 @@ class Keeper:
 
     def settled(self, stop: Stop) -> bool:
         """Wait for the checkpoint under way; whether the newest one asked for was written."""
-        if why := self._saver.wait():
+        why = self._saver.wait()
+        stood, self._stood = self._stood, None
+        if why:
             self._say_lost(why)
+        elif stood:
+            self._note(*stood)
         stop.saved_in(self._saver.seconds)
         return not self._lost
 

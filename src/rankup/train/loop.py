@@ -80,6 +80,7 @@ class _Run:
             self.built,
             self.optimizer,
             lambda text: self.metrics.say(text),
+            lambda *stood: self.metrics.checkpoint(*stood),
             self.taker.carried,
         )
         if resume and (saved := self.keeper.restore(self.last)) is not None:
@@ -234,8 +235,7 @@ class _Run:
         self._refuse_nonfinite_weights()
         self.metrics.sync()
         self.stepper.trace.sync()
-        self.keeper.save(self.place, self.unvalidated, stop)
-        self.metrics.checkpoint(self.place.step, time.perf_counter() - begun)
+        self.keeper.save(self.place, self.unvalidated, stop, begun)
 
     def _refuse_nonfinite_weights(self) -> None:
         """The loss was finite before the update; the weights have to be so after it."""

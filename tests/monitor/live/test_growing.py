@@ -8,10 +8,8 @@ import os
 from pathlib import Path
 
 from rankup.base.files import cut_json_lines, done_by
-from rankup.monitor.live import state
 from rankup.monitor.live.growing import Growing
-from rankup.monitor.live.state import State
-from rankup.monitor.live.watch import Watch
+from rankup.monitor.live.watch import Run, Watch
 
 
 def _append(path: Path, *records: object) -> None:
@@ -77,13 +75,9 @@ def test_what_is_no_json_is_counted(tmp_path: Path) -> None:
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
     for folder in ("monitor", "log"):
         (tmp_path / folder).mkdir()
-    pipes = [
-        tmp_path / name for name in ("monitor/n.jsonl", "metrics.jsonl", "job.sh", "log/5.out")
-    ]
+    pipes = [tmp_path / name for name in ("monitor/n.jsonl", "metrics.jsonl", "log/5.out")]
     for pipe in pipes:
         os.mkfifo(pipe)
-    assert state.time_limit(tmp_path) is None
-    assert state.newest_log(tmp_path) is None
-    watch = Watch(tmp_path, state=State("r", log=pipes[-1]))
+    watch = Watch(tmp_path, Run("r", log=pipes[-1]))
     watch.look()
     assert (watch.known(), watch.log) == ([], [])

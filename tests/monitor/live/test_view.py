@@ -85,7 +85,7 @@ def _run(folder: Path, **life: object) -> Path:
     job = rundir.read(path)
     began = {"started": rundir.now(), "nproc": 4, "node": "elsewhere", **life}
     rundir.write(path, replace(job, lives=[began]))
-    (path / "log" / "torchrun.log").write_text("rankup: a line of the log\n")
+    (path / "log" / "run.out").write_text("rankup: a line of the log\n")
     return path
 
 
@@ -101,8 +101,8 @@ def test_it_shows_what_a_sampler_writes_in_a_terminal_of_any_size_until_q(
     screen.wait("no sample of a node yet")
     (run / "monitor").mkdir()
     _sampled_now(full / "monitor" / "jrc0001.jsonl", run)
-    text = screen.wait(r"GPU 2  █+░* +9\d %  3\d\d/400 W")
-    assert re.search(r"GPU 3  ░+ +0 %.*nobody uses it", text)
+    text = screen.wait(r"GPU 2 +█+░* +9\d %  3\d\d/400 W")
+    assert re.search(r"GPU 3 +░+ +0 %.*nobody uses it", text)
     assert "4 GPUs on 1 node" in text
     assert "rankup: a line of the log" in text
     (run / "metrics.jsonl").write_bytes((full / "metrics.jsonl").read_bytes())
@@ -112,7 +112,6 @@ def test_it_shows_what_a_sampler_writes_in_a_terminal_of_any_size_until_q(
     assert "more nodes" not in text
     screen.tmux("resize-window", "-x", "60", "-y", "14")
     screen.wait(r"… \d+ more nodes")
-    screen.tmux("send-keys", "Down")
     screen.tmux("resize-window", "-x", "80", "-y", "24")
     screen.wait("jrc0012")
     screen.tmux("send-keys", "q")

@@ -99,6 +99,13 @@ def test_work_that_differs_is_warned_of(other: Recording, said: str) -> None:
     assert any(said in warning for warning in warnings)
 
 
+def test_no_argument_reaches_the_terminal_raw() -> None:
+    other = _with(run(2), command="rankup run b.py \x1b[31mred", run="a\x1b[31mb")
+    found = scaling([run(1), replace(other, steps=NO_STEPS), run(4)])
+    assert "\x1b" not in scaling_text(found)
+    assert "\\x1b[31mred" in scaling_text(found)
+
+
 def test_cpu_runs_count_ranks() -> None:
     found = scaling([_with(one, gpus=0) for one in (run(1), run(2))])
     assert found.thing == "rank"

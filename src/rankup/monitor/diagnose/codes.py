@@ -95,7 +95,7 @@ _TABLE = (
     Code(
         IMBALANCE,
         "imbalance between ranks or nodes",
-        "The work was dealt unevenly, and all waited for the slowest",
+        "The work was divided unevenly, and all waited for the slowest",
     ),
     Code(
         FEW_CORES,

@@ -53,9 +53,8 @@ def limit_hit(recording: Recording) -> Iterator[Diagnosis]:
             "warning",
             "time limit",
             f"the run was ended by its time limit{limit}{after}",
-            f"`rankup run --resume {words.shown(recording.facts.run)}` goes on from the last "
-            "checkpoint; a script of your own saves in time with `rankup.Deadline()` "
-            "(docs/time-limit.md)",
+            f"`{words.resume(recording.facts)}` goes on from the last checkpoint; a script of "
+            "your own saves in time with `rankup.Deadline()` (docs/time-limit.md)",
         )
     )
 

@@ -55,7 +55,7 @@ def gaps(recording: Recording) -> Iterator[Diagnosis]:
             else f"{words.percent(lost / paid.node_seconds)} of the time of all nodes is not on "
             f"record, the longest part {words.duration(longest.end - longest.begin)} on "
             f"{words.shown(longest.node)}, {words.window(longest.begin, longest.end)}: {why}",
-            f"`rankup logs {words.shown(recording.facts.run)}` may say what ended the sampler (no "
+            f"`rankup logs {words.argument(recording.facts)}` may say what ended the sampler (no "
             "memory, a full disk, a dead node); what is said of the run holds for the rest of the "
             "time",
         ),
@@ -132,14 +132,14 @@ def failed(recording: Recording) -> Iterator[Diagnosis]:
             f"; the last checkpoint is {words.duration(lost)} older, that work "
             f"({words.amount(share * paid.units)} {paid.unit}) is lost"
         )
-    run = words.shown(recording.facts.run)
-    todo = f"`rankup logs {run} --cause` names the rank, the node and the exception"
+    logs = f"rankup logs {words.argument(recording.facts)}"
+    todo = f"`{logs} --cause` names the rank, the node and the exception"
     if gpu_memory:
         todo = "a smaller `--micro-batch` (the same run, slower), or `--strategy fsdp`; " + todo
     elif life.state == "OUT_OF_MEMORY":
         todo = "fewer DataLoader workers, or more `--mem`; " + todo
     elif life.state == "NODE_FAIL":
-        todo = f"`rankup run --resume {run}` goes on from the last checkpoint"
+        todo = f"`{words.resume(recording.facts)}` goes on from the last checkpoint"
     yield Diagnosis(Finding(codes.FAILED, "error", "run", seen, todo))
 
 

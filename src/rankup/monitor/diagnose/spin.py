@@ -48,7 +48,7 @@ def spinning(recording: Recording) -> Iterator[Diagnosis]:
             + (f" ({len(windows)} times)" if len(windows) > 1 else ""),
             "all ranks must call the same collectives in the same order: look for code behind "
             "`if rank == 0`, or loaders of unequal length; `rankup logs "
-            f"{words.shown(recording.facts.run)}` names the rank that stopped, "
+            f"{words.argument(recording.facts)}` names the rank that stopped, "
             "`TORCH_NCCL_DUMP_ON_TIMEOUT=1` the collective",
         ),
         windows=windows,
@@ -83,7 +83,7 @@ def stalled(recording: Recording) -> Iterator[Diagnosis]:
             f"no step ended for {words.duration(end - begin)}, {words.window(begin, end)}"
             + (", until the end" if last else "")
             + f"; a step usually takes {words.duration(float(np.median(steps.seconds[known])))}",
-            f"`rankup logs {words.shown(recording.facts.run)}` shows what the script said then; "
+            f"`rankup logs {words.argument(recording.facts)}` shows what the script said then; "
             "`py-spy dump --pid` on a rank shows where it stands",
         ),
         windows=windows,

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...base.files import open_regular
 from ...base.text import encodable
+from ...slurm.job import Attempt
 from .. import lines
-from . import state as records
 from .growing import FIRST, LAST, Growing
 from .node import Node
 from .progress import Progress
-from .state import State
 
 _LOG_BYTES = 16 * 1024
 _METRICS = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the view is told of a run.
+
+    Attributes:
+        attempt: its newest; None where nobody knows of one.
+        steps: that it is to take; None where nobody says.
+        log: the file that it prints into.
+    """
+
+    id: str
+    name: str = ""
+    attempt: Attempt | None = None
+    steps: int | None = None
+    log: Path | None = None
 
 
 @dataclass
@@ -26,15 +41,13 @@ class Watch:
     """A run that is being looked at; `look` reads what is new.
 
     Attributes:
-        ask: how the run is; by default its own records say it.
         log: its newest lines, as they stand in the file: not `clean`.
     """
 
     path: Path
-    ask: Callable[[], State] | None = None
+    run: Run
     first: int = FIRST
     last: int = LAST
-    state: State = field(default_factory=lambda: State(""))
     progress: Progress = field(default_factory=Progress)
     nodes: dict[str, Node] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
@@ -54,10 +67,6 @@ class Watch:
         self._look_at_steps()
         self._look_at_log()
 
-    def look_at_state(self) -> None:
-        """Ask how the run is; may take as long as `ask` does."""
-        self.state = self.ask() if self.ask else records.own(self.path)
-
     def known(self) -> list[Node]:
         """Nodes that have said something, by name."""
         said = [node for node in self.nodes.values() if node.begun is not None or node.samples]
@@ -65,8 +74,10 @@ class Watch:
 
     def over(self) -> bool:
         """Whether nothing more will come."""
-        if self.state.live is not None:
-            return not self.state.live
+        attempt = self.run.attempt
+        # Of a run on another node nobody here knows; its samplers say whether it goes on.
+        if attempt is not None and attempt.state != "UNKNOWN":
+            return not attempt.live
         nodes = self.known()
         ended = bool(nodes) and all(node.ended is not None for node in nodes)
         return ended or (self.progress.final and not nodes)
@@ -90,9 +101,9 @@ class Watch:
             self.progress.take(record)
 
     def _look_at_log(self) -> None:
-        if self.state.log is None:
+        if self.run.log is None:
             return
-        with suppress(OSError), open_regular(self.state.log) as file:
+        with suppress(OSError), open_regular(self.run.log) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _LOG_BYTES))
             data = file.read(_LOG_BYTES)

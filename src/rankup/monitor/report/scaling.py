@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import UserError
-from ...base.text import clean
 from .. import billing, words
 from ..cost import Cost
 from ..diagnose import Diagnosis
@@ -271,7 +270,7 @@ def _warnings(recordings: Sequence[Recording], points: Sequence[Point]) -> tuple
     found = []
     targets = sorted({_work(one.facts.command) for one in recordings})
     if len(targets) > 1:
-        shown = "; ".join(clean(one) for one in targets[:3])
+        shown = "; ".join(words.shown(one) for one in targets[:3])
         found.append(f"the runs did not start the same thing: {shown}.")
     batches = [point.batch for point in points if point.batch]
     if batches and max(batches) > min(batches) * (1 + SAME):
@@ -292,7 +291,7 @@ def _warnings(recordings: Sequence[Recording], points: Sequence[Point]) -> tuple
         found.append("the runs are billed in different units.")
     slow = [point for point in points if not point.speed]
     if slow:
-        names = ", ".join(clean(point.run) for point in slow)
+        names = ", ".join(words.shown(point.run) for point in slow)
         found.append(f"no speed is known of {names}.")
     return tuple(found)
 
@@ -329,7 +328,7 @@ def speeds(recordings: Sequence[Recording]) -> tuple[list[float | None], str, st
     units = {one.steps.unit or "units" for one in recordings if len(one.steps.step)}
     ways: list[tuple[Callable[[Recording], float | None], str, str]] = []
     if len(units) == 1:
-        unit = f"{units.pop()}/s"
+        unit = f"{words.shown(units.pop())}/s"
         ways.append((_rate, unit, "median over the steps of the units per second of all ranks"))
     ways.append((_steps_rate, "steps/s", "median over the steps; a step is taken to be as much"))
     ways.append((_run_rate, "runs/h", "time of the whole run; start-up counts too"))
