@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankup.data import blocks
-from rankup.data.blocks import Blocks
-from rankup.data.index import Field, Index, Split
-from rankup.data.strings import Strings
+from rankup.data import verified
+from rankup.data.index import Field, Index, Split, Strings
+from rankup.data.verified import Blocks
 
 
 def _index(spans: list[tuple[int, int, int]], sizes: list[int], fields: int = 1) -> Index:
@@ -42,7 +41,7 @@ def test_each_byte_of_no_sample_is_in_one_block(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(seed)
-    monkeypatch.setattr(blocks, "SIZE", draw.choice([7, 16, 1000]))
+    monkeypatch.setattr(verified, "BLOCK", draw.choice([7, 16, 1000]))
     files, fields = draw.randint(1, 3), draw.randint(1, 2)
     spans, sizes = [], [draw.randint(0, 5) for _ in range(files)]
     for _ in range(draw.choice([0, 1, 7, 60])):
@@ -59,7 +58,7 @@ def test_each_byte_of_no_sample_is_in_one_block(
         for file, offset, length in zip(field.file, field.offset, field.length, strict=True):
             taken[file][offset : offset + length] = True
     of = Blocks(index, tmp_path)
-    assert len(of) == sum(-(-size // blocks.SIZE) for size in sizes)
+    assert len(of) == sum(-(-size // verified.BLOCK) for size in sizes)
     before = of.hashes(0, len(of))
     first = 0
     for file, size in enumerate(sizes):
@@ -70,9 +69,9 @@ def test_each_byte_of_no_sample_is_in_one_block(
             path.write_bytes(data)
             data[at] ^= 1
             changed = np.flatnonzero(of.hashes(0, len(of)) != before).tolist()
-            assert changed == ([] if taken[file][at] else [first + at // blocks.SIZE])
+            assert changed == ([] if taken[file][at] else [first + at // verified.BLOCK])
         path.write_bytes(data)
-        first += -(-size // blocks.SIZE)
+        first += -(-size // verified.BLOCK)
 
 
 def test_samples_may_share_bytes_and_a_block_names_those_in_it(tmp_path: Path) -> None:

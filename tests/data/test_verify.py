@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankup.data import blocks, indexes
+from rankup.data import indexes, verified
+from rankup.data.index import Strings
 from rankup.data.inspect import show
-from rankup.data.strings import Strings
 
 from .made import pack, samples
 
@@ -167,7 +167,7 @@ def test_files_beside_the_data_are_looked_at(
 ) -> None:
     (root / "classes.txt").write_text("c0\n")
     index = indexes.load(indexes.place(root))
-    index = replace(index, facts={**index.facts, "beside": blocks.beside(root, index)})
+    index = replace(index, facts={**index.facts, "beside": verified.beside(root, index)})
     indexes.save(index, indexes.place(root))
     assert _damage(root, capsys) == []
     (root / "classes.txt").write_text("c1\n")

@@ -18,8 +18,8 @@ import pytest
 from rankup.base import progress
 from rankup.base.errors import UserError
 from rankup.data import indexes, opened
-from rankup.data.inspect.command import show
-from rankup.data.pack.request import Request
+from rankup.data.inspect import show
+from rankup.data.pack.source import Request
 
 from .made import (
     ALL,

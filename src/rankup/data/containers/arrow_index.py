@@ -23,9 +23,8 @@ import pyarrow.types as t
 from ...base.errors import UserError
 from .. import images, keys
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s
-from ..roles import KEYS, LABELS, kind_of, split_in, split_order
-from ..strings import Strings
+from ..index import Field, Index, Int64s, Strings
+from ..keys import KEYS, LABELS, kind_of, split_in, split_order
 from . import Choice
 from .arrow_layout import ABOUT
 from .arrow_values import (

@@ -21,11 +21,10 @@ from .. import indexes
 from ..errors import BadContainer
 from ..index import Index
 from ..verified import SourceDamaged, SourceProblem
-from . import checks, finish, journal, report, write
+from . import checks, journal, report, write
 from .journal import Pack
 from .layout import LAYOUTS, Layout, plan
-from .request import Request, Step, checked, differences
-from .source import files_before, root, scanned
+from .source import Request, Step, checked, differences, files_before, root, scanned
 
 Quota = Callable[[Path], list[str]]
 
@@ -91,7 +90,7 @@ def _lead(of: Pack, quota: Quota) -> None:
         else:
             # Of an earlier pack there may be only names left to give.
             copied = 0 if of.index.is_file() else _made(of, quota, started)
-            finish.publish(of)
+            write.publish(of)
             done = report.read(of.named(of.report))
             of.remove()
             seconds = time.monotonic() - started
@@ -127,13 +126,13 @@ def _made(of: Pack, quota: Quota, started: float) -> int:
             base, layout = of.part, _layout(of, source, resized=True)
         if layout is not None:
             layout, hashes, read = write.fill(of, source, base, layout)
-            index = finish.hashed(layout, hashes, of.data)
+            index = write.hashed(layout, hashes, of.data)
         else:
             index, read = write.stream(of, source, base)
-        index = finish.complete(of, index, files_before(original))
+        index = write.complete(of, index, files_before(original))
         of.watch()
         done = report.after(of, planned, original, index, time.monotonic() - started)
-        finish.save(of, index, done)
+        write.save(of, index, done)
     return read if copied < 0 else copied
 
 
@@ -201,7 +200,7 @@ def _there(of: Pack) -> dict[str, Any] | None:
             f"{of.part} to begin anew"
         )
     if not saved:
-        finish.free(of)
+        write.free(of)
         source = root(of.request)
         if source.is_dir() and of.out.resolve().is_relative_to(source.resolve()):
             raise UserError(
