@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .loader import Loader
     from .opened import Samples
     from .opened import open as open
+    from .orders.plain import random_split
     from .reader import PackedDataset
-    from .splits import random_split
     from .tokens import Tokens, Windows, text
     from .transforms import Shaped, Transform
 
@@ -28,7 +28,7 @@ _HOME = {
     "Pad": "fetch",
     "Tokens": "tokens",
     "Windows": "tokens",
-    "random_split": "splits",
+    "random_split": "orders.plain",
     "text": "tokens",
     "Shaped": "transforms",
     "Transform": "transforms",
