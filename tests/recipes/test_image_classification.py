@@ -317,3 +317,13 @@ def test_options_that_make_no_sense_are_refused(words: list[str], said: str) -> 
 def test_a_split_that_batch_norm_cannot_take_is_refused(cut: dict[str, int]) -> None:
     with pytest.raises(UserError, match="running statistics"):
         replace(OPTIONS, **cut).layout(2, 2)
+
+
+def test_drawings_are_learnt_in_their_own_size() -> None:
+    """Without photos: xresnet50 at 160 pixels would take a CPU ten minutes for 320 drawings."""
+    own = find("image-classification").parse([])
+    assert (own.model, own.size, own.global_batch) == ("xresnet18", 32, 32)
+    said = find("image-classification").parse(["--size", "48", "--global-batch", "64"])
+    assert (said.model, said.size, said.global_batch) == ("xresnet18", 48, 64)
+    photos = find("image-classification").parse(["--data", "photos.h5"])
+    assert (photos.model, photos.size, photos.global_batch) == ("xresnet50", 160, 256)

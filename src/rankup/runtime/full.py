@@ -5,9 +5,12 @@ A file of a model alone is its state dict, which plain PyTorch loads into the si
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import zipfile
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +19,8 @@ from torch import nn
 
 from .collectives import all_gather_object, broadcast
 from .save import write
-from .state import Held, OptimizerState, Shape, of_model, parts, primed
-from .together import agree, differences, shortened, union, unseen
+from .state import Held, OptimizerState, Shape, of_model, parts, to_fill
+from .together import differences, everywhere, shortened, union, unseen
 from .world import is_root_process
 
 _PREFIXES = ("_orig_mod.", "module.")
@@ -56,13 +59,7 @@ def save_full_model(
         } | extra
     elif extra:
         value = {"model": value, **extra}
-    failure: Exception | None = None
-    if is_root_process():
-        try:
-            write(value, path)
-        except Exception as error:
-            failure = error
-    agree(failure)
+    everywhere(partial(write, value, path) if is_root_process() else dict)
 
 
 def load_full_model(
@@ -74,8 +71,9 @@ def load_full_model(
 ) -> dict[str, Any]:
     """Load a file of `save_full_model`, or a plain state dict, in any layout; call on every rank.
 
-    Each rank maps the file into memory and reads the parts that it holds. Nothing is unpickled but
-    tensors and plain values.
+    Each rank maps the file into memory and reads the parts that it holds. First the ranks compare
+    the file with the checksums in it, a share each. Nothing is unpickled but tensors and plain
+    values.
 
     Args:
         copies: as for `save_full_model`.
@@ -84,20 +82,15 @@ def load_full_model(
         What was saved as `extra`.
 
     Raises:
-        ValueError: the file is of another model (the message names what differs), or has no
-            optimizer. On every rank; model and optimizer are unchanged (an optimizer that decays
-            weights at a learning rate of zero may have done so).
+        ValueError: the file is damaged, of another model (the message names what differs), or has
+            no optimizer. On every rank; model and optimizer are unchanged.
+        TypeError: the optimizer keeps what cannot be loaded, or its step needs a closure.
         OSError: there is no such file, or a rank cannot read it. On every rank.
     """
-    content: dict[str, Any] = {}
-    failure: Exception | None = None
-    try:
-        content = _read(path)
-        if optimizer is not None and "optimizer" not in content:
-            raise ValueError(f"load_full_model: {path} holds no optimizer, only a model")
-    except Exception as error:
-        failure = error
-    agree(failure)
+    everywhere(partial(_verify, path))
+    content = everywhere(partial(_read, path))
+    if optimizer is not None and "optimizer" not in content:
+        raise ValueError(f"load_full_model: {path} holds no optimizer, only a model")
     held = of_model(model, copies)
     aliases = union(held.aliases)
     weights = _named_as(content["model"], {*aliases, *union(held.shapes())})
@@ -210,14 +203,39 @@ def _first_holders(names: list[str]) -> dict[str, int]:
     return holders
 
 
+def _verify(path: str | os.PathLike[str]) -> None:
+    """Compare this rank's share of a file's records with the CRC-32 that torch.save puts there."""
+    with open(path, "rb") as file:
+        if file.read(2) != b"PK":  # torch's format before 1.6 has none
+            return
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    try:
+        with zipfile.ZipFile(path) as records:
+            for record in records.infolist()[rank::ranks]:
+                with records.open(record) as content:
+                    while content.read(1 << 24):
+                        pass
+    except Exception as error:  # what a damaged directory of records leads to is of any kind
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that is a wrong offset
+            raise
+        raise ValueError(
+            f"load_full_model: {path} has changed since it was written ({error}); take another copy"
+        ) from None
+
+
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     content: Any
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:  # torch's format before 1.6 cannot be mapped
-        if "mmap" not in str(error):
-            raise
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:  # torch's format before 1.6 cannot be mapped
+            if "mmap" not in str(error):
+                raise
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"load_full_model: {path} cannot be loaded: {error}") from None
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"load_full_model: {path} holds no model's state dict")
     if not isinstance(content.get("model"), Mapping):
@@ -261,9 +279,8 @@ def _load_optimizer(
             f"{place} has {len(groups)} parameter groups, this optimizer "
             f"{len(optimizer.param_groups)}"
         )
-    with primed(optimizer):
-        state = OptimizerState(optimizer, model)
-        _refuse_other(weights, state.held, place, "optimizer")
+    state = everywhere(partial(to_fill, optimizer, model))
+    _refuse_other(weights, state.held, place, "optimizer")
     _fill(state.held, weights)
     state.settle(weights)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):

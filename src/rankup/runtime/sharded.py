@@ -16,6 +16,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from .collectives import broadcast
 from .pieces import Key, Piece, PiecePlanner, Share, cut
 from .reader import SafeReader
-from .state import OptimizerState, of_model, primed
-from .together import agree, differences, only_writer, shortened, union, unseen
+from .state import OptimizerState, of_model, to_fill
+from .together import agree, differences, everywhere, only_writer, shortened, union, unseen
 from .world import is_root_process
 
 _MARKER = "COMPLETE"
@@ -96,8 +97,8 @@ def load_sharded_model(
     Raises:
         ValueError: the folder is of another model (the message names what differs), has no
             optimizer, or a file in it is missing or torn. On every rank; unless a file turned out
-            to be damaged while it was read, model and optimizer are unchanged (an optimizer that
-            decays weights at a learning rate of zero may have done so).
+            to be damaged while it was read, model and optimizer are unchanged.
+        TypeError: the optimizer keeps what cannot be loaded, or its step needs a closure.
         OSError: a rank cannot read it. On every rank.
     """
     root = Path(directory)
@@ -123,10 +124,9 @@ def load_sharded_model(
     entries: OptimizerState | None = None
     loaded: set[str] = set()
     if optimizer is not None:
-        with primed(optimizer):
-            entries = OptimizerState(optimizer, held)
-            state = {f"{_OPTIMIZER}{name}": value for name, value in entries.held.tensors.items()}
-            _compare(there, state, _OPTIMIZER, f"{root}")
+        entries = everywhere(partial(to_fill, optimizer, held))
+        state = {f"{_OPTIMIZER}{name}": value for name, value in entries.held.tensors.items()}
+        _compare(there, state, _OPTIMIZER, f"{root}")
         loaded = {name.removeprefix(_OPTIMIZER) for name in state if name in there}
         wanted |= {name: value for name, value in state.items() if name in there}
     try:

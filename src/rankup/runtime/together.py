@@ -7,9 +7,9 @@ import errno
 import fcntl
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -86,6 +86,21 @@ def agree(error: BaseException | None, group: dist.ProcessGroup | None = None) -
         if isinstance(first, OSError) or rank == dist.get_rank():
             raise first
         raise type(first)(f"rank {rank}: {first}")
+
+
+def everywhere(action: Callable[[], T]) -> T:
+    """Return what `action` gives on this rank; an error of one rank is raised on all. Collective.
+
+    Raises:
+        as `agree`.
+    """
+    result, failure = cast("T", None), None
+    try:
+        result = action()
+    except Exception as error:
+        failure = error
+    agree(failure)
+    return result
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from ..base.errors import UserError
 from ..runtime.collectives import all_gather_object, broadcast
 from ..runtime.log import print0
 from ..runtime.reader import SafeReader
-from ..runtime.state import OptimizerState, Shape, of_model, prime
-from ..runtime.together import differences, shortened, union, unseen
+from ..runtime.state import Shape, of_model, to_fill
+from ..runtime.together import differences, everywhere, shortened, union, unseen
 from ..runtime.world import is_root_process
 from . import marker
 from .carried import Carried
@@ -99,9 +100,8 @@ def _load(
     """Fill model, optimizer and what is carried from one checkpoint."""
     reader = SafeReader(directory)
     there = _read_shapes(reader)
-    prime(optimizer)
     held = of_model(model, copies)
-    state = OptimizerState(optimizer, held)
+    state = everywhere(partial(to_fill, optimizer, held))
     own = carried.optimizer_among(there)
     _refuse_other_model(there, held.shapes(), state.held.shapes(), directory, own)
     wanted = {f"{_MODEL}{name}": value for name, value in held.tensors.items()}

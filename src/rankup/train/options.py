@@ -34,8 +34,15 @@ class TrainOptions:
     gamma: float = flag(0.1, "--schedule step: learning rate times this per epoch", least=0)
     clip: float = flag(1.0, "clip gradients to this global norm; 0 leaves them", least=0)
     seed: int = flag(0, "what weights, order and dropout are drawn from", least=0)
-    precision: Literal["fp32", "bf16"] = flag("fp32", "bf16 computes under autocast")
+    precision: Literal["fp32", "bf16"] = flag(
+        "fp32", "bf16: compute in 16 bits; weights stay in 32"
+    )
     compile: bool = flag(False, "compile the model with torch.compile")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = flag(
+        "default", "how --compile compiles: with CUDA graphs, or after trying kernels"
+    )
+    tf32: bool = flag(False, "float32 products in TF32, of 10 bits, on GPUs from A100 on")
+    deterministic: bool = flag(False, "the same bits in each run of one layout, at some speed")
     valid_every: int | None = flag(
         None, "steps between validations; default five times in the run", least=1
     )
@@ -225,6 +232,8 @@ class TrainOptions:
             found.append(f"--pp-schedule {self.pp_schedule} does nothing without --pp")
         if not self.reshard and (layout.only_replicas or layout.data_size == 1):
             found.append("--no-reshard does nothing where weights are not sharded (--shard)")
+        if self.compile_mode != "default" and not self.compile:
+            found.append(f"--compile-mode {self.compile_mode} does nothing without --compile")
         if self.gamma != 0.1 and self.schedule != "step":
             found.append(f"--gamma {self.gamma:g} does nothing without --schedule step")
         found += self._without_effect()

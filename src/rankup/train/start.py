@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import nn
 
@@ -26,10 +28,11 @@ def start(task: Task, options: TrainOptions, world: World) -> Built:
         probe(world)
     except RuntimeError as error:
         raise RunFailed(str(error)) from None
+    set_arithmetic(options)
     layout = options.layout(world.world_size, world.local_world_size)
     choices = Choices(
         half=options.precision == "bf16",
-        compiled=options.compile,
+        compiled=options.compile_mode if options.compile else None,
         recompute=options.activation_checkpointing,
         offload=options.offload,
         reshard=options.reshard,
@@ -43,6 +46,18 @@ def start(task: Task, options: TrainOptions, world: World) -> Built:
         example = (task.loss, task.train.batch(some))
     mesh = Mesh(layout, world, apart=options.apart)
     return build(task.build_model, mesh, options.seed, choices, example)
+
+
+def set_arithmetic(options: TrainOptions) -> None:
+    """Choose how float32 products are computed, before anything is.
+
+    Torch's own defaults let cuDNN's convolutions use TF32, and differ from version to version.
+    """
+    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = options.tf32
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS's first use
+        torch.use_deterministic_algorithms(True)
 
 
 def refuse_unused(model: nn.Module) -> None:

@@ -60,7 +60,7 @@ def built(task: Task, options: TrainOptions, world: World) -> Built:
     """The whole model, in this one process."""
     choices = Choices(
         half=options.precision == "bf16",
-        compiled=options.compile,
+        compiled=options.compile_mode if options.compile else None,
         recompute=options.activation_checkpointing,
     )
     return build(task.build_model, Mesh(Layout(), world), options.seed, choices)
