@@ -23,7 +23,7 @@ from rankup.recipes.image_options import DRAWINGS, ImageClassificationOptions, r
 from rankup.recipes.models.xresnet import Norm, XResNet
 from rankup.runtime.world import World
 from rankup.site import rundir
-from rankup.train import marker
+from rankup.train.checkpoint import candidates
 from tests.gallery import Gallery
 from tests.pool import RankPool
 from tests.train.runs import Report, losses, records, train_task
@@ -72,7 +72,7 @@ def test_same_numbers_sharded_and_frozen_and_after_a_resume(
     _compare(ranks, tmp_path, prepared, options)
     two = tmp_path / "two"
     before = losses(two)
-    marker.candidates(two / "checkpoints")[0][0].directory.rename(tmp_path / "last")
+    candidates(two / "checkpoints")[0][0].directory.rename(tmp_path / "last")
     # From step 2 on: also what augmentation drew there is the same.
     again = ranks.run(2, _train, two, options, prepared, True)
     assert "step 2" in again[0].output
