@@ -17,7 +17,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from _rank import die_with_parent
-from rankup.parallel.build import Built, Choices, build
+from rankup.parallel.build import Built, build
+from rankup.parallel.choices import Choices
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.recipes.models.transformer import Shape, Transformer

@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..base.errors import UserError
 from ..runtime.compress.ddp import CompressedExchange
-from ..runtime.compress.names import Compression
 from ..runtime.keys import derive
+from .choices import Choices, check
 from .initial import Initial, initialize, materialize
 from .layout import Layout
-from .memory import Recompute, recompute
+from .memory import recompute
 from .mesh import Mesh
 from .pipeline.cut import costs, cut, links
 from .pipeline.ends import model_args
@@ -33,42 +33,13 @@ from .pipeline.ties import Ties, copies, find_ties
 from .replicas import replicate
 from .sharded import beside_blocks, blocks, has_statistics, shard
 from .tensor.apply import apply
-from .tensor.check import check
+from .tensor.check import check as check_plan
 from .tensor.gradients import finish_gradients
 from .tensor.loss import loss_context, plain
 from .tensor.plan import plan_of
 
 Batch = tuple[torch.Tensor, ...]
 Loss = Callable[[Any, Batch], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Choices:
-    """How a model is built on a mesh, beside the mesh.
-
-    Attributes:
-        half: compute in bfloat16: sharded parameters are gathered in it, and everything a model
-            does is in it, as after `model.bfloat16()`; where a rank holds its part of the model
-            whole, torch's autocast chooses. Weights, sums of gradients and outputs are float32.
-        compiled: mode in which torch compiles each block, or the model where every rank holds it
-            whole; None leaves them as they are.
-        recompute: what the backward computes again.
-        offload, reshard: see `sharded.shard`.
-        schedule: of the pipeline.
-        by_name: draw each parameter by its name; False keeps the constructor's own values.
-        plan: how modules are cut for tensor parallelism, where the model does not bring it.
-        compression: of the gradients that whole copies of the model send each other.
-    """
-
-    half: bool = False
-    compiled: str | None = None
-    recompute: Recompute = "none"
-    offload: bool = False
-    reshard: bool = True
-    schedule: str = "1f1b"
-    by_name: bool = True
-    plan: Mapping[str, str] | None = None
-    compression: Compression = field(default_factory=Compression)
 
 
 @dataclass
@@ -174,11 +145,8 @@ def build(
     Raises:
         UserError: the model cannot be cut as the layout asks; says why, and the way out.
     """
-    if choices.offload and mesh.layout.only_replicas:
-        raise UserError(
-            "--offload keeps shards of a model in host memory, and here every rank holds all of "
-            "it; add --strategy fsdp, on two ranks or more"
-        )
+    if not mesh.apart:  # what comes from the options of a run, and was checked with them
+        check(mesh.layout, choices)
     if mesh.layout.only_replicas:
         return _replicas(build_model, mesh, seed, choices)
     layout, device = mesh.layout, mesh.world.device
@@ -212,7 +180,7 @@ def split(
     built = Built(model, model, copy.deepcopy(model), mesh)
     if layout.tp > 1:
         built.plan, _ = plan_of(model, choices.plan)
-        check(model, built.plan, layout.tp)
+        check_plan(model, built.plan, layout.tp)
     roots, stages = [model], list[StageModule]()
     if layout.pp > 1:
         stages = _cut(built, choices.schedule, example)

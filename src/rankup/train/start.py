@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from ..base.errors import RunFailed
-from ..parallel.build import Built, Choices, build
+from ..parallel.build import Built, build
 from ..parallel.mesh import Mesh
 from ..runtime.probe import probe, same_code
 from ..runtime.world import World
@@ -30,16 +31,9 @@ def start(task: Task, options: TrainOptions, world: World) -> Built:
         raise RunFailed(str(error)) from None
     set_arithmetic(options)
     layout = options.layout(world.world_size, world.local_world_size)
-    choices = Choices(
-        half=options.precision == "bf16",
-        compiled=options.compile_mode if options.compile else None,
-        recompute=options.activation_checkpointing,
-        offload=options.offload,
-        reshard=options.reshard,
-        schedule=options.pp_schedule,
-        by_name=task.by_name if isinstance(task, Valued) else True,
-        compression=options.compression,
-    )
+    choices = options.choices
+    if isinstance(task, Valued):
+        choices = replace(choices, by_name=task.by_name)
     example = None
     if layout.pp > 1 and len(task.train):
         some = torch.arange(min(options.micro_batch, len(task.train)))
