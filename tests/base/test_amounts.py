@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankup.base.amounts import bytes_of
+from rankup.base.amounts import bytes_of, ranges
 from rankup.base.errors import UserError
 
 
@@ -20,3 +20,8 @@ def test_sizes(text: str, size: int) -> None:
 def test_no_sizes(text: str) -> None:
     with pytest.raises(UserError, match="--x"):
         bytes_of(text, "--x")
+
+
+@pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([7, 1, 0, 2], "0-2,7")])
+def test_ranges(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text

@@ -101,25 +101,25 @@ LINES = [b'{"step": 0}\n', b'{"step": 1}\n', b'{"step": 2}\n']
 
 
 @pytest.mark.parametrize(
-    ("content", "kept"),
+    ("content", "kept", "unreadable"),
     [
-        (b"", 0),
-        (b"".join(LINES), 2),
-        (b"".join(LINES[:2]), 2),
-        (b'{"step": 0}\n{"ste', 1),  # torn in the middle
-        (b'{"step": 0}\n{"step": 1}', 1),  # torn just before the end of the line
-        (b'{"step": 0}\n{"st\n{"step": 1}\n', 1),  # torn, and written on by a later life
-        (b'{"step": 0}\n[1]\n{"step": 1}\n', 1),
-        (b'{"step": 0}\n\xff\xfe\n{"step": 1}\n', 1),
-        (b'{"step": 0}\n\n{"step": 1}\n', 1),
-        (b'{"step": 0}\n' + bytes(64), 1),  # a journal replayed after a power cut leaves zeros
-        (b'{"step": 2}\n{"step": 0}\n', 0),  # leading lines only
+        (b"", 0, 0),
+        (b"".join(LINES), 2, 0),
+        (b"".join(LINES[:2]), 2, 0),
+        (b'{"step": 0}\n{"ste', 1, 0),  # torn in the middle
+        (b'{"step": 0}\n{"step": 1}', 1, 0),  # torn just before the end of the line
+        (b'{"step": 0}\n{"st\n{"step": 1}\n', 2, 1),  # torn, and written on by a later life
+        (b'{"step": 0}\n[1]\n{"step": 1}\n', 2, 1),
+        (b'{"step": 0}\n\xff\xfe\n{"step": 1}\n', 2, 1),
+        (b'{"step": 0}\n\n{"step": 1}\n', 2, 1),
+        (b'{"step": 0}\n' + bytes(64), 1, 0),  # a journal replayed after a power cut leaves zeros
+        (b'{"step": 0}\n{"step": 2}\n{"step": 1}\n', 2, 0),
     ],
 )
-def test_cut_json_lines(tmp_path: Path, content: bytes, kept: int) -> None:
+def test_cut_json_lines(tmp_path: Path, content: bytes, kept: int, unreadable: int) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(content)
-    cut_json_lines(path, lambda record: record["step"] < 2)
+    assert cut_json_lines(path, lambda record: record["step"] < 2) == unreadable
     assert path.read_bytes() == b"".join(LINES[:kept])
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
 

@@ -67,27 +67,6 @@ def test_memory_that_ran_out_is_added_to_the_kill(tmp_path: Path) -> None:
     assert "main memory ran out" in text.splitlines()[-1]
 
 
-def test_a_traceback_in_torchs_block_is_kept(tmp_path: Path) -> None:
-    lines = [
-        "Root Cause (first observed failure):",
-        "[0]:",
-        "  time      : 2026-11-20_20:45:54",
-        "  host      : n1",
-        "  rank      : 1 (local_rank: 1)",
-        "  exitcode  : 1 (pid: 7)",
-        "  error_file: /tmp/error.json",
-        "  traceback : Traceback (most recent call last):",
-        '    File "train.py", line 3, in main',
-        "      1 / 0",
-        "  ZeroDivisionError: division by zero",
-        "  ",
-        "=" * 60,
-    ]
-    text = _text(tmp_path, lines)
-    assert '  File "train.py", line 3, in main' in text
-    assert text.endswith("rank 1 on n1 failed: ZeroDivisionError: division by zero")
-
-
 def test_a_script_that_no_rank_prefix_marks_is_shown_with_its_traceback(tmp_path: Path) -> None:
     own = ["Traceback (most recent call last):", '  File "t.py", line 1', "ImportError: no tricks"]
     lines = [line for line in _recorded("raised") if not line.startswith("[rank")]

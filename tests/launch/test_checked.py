@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import ready
+from rankup.launch import arguments, ready
 from rankup.site.rundir import Job
 from tests.conftest import RunRankup
 
@@ -55,6 +57,9 @@ def test_before_a_job_is_submitted(tmp_path: Path) -> None:
 def test_no_rank_starts_with_a_script_that_python_cannot_read(
     rankup_here: RunRankup, tmp_path: Path
 ) -> None:
+    refused = rankup_here(["run", "--local", job(tmp_path, PARSER).target, "--bogus"])
+    assert (refused.returncode, (tmp_path / "runs").exists()) == (2, False)
+    assert "unrecognized arguments: --bogus (--no-check" in refused.stderr
     path = Path(job(tmp_path, SINGLE + "def (\n").target)
     done = rankup_here(["run", "--local", path])
     assert done.returncode == 2
@@ -63,6 +68,66 @@ def test_no_rank_starts_with_a_script_that_python_cannot_read(
     ran = rankup_here(["run", "--local", "--no-check", path])
     assert ran.returncode == 1
     assert "SyntaxError" in ran.stderr
+
+
+PARSER = """import argparse
+import sys
+def options(choices=("sgd", "adam")):
+    parser = argparse.ArgumentParser(description="trains")
+    parser.add_argument("--epochs", type=int, default=3, help="how many")
+    parser.add_argument("--optimizer", choices=["sgd", "adam"])
+    parser.add_argument("--amp", action="store_true")
+    parser.add_argument("data", nargs="*")
+    return parser.parse_args()
+if __name__ == "__main__":
+    options()
+"""
+BLOCK = PARSER[PARSER.index("    parser =") : PARSER.index("    return")]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--epochs", "x"], "argument --epochs: invalid int value: 'x'"),
+        (["--epoch", "1", "--bogus=3"], "unrecognized arguments: --bogus=3"),
+        (["--optimizer", "lion"], "argument --optimizer: invalid choice: 'lion'"),
+        (["--ep=1", "--amp", "a", "b"], ""),
+        (["--help", "--bogus"], ""),
+    ],
+)
+def test_no_rank_starts_with_arguments_that_the_script_refuses(
+    tmp_path: Path, words: list[str], why: str
+) -> None:
+    asked = replace(job(tmp_path, PARSER), args=words)
+    arguments.refuse(asked, wanted=False)
+    if not why:
+        arguments.refuse(asked, wanted=True)
+        return
+    with pytest.raises(UserError, match=f"train.py would end at once: {re.escape(why)}"):
+        arguments.refuse(asked, wanted=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PARSER.replace("parse_args()", "parse_known_args()[0]"),
+        PARSER.replace("parse_args()", "parse_args(['--bogus'])"),
+        PARSER.replace("    return", "    add_more(parser)\n    return"),
+        PARSER.replace("    return", "    parser.add_argument(NAME)\n    return"),
+        PARSER.replace("    return", "    group = parser.add_argument_group()\n    return"),
+        PARSER.replace("    return", "    if amp:\n        parser.add_argument('-b')\n    return"),
+        PARSER.replace("    options()", "    sys.argv.pop()\n    options()"),
+        PARSER.replace("    options()", "    pass"),
+        PARSER.replace("ArgumentParser(", "ArgumentParser(parents=[BASE], "),
+        PARSER.replace("ArgumentParser(", "ArgumentParser(fromfile_prefix_chars='-', "),
+        PARSER + "other = argparse.ArgumentParser()\n",
+        "parser = None\nif parser:\n" + BLOCK + "    parser.parse_args()\n",
+        "import torch\n",
+        "def (",
+    ],
+)
+def test_arguments_that_may_be_right_are_no_error(tmp_path: Path, text: str) -> None:
+    arguments.refuse(replace(job(tmp_path, text), args=["--bogus"]), wanted=True)
 
 
 def test_beside_a_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

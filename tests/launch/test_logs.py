@@ -1,10 +1,9 @@
-"""The view of a log: noise folded, terminals safe, and an end that says why."""
+"""The view of a log: what is harmless left out, terminals safe, and an end that says why."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from rankup.base.text import clean
 from rankup.launch import cause, logfile, logs, meant
 from rankup.launch import follow as following
 from rankup.launch.follow import Tail, follow
-from rankup.launch.noise import Fold, fold
 from rankup.site import rundir
 from rankup.slurm.client import Client
 from rankup.slurm.parse import Queued
@@ -27,86 +25,29 @@ from ..conftest import RunRankup
 from ..slurm.fake import FakeSlurm
 from .handmade import RECORDED, asked, make_run, record
 
-HARMLESS = re.compile(r"harmless: .* \(\d+ lines?\)")
 NOWHERE = {"PATH": os.devnull}
 
 
-def _folded(name: str) -> list[str]:
-    return fold((RECORDED / f"{name}.txt").read_text().splitlines())
-
-
-@pytest.mark.parametrize("name", ["told", "store"])
-def test_what_agents_say_after_another_node_has_ended_is_folded(name: str) -> None:
-    lines = _folded(name)
-    assert len(lines) <= 3
-    assert all(HARMLESS.fullmatch(line) for line in lines)
-
-
-@pytest.mark.parametrize("name", ["raised", "killed"])
-def test_consequences_are_folded_and_the_root_causes_stay(name: str) -> None:
-    lines = _folded(name)
-    text = "\n".join(lines)
-    assert text.count("Root Cause (first observed failure):") == 2
-    assert "Connection closed by peer" not in text
-    assert "harmless: rank 1 lost its connection: another rank had ended (10 lines)" in lines
-    assert "OMP_NUM_THREADS environment variable" not in text
-    assert ("[rank3]: ValueError: the loss is not finite at step 7" in lines) == (name == "raised")
-
-
-def test_no_line_is_lost_in_folding() -> None:
-    for file in RECORDED.glob("*.txt"):
-        lines = file.read_text().splitlines()
-        counts = [int(n) for line in fold(lines) for n in re.findall(r"\((\d+) lines?\)$", line)]
-        kept = [line for line in fold(lines) if not HARMLESS.fullmatch(line)]
-        assert sum(counts) + len(kept) == len(lines)
-        assert set(kept) <= set(lines)
-
-
 @pytest.mark.parametrize(
-    "line",
+    ("line", "known"),
     [
-        "srun: error: cluster configuration lacks support for cpu binding",
-        "srun: warning: cluster configuration lacks support for cpu binding",
-        "slurmstepd: error: mpi/pmix_v4: init: (null) [0]: mpi_pmix.c:193: can not load PMIx",
-        "[W1120 20:45 socket.cpp:767] [c10d] The client socket cannot be initialized to connect to"
-        " [n1]:29 (errno: 97 - Address family not supported by protocol).",
+        ("srun: error: cluster configuration lacks support for cpu binding", True),
+        ("srun: warning: cluster configuration lacks support for cpu binding", True),
+        ("slurmstepd: error: mpi/pmix_v4: init: (null) [0]: mpi_pmix.c:193: can not load", True),
+        (
+            "[W1120 20:45 socket.cpp:767] [c10d] The client socket cannot be initialized to connect"
+            " to [n1]:29 (errno: 97 - Address family not supported by protocol).",
+            True,
+        ),
+        ("[W1120 20:45 TCPStore.cpp:125] [c10d] recvValueWithTimeout failed on SocketImpl(", True),
+        ("Traceback (most recent call last):", False),
+        ("[rank1]: KeyError: 1", False),
+        ("srun: error: n2: task 1: Killed", False),
+        ("slurmstepd: error: Detected 1 oom-kill event(s)", False),
     ],
 )
-def test_harmless_lines_are_known(line: str) -> None:
-    (folded,) = fold([line])
-    assert HARMLESS.fullmatch(folded)
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        ["Traceback (most recent call last):", '  File "t.py", line 3', "ValueError: no", "after"],
-        ["[rank1]: Traceback (most recent call last):", "[rank1]:   x", "[rank1]: KeyError: 1"],
-        ["step 1", "", "step 2"],
-        ["srun: error: n2: task 1: Killed"],
-        ["slurmstepd: error: Detected 1 oom-kill event(s)"],
-        ["Traceback (most recent call last):", "  unfinished"],
-    ],
-)
-def test_what_is_not_known_stays_as_it_is(block: list[str]) -> None:
-    assert fold(block) == block
-
-
-def test_tracebacks_of_ranks_that_are_woven_together_are_told_apart() -> None:
-    own = ["[rank0]: Traceback (most recent call last):", "[rank0]:   a", "[rank0]: ValueError: no"]
-    peer = [line.replace("rank0", "rank1") for line in own[:2]]
-    peer.append("[rank1]: RuntimeError: Connection closed by peer [127.0.0.1]:1")
-    woven = [line for pair in zip(own, peer, strict=True) for line in pair]
-    lines = fold(woven)
-    assert sorted(line for line in lines if line in own) == sorted(own)
-    assert len(lines) == 4
-
-
-def test_a_block_is_not_held_back_for_ever() -> None:
-    folder = Fold()
-    assert folder.feed("Traceback (most recent call last):") == []
-    assert folder.flush() == ["Traceback (most recent call last):"]
-    assert folder.flush() == []
+def test_harmless_lines_are_known(line: str, known: bool) -> None:
+    assert bool(logfile.harmless(line)) == known
 
 
 @pytest.mark.parametrize(
@@ -205,38 +146,6 @@ def test_what_is_harmless_is_said_once_a_kind_and_takes_no_line_away(
         "harmless: this Slurm does not bind ranks to cores (50 lines)",
         *("step 47", "step 48", "step 49"),
     ]
-
-
-def test_what_srun_says_about_the_end_is_folded_once_the_ranks_have_told_themselves() -> None:
-    lines = [
-        "srun: error: n1: task 0: Terminated",
-        "srun: error: n[1-2]: tasks 0,2-3: Exited with exit code 1",
-        "srun: Terminating StepId=12.0",
-        "srun: Force Terminated StepId=12.0",
-        "srun: forcing job termination",
-        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
-        "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-20T21:48:52 ***",
-        "srun: got SIGCONT",
-    ]
-    assert fold(lines) == lines
-    assert fold(lines, lambda: True) == ["harmless: srun ends the ranks that are left (8 lines)"]
-    kept = [
-        "srun: error: n2: task 1: Out Of Memory",
-        "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-20T21:48 DUE TO TIME LIMIT ***",
-    ]
-    assert fold(kept, lambda: True) == kept
-
-
-def test_a_lost_store_is_folded_with_its_frames() -> None:
-    for what in ("recvValueWithTimeout", "recvVector", "sendBytes"):
-        lines = [
-            f"[W1120 20:45 TCPStore.cpp:125] [c10d] {what} failed on SocketImpl(fd=3): got 0 bytes",
-            "Exception raised from recvBytes at /pytorch/Utils.hpp:678 (most recent call first):",
-            "frame #0: c10::Error::Error(...) + 0x98 (0x7f in libc10.so)",
-            "",
-        ]
-        (line,) = fold(lines)
-        assert line.endswith("(4 lines)")
 
 
 def test_a_folder_of_logs_that_is_gone_is_said(
@@ -482,44 +391,3 @@ def test_a_task_is_found_by_slurms_name_for_it(tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")
     assert meant.locate(tmp_path / "runs", "12_4") == (path, "4")
-
-
-def test_torchruns_summary_is_folded_once_the_ranks_have_told_themselves() -> None:
-    rule = "=" * 60
-    banner = [rule, "train.py FAILED", "Root Cause (first observed failure):", "  rank : 2", rule]
-    ended = "E1120 1 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) "
-    lines = ["step 1", f"{ended}local_rank: 0 (pid: 7)", *banner, "ValueError: boom"]
-    assert fold(lines) == lines, "else it is all there is"
-    assert fold(lines, lambda: True) == [
-        "step 1",
-        "harmless: torchrun's summary; the rank's own exception stands at the end (6 lines)",
-        "ValueError: boom",
-    ]
-
-
-def test_a_double_rule_of_the_users_own_is_no_summary() -> None:
-    lines = ["=" * 60, "my results", "=" * 60, "loss 3"]
-    assert fold(lines, lambda: True) == lines
-
-
-def test_tracebacks_of_two_agents_mixed_line_by_line_fold_once_the_ranks_have_told() -> None:
-    frame = '  File "/env/lib/torch/distributed/run.py", line 1028, in main'
-    start = '  File "/env/bin/torchrun", line 8, in <module>'
-    lines = [
-        *(
-            "Traceback (most recent call last):",
-            start,
-            "    sys.exit(main())",
-            "             ^^^^^^",
-        ),
-        *("Traceback (most recent call last):", start, "    sys.exit(main())", frame),
-        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
-        *("    return f(*args, **kwargs)", "           ^^^^^^^^^^^^^^^^^^", frame, "    run(args)"),
-        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
-        "srun: launch/slurm: _step_signal: Terminating StepId=2.1",
-        "ValueError: boom",
-    ]
-    shown = fold(lines, lambda: True)
-    assert [line for line in shown if not line.startswith("harmless: ")] == ["ValueError: boom"]
-    mine = ["Traceback (most recent call last):", '  File "my.py", line 5, in <module>', "  f()"]
-    assert fold([*mine, "ValueError: mine"], lambda: True) == [*mine, "ValueError: mine"]

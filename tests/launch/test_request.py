@@ -136,6 +136,16 @@ def test_a_resume_with_another_model_is_refused_before_a_rank_starts(here: Path)
             resumed(JobSpec("language-model", words, resume=job.id), here / "runs")
 
 
+def test_a_module_is_named_as_its_package_is(here: Path) -> None:
+    script(here, "pass", "pkg/__main__.py")
+    folder, job = new(JobSpec("pkg", module=True), here / "runs")
+    assert folder == here / "runs" / "pkg" / job.id
+    with created(folder, job, here / "runs"):
+        assert rundir.find(here / "runs", "last") == folder
+    with pytest.raises(UserError, match=r"-m \.pkg: a module is named from its first package on"):
+        new(JobSpec(".pkg", module=True), here / "runs")
+
+
 def test_a_notebook_is_no_script_and_it_is_said_how_to_make_it_one(here: Path) -> None:
     (here / "nb.ipynb").write_text("{}")
     with pytest.raises(UserError, match=r"jupyter nbconvert --to script nb\.ipynb"):

@@ -368,7 +368,7 @@ def test_the_table_in_a_terminal_of_its_own(rankup_here: RunRankup, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     line = done.stdout.splitlines()[1]
     assert line.startswith(path.name)
-    assert "\\x1b[2J[red]evil.py" in line
+    assert "\\x1b[2J[red]evil" in line
     assert "exit code 3" in line
     (row,) = json.loads(rankup_here(["status", "--json"], env=nowhere).stdout)
     assert (row["state"], row["id"]) == ("FAILED", path.name)
@@ -398,11 +398,6 @@ def test_tasks_are_grouped_when_many(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "tasks 0-6,8-19" in out
     assert "tasks 7" in out
-
-
-@pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([7, 1, 0, 2], "0-2,7")])
-def test_ranges(numbers: list[int], text: str) -> None:
-    assert status.ranges(numbers) == text
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +13,12 @@ import pytest
 from pyarrow import csv, parquet
 
 from rankup.base.errors import UserError
-from rankup.monitor import plain
-from rankup.monitor.export import export, openmetrics
+from rankup.monitor.export import export
 from rankup.monitor.load import load
 from rankup.monitor.recording import Recording
 
 from . import traces
 from .rundirs import NOBODY, head, sample, write
-from .test_load_hostile import HOSTILE
 from .traces import BEGIN, Trace, healthy
 
 
@@ -74,20 +70,9 @@ def test_tables_have_every_sample(form: str, tmp_path: Path) -> None:
     assert {"tokens_per_s", "step_seconds", "grad_norm"} <= set(steps.column_names)
 
 
-@pytest.mark.slow
-def test_tables_of_large_files_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Samples read as tables and as JSON."""
-    recording = made(healthy(nodes=2, seconds=2000, every=2.0).but(metrics=None), tmp_path)
-    (one, *_) = export(recording, tmp_path, "parquet", tmp_path / "a")
-    monkeypatch.setattr(plain, "WORTH", 1 << 40)
-    (other, *_) = export(recording, tmp_path, "parquet", tmp_path / "b")
-    assert parquet.read_table(one).to_pylist() == parquet.read_table(other).to_pylist()
-
-
-def test_tables_of_hostile_lines_and_of_nothing(tmp_path: Path) -> None:
-    write(tmp_path, [head(), *HOSTILE, sample(200)], node='a",\n=b')
+def test_tables_of_hostile_names_and_of_nothing(tmp_path: Path) -> None:
+    strange = sample(100, fs={'/m,"=': [1, None, 1], "/silent": [None] * 3})
+    write(tmp_path, [head(), strange, sample(200)], node='a",\n=b')
     (tmp_path / "metrics.jsonl").write_text(
         "".join(
             json.dumps({"time": BEGIN + step, "step": step, "loss": 1, "step_seconds": 5, "é\n": 1})
@@ -102,6 +87,8 @@ def test_tables_of_hostile_lines_and_of_nothing(tmp_path: Path) -> None:
     options = csv.ParseOptions(newlines_in_values=True)
     gpus = csv.read_csv(tmp_path / "out" / "gpus.csv", parse_options=options)
     assert set(gpus.column("node").to_pylist()) == {'a",\n=b'}
+    mounts = parquet.read_table(tmp_path / "out" / "file_systems.parquet")
+    assert mounts.column("mount").to_pylist() == ['/m,"=']
     steps = parquet.read_table(tmp_path / "out" / "steps.parquet")
     assert steps.column("step_seconds_").to_pylist() == [5, 5, 5]
     assert not list((tmp_path / "out").glob("*.tmp"))
@@ -138,76 +125,25 @@ def test_forms_and_targets_that_are_none(tmp_path: Path) -> None:
         export(recording, tmp_path, "csv", tmp_path / "file")
 
 
-def _crc(data: bytes) -> int:
-    """CRC-32C bit by bit, masked as in a record of TensorFlow's."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _messages(data: bytes) -> Iterator[bytes]:
-    """The records of an event file, checksums verified."""
-    at = 0
-    while at < len(data):
-        (length,) = struct.unpack_from("<Q", data, at)
-        assert struct.unpack_from("<I", data, at + 8)[0] == _crc(data[at : at + 8])
-        message = data[at + 12 : at + 12 + length]
-        assert struct.unpack_from("<I", data, at + 12 + length)[0] == _crc(message)
-        yield message
-        at += 16 + length
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, object]]:
-    """The fields of a protocol buffer message."""
-
-    def varint(at: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            value |= (message[at] & 127) << shift
-            shift += 7
-            at += 1
-            if message[at - 1] < 128:
-                return value, at
-
-    at = 0
-    while at < len(message):
-        key, at = varint(at)
-        if key & 7 == 0:
-            value, at = varint(at)
-            yield key >> 3, value
-        elif key & 7 == 1:
-            yield key >> 3, struct.unpack_from("<d", message, at)[0]
-            at += 8
-        elif key & 7 == 5:
-            yield key >> 3, struct.unpack_from("<f", message, at)[0]
-            at += 4
-        else:
-            length, at = varint(at)
-            yield key >> 3, message[at : at + length]
-            at += length
-
-
 def _scalars(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """The points of an event file by tag, read by TensorBoard's own definitions."""
+    from tensorboardX.proto.event_pb2 import Event
+
     found: dict[str, list[tuple[int, float]]] = {}
-    for number, message in enumerate(_messages(path.read_bytes())):
-        event = dict(_fields(message))
-        if number == 0:
-            assert event[3] == b"brain.Event:2"
-            continue
-        assert isinstance(event[1], float)
-        assert event[1] > BEGIN - 1
-        for _, value in _fields(bytes(event[5])):  # type: ignore[call-overload]
-            fields = dict(_fields(value))  # type: ignore[arg-type]
-            tag = bytes(fields[1]).decode()  # type: ignore[call-overload]
-            found.setdefault(tag, []).append((event[2], fields[2]))  # type: ignore[arg-type]
+    data, at = path.read_bytes(), 0
+    while at < len(data):  # length, its checksum, message, its checksum
+        (length,) = struct.unpack_from("<Q", data, at)
+        event = Event.FromString(data[at + 12 : at + 12 + length])
+        assert event.wall_time > BEGIN - 1
+        assert at or event.file_version == "brain.Event:2"
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append((event.step, value.simple_value))
+        at += 16 + length
     return found
 
 
 def test_event_files_have_steps_and_bins(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
     recording = made(small(), tmp_path)
     train, system = export(recording, tmp_path, "tensorboard", tmp_path / "out")
     assert "tfevents" in train.name
@@ -222,52 +158,58 @@ def test_event_files_have_steps_and_bins(tmp_path: Path) -> None:
     assert "rank_memory_bytes/jrc0002/rank7" in bins
 
 
-_LINE = re.compile(
-    r'rankup_[a-z_]+\{[a-z]+="(?:[^"\\\n]|\\.)*"(?:,[a-z]+="(?:[^"\\\n]|\\.)*")*\} \S+'
-)
+def _exposed(text: str) -> dict[tuple[str, ...], float]:
+    """Samples by name and values of labels, as Prometheus reads them."""
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families as read
 
-
-def _exposed(text: str) -> dict[str, float]:
-    """Samples by name and labels; every line is one of those that the format has."""
-    assert text.endswith("\n# EOF\n")
-    types: set[str] = set()
-    found = {}
-    for line in text.splitlines()[:-1]:
-        if line.startswith("#"):
-            word, name, _ = line[2:].split(" ", 2)
-            assert word in ("TYPE", "UNIT", "HELP")
-            assert word != "TYPE" or name not in types
-            types.add(name)
-        else:
-            assert _LINE.fullmatch(line), line
-            assert line.partition("{")[0] in types
-            found[line.rpartition(" ")[0]] = float(line.rpartition(" ")[2])
-    return found
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in read(text)
+        for sample in family.samples
+    }
 
 
 def test_openmetrics_has_the_newest_values(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
     trace = traces.running().with_gpu(util=lambda t, gpu, draw: np.where(t < 500, 10, 90 + gpu))
     recording = made(trace, tmp_path)
     (path,) = export(recording, tmp_path, "openmetrics", tmp_path / "a" / "rankup.prom")
     found = _exposed(path.read_text())
-    run = f'run="{recording.facts.run}"'
-    gpu = f'{run},node="jrc0002",gpu="3",uuid="GPU-00000001-3"'
-    assert found[f"rankup_gpu_utilisation_ratio{{{gpu}}}"] == pytest.approx(0.97)
-    assert found[f"rankup_gpu_memory_bytes{{{gpu}}}"] == 40 * 2**30
-    assert found[f"rankup_gpu_sm_clock_hertz{{{gpu}}}"] == pytest.approx(1.395e9, rel=0.02)
-    assert found[f"rankup_running{{{run}}}"] == 1
-    assert found[f"rankup_train_step{{{run}}}"] == recording.steps.step[-1]
-    assert found[f'rankup_train_units_per_second{{{run},unit="tokens"}}'] > 100_000
-    assert found[f"rankup_last_sample_timestamp_seconds{{{run}}}"] == recording.end
+    run = recording.facts.run
+    gpu = ("3", "jrc0002", run, "GPU-00000001-3")
+    assert found[("rankup_gpu_utilisation_ratio", *gpu)] == pytest.approx(0.97)
+    assert found[("rankup_gpu_memory_bytes", *gpu)] == 40 * 2**30
+    assert found[("rankup_gpu_sm_clock_hertz", *gpu)] == pytest.approx(1.395e9, rel=0.02)
+    assert found["rankup_running", run] == 1
+    assert found["rankup_train_step", run] == recording.steps.step[-1]
+    assert found["rankup_train_units_per_second", run, "tokens"] > 100_000
+    assert found["rankup_last_sample_timestamp_seconds", run] == recording.end
 
 
 def test_openmetrics_of_hostile_names_and_of_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
     write(tmp_path, [head(), sample(10), sample(20)], node='a"\\\n} 1')
-    recording = load(tmp_path, NOBODY)
-    found = _exposed(openmetrics.text(recording))
-    assert 'rankup_node_load{run="r",node="a\\"\\\\\\n} 1"}' in found
-    empty = _exposed(openmetrics.text(load(tmp_path / "missing", NOBODY)))
-    assert empty['rankup_running{run="r"}'] == 0
+    (path,) = export(load(tmp_path, NOBODY), tmp_path, "openmetrics", tmp_path / "a.prom")
+    assert ("rankup_node_load", 'a"\\\n} 1', "r") in _exposed(path.read_text())
+    nothing = load(tmp_path / "missing", NOBODY)
+    (path,) = export(nothing, tmp_path, "openmetrics", tmp_path / "b.prom")
+    assert _exposed(path.read_text())["rankup_running", "r"] == 0
+
+
+@pytest.mark.parametrize(
+    ("form", "package", "extra"),
+    [
+        ("tensorboard", "tensorboardX", "export"),
+        ("openmetrics", "prometheus_client", "export"),
+        ("wandb", "wandb", "wandb"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, package: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"{package}, .*pip install 'rankup\[{extra}\]'"):
+        export(load(tmp_path, NOBODY), tmp_path, form, tmp_path / "out")
 
 
 def test_wandb_gets_steps_and_bins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,9 +238,6 @@ def test_wandb_gets_steps_and_bins(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             return Run()
 
     recording = made(small(), tmp_path)
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match="pip install wandb"):
-        export(recording, tmp_path, "wandb", tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", Package)
     (folder,) = export(recording, tmp_path, "wandb", tmp_path / "out")
     assert folder.name == "offline-run-1"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from rankup.monitor.diagnose import diagnose
-from rankup.monitor.recording import Recording
+from rankup.monitor.recording import Life, Recording
 from rankup.monitor.verdict import Verdict, verdict
 
 from . import traces
-from .handmade import made
+from .handmade import BEGIN, HEALTHY, UNUSED, made
 
 
 def of(recording: Recording) -> Verdict:
@@ -34,6 +37,27 @@ def test_headlines(trace: traces.Trace, headline: str, level: str) -> None:
     assert said.headline.startswith(headline)
     assert said.level == level
     assert 2 <= len(said.sentences) <= 4
+
+
+def test_the_headline_names_the_nodes_that_it_is_about() -> None:
+    idle = {name: np.repeat([HEALTHY[name], UNUSED[name]], 8) for name in UNUSED}
+    said = of(made(nodes=4, **idle))
+    assert said.headline.startswith("Two of four nodes did nothing (jrc0003, jrc0004): ")
+    base = made(nodes=3)
+    heads = (*base.heads[:2], replace(base.heads[2], gpu_error="no driver"))
+    said = of(replace(base, heads=heads))
+    assert said.headline == "A GPU could not be read (jrc0003)."
+    assert "jrc" not in of(made(util=10.0, power=90.0)).headline, "of a run on one node"
+
+
+def test_advice_names_a_task_of_an_array_as_verbs_take_it() -> None:
+    ended = Life(BEGIN, BEGIN + 3600, "NODE_FAIL", nodes=("jrc0001",))
+    known = {"run": "ID task 3", "directory": "/p/runs/ID/array/3", "lives": (ended,)}
+    (todo,) = [one.todo for one in diagnose(made(facts=known)) if one.code == "RK724"]
+    assert todo.startswith("`rankup run --resume /p/runs/ID --array 3`")
+    known["lives"] = (replace(ended, state="FAILED"),)
+    (todo,) = [one.todo for one in diagnose(made(facts=known)) if one.code == "RK724"]
+    assert todo.startswith("`rankup logs /p/runs/ID/array/3 --cause`")
 
 
 def test_nothing_recorded() -> None:

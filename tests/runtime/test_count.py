@@ -142,6 +142,31 @@ def test_nothing_enters_under_no_sync(ranks: RankPool) -> None:
         assert float(gradient) == pytest.approx(3.0)
 
 
+def _accumulated(world: World, counts: bool) -> None:
+    """Backwards under no_sync in which this rank's part is another one each time."""
+    LEDGER.samples = LEDGER.units = None
+    torch.manual_seed(0)
+    bare = nn.Linear(4, 3)
+    wrapped = wrap(copy.deepcopy(bare))
+    for number, sizes in enumerate([(1, 4), (3, 0), (2, 2)]):
+        x = torch.randn(sum(sizes), 4, generator=torch.Generator().manual_seed(number))
+        bare(x).square().mean().backward()
+        mine = x.split(list(sizes))[world.rank]
+        mine = mine if len(mine) else torch.full_like(x[:1], torch.nan)
+        LEDGER.samples = None if counts else (sizes[world.rank], sum(sizes))
+        with contextlib.nullcontext() if number == 2 else wrapped.no_sync():
+            if counts:
+                count(sizes[world.rank])
+            wrapped(mine).square().mean().backward()
+    for one, other in zip(wrapped.parameters(), bare.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_each_backward_under_no_sync_has_its_own_weight(ranks: RankPool, counts: bool) -> None:
+    ranks.run(2, _accumulated, counts)
+
+
 def _two_models(world: World) -> list[torch.Tensor]:
     LEDGER.samples = LEDGER.units = None
     first, second = (wrap(nn.Linear(1, 1, bias=False)) for _ in range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from rankup.runtime.full import full_state, load_full_model, save_full_model
+from rankup.runtime.save import save0
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
@@ -43,6 +45,47 @@ def test_saved_in_one_layout_and_loaded_in_another(
     found = ranks.run(SIZES[after], _load, after, tmp_path / "full.pt")
     assert_equal(found[0], ranks.run(1, _expected)[0])
     assert all(other == {} for other in found[1:])
+
+
+@pytest.mark.parametrize("save", [save_full_model, save0])
+def test_no_flipped_bit_is_loaded(tmp_path: Path, save: Any) -> None:
+    """Where one changes nothing that is read (a date, padding) it may go unseen."""
+    model, path, draw = nn.Linear(20, 20), tmp_path / "full.pt", random.Random(0)
+    save(model, path)
+    whole = path.read_bytes()
+    refused = 0
+    for _ in range(200):
+        data = bytearray(whole)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        found = nn.Linear(20, 20)
+        try:
+            load_full_model(found, path)
+        except ValueError:
+            refused += 1
+        else:
+            assert_equal(found.state_dict(), model.state_dict())
+    assert refused > 100
+
+
+def _flipped(world: World, path: Path) -> str:
+    try:
+        load_full_model(nn.Linear(300, 300), path)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_damage_that_one_rank_sees_is_an_error_on_every_rank(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    path = tmp_path / "full.pt"
+    save_full_model(nn.Linear(300, 300), path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    for said in ranks.run(3, _flipped, path):
+        assert "full.pt has changed since it was written" in said
 
 
 class _Holder(nn.Module):

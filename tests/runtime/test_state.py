@@ -13,6 +13,10 @@ from torch.optim import SGD, AdamW
 
 from rankup.runtime.full import load_full_model, save_full_model
 from rankup.runtime.sharded import load_sharded_model, save_sharded_model
+from rankup.runtime.world import World
+from rankup.train.checkpoint import Saved, Saver, restore
+from rankup.train.place import Place
+from tests.pool import RankPool
 
 from .split import Net, Split, advance, assert_equal
 
@@ -53,6 +57,84 @@ def test_a_refused_load_leaves_the_optimizer(tmp_path: Path, kind: str, other: s
         assert torch.equal(parameter.grad, torch.ones_like(parameter))  # type: ignore[arg-type]
 
 
+class Decaying(SGD):
+    """It shrinks what it trains at each step, whatever the learning rate, and may lack memory."""
+
+    full = False
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if self.full:
+            raise torch.OutOfMemoryError("no memory for the momentum")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(0.5)
+        super().step(closure)
+
+
+@pytest.mark.parametrize("kind", ["full", "sharded"])
+def test_a_load_takes_no_step(tmp_path: Path, kind: str) -> None:
+    save = save_full_model if kind == "full" else save_sharded_model
+    load = load_full_model if kind == "full" else load_sharded_model
+    theirs = alone(AdamW)
+    advance(theirs, range(1))
+    save(theirs.model, tmp_path / "saved", theirs.optimizer)
+    ours, steps = alone(Decaying, momentum=0.9), list[object]()
+    ours.optimizer.register_step_post_hook(lambda *args: steps.append(args))
+    before = copy.deepcopy(ours.model.state_dict())
+    with pytest.raises(ValueError, match="of another optimizer"):
+        load(ours.model, tmp_path / "saved", ours.optimizer)
+    assert_equal(ours.model.state_dict(), before)
+    assert not steps
+    assert not ours.optimizer.state
+
+
+def _without_memory(world: World, folder: Path, kind: str) -> str:
+    split = alone(Decaying, momentum=0.9)
+    advance(split, range(1))
+    saver = Saver(folder / "checkpoints", 1, asynchronous=False)
+    if kind == "full":
+        save_full_model(split.model, folder / "full", split.optimizer)
+    elif kind == "sharded":
+        save_sharded_model(split.model, folder / "sharded", split.optimizer)
+    else:
+        saver.save(split.model, split.optimizer, Saved(Place(1), {}, None))
+        assert saver.wait() == ""
+    fresh = alone(Decaying, momentum=0.9)
+    Decaying.full = world.rank == 1
+    try:
+        if kind == "full":
+            load_full_model(fresh.model, folder / "full", fresh.optimizer)
+        elif kind == "sharded":
+            load_sharded_model(fresh.model, folder / "sharded", fresh.optimizer)
+        else:
+            restore(folder / "checkpoints", fresh.model, fresh.optimizer, {})
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        Decaying.full = False
+    return ""
+
+
+@pytest.mark.parametrize("kind", ["full", "sharded", "recipe"])
+def test_no_memory_for_the_state_on_one_rank_is_an_error_on_every_rank(
+    ranks: RankPool, tmp_path: Path, kind: str
+) -> None:
+    for said in ranks.run(2, _without_memory, tmp_path, kind):
+        assert "no memory for the momentum" in said
+
+
+@pytest.mark.parametrize("kind", ["full", "sharded"])
+def test_an_optimizer_whose_step_needs_a_closure_is_refused(tmp_path: Path, kind: str) -> None:
+    save = save_full_model if kind == "full" else save_sharded_model
+    load = load_full_model if kind == "full" else load_sharded_model
+    model = Net()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    save(model, tmp_path / "saved", optimizer)
+    with pytest.raises(TypeError, match="LBFGS cannot be loaded: its step takes arguments"):
+        load(model, tmp_path / "saved", optimizer)
+
+
 def test_a_load_into_a_used_optimizer_is_that_into_a_fresh_one(tmp_path: Path) -> None:
     saved = alone(AdamW)
     advance(saved, range(2))
@@ -72,6 +154,7 @@ def test_a_marker_sets_what_the_groups_have_alone(tmp_path: Path) -> None:
     save_sharded_model(split.model, tmp_path / "model", split.optimizer)
     marker = tmp_path / "model" / "COMPLETE"
     about = json.loads(marker.read_text())
+    del about["hash"]  # a marker of before had none
     about["groups"][0] |= {"params": [], "x": 1, "lr": 0.7}
     marker.write_text(json.dumps(about))
     fresh = alone(AdamW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from rankup.runtime.world import (
     after_first_step,
     destroy_process_group,
     device_of,
+    fabric_name,
     first_host,
     is_root_process,
     launched,
@@ -144,6 +146,19 @@ def test_tasks_per_node_of_another_form() -> None:
 )
 def test_first_host(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
+
+
+def test_at_jsc_ranks_of_a_plain_srun_meet_in_infiniband(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(name: str, port: None) -> None:
+        if name != "jwb0007i":
+            raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.delenv("SYSTEMNAME", raising=False)
+    assert fabric_name("jwb0007") == "jwb0007"
+    monkeypatch.setenv("SYSTEMNAME", "juwelsbooster")
+    assert fabric_name("jwb0007") == "jwb0007i"
+    assert fabric_name("jpbo-001-01") == "jpbo-001-01", "JUPITER has no such names"
 
 
 # --- the device

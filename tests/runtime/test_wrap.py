@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from rankup.runtime.collectives import broadcast
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.deal import LEDGER, count
 from rankup.runtime.model import Wrapped, unwrap, wrap
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -323,3 +323,25 @@ def test_values_given_behind_wrap_have_to_agree(ranks: RankPool) -> None:
     one, other = ranks.run(2, _reset, False)
     assert one == other
     assert "different values of 'first.weight' and 3 more" in one
+
+
+def _half(world: World, counts: bool) -> float:
+    """The mean relative error of gradients in bfloat16, of which rank 0 has the larger part."""
+    _start()
+    wrapped = wrap(nn.Linear(20_000, 1, bias=False).bfloat16())
+    x = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(0)).bfloat16() + 1
+    sizes = (5, 2)
+    LEDGER.samples = None if counts else (sizes[world.rank], sum(sizes))
+    if counts:
+        count(sizes[world.rank])
+    (wrapped(x) * (world.rank == 0)).sum().backward()
+    [gradient] = _gradients(wrapped)
+    assert gradient.dtype == torch.bfloat16
+    return float((gradient.double() / (x.double() * 5 / 7)).mean()) - 1
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_weights_are_not_rounded_to_the_type_of_the_gradient(ranks: RankPool, counts: bool) -> None:
+    """Each product is, as the sum is; but not all of them to the same side."""
+    for error in ranks.run(2, _half, counts):
+        assert abs(error) < 1e-4  # 5 / 7 in bfloat16 is off by 8e-4

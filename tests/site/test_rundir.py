@@ -103,11 +103,12 @@ def test_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(one in str(refused.value) for one in ids), "the newest are named"
 
 
-def test_the_run_that_was_resumed_last_is_the_last(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["started", "submitted"])
+def test_the_run_that_was_resumed_last_is_the_last(tmp_path: Path, how: str) -> None:
     old, _ = (_run(tmp_path, "a", f"2025010{day}-000000-aaaa") for day in (1, 2))
     assert rundir.find(tmp_path, "last") != old
     job = rundir.read(old)
-    rundir.write(old, replace(job, lives=[*job.lives, {"started": rundir.now()}]))
+    rundir.write(old, replace(job, lives=[*job.lives, {how: rundir.now()}]))
     assert rundir.find(tmp_path, "last") == old
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -137,8 +138,18 @@ def test_a_checkpoint_without_space_does_not_end_the_training(
         assert f"checkpoint at step {step} could not be written" in report.output
     assert "training goes on" in report.output
     assert checkpoints(tmp_path / "run") == ["step-00000005", "step-00000006"]
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert [line["checkpoint"] for line in lines if "checkpoint" in line] == [1, 4, 5, 6]
     ranks.run(2, train_images, tmp_path / "whole", options, {"n": n})
     assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_trace_without_space_does_not_end_the_training(ranks: RankPool, tmp_path: Path) -> None:
+    options = replace(OPTIONS, trace_samples="/dev/full")
+    report = ranks.run(2, train_images, tmp_path / "run", options, {"n": N})[0]
+    assert report.error == ""
+    assert report.output.count("/dev/full cannot be written (disk full?)") == 1
+    assert len(losses(tmp_path / "run")) == 6
 
 
 def test_a_folder_that_cannot_be_made_does_not_end_the_training(

@@ -193,6 +193,22 @@ def test_when_all_that_was_whole_is_damaged_nothing_is_started_over(
     assert records(own) == before
 
 
+@pytest.mark.parametrize("missing", [False, True], ids=["unreadable line", "missing"])
+def test_what_the_record_of_a_resumed_run_lacks_is_said(
+    ranks: RankPool, own: Path, missing: bool
+) -> None:
+    _forget(own, "step-00000012")
+    path = own / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = b'{"step": 3\xff\n'
+    path.unlink() if missing else path.write_bytes(b"".join(lines))
+    report = _resumed(ranks, 2, own, SGD, at=10)
+    said = "metrics.jsonl is not there" if missing else "metrics.jsonl: left out 1 unreadable line"
+    assert report.output.count(said) == 1
+    found = [record["step"] for record in records(own) if not record.get("final")]
+    assert found == ([11, 12] if missing else [1, 2, *range(4, 13)])
+
+
 def test_a_finished_run_can_be_resumed(ranks: RankPool, finished: Path, own: Path) -> None:
     _resumed(ranks, 2, own, SGD, at=12)
     assert_bit_for_bit(own, finished)

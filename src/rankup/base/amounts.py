@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from .errors import UserError
 
@@ -49,6 +50,17 @@ def some(names: list[str], most: int = 4) -> str:
     """The first names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return [0, 1, 2, 7] as "0-2,7"."""
+    spans: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = spans[-1][0], number
+        else:
+            spans.append((number, number))
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def duration(seconds: float) -> str:

@@ -123,24 +123,30 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def cut_json_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    """Keep the leading lines of a JSON-lines file for which `keep` holds; the rest goes.
+def cut_json_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+    """Keep the lines of a JSON-lines file for which `keep` holds; the rest goes.
 
-    A torn line (a writer was killed) and all that follows it go too. A missing file stays missing.
+    Return how many lines went because they are unreadable, not counting an end without a newline,
+    which a killed writer leaves. A missing file stays missing.
     """
     if not path.exists():
-        return
+        return 0
     kept: list[bytes] = []
+    unreadable = 0
     with path.open("rb") as file:
         for line in file:
             try:
                 record = json.loads(line)
             except ValueError:
+                record = None
+            if not line.endswith(b"\n"):
                 break
-            if not line.endswith(b"\n") or not isinstance(record, dict) or not keep(record):
-                break
-            kept.append(line)
+            if not isinstance(record, dict):
+                unreadable += 1
+            elif keep(record):
+                kept.append(line)
     write_atomic(path, b"".join(kept))
+    return unreadable
 
 
 def done_by(record: dict[str, Any], step: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -30,6 +31,9 @@ def main() -> int:
     except ChildFailedError as error:
         codes = {rank: child.exitcode for rank, child in error.failures.items()}
         first = failure.first_cause(log, codes)
+        if first.rank not in {one.rank for one in failure.read_all(log)}:  # killed, say
+            with contextlib.suppress(OSError):
+                failure.write(log, first)
         if first.exit_code != 128 + signal.SIGINT:
             print(f"\n{failure.report(first)}", file=sys.stderr, flush=True)
         return first.exit_code

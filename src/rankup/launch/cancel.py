@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from ..base.amounts import ranges
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..site import config
@@ -17,7 +18,6 @@ from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError, base_id
 from ..slurm.parse import Queued
 from . import lives, meant
-from .status import ranges
 
 # A life that finds it at its start stops itself; a submission removes it.
 CANCELLED = Path("log") / "cancelled"

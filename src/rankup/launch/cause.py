@@ -76,7 +76,6 @@ _RULE = re.compile(r"^(=|-){10,}\s*$")
 _ROOT = "Root Cause (first observed failure):"
 _FIELD = re.compile(r"^  (\w+) +: ?(.*)$")
 _CODE = re.compile(r"(-?\d+)")
-_LINE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
 _TRACEBACK = "Traceback (most recent call last):"
 _AGENT = (
     "torch/distributed/run.py",
@@ -142,19 +141,12 @@ def of_run(path: Path, task: str | None = None, job_id: str | None = None) -> Ca
     folder = meant.folder(path, task)
     records = [r for r in rundir.records(path) if task is None or str(r.get("task")) == task]
     file, start = newest_log(path, records, task)
-    if file is not None and file.name == OUTPUT.name:  # of it torchrun's own remarks say the most
-        return find(folder / "log", logfile.read_lines(folder / "log" / "torchrun.log"), ())
+    if file is not None and file.name == OUTPUT.name:  # its agent has written down what happened
+        return find(folder / "log", ())
     if task is None and (named := task_of(file)) is not None:
         return of_run(path, named, job_id)
     lines = logfile.read_lines(file, start) if file else []
     return find(folder / "log", lines, _nodes(records))
-
-
-def told(path: Path, task: str | None = None) -> bool:
-    """Whether a rank of the newest life has written down what happened to it."""
-    folder = meant.folder(path, task)
-    written = failure.read_all(folder / "log")
-    return any(not f.consequence and not failure.timed_out(f.message) for f in written)
 
 
 def newest_log(
@@ -224,8 +216,6 @@ def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | 
         return Cause(failure.report(first) + after, "rank")
     if roots:
         return _of_root(roots[0], written, nodes, None)
-    if killed := killed_locally(lines):
-        return Cause(f"local rank {killed[1]} failed: {failure.said(killed[0])}", "torchrun")
     return _leftovers(lines)
 
 
@@ -306,19 +296,11 @@ def root_causes(lines: Sequence[str]) -> list[Root]:
         if rank is None or code is None:
             continue
         number, exit_code = int(rank[1]), int(code[1])
-        trace = _own_traceback(block) or rank_traceback(lines, number)
+        trace = rank_traceback(lines, number)
         weight = _weight(exit_code, trace)
         host, when = fields.get("host", "?"), fields.get("time", "")
         found.append(Root(number, host, when, exit_code, trace, weight))
     return sorted(found, key=lambda root: (root.weight, root.time))
-
-
-def killed_locally(lines: Sequence[str]) -> tuple[int, int] | None:
-    """Exit code and local rank in an agent's line "failed (exitcode: ...)", the first one."""
-    for line in lines:
-        if match := _LINE.search(line):
-            return int(match[1]), int(match[2])
-    return None
 
 
 def rank_traceback(lines: Sequence[str], rank: int) -> str:
@@ -354,15 +336,6 @@ def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
                 break
             block.append(following)
         yield block
-
-
-def _own_traceback(block: Sequence[str]) -> str:
-    """The traceback in the block: torch writes it there for a function under @record."""
-    for number, line in enumerate(block):
-        if line.startswith("  traceback : ") and _TRACEBACK in line:
-            rest = [_TRACEBACK, *block[number + 1 :]]
-            return "\n".join(text.removeprefix("  ") for text in rest).rstrip()
-    return ""
 
 
 def _weight(exit_code: int, trace: str) -> int:

@@ -45,7 +45,7 @@ def facts(
     gpus = bill.get("gpus")
     return Facts(
         run=job.id if task is None else f"{job.id} task {task}",
-        name=job.target if job.kind == "recipe" else Path(job.target).stem,
+        name=job.name,
         command=_command(job),
         directory=str(meant.folder(path, task)),
         kind=job.kind,
@@ -82,7 +82,6 @@ def _life(life: Attempt, newest: Mapping[str, Any]) -> recording.Life:
     assert life.started is not None
     own = life.asked.get("bill")
     own = own if isinstance(own, dict) else {}
-    minutes = _positive(own.get("minutes"))
     same = own.get("unit") == newest.get("unit")
     nodes = _positive(life.asked.get("nodes"))
     return recording.Life(
@@ -90,7 +89,7 @@ def _life(life: Attempt, newest: Mapping[str, Any]) -> recording.Life:
         end=None if life.live else life.ended,
         state=life.state,
         words=life.words,
-        limit=None if minutes is None or life.job is None else minutes * 60,
+        limit=life.limit,
         nodes=life.nodes,
         job=life.job,
         billed_nodes=int(nodes) if nodes else None,

@@ -15,9 +15,9 @@ from ..slurm import reasons
 from ..slurm.client import Client
 from . import cause, lives
 from .lives import Attempt
-from .logfile import OUTPUT, log_of, say, tail_lines
+from .logfile import OUTPUT, harmless, log_of, say, tail_lines
 from .meant import folder
-from .noise import Fold, fold
+from .status import steps
 
 _POLL = 0.3  # seconds between looks at the file
 _ASK = 10.0  # seconds between questions to Slurm, unless something has just happened
@@ -86,7 +86,7 @@ class _View:
     said: str = ""
     last: str = ""
     looked: float = field(default_factory=time.monotonic)
-    _fold: Fold | None = None
+    harmless: set[str] = field(default_factory=set)
 
     def ask(self, lines: int) -> None:
         """Where the run is now: another job may have taken over, the reason may have changed."""
@@ -98,7 +98,6 @@ class _View:
             self.task = self.life.task
         news = self.life.words not in (self.said, _JUST_SUBMITTED)
         if self.life.state == "PENDING" and news:
-            self.flush()
             self.say(clean(f"job {self.life.job} waits: {self.life.words}"))
         self.said = self.life.words
         file = self._file(self.life)
@@ -106,18 +105,13 @@ class _View:
             return
         if self.tail is not None:
             self.show(self.tail.read())
-            self.flush()
             self.say(f"job {self.life.job} goes on")
             self.tail = Tail(file)
             return
         size = file.stat().st_size if file.is_file() else 0
-        shown = [clean(line) for line in tail_lines(file)] if size else []
-        for line in (shown if self.raw else fold(shown, self._told))[-lines:] if lines else []:
-            self.say(line)
+        shown = [line for line in tail_lines(file) if self.raw or not harmless(line)]
+        self.show(shown[-lines:] if size and lines else [])
         self.tail = Tail(file, size)
-
-    def _told(self) -> bool:
-        return cause.told(self.path, self.task)
 
     def _file(self, life: Attempt) -> Path:
         if life.job is None:
@@ -125,11 +119,14 @@ class _View:
         return log_of(self.path, life.job.partition("_")[0], life.task)
 
     def show(self, lines: Sequence[str]) -> None:
-        self._fold = self._fold or Fold(self._told)
         for line in map(clean, lines):
-            for out in [line] if self.raw else self._fold.feed(line):
-                self.say(out)
-                self.last = out
+            words = "" if self.raw else harmless(line)
+            if not words:
+                self.say(line)
+                self.last = line
+            elif words not in self.harmless:
+                self.harmless.add(words)
+                self.say(f"harmless: {words}")
 
     def look(self) -> None:
         """Now and then a line about steps and GPUs, of which the log itself may be silent."""
@@ -137,13 +134,8 @@ class _View:
         if self.raw or not running or time.monotonic() - self.looked < _SMALL:
             return
         self.looked = time.monotonic()
-        if line := small(folder(self.path, self.task)):
+        if line := small(folder(self.path, self.task), steps(lives.read_job(self.path))):
             self.say(f"· {line}")
-
-    def flush(self) -> None:
-        if self._fold is not None:
-            for line in self._fold.flush():
-                self.say(line)
 
 
 def follow(
@@ -161,7 +153,7 @@ def follow(
     Args:
         task: of an array; by default the newest that runs.
         lines: of what is there already.
-        raw: fold nothing.
+        raw: leave nothing out.
 
     Returns:
         The job's exit code; 1 where it failed without one; 130 for a view that was ended.
@@ -177,7 +169,7 @@ def follow(
 def _until_the_end(view: _View, lines: int) -> int:
     asked, noticed = 0.0, time.monotonic()
     ended_at: float | None = None
-    written = idle = 0
+    written = 0
     while True:
         size = _size(view.path / rundir.ATTEMPTS)
         now = time.monotonic()
@@ -196,19 +188,15 @@ def _until_the_end(view: _View, lines: int) -> int:
         ended_at = (ended_at or time.monotonic()) if ended else None
         new = view.tail.read() if view.tail else []
         view.show(new)
-        idle = 0 if new else idle + 1
         if ended_at is not None and not new:
             sure = _SURE_OF_A_STOPPED if _stopped(view) else _SURE
             if time.monotonic() - ended_at >= sure:  # the last lines may come a moment later, too
                 break
         view.look()
-        if idle == 3:  # what was held back does not wait for a line that may never come
-            view.flush()
         if not new:
             time.sleep(_POLL)
     if view.tail and (rest := view.tail.rest()):
         view.show([rest])
-    view.flush()
     return _end(view)
 
 

@@ -26,6 +26,7 @@ NO_SLURM = Client(environment={"PATH": os.devnull})
 # A status that waits half a minute for a busy controller helps nobody.
 TIMEOUT = 10.0
 _VIEWS = ("status", "logs", "cancel")
+NEW = Attempt(None, "NEW", "It has not been started.", "own record", live=True)
 
 
 def jobs(path: Path, job: Job, client: Client) -> list[str]:

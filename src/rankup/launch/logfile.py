@@ -25,6 +25,42 @@ _LIFE_OVER = re.compile(
     re.MULTILINE,
 )
 
+# Lines that mean nothing: a pattern, and what they are.
+_HARMLESS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (
+            r"torch/distributed/run\.py:\d+\] *(\**|Setting OMP_NUM_THREADS .*)$",
+            "torchrun's remark on OMP_NUM_THREADS",
+        ),
+        (r"^\[W.*socket\.cpp:\d+\].*(IPv6|errno: ?97|Address family)", "IPv6 is not in use here"),
+        (
+            r"^(srun|slurmstepd).*lacks support for cpu binding",
+            "this Slurm does not bind ranks to cores",
+        ),
+        (r"^(srun|slurmstepd|slurmd|\S+): .*pmix", "Slurm's plugin for MPI, which nobody uses"),
+        (
+            r"dynamic_rendezvous\.py:\d+\].*RendezvousConnectionError"
+            r"|^\[W.*TCPStore\.cpp:\d+\].*(recvVector|recvValue|sendBytes|recvBytes)\w* failed",
+            "torchrun of a node lost the first node's, which had ended before",
+        ),
+        (
+            r"elastic/agent/server/api\.py:\d+\] Received (\d+ death signal|Signals\.SIG)"
+            r"|multiprocessing/api\.py:\d+\] Sending process \d+ closing signal",
+            "torchrun stops the other ranks of a node",
+        ),
+        (r"^\[W.*destroy_process_group\(\) was not called", "the process group was left open"),
+        (r"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks", "ranks found each other"),
+    )
+)
+_LOOK = 1000  # characters of a line that patterns look at
+
+
+def harmless(line: str) -> str:
+    """Return what a line of torch or Slurm is that means nothing; empty for any other."""
+    looked = line[:_LOOK]
+    return next((words for pattern, words in _HARMLESS if pattern.search(looked)), "")
+
 
 def say(line: str) -> None:
     """Print a line at once; what the terminal's encoding lacks is written out."""

@@ -1,4 +1,4 @@
-"""`rankup logs`: the end of a run's log with the noise folded, and the cause of a failure."""
+"""`rankup logs`: the end of a run's log without what is harmless, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from ..base.errors import UserError
 from ..base.text import clean
 from ..site import rundir
 from . import cause, meant
-from .logfile import say, tail_bytes, tail_lines
-from .noise import counted
+from .logfile import harmless, say, tail_bytes, tail_lines
 
 # The cause is asked for at the end of a job, where it has to be quick: what only a look from
 # outside needs is imported there.
@@ -36,8 +35,8 @@ def show(
     Args:
         run: id, Slurm job id (also "123_4"), `last`, or directory (also of an array's task).
         following: go on until the run has ended.
-        lines: how many, after folding.
-        raw: fold nothing; into a pipe the bytes are those of the file.
+        lines: how many.
+        raw: leave nothing out; into a pipe the bytes are those of the file.
         only_cause: the last words of a failed run and nothing else.
         task: of an array.
 
@@ -131,10 +130,10 @@ def _show_tail(path: Path, task: str | None, lines: int, raw: bool) -> None:
             say("note: a local run's output went to its terminal; these are torchrun's remarks")
     shown = [clean(line) for line in tail_lines(file, 0 if raw else start)]
     if not raw:
-        known: list[bool] = []  # asked once, however many lines ask for it
-        shown, harmless = counted(shown, lambda: _once(known, path, task))
-        for line in harmless if lines else []:
-            say(line)
+        meant = [harmless(line) for line in shown]
+        for words in dict.fromkeys(filter(None, meant)) if lines else ():
+            say(f"harmless: {words} ({meant.count(words)} lines)")
+        shown = [line for line, words in zip(shown, meant, strict=True) if not words]
     shown = shown[-lines:] if lines else []
     for line in shown:
         say(line)
@@ -147,12 +146,6 @@ def _show_tail(path: Path, task: str | None, lines: int, raw: bool) -> None:
             say(_silent(life))
     elif life.failed and not raw:
         _say_why(path, task, life, shown)
-
-
-def _once(known: list[bool], path: Path, task: str | None) -> bool:
-    if not known:
-        known.append(cause.told(path, task))
-    return known[0]
 
 
 def _silent(life: Attempt) -> str:

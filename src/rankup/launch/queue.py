@@ -25,7 +25,7 @@ from ..slurm import script
 from ..slurm.client import Client, SlurmError
 from ..slurm.limits import Grant
 from ..slurm.times import time_text
-from . import lives, local, ready, stage, status, submit
+from . import arguments, lives, local, ready, stage, status, submit
 from .logfile import OUTPUT, size_of
 from .request import (
     active_environment,
@@ -83,6 +83,7 @@ def run(spec: JobSpec, client: Client, inside: bool) -> int:
     notes += ready.before_submit(
         job.kind, job.target, plan.granted.nodes * plan.granted.ranks, spec.check
     )
+    arguments.refuse(job, spec.check)
     plan = replace(plan, fetched=found, notes=(*plan.notes, *notes))
     job = replace(job, launch=options.said())
     submit.refuse_unmounted(plan, _places(job, directory, plan))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from ..base.errors import EXIT_FAILED, UserError, nearest
 from ..base.files import user_path, write_atomic
+from ..base.findings import Finding
 from ..base.text import clean
+from ..monitor import words
 from ..monitor.cost import Cost, cost
 from ..monitor.diagnose import Diagnosis, diagnose
 from ..monitor.export import FORMS
@@ -99,9 +100,7 @@ def tell(judged: Judged, wish: Wish, out: TextIO) -> int:
 
     target = _target(wish, judged.folder)
     recording, diagnoses = judged.recording, judged.diagnoses
-    run, folder = recording.facts.run, judged.folder
-    named = run if folder.name == run else str(folder)  # a task of an array has no name of its own
-    more = f"rankup report {shlex.quote(named)} draws the page and the PDF"
+    more = f"rankup report {words.argument(recording.facts)} draws the page and the PDF"
     if "html" in wish.formats:
         more = str(target / FILES["html"])
     show_text(recording, diagnoses, out, more, paid=judged.cost, said=judged.verdict)
@@ -195,7 +194,8 @@ def _judged(run: str, here: config.Config, client: Client, ended: int | None) ->
 
 
 def _compare(judged: Sequence[Judged], wish: Wish) -> int:
-    from ..monitor.report.scaling import scaling, scaling_html, scaling_text
+    from ..monitor.report.scaling import scaling, scaling_text
+    from ..monitor.report.scaling_page import scaling_html
 
     parts = [(one.recording, one.diagnoses, one.cost, one.verdict) for one in judged]
     found = scaling([one.recording for one in judged])
@@ -217,9 +217,13 @@ def _compare(judged: Sequence[Judged], wish: Wish) -> int:
 
 
 def _as_json(judged: Judged) -> dict[str, object]:
+    findings = []
+    for one in map(asdict, judged.diagnoses):
+        general = {field.name: one.pop(field.name) for field in fields(Finding)}
+        findings.append({"finding": general, **one})
     return {
         "run": judged.recording.facts.run,
         "verdict": asdict(judged.verdict),
         "cost": asdict(judged.cost),
-        "findings": [asdict(one) for one in judged.diagnoses],
+        "findings": findings,
     }

@@ -78,8 +78,7 @@ def new(spec: JobSpec, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:
         module=spec.target if spec.module else None,
     )
     if spec.out is None:
-        name = target if kind == "recipe" else Path(target).stem
-        return (runs / name / job.id).resolve(), job
+        return (runs / job.name / job.id).resolve(), job
     return user_path(spec.out, "--out").resolve(), job
 
 
@@ -89,7 +88,7 @@ def created(directory: Path, job: Job, runs: Path) -> Iterator[None]:
 
     One that lies elsewhere (`--out`) is linked from among the others in `runs`.
     """
-    link = runs / Path(job.target).stem / job.id
+    link = runs / job.name / job.id
     folders = dict.fromkeys((directory, *directory.parents, *link.parents))
     made = [folder for folder in folders if not folder.exists()]
     refuse_writable_by_others(directory)
@@ -230,6 +229,8 @@ def require_torch() -> None:
 def _target(text: str, module: bool = False) -> tuple[str, str]:
     """`recipe` and its name, or `script` and its absolute path."""
     if module:
+        if not all(text.split(".")):
+            raise UserError(f"-m {text}: a module is named from its first package on: -m pkg.train")
         path = Path(*text.split("."))
         for file in (Path(f"{path}.py"), path / "__main__.py"):
             if file.is_file():

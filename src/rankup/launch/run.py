@@ -18,7 +18,7 @@ from ..site import config, gpus, rundir
 from ..site.jobspec import DATA, OPTIONS, SLURM, JobSpec, flag, of_record
 from ..site.rundir import Job
 from ..slurm.client import Client
-from . import lives, local, queue, ready, stage
+from . import arguments, lives, local, queue, ready, stage
 from .logfile import OUTPUT, size_of
 from .request import created, new, python_of_ranks, resumed, same_result, split_notes, typed
 
@@ -61,6 +61,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
         print(" " if caches else "", local.shown(job, nproc), sep="")
         return 0
     ready.beside(job, nproc, spec.check)
+    arguments.refuse(job, spec.check)
     for note in notes:
         print(note, file=sys.stderr)
     staged = {name: value for name, value in spec.said().items() if OPTIONS[name].panel == DATA}
@@ -95,7 +96,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
                     life["stopped"] = True
                 _write_end(directory, replace(job, lives=[*job.lives, life]))
         if wish and not refused:
-            _report(directory, settings)
+            _report(directory, settings, code)
     failed = code not in (0, EXIT_BAD_INPUT)
     if "stopped" in life or (failed and (directory / "checkpoints").is_dir()):
         print(f"go on with: rankup run --resume {_shown(directory, job)}", file=sys.stderr)
@@ -110,12 +111,14 @@ def _caches(project: Path, job: Job) -> dict[str, str]:
     return found
 
 
-def _report(directory: Path, settings: config.Config) -> None:
+def _report(directory: Path, settings: config.Config, code: int) -> None:
     """The page and the lines of text about the run; its failure is not the run's."""
     from . import facts, report
 
     try:
-        judged = report.judge(directory, facts.facts(directory, None, settings, lives.NO_SLURM))
+        # A full disk may not have taken the end of the run; `code` is it.
+        known = facts.facts(directory, None, settings, lives.NO_SLURM, ended=code)
+        judged = report.judge(directory, known)
         report.tell(judged, report.Wish(report.AT_THE_END), sys.stderr)
     except Exception as error:
         print(f"warning: no report: {type(error).__name__}: {error}", file=sys.stderr)

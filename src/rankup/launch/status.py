@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..base.amounts import ago
+from ..base.amounts import ago, ranges
 from ..base.errors import UserError
 from ..base.files import open_regular
 from ..site import rundir
@@ -146,14 +146,14 @@ def summary(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     where = ", ".join(dict.fromkeys(jobs)) or (last.nodes[0] if last and last.nodes else "")
     short = Summary(
         id=job.id,
-        name=_name(job),
+        name=job.name,
         path=str(path),
         where=where,
         state=last.state if last else "NEW",
         since=(last.started or last.expected) if last else None,
         until=last.ended if last else None,
         step=step if isinstance(step, int) else None,
-        steps=_steps(job, metrics),
+        steps=None if metrics.get("final") else steps(job),
         words=last.words if last else "It has not been started.",
         source=last.source if last else "own record",
         live=bool(last and last.live),
@@ -184,17 +184,6 @@ def grouped(tasks: Sequence[Attempt]) -> list[tuple[str, Attempt]]:
     return [(ranges(_task_number(life) for life in group), group[0]) for group in groups.values()]
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """[0, 1, 2, 7] as "0-2,7"."""
-    spans: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if spans and spans[-1][1] == number - 1:
-            spans[-1] = spans[-1][0], number
-        else:
-            spans.append((number, number))
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-
-
 def last_metrics(path: Path) -> dict[str, Any]:
     """The last whole line of `metrics.jsonl` that has a step; empty without one."""
     try:
@@ -217,23 +206,16 @@ def _sound(value: object) -> bool:
     return not isinstance(value, int | float) or abs(value) < 1e300
 
 
-def _steps(job: Job, metrics: Mapping[str, Any]) -> int | None:
-    """How many steps a recipe's run has, where that was said."""
-    if metrics.get("final"):
-        return None
+def steps(job: Job) -> int | None:
+    """Return how many steps a recipe's run has, where that was said."""
     if job.kind != "recipe":
         return None
     from .. import recipes
 
     with suppress(UserError):
-        options = recipes.find(job.target).parse(job.args)
-        steps = getattr(options, "steps", None)
-        return steps if isinstance(steps, int) else None
+        found = getattr(recipes.find(job.target).parse(job.args), "steps", None)
+        return found if isinstance(found, int) else None
     return None
-
-
-def _name(job: Job) -> str:
-    return job.target if job.kind == "recipe" else Path(job.target).name
 
 
 def _job(path: Path) -> Job | UserError:

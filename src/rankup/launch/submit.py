@@ -226,7 +226,7 @@ def job_script(
         words=job.words,
         recipe=job.kind == "recipe",
         crew=by_crew(job),
-        name=options.name or (job.target if job.kind == "recipe" else Path(job.target).stem),
+        name=options.name or job.name,
         nodes=granted.nodes,
         ranks=granted.ranks,
         gpus=granted.gpus,

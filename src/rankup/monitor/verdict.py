@@ -10,7 +10,7 @@ from . import billing, words
 from .cost import Cost, cost
 from .diagnose import Diagnosis, codes
 from .diagnose.codes import CODES
-from .diagnose.limits import TOO_SHORT
+from .diagnose.record import TOO_SHORT
 from .recording import Recording
 from .thresholds import LIMITS
 
@@ -90,10 +90,20 @@ def _headline(recording: Recording, worst: Diagnosis | None, paid: Cost) -> str:
         said = f"{_of_all(len(worst.gpus), _billed(recording))} idled"
     else:
         said = CODES[worst.code].headline or _sentence(worst.message).rstrip(".")
+    said += _where(recording, worst, said)
     if worst.cost and worst.cost >= LIMITS.headline_waste * paid.billed:
         wasted = words.amount(worst.cost)
         said += f": {wasted} of {words.amount(paid.billed)} {paid.unit} were wasted"
     return f"{so_far}{said}."
+
+
+def _where(recording: Recording, worst: Diagnosis, said: str) -> str:
+    """The nodes of a finding about some of them, where the headline does not name them yet."""
+    places = set(worst.nodes) | {int(recording.gpu_node[column]) for column in worst.gpus}
+    if not places or len(places) == len(recording.heads):
+        return ""
+    names = words.node_names(recording, sorted(places))
+    return "" if names in said else f" ({names})"
 
 
 def _unused(recording: Recording, worst: Diagnosis) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat
 
 from ..base.amounts import duration as duration
@@ -11,7 +13,7 @@ from ..base.amounts import some
 from ..base.text import clean
 
 if TYPE_CHECKING:  # numpy comes with it, and the live view starts without
-    from .recording import Recording
+    from .recording import Facts, Recording
 
 
 def amount(units: float) -> str:
@@ -56,6 +58,24 @@ def shown(text: str) -> str:
     """A word from elsewhere, safe for a terminal, on one line and not too long."""
     line = clean(" ".join(text.split()).replace("\x1b", "\\x1b"))
     return line if len(line) <= 300 else f"{line[:297]}..."
+
+
+def argument(facts: Facts) -> str:
+    """The word by which a verb finds the run: its id, or its folder where that has another name.
+
+    A task of an array has no id of its own.
+    """
+    named = facts.run if Path(facts.directory).name == facts.run else facts.directory
+    return shlex.quote(shown(named))
+
+
+def resume(facts: Facts) -> str:
+    """The command that goes on with the run from its last checkpoint."""
+    folder = Path(facts.directory)
+    if folder.parent.name != "array":
+        return f"rankup run --resume {argument(facts)}"
+    whole = shlex.quote(shown(str(folder.parent.parent)))
+    return f"rankup run --resume {whole} --array {shown(folder.name)}"
 
 
 def numbers(values: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""What `shard` dealt this rank, for `wrap` and `parallelize` to weigh its gradient with.
+"""What `shard` dealt this rank, and how much its gradient counts for `wrap` and `parallelize`.
 
 The script hands neither to the other, so they meet here: like the process group, the ledger
 belongs to the process.
@@ -7,13 +7,21 @@ belongs to the process.
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import CheckpointFunction
+
+ENGINE = torch.autograd.Variable._execution_engine
+_RECOMPUTES = CheckpointFunction.backward.__code__
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,10 @@ class Ledger:
         counted: what `count` was given for the present batch, also after the backward took it.
         dealt: samples dealt of the last batch of any loop, an evaluation's too.
         log: number and samples of each batch that this rank had in the last loop over a loader.
-        shared: the backward that took units, as torch numbers them, and what it took.
+        taken_by: the backward under way that took units, as torch numbers them, and what it took.
+        unsure: makes a training pass of the evaluation whose batch was handed out last, where only
+            its model's mode says that it is one.
+        peeked: a backward within activation checkpointing has used the units, and not taken them.
         models: the wrapped models alive, whose train/eval mode says what a batch is for.
         taken: the place that `parallelize` has given this rank, and the process group it is for.
     """
@@ -50,7 +61,9 @@ class Ledger:
     counted: float | None = None
     dealt: tuple[int, int] | None = None
     log: list[tuple[int, int]] = field(default_factory=list)
-    shared: tuple[int, float | None] = (-1, None)
+    taken_by: tuple[int, float | None] | None = None
+    peeked: bool = False
+    unsure: weakref.WeakMethod[Callable[[], None]] | None = None
     models: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
     taken: tuple[weakref.ref[Any], Place] | None = None
 
@@ -81,6 +94,11 @@ class Ledger:
                 place = before
         self.taken = (weakref.ref(dist.group.WORLD), place)
 
+    def trains(self) -> None:
+        """Take the batch at hand for one that is trained on: its backward is here, or next."""
+        if self.unsure is not None and (make := self.unsure()) is not None:
+            make()
+
     def current(self) -> tuple[int, int] | None:
         """Samples of the batch at hand: the one trained on, or in an evaluation that one's."""
         return (self.samples or self.dealt) if torch.is_grad_enabled() else self.dealt
@@ -98,16 +116,22 @@ class Ledger:
         """Where this rank computes."""
         return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
 
-    def take_units(self, backward: int) -> float | None:
-        """The units of a backward: used up by it, the same for every model that it reaches."""
-        if backward == -1 or self.shared[0] != backward:  # -1: torch has no number for it
-            self.shared, self.units = (backward, self.units), None
-        return self.shared[1]
+    def take_units(self, backward: int, nested: bool) -> float | None:
+        """Return the units of a backward, the same for every model that it reaches.
 
-    def idle(self, backward: int) -> bool:
-        """Whether this rank's part of a backward counts for nothing."""
-        units = self.shared[1] if self.shared[0] == backward else self.units
-        return units == 0 or (self.samples is not None and self.samples[0] == 0)
+        Args:
+            nested: it runs within another one, and does not use up what is that one's.
+        """
+        if nested:
+            self.peeked = True
+            return self.units if self.taken_by is None else self.taken_by[1]
+        if self.taken_by is None or self.taken_by[0] != backward:
+            self.taken_by, self.units, self.peeked = (backward, self.units), None, False
+            ENGINE.queue_callback(self._end_backward)
+        return self.taken_by[1]
+
+    def _end_backward(self) -> None:
+        self.taken_by = None
 
     def _given(self) -> Place | None:
         """What was taken, unless it was in a process group that is gone."""
@@ -119,12 +143,100 @@ class Ledger:
 LEDGER = Ledger()
 
 
+class Weight:
+    """How much this rank's gradient counts in a backward: its share of the batch, times `whole`.
+
+    The shares of all ranks add up to one, so that sums of weighted gradients over the ranks,
+    divided by `whole`, are the mean over the samples of all ranks, or over the units given to
+    `count`. Where shares are equal the weight is one, and nothing is done.
+
+    Args:
+        whole: what sums of gradients are divided by when they have been added up.
+        parts: in how many a batch is dealt.
+        alike: ranks that compute each part together.
+        device: where the gradients are.
+
+    Attributes:
+        works: this rank's part of the present backward counts.
+    """
+
+    def __init__(self, whole: int, parts: int, alike: int, device: torch.device) -> None:
+        self._whole, self._parts, self._alike, self._device = whole, parts, alike, device
+        self._factor: float | torch.Tensor = 1.0
+        self._backward = -1
+        self.works = True
+
+    def begin(self) -> bool:
+        """Find the weight of the backward under way, where that is another one than before.
+
+        Collective where the script calls `count`; on a GPU only its stream waits. Returns True for
+        a backward that begins with this and does not run within another one.
+        """
+        backward = torch._C._current_graph_task_id()
+        if backward == self._backward:
+            return False
+        self._backward = backward
+        nested = recomputes()
+        LEDGER.trains()
+        units, samples = LEDGER.take_units(backward, nested), LEDGER.samples
+        # A rank that was dealt nothing computes on a stand-in sample that counts for nothing.
+        idle = samples is not None and samples[0] == 0
+        if units is not None:
+            own = 0.0 if idle else units
+            total = torch.full((), own, dtype=torch.float64, device=self._device)
+            dist.all_reduce(total)
+            # No units on any rank: the gradient is a sum of nothing, not 0 / 0.
+            total = torch.where(total > 0, total / self._alike, 1.0)
+            self._factor, self.works = own * self._whole / total, own > 0
+        else:
+            own, all_ = samples or (1, self._parts)
+            self._factor, self.works = self._whole * own / all_, not idle
+        return not nested
+
+    def apply(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Return the weighted gradient; None where it is the same."""
+        if isinstance(self._factor, float) and self._factor == 1.0:
+            return None
+        if isinstance(gradient, DTensor):
+            return DTensor.from_local(
+                self._weighted(gradient.to_local()),
+                gradient.device_mesh,
+                gradient.placements,
+                run_check=False,
+                shape=gradient.shape,
+                stride=gradient.stride(),
+            )
+        return self._weighted(gradient)
+
+    def _weighted(self, gradient: torch.Tensor) -> torch.Tensor:
+        if not self.works:  # multiplying by zero would keep an idle rank's NaN
+            return torch.zeros_like(gradient)
+        if isinstance(self._factor, torch.Tensor) and gradient.dtype.itemsize < 4:
+            # A tensor would be rounded to bfloat16 before the product, and weigh all of the
+            # gradient by the same error; a number is not.
+            return (gradient.float() * self._factor).to(gradient.dtype)
+        return gradient * self._factor
+
+
+def recomputes() -> bool:
+    """Return True in a backward that activation checkpointing runs within another one.
+
+    What this one does not reach, the other may.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _RECOMPUTES:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def count(units: float) -> None:
     """Say how many units the next backward's loss was averaged over, where they are not samples.
 
     For a loss that is a mean over valid tokens, `rankup.count(n_tokens)` before `loss.backward()`
     on every rank makes the gradient the exact mean over the tokens of all ranks. Calls before one
-    backward add up.
+    backward add up. Every rank has to come to the same backwards then, those under `no_sync()` too.
 
     Raises:
         ValueError: a negative or non-finite number.
@@ -132,4 +244,6 @@ def count(units: float) -> None:
     units = float(units)
     if not 0 <= units < float("inf"):
         raise ValueError(f"count needs a finite number of units >= 0, got {units}")
-    LEDGER.units = LEDGER.counted = (LEDGER.units or 0.0) + units
+    before = 0.0 if LEDGER.peeked else LEDGER.units or 0.0
+    LEDGER.units = LEDGER.counted = before + units
+    LEDGER.peeked = False

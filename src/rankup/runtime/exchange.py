@@ -1,27 +1,27 @@
-"""The exchange of a wrapped model's gradients: weighed, then summed over the ranks.
+"""The exchange of a wrapped model's gradients: weighed, then averaged over the ranks by DDP.
 
 A backward is an exchange, whatever it came from: a forward of the model, of a part of it, two
 forwards, a penalty on the weights. It begins before the first parameter gets a gradient, and when
 the backward is over, the parameters that it has not reached count as zeros.
+
+DDP averages as it does without us: in its own all-reduce, beside the backward. Where this rank's
+part of a batch is not one of equal parts, its gradients are multiplied before DDP sees them.
 """
 
-# No postponed annotations here: DDP checks those of its communication hook as objects.
+from __future__ import annotations
+
 import contextlib
 import functools
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import CheckpointFunction
 
-from .compress.ddp import CompressedExchange
-from .deal import LEDGER
+from .deal import ENGINE, LEDGER, Weight, recomputes
 from .statistics import RunningStatistics
 from .world import after_first_step
 
@@ -34,33 +34,25 @@ class Exchange:
             an error.
 
     Attributes:
-        compressed: what sums gradients in fewer bytes; None where they are sent whole.
-        begun: a backward has begun, and not all of its gradients are sent.
+        begun: a backward has begun, and has not reached all parameters.
         weight: how much this rank's gradient counts in the present backward.
-        total: sum of the weights over the ranks, where only they together know it.
-        held: units of backwards that were not exchanged yet; None when there were none.
         sparse: some rank's first backward has not reached a parameter; None before that.
     """
 
-    def __init__(
-        self,
-        ddp: DistributedDataParallel,
-        statistics: RunningStatistics,
-        compressed: CompressedExchange | None,
-    ) -> None:
+    def __init__(self, ddp: DistributedDataParallel, statistics: RunningStatistics) -> None:
         # The hooks below are out of sight of Python's garbage collector: they must not keep it.
         self._ddp = weakref.ref(ddp)
         self._unchecked = dict(ddp.module.named_parameters())
         self._trained = {n: p for n, p in self._unchecked.items() if p.requires_grad}
         self._frozen = {n: p for n, p in self._unchecked.items() if not p.requires_grad}
-        self.statistics, self.compressed = statistics, compressed
+        self._device = next(iter(self._trained.values())).device
+        self._statistics = statistics
+        world_size = dist.get_world_size()
+        self.weight = Weight(world_size, world_size, 1, self._device)
         self.begun = False
         self.sparse: bool | None = None
-        self.weight = 1.0
-        self.total: torch.futures.Future[Any] | None = None
-        self.held: float | None = None
         self._reached: set[str] = set()
-        self._backward = self._completes = self._last = -1
+        self._completes = -1
         self._completing = False
         self._backwards = 0
         self._passed: torch.cuda.Event | None = None
@@ -91,10 +83,9 @@ class Exchange:
     def reach(self, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Before a parameter gets its gradient in a backward; what it gets instead, if anything."""
         ddp = self._ddp()
-        backward = torch._C._current_graph_task_id()
         if ddp is not None and ddp.require_backward_grad_sync:
             if not self.begun:
-                self._begin_backward(ddp, backward)
+                self._begin_backward(ddp)
             elif name in self._reached:
                 left = [other for other in self._trained if other not in self._reached]
                 raise RuntimeError(
@@ -103,17 +94,17 @@ class Exchange:
                     f"{', '.join(left)}. Call checkpoint with use_reentrant=False"
                 )
             self._reached.add(name)
-            if backward != self._completes and not self._completing and not _recomputes():
+            self.begun = len(self._reached) < len(self._trained)
+            backward = torch._C._current_graph_task_id()
+            if backward != self._completes and not self._completing and not recomputes():
                 self._completes = backward
-                _ENGINE.queue_callback(self._complete)
+                LEDGER.take_units(backward, nested=False)
+                ENGINE.queue_callback(self._complete)
         else:
-            self.hold(backward)
-        # Keep a NaN over nothing out of what earlier backwards have left.
-        return (
-            torch.zeros_like(gradient) if gradient is not None and LEDGER.idle(backward) else None
-        )
+            self.weight.begin()
+        return None if gradient is None else self.weight.apply(gradient)
 
-    def _begin_backward(self, ddp: DistributedDataParallel, backward: int) -> None:
+    def _begin_backward(self, ddp: DistributedDataParallel) -> None:
         """Prepare DDP, whose own forward would do so for one backward alone."""
         thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
         if thawed:
@@ -121,8 +112,12 @@ class Exchange:
                 f"{thawed[0]!r} requires a gradient since the model was wrapped, which would stay "
                 "on this rank alone: call the wrapped model itself in the first step after that"
             )
+        self._shorten_timeout()
+        if self._unchecked:
+            _require_same(self._unchecked, self._device)
+            self._unchecked = {}
+        self.weight.begin()
         self._reached.clear()
-        self._backward = backward
         # Collective once, behind the first backward: buckets in the order of the gradients.
         ddp.reducer._rebuild_buckets()
         ddp.reducer.prepare_for_backward([])
@@ -148,6 +143,9 @@ class Exchange:
                 self._completing = False
         if self.begun:
             raise RuntimeError(_CHANGED)
+        # What follows DDP's own callback, which waits for its sums, is queued here.
+        if self._statistics.size:
+            ENGINE.queue_callback(self._statistics.start_mean(self.weight.works))
         if not mine:
             return
         ranks = torch.tensor(mine, dtype=torch.int32, device=_table_device(self._trained))
@@ -155,8 +153,8 @@ class Exchange:
         self.sparse = self.sparse or bool((ranks < dist.get_world_size()).any())
         numbers = ranks[0].tolist()
         nowhere = [p for p, n in zip(self._trained.values(), numbers, strict=True) if n == 0]
-        if nowhere:  # behind DDP's own callback, which sets them
-            _ENGINE.queue_callback(functools.partial(_forget, nowhere))
+        if nowhere:
+            ENGINE.queue_callback(functools.partial(_forget, nowhere))
 
     def _bitmap(self) -> list[list[bool]]:
         """Return whether each parameter has a gradient, and whether this backward has reached it.
@@ -172,53 +170,10 @@ class Exchange:
         if ddp is not None and ddp.require_backward_grad_sync and name not in self._reached:
             raise RuntimeError(_CHANGED)
 
-    def hold(self, backward: int) -> None:
-        """Add the units of a backward, once, to those that the next exchange weighs with."""
-        if backward == self._last != -1:
-            return
-        self._last = backward
-        units = LEDGER.take_units(backward)
-        if units is not None:
-            self.held = units + (self.held or 0.0)
-
-    def begin(self, device: torch.device) -> None:
-        """At the first bucket of a backward: find the weights."""
-        self._shorten_timeout(device)
-        if self._unchecked:
-            _require_same(self._unchecked, device)
-            self._unchecked = {}
-        self.total = None
-        self.hold(self._backward)
-        units, samples = self.held, LEDGER.samples
-        self.held = None
-        if units is not None:
-            # A rank that was dealt nothing computes on a stand-in sample that counts for nothing.
-            self.weight = units if samples is None or samples[0] else 0.0
-            self.total = _sum(torch.full((1,), self.weight, dtype=torch.float64, device=device))
-        elif samples is not None:
-            self.weight = samples[0] / samples[1]
-        else:
-            self.weight = 1.0 / dist.get_world_size()
-
-    def share(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
-        """Start the sum of a weighted bucket over the ranks, in place."""
-        if self.compressed is None:
-            return _sum(bucket.buffer())
-        if self.total is not None:
-            # What is left out is added to a later step, where units may be more, or fewer: it has
-            # to be in the measure of the gradient. All ranks come here, so the wait is short.
-            bucket.buffer().div_(_divisor(self.total.wait()[0], bucket.buffer().dtype))
-        return self.compressed.share(bucket)
-
-    def share_statistics(self, device: torch.device) -> torch.futures.Future[Any]:
-        """Start the sum of running statistics over the ranks that had samples, and their number."""
-        works = torch.full((1,), float(self.weight > 0), dtype=torch.float64, device=device)
-        return _sum(torch.cat([torch.where(works > 0, self.statistics.flat(), 0.0), works]))
-
-    def _shorten_timeout(self, device: torch.device) -> None:
+    def _shorten_timeout(self) -> None:
         """Once the first exchange is over; on a GPU the host only learns of that later."""
         self._backwards += 1
-        if self._backwards == 2 and device.type == "cuda":
+        if self._backwards == 2 and self._device.type == "cuda":
             self._passed = torch.cuda.Event()
             self._passed.record()
         elif self._backwards == 2 or (self._passed is not None and self._passed.query()):
@@ -226,50 +181,10 @@ class Exchange:
             after_first_step()
 
 
-def weighted_sum(exchange: Exchange, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook: sum over ranks of weight x gradient, weights summing to one."""
-    buffer = bucket.buffer()
-    if bucket.index() == 0:
-        exchange.begin(buffer.device)
-    # Where all ranks weigh nothing, what earlier backwards left stays as it is.
-    before = None if exchange.weight or exchange.total is None else buffer.clone()
-    # Multiplying by zero would keep an idle rank's NaN.
-    buffer = buffer.mul_(exchange.weight) if exchange.weight else buffer.zero_()
-    parts = {}
-    if exchange.total is not None:
-        parts["total"] = exchange.total
-    if bucket.is_last():
-        exchange.begun = False
-        if exchange.statistics.size:
-            parts["statistics"] = exchange.share_statistics(buffer.device)
-    parts["gradient"] = exchange.share(bucket)
-
-    def finish(done: torch.futures.Future[Any]) -> torch.Tensor:
-        values = dict(zip(parts, (part.value()[0] for part in done.value()), strict=True))
-        gradient: torch.Tensor = values["gradient"]
-        if "total" in values:
-            total = values["total"]
-            if exchange.compressed is None:
-                gradient.div_(_divisor(total, gradient.dtype))
-            if before is not None:
-                if before.is_cuda:  # made on another stream than this
-                    before.record_stream(torch.cuda.current_stream(before.device))
-                # Nothing was summed but what compression still owed.
-                gradient.add_(torch.where(total > 0, 0.0, before))
-        if "statistics" in values:
-            total, ranks = values["statistics"].split([exchange.statistics.size, 1])
-            mean = total / ranks.clamp(min=1.0)
-            exchange.statistics.assign(torch.where(ranks > 0, mean, exchange.statistics.flat()))
-        return gradient
-
-    return torch.futures.collect_all(list(parts.values())).then(finish)
-
-
 _CHANGED = (
     "wrap: gradients cannot be exchanged, since the type or device of the model's parameters has "
     "changed; convert or move the model before wrap, or the wrapped model itself"
 )
-_ENGINE = torch.autograd.Variable._execution_engine
 
 
 class _NoGradient(torch.autograd.Function):
@@ -311,33 +226,17 @@ def _forget(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def _reach(
-    exchange: "weakref.ref[Exchange]", name: str, gradients: tuple[torch.Tensor | None, ...]
+    exchange: weakref.ref[Exchange], name: str, gradients: tuple[torch.Tensor | None, ...]
 ) -> tuple[torch.Tensor] | None:
     found = exchange()
     instead = found.reach(name, gradients[0]) if found is not None else None
     return None if instead is None else (instead,)
 
 
-def _require_reached(exchange: "weakref.ref[Exchange]", name: str, parameter: torch.Tensor) -> None:
+def _require_reached(exchange: weakref.ref[Exchange], name: str, parameter: torch.Tensor) -> None:
     found = exchange()
     if found is not None:
         found.require_reached(name)
-
-
-def _recomputes() -> bool:
-    """True in a backward that activation checkpointing runs within another one.
-
-    What this one does not reach, the other may.
-    """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is _RECOMPUTES:
-            return True
-        frame = frame.f_back
-    return False
-
-
-_RECOMPUTES = CheckpointFunction.backward.__code__
 
 
 def _require_same(parameters: Mapping[str, nn.Parameter], device: torch.device) -> None:
@@ -365,16 +264,3 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
         values = torch.view_as_real(values)
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return values.contiguous().view(kinds[values.element_size()]).sum(dtype=torch.int64)
-
-
-def _divisor(total: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a sum weighed by units is divided by.
-
-    No units on any rank: the gradient is a sum of nothing, not 0 / 0.
-    """
-    return torch.where(total > 0, total, 1.0).to(dtype)
-
-
-def _sum(tensor: torch.Tensor) -> torch.futures.Future[Any]:
-    """Start the sum of a tensor over the ranks, in place."""
-    return dist.all_reduce(tensor, async_op=True).get_future()

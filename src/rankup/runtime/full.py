@@ -5,19 +5,32 @@ A file of a model alone is its state dict, which plain PyTorch loads into the si
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import zipfile
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from .collectives import all_gather_object, broadcast
+from .collectives import broadcast
 from .save import write
-from .state import Held, OptimizerState, Shape, of_model, parts, primed
-from .together import agree, differences, shortened, union, unseen
+from .state import (
+    DamagedError,
+    Held,
+    OptimizerState,
+    everywhere,
+    gather,
+    of_model,
+    parts,
+    refuse_other,
+    to_fill,
+    union,
+)
 from .world import is_root_process
 
 _PREFIXES = ("_orig_mod.", "module.")
@@ -56,13 +69,7 @@ def save_full_model(
         } | extra
     elif extra:
         value = {"model": value, **extra}
-    failure: Exception | None = None
-    if is_root_process():
-        try:
-            write(value, path)
-        except Exception as error:
-            failure = error
-    agree(failure)
+    everywhere(partial(write, value, path) if is_root_process() else dict)
 
 
 def load_full_model(
@@ -74,8 +81,9 @@ def load_full_model(
 ) -> dict[str, Any]:
     """Load a file of `save_full_model`, or a plain state dict, in any layout; call on every rank.
 
-    Each rank maps the file into memory and reads the parts that it holds. Nothing is unpickled but
-    tensors and plain values.
+    Each rank maps the file into memory and reads the parts that it holds. First the ranks compare
+    the file with the checksums in it, a share each. Nothing is unpickled but tensors and plain
+    values.
 
     Args:
         copies: as for `save_full_model`.
@@ -84,25 +92,21 @@ def load_full_model(
         What was saved as `extra`.
 
     Raises:
-        ValueError: the file is of another model (the message names what differs), or has no
-            optimizer. On every rank; model and optimizer are unchanged (an optimizer that decays
-            weights at a learning rate of zero may have done so).
+        ValueError: the file is damaged, of another model (the message names what differs), or has
+            no optimizer. On every rank; model and optimizer are unchanged.
+        TypeError: the optimizer keeps what cannot be loaded, or its step needs a closure.
         OSError: there is no such file, or a rank cannot read it. On every rank.
     """
-    content: dict[str, Any] = {}
-    failure: Exception | None = None
-    try:
-        content = _read(path)
-        if optimizer is not None and "optimizer" not in content:
-            raise ValueError(f"load_full_model: {path} holds no optimizer, only a model")
-    except Exception as error:
-        failure = error
-    agree(failure)
+    everywhere(partial(_verify, path))
+    content = everywhere(partial(_read, path))
+    if optimizer is not None and "optimizer" not in content:
+        raise ValueError(f"load_full_model: {path} holds no optimizer, only a model")
     held = of_model(model, copies)
     aliases = union(held.aliases)
     weights = _named_as(content["model"], {*aliases, *union(held.shapes())})
     weights = {aliases.get(name, name): value for name, value in weights.items()}
-    _refuse_other(weights, held, f"{path}", "model")
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    refuse_other(shapes, held.shapes(), "model", f"{path}", "file")
     if optimizer is not None:
         _load_optimizer(content["optimizer"], held, optimizer, f"{path}")
     _fill(held, weights)
@@ -155,7 +159,7 @@ def full_optimizer_state(
 
 def _merged_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All ranks' parameter groups; each rank has the parameters of its pipeline stages."""
-    everyone = all_gather_object(groups)
+    everyone = gather(groups)
     merged = everyone[0]
     for others in everyone[1:]:
         for group, other in zip(merged, others, strict=True):
@@ -204,20 +208,45 @@ def _first_holders(names: list[str]) -> dict[str, int]:
     first = broadcast(names)
     known = set(first)
     holders = dict.fromkeys(first, 0)
-    for rank, others in enumerate(all_gather_object([n for n in names if n not in known])):
+    for rank, others in enumerate(gather([n for n in names if n not in known])):
         for name in others:
             holders.setdefault(name, rank)
     return holders
 
 
+def _verify(path: str | os.PathLike[str]) -> None:
+    """Compare this rank's share of a file's records with the CRC-32 that torch.save puts there."""
+    with open(path, "rb") as file:
+        if file.read(2) != b"PK":  # torch's format before 1.6 has none
+            return
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    try:
+        with zipfile.ZipFile(path) as records:
+            for record in records.infolist()[rank::ranks]:
+                with records.open(record) as content:
+                    while content.read(1 << 24):
+                        pass
+    except Exception as error:  # what a damaged directory of records leads to is of any kind
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that is a wrong offset
+            raise
+        raise DamagedError(
+            f"load_full_model: {path} has changed since it was written ({error}); take another copy"
+        ) from None
+
+
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     content: Any
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:  # torch's format before 1.6 cannot be mapped
-        if "mmap" not in str(error):
-            raise
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:  # torch's format before 1.6 cannot be mapped
+            if "mmap" not in str(error):
+                raise
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise DamagedError(f"load_full_model: {path} cannot be loaded: {error}") from None
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"load_full_model: {path} holds no model's state dict")
     if not isinstance(content.get("model"), Mapping):
@@ -238,15 +267,6 @@ def _named_as(
     return weights
 
 
-def _refuse_other(weights: Mapping[str, torch.Tensor], held: Held, place: str, what: str) -> None:
-    there = {name: tuple(value.shape) for name, value in weights.items()}
-    here: dict[str, Shape] = union(held.shapes())
-    if what == "optimizer":
-        here = {name: here[name] for name in here.keys() - unseen(there, here)}
-    if lines := differences(there, here, "file", what):
-        raise ValueError(f"{place} is of another {what}:{shortened(lines)}")
-
-
 def _load_optimizer(
     content: Mapping[str, Any], model: Held, optimizer: torch.optim.Optimizer, place: str
 ) -> None:
@@ -261,9 +281,9 @@ def _load_optimizer(
             f"{place} has {len(groups)} parameter groups, this optimizer "
             f"{len(optimizer.param_groups)}"
         )
-    with primed(optimizer):
-        state = OptimizerState(optimizer, model)
-        _refuse_other(weights, state.held, place, "optimizer")
+    state = everywhere(partial(to_fill, optimizer, model))
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    refuse_other(shapes, state.held.shapes(), "optimizer", place, "file")
     _fill(state.held, weights)
     state.settle(weights)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):

@@ -1,20 +1,22 @@
 """`wrap(model)`: DistributedDataParallel that a single-GPU script does not notice."""
 
-# No postponed annotations here: DDP checks those of its communication hook as objects.
+from __future__ import annotations
+
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .collectives import broadcast
-from .compress.ddp import compressed
+from .compress.ddp import CompressedExchange, compressed, mean
 from .compress.names import Compression, parse
 from .deal import LEDGER
-from .exchange import Exchange, weighted_sum
+from .exchange import Exchange
 from .random_state import DRAWN, STREAMS
 from .statistics import RunningStatistics
 from .world import setup
@@ -26,9 +28,7 @@ def wrap(model: nn.Module, *, compress: str = "none") -> nn.Module:
     The gradient is the exact mean over the samples of all ranks, also where `shard` gives them
     uneven parts, and over units where the script calls `count`. Each backward is an exchange,
     through the model, its methods or its parts; every rank has to come to the same ones. Several
-    before a step add up, each weighed by itself; those under `no_sync()` are all weighed like the
-    one that exchanges them (with `count`: by the sum of their units), which is exact where a rank's
-    part is the same in each.
+    before a step add up, each weighed by itself, under `no_sync()` too.
     Parameters that a backward does not reach count as zeros on this rank. Where no rank's has
     reached one, its gradient stays None, as on one GPU; only where every parameter was reached on
     all ranks in the first backward, and one is left out later, it is zero.
@@ -83,6 +83,18 @@ def no_buffer_sync() -> dict[str, Any]:
     return {name: False}
 
 
+def exchange_by(replica: DistributedDataParallel, compression: CompressedExchange | None) -> None:
+    """Let DDP average its buckets of gradients over the ranks, compressed or whole.
+
+    Torch's own hook divides a bucket at once, where DDP without one divides each gradient: a kernel
+    per parameter.
+    """
+    if compression is None:
+        replica._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    else:
+        replica.register_comm_hook(compression, mean)
+
+
 class Wrapped(DistributedDataParallel):
     """See `wrap`."""
 
@@ -101,15 +113,23 @@ class Wrapped(DistributedDataParallel):
         super().__init__(model, gradient_as_bucket_view=True, **no_buffer_sync())
         self.training = training
         self._compression = compression
-        self._exchange = Exchange(self, RunningStatistics(model), compressed(model, compression))
-        self.register_comm_hook(self._exchange, weighted_sum)
+        self._exchange = Exchange(self, RunningStatistics(model))
+        self._compressed = compressed(model, compression)
+        exchange_by(self, self._compressed)
         self._ready = True
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and (self._moved or self._exchange.thawed()):
             self._ready = self._moved = False
             self._build(self.module, self._compression)
-        return self.module(*inputs, **kwargs)
+        if torch.compiler.is_compiling():  # traced as a whole, as fullgraph=True demands
+            return self.module(*inputs, **kwargs)
+        # Within DDP's forward torch cuts a compiled model at the buckets: gradients of a part are
+        # exchanged beside the backward of the next.
+        return self._run_ddp_forward(*inputs, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        self.module.compile(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -176,18 +196,18 @@ class Wrapped(DistributedDataParallel):
         else:
             super().add_module(name, module)
 
-    def apply(self, fn: Callable[[nn.Module], None]) -> "Wrapped":
+    def apply(self, fn: Callable[[nn.Module], None]) -> Wrapped:
         self.module.apply(fn)
         return self
 
-    def train(self, mode: bool = True) -> "Wrapped":
+    def train(self, mode: bool = True) -> Wrapped:
         if not mode:  # an evaluation between two batches from `deal`
             STREAMS.end(DRAWN)
         self.training = mode
         self.module.train(mode)
         return self
 
-    def _apply(self, *args: Any, **kwargs: Any) -> "Wrapped":
+    def _apply(self, *args: Any, **kwargs: Any) -> Wrapped:
         before = [(one.device, one.dtype) for one in self.module.parameters()]
         self.module._apply(*args, **kwargs)
         if before != [(one.device, one.dtype) for one in self.module.parameters()]:

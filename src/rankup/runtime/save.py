@@ -21,7 +21,8 @@ def save0(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) ->
 
     Models, wherever they stand in nested dictionaries, are saved as the state dict of the user's
     own model; names that DDP or `torch.compile` have prefixed lose the prefix. No collective: other
-    ranks return at once.
+    ranks return at once. The file is a zip archive with a CRC-32 of each record, which
+    `load_full_model` and `python -m zipfile -t` compare; `torch.load` does not.
 
     Args:
         pickled: save what `torch.save` would, objects of any class and models as whole modules,
@@ -40,6 +41,8 @@ def write(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) ->
     """What `save0` does on rank 0, here, and with `value` as it is."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    checksums = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
     try:
         with temporary.open("xb") as file:
             torch.save(value, file)
@@ -60,6 +63,8 @@ def write(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) ->
         if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
+    finally:
+        torch.serialization.set_crc32_options(checksums)
 
 
 def _plain(value: Any, pickled: bool) -> Any:

@@ -1,4 +1,5 @@
-"""The tensors of a model and its optimizer under plain names, whatever the model is split into.
+"""The tensors of a model and its optimizer under plain names, whatever the model is split into,
+and what the ranks do together when they save and load them.
 
 A part of a pipeline holds some of the names; a sharded parameter (DTensor) has its whole shape. A
 tensor that stands in several places is listed once, under its first (canonical) name.
@@ -6,18 +7,24 @@ tensor that stands in several places is listed once, under its first (canonical)
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping
+import inspect
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from .collectives import broadcast
 from .model import unwrap
 
+T = TypeVar("T")
 Shape = tuple[int, ...]
+State = dict[torch.Tensor, dict[str, Any]]  # of each parameter of an optimizer
 
+_MOST_LINES = 5
 # What torch.compile and activation checkpointing of a part put into the names inside it.
 _WRAPPINGS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
@@ -83,23 +90,29 @@ class OptimizerState:
     Numbers among it (a step count) are shown as tensors without dimensions; `settle` writes those
     back.
 
+    Args:
+        state: of each parameter; by default what the optimizer has.
+
     Raises:
         TypeError: an entry is neither tensor nor number.
         ValueError: a parameter that has state is none of the model's.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: Held) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, model: Held, state: State | None = None
+    ) -> None:
         self.held = Held()
         self._optimizer = optimizer
+        self._state: State = optimizer.state if state is None else state
         self._entries: list[tuple[torch.Tensor, str, str]] = []
         self._numbers: list[tuple[torch.Tensor, str, str, type]] = []
-        for parameter, state in optimizer.state.items():
+        for parameter, entries in self._state.items():
             if id(parameter) not in model.names:
                 raise ValueError(
                     f"the optimizer trains a parameter of shape {list(parameter.shape)} that is "
                     "not the model's; make the optimizer from the parameters of this model"
                 )
-            for key, value in state.items():
+            for key, value in entries.items():
                 self._add(parameter, f"{model.names[id(parameter)]}.{key}", key, value)
 
     def _add(self, parameter: torch.Tensor, name: str, key: str, value: Any) -> None:
@@ -120,77 +133,84 @@ class OptimizerState:
             self.held.tensors[name] = value.detach()
 
     def settle(self, loaded: Collection[str]) -> None:
-        """After the tensors were filled: write numbers back, drop entries that were not `loaded`.
+        """After the tensors were filled: give the optimizer the state, without entries that were
+        not `loaded`.
 
         A parameter that never had a gradient has no state, neither in a file nor, then, here.
         """
         self.held.settle()
         for parameter, key, name, kind in self._numbers:
-            self._optimizer.state[parameter][key] = kind(self.held.tensors[name].item())
+            self._state[parameter][key] = kind(self.held.tensors[name].item())
         for parameter, key, name in self._entries:
             if name not in loaded:
-                self._optimizer.state[parameter].pop(key)
-                if not self._optimizer.state[parameter]:
-                    del self._optimizer.state[parameter]
-
-
-def prime(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimizer make all the state it will ever have, for a file to be read into.
-
-    That is one step with gradients of zero at a learning rate of zero. Parameters that have state
-    keep it as it is, and all keep their gradients. Whatever the step does to the parameters (weight
-    decay at a rate of its own), they have to be loaded after it.
-    """
-    made = {
-        parameter: state
-        for parameter, state in optimizer.state.items()
-        if any(value is not None for value in state.values())
-    }
-    gradients = []
-    groups = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            gradients.append((parameter, parameter.grad))
-            fresh = parameter.requires_grad and parameter not in made
-            parameter.grad = torch.zeros_like(parameter) if fresh else None
-        groups.append({key: value for key, value in group.items() if key != "params"})
-        for key, value in group.items():
-            if key == "lr":
-                group[key] = torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0.0
-            elif isinstance(value, torch.Tensor):
-                group[key] = value.clone()
-    # A hook of the step may yet give such a parameter a gradient; its state is out of reach.
-    for parameter in made:
-        del optimizer.state[parameter]
-    try:
-        optimizer.step()
-    finally:
-        optimizer.state.update(made)
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.update(values)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
-
-@contextlib.contextmanager
-def primed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """`prime`, taken back when the block raises; it may look at the state, not fill it."""
-    before = {parameter: dict(state) for parameter, state in optimizer.state.items()}
-    keys = [set(group) for group in optimizer.param_groups]
-    try:
-        prime(optimizer)
-        yield
-    except BaseException:
-        for parameter in list(optimizer.state):
-            if parameter in before:
-                optimizer.state[parameter].clear()
-                optimizer.state[parameter].update(before[parameter])
+                self._state[parameter].pop(key)
+        for parameter, entries in list(self._state.items()):
+            if entries:
+                self._optimizer.state[parameter] = entries
             else:
-                del optimizer.state[parameter]
-        for group, known in zip(optimizer.param_groups, keys, strict=True):
-            for key in group.keys() - known:
-                del group[key]
-        raise
+                self._optimizer.state.pop(parameter, None)
+
+
+def allocate(optimizer: torch.optim.Optimizer) -> State:
+    """Return all the state that the optimizer will ever have, for a file to be read into.
+
+    Of a parameter that has none yet it is what the first step of a copy of the optimizer makes of
+    zeros of the same shape and layout. Optimizer and parameters stay as they are.
+
+    Raises:
+        TypeError: the optimizer's step takes arguments, so that there is no telling.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # An optimizer that holds another one would take that one's step.
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    state: State = {}
+    try:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                found = optimizer.state.get(parameter, {})
+                if all(value is None for value in found.values()) and parameter.requires_grad:
+                    found = _first_state(optimizer, group, parameter)
+                if found:
+                    state[parameter] = found
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+    return state
+
+
+def to_fill(optimizer: torch.optim.Optimizer, model: Held) -> OptimizerState:
+    """The state to read a file into; the optimizer has it once it is settled."""
+    return OptimizerState(optimizer, model, allocate(optimizer))
+
+
+def _first_state(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
+) -> dict[str, Any]:
+    """The state of a parameter after its first step."""
+    kind = type(optimizer)
+    if any(
+        one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for one in list(inspect.signature(kind.step).parameters.values())[1:]
+    ):
+        raise TypeError(
+            f"{kind.__name__} cannot be loaded: its step takes arguments (a closure), and what it "
+            "keeps is known after one step only; load the model alone"
+        )
+    zeros = torch.zeros_like(parameter, requires_grad=True)
+    zeros.grad = torch.zeros_like(parameter)
+    copied = object.__new__(kind)
+    vars(copied).update(vars(optimizer))
+    # A scheduler puts a step of its own there, which is the optimizer's.
+    vars(copied).pop("step", None)
+    copied.state = defaultdict(dict)
+    own = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items()}
+    copied.param_groups = [{**own, "params": [zeros]}]
+    copied._optimizer_step_pre_hooks = OrderedDict()
+    copied._optimizer_step_post_hooks = OrderedDict()
+    copied.step()
+    return dict(copied.state.get(zeros, {}))
 
 
 def plain_name(name: str) -> str:
@@ -216,3 +236,106 @@ def local(value: torch.Tensor) -> torch.Tensor:
     """What this rank itself stores of a tensor."""
     to_local = getattr(value, "to_local", None)
     return value if to_local is None else to_local()
+
+
+# --- what the ranks do together
+
+
+class OtherModelError(ValueError):
+    """A file or folder that holds another model or optimizer."""
+
+
+class DamagedError(ValueError):
+    """A file or folder that was never whole, or is not as it was written."""
+
+
+def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Every rank's picklable value, in rank order."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def agree(error: BaseException | None, group: dist.ProcessGroup | None = None) -> None:
+    """Raise on every rank when one failed; collective.
+
+    Raises:
+        the first failed rank's error, as far as it can be sent; OSError stays OSError.
+    """
+    mine = None if error is None else _sendable(error)
+    for rank, found in enumerate(gather(mine, group)):
+        if found is not None:
+            if error is not None:
+                raise error
+            raise found if isinstance(found, OSError) else type(found)(f"rank {rank}: {found}")
+
+
+def everywhere(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Return what `action` gives on this rank; an error of one rank is raised on all. Collective.
+
+    Raises:
+        as `agree`.
+    """
+    result, failure = cast("T", None), None
+    try:
+        result = action()
+    except Exception as error:
+        failure = error
+    agree(failure, group)
+    return result
+
+
+def _sendable(error: BaseException) -> Exception:
+    if isinstance(error, OSError) and error.errno is not None:
+        return OSError(error.errno, error.strerror, error.filename)
+    for kind in (OtherModelError, DamagedError, ValueError, TypeError):
+        if type(error) is kind:
+            return kind(str(error))
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def union(here: Mapping[str, T]) -> dict[str, T]:
+    """All ranks' entries, those of rank 0 first. Collective; cheap where the ranks hold the same.
+
+    Where two ranks differ on a name the later one's entry counts.
+    """
+    merged = dict(broadcast(dict(here)))
+    rest = {name: value for name, value in here.items() if merged.get(name) != value}
+    for part in gather(rest):
+        merged |= part
+    return merged
+
+
+def refuse_other(
+    there: Mapping[str, Shape], here: Mapping[str, Shape], what: str, place: str, kind: str
+) -> None:
+    """Compare what is in a file or folder with what all ranks hold. Collective.
+
+    Args:
+        here: this rank's.
+        what: `model` or `optimizer`. A parameter that never had a gradient has no state in a file,
+            unless no other one has any, either: then it is of an optimizer that keeps other things.
+        place, kind: its name, and whether it is a file or a checkpoint.
+
+    Raises:
+        OtherModelError: names what differs, on every rank.
+    """
+    ours = union(here)
+    if what == "optimizer" and there:
+        known = {name.rpartition(".")[0] for name in there}
+        ours = {name: shape for name, shape in ours.items() if name.rpartition(".")[0] in known}
+    lines = [
+        f"\n  {name}: {_words(there.get(name))} in the {kind}, {_words(ours.get(name))} in this "
+        f"{what}"
+        for name in sorted({*there, *ours})
+        if there.get(name) != ours.get(name)
+    ]
+    if lines:
+        more = f"\n  and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+        raise OtherModelError(f"{place} is of another {what}:{''.join(lines[:_MOST_LINES])}{more}")
+
+
+def _words(shape: Shape | None) -> str:
+    return "absent" if shape is None else str(list(shape))

@@ -7,9 +7,10 @@ and the step ends with the mean over the results of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -32,17 +33,38 @@ class RunningStatistics:
         self._sum: torch.Tensor | None = None
 
     def flat(self) -> torch.Tensor:
-        """The present values, float64 of shape `(size,)`."""
+        """Return the present values, float64 of shape `(size,)`."""
         if not self.size:
             return torch.zeros(0, dtype=torch.float64)
-        return torch.cat([buffer.reshape(-1).double() for buffer in self._values()])
+        return torch.cat([buffer.reshape(-1) for buffer in self._values()]).double()
 
     def assign(self, flat: torch.Tensor) -> None:
         """Set the layers from a vector of shape `(size,)`."""
-        offset = 0
-        for buffer in self._values():
-            buffer.copy_(flat[offset : offset + buffer.numel()].view_as(buffer))
-            offset += buffer.numel()
+        buffers = list(self._values())
+        if len(kinds := {buffer.dtype for buffer in buffers}) == 1:
+            flat = flat.to(kinds.pop())  # at once, where it can be
+        parts = flat.split([buffer.numel() for buffer in buffers])
+        pairs = zip(parts, buffers, strict=True)
+        if buffers:
+            torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in pairs])
+
+    def start_mean(self, works: bool) -> Callable[[], None]:
+        """Start the mean over the ranks that had samples; what this returns sets the layers to it.
+
+        Args:
+            works: this rank had samples.
+        """
+        mine = self.flat()
+        count = mine.new_full((1,), float(works))
+        total = torch.cat([mine if works else torch.zeros_like(mine), count])
+        work = dist.all_reduce(total, async_op=True)
+
+        def finish() -> None:
+            work.wait()
+            mean = total[:-1] / total[-1].clamp(min=1.0)
+            self.assign(torch.where(total[-1] > 0, mean, mine))
+
+        return finish
 
     def begin_step(self) -> None:
         """Remember where every micro-batch of this step starts."""

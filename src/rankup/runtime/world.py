@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import multiprocessing
@@ -11,6 +12,7 @@ import re
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import NamedTuple
@@ -29,6 +31,7 @@ from .random_state import STREAMS
 FIRST_TIMEOUT = timedelta(minutes=30)
 TIMEOUT = timedelta(minutes=10)
 EXIT_GRACE_SECONDS = 10.0
+_BEFORE_LEAVING: list[Callable[[], None]] = []
 
 
 class World(NamedTuple):
@@ -113,8 +116,15 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
     return World(place.local_rank, dist.get_rank(), device, dist.get_world_size())
 
 
+def before_leaving(call: Callable[[], None]) -> None:
+    """Have `destroy_process_group` begin with a call."""
+    _BEFORE_LEAVING.append(call)
+
+
 def destroy_process_group() -> None:
     """Leave the process group; harmless when there is none."""
+    for call in _BEFORE_LEAVING:
+        call()
     stop_watching()
     if dist.is_initialized():
         let_gloo_finish()
@@ -259,7 +269,19 @@ def _head_address() -> str:
             "an srun step over several nodes without SLURM_STEP_NODELIST: "
             "set MASTER_ADDR to the address of the first node"
         )
-    return name
+    return fabric_name(name)
+
+
+def fabric_name(node: str) -> str:
+    """Return a node's name in InfiniBand: at JSC, where $SYSTEMNAME is set, `jwb0007i` if it is.
+
+    The name without the suffix is that in Ethernet, which does not reach every other node.
+    """
+    if os.environ.get("SYSTEMNAME"):
+        with contextlib.suppress(OSError):
+            socket.getaddrinfo(f"{node}i", None)
+            return f"{node}i"
+    return node
 
 
 def first_host(nodelist: str) -> str:

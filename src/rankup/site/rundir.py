@@ -59,6 +59,12 @@ class Job:
     module: str | None = None
 
     @property
+    def name(self) -> str:
+        """Return what the run is called: the recipe, the script or the package."""
+        path = Path(self.target)
+        return path.parent.name if path.name == "__main__.py" else path.stem
+
+    @property
     def words(self) -> tuple[str, ...]:
         """Return what starts a rank's part of the run: as `rankup-rank`, or `python`, takes it."""
         return (*(("-m", self.module) if self.module else (self.target,)), *self.args)
@@ -199,7 +205,8 @@ def _asked_for(path: Path) -> tuple[float, str]:
     """When a run was asked for last: by its own record, else by its name."""
     when = None
     with suppress(Exception):  # whatever is wrong with one run, the others are found
-        when = moment(read(path).lives[-1]["started"])
+        last = read(path).lives[-1]
+        when = moment(last.get("started", last.get("submitted")))
     if when is None:
         with suppress(ValueError, OverflowError):
             when = time.mktime(time.strptime(path.name[:15], "%Y%m%d-%H%M%S"))

@@ -57,6 +57,14 @@ class Attempt:
         return self.job.partition("_")[2] or None if self.job else None
 
     @property
+    def limit(self) -> float | None:
+        """Seconds that a job may take, as they were asked for; None without a limit."""
+        bill = self.asked.get("bill")
+        minutes = bill.get("minutes") if self.job and isinstance(bill, dict) else None
+        sound = isinstance(minutes, int | float) and 0 < minutes < 1e12
+        return minutes * 60.0 if sound and minutes is not True else None
+
+    @property
     def failed(self) -> bool:
         """It ended, and not as it should."""
         return not self.live and self.state != "COMPLETED"

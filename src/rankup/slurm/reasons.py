@@ -209,7 +209,7 @@ def ended(state: str, code: int, number: int, reason: str, nodes: str = "") -> s
     if state == "TIMEOUT":
         return (
             "It ran into its time limit. Give more --time, or let it save before and go on in a "
-            "next attempt, with rankup.Deadline() (docs/time-limit.md)."
+            "next attempt (docs/time-limit.md)."
         )
     if state == "OUT_OF_MEMORY" or text == "OutOfMemory":
         return f"It ran out of main memory{where}. Use fewer data workers or more --mem."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +15,10 @@ from ..runtime.full import full_state
 from ..runtime.log import print0
 from ..runtime.save import write
 from ..runtime.world import is_root_process
-from . import checkpoint, marker
-from .carried import Carried
-from .marker import Saved
+from . import checkpoint
+from .checkpoint import Carried, Saved, Saver
 from .options import TrainOptions
 from .place import Place
-from .saver import Saver
 from .stop import Stop
 
 
@@ -29,6 +28,8 @@ class Keeper:
     Args:
         directory: of the run.
         say: tells the user a line, on rank 0.
+        note: called on all ranks once a checkpoint is known to be written, with its step, for how
+            many seconds the run stood, and until when.
         carried: what this rank's copy of the model has beside it.
         allowed: whether this process is still the one that writes; asked in any thread.
 
@@ -44,12 +45,14 @@ class Keeper:
         built: Built,
         optimizer: torch.optim.Optimizer,
         say: Callable[[str], None],
+        note: Callable[[int, float, float], None],
         carried: Carried | None = None,
         allowed: Callable[[], bool] = lambda: True,
     ) -> None:
         self._directory, self._options, self._built = directory, options, built
         self._root, self._optimizer, self._say = directory / "checkpoints", optimizer, say
-        self._carried = carried
+        self._carried, self._note = carried, note
+        self._stood: tuple[int, float, float] | None = None  # for the checkpoint under way
         self.best: tuple[float, int] | None = None
         self._second: tuple[float, int] | None = None  # what was the best before it
         self.newest = 0
@@ -83,7 +86,7 @@ class Keeper:
 
     def take_over(self, step: int) -> None:
         """Another process has written the checkpoints, up to `step`: its best one is to be kept."""
-        for candidate in marker.candidates(self._root)[0]:
+        for candidate in checkpoint.candidates(self._root)[0]:
             saved = candidate.saved
             if saved.place.step <= step:
                 self.newest = max(self.newest, saved.place.step)
@@ -103,15 +106,20 @@ class Keeper:
         """Whether this step, as the last one considered, was better than all before it."""
         return self.best is not None and self.best[1] == step
 
-    def save(self, place: Place, unvalidated: bool, stop: Stop) -> None:
+    def save(self, place: Place, unvalidated: bool, stop: Stop, begun: float) -> None:
         """Copy what a checkpoint holds; it is written beside the training. A full disk costs this
-        checkpoint, not the training."""
+        checkpoint, not the training.
+
+        Args:
+            begun: `time.perf_counter()` when the run began to stand for it.
+        """
         self.settled(stop)
         self._lost, self.newest = "", place.step
         saved = Saved(place, self._options.identity, self.best, unvalidated)
         self._saver.save(
             self._built.model, self._optimizer, saved, self._built.copies, self._carried
         )
+        self._stood = place.step, time.perf_counter() - begun, time.time()
         if not self._options.async_checkpoints:
             self.settled(stop)
 
@@ -120,14 +128,20 @@ class Keeper:
         if not is_root_process():
             return
         try:
-            marker.amend(self._root, Saved(place, self._options.identity, self.best, unvalidated))
+            checkpoint.amend(
+                self._root, Saved(place, self._options.identity, self.best, unvalidated)
+            )
         except (OSError, ValueError, TypeError) as error:  # a later life validates again
             self._say(f"the validation of this checkpoint was not noted ({error})")
 
     def settled(self, stop: Stop) -> bool:
         """Wait for the checkpoint under way; whether the newest one asked for was written."""
-        if why := self._saver.wait():
+        why = self._saver.wait()
+        stood, self._stood = self._stood, None
+        if why:
             self._say_lost(why)
+        elif stood:
+            self._note(*stood)
         stop.saved_in(self._saver.seconds)
         return not self._lost
 

@@ -80,6 +80,7 @@ class _Run:
             self.built,
             self.optimizer,
             lambda text: self.metrics.say(text),
+            lambda *stood: self.metrics.checkpoint(*stood),
             self.taker.carried,
         )
         if resume and (saved := self.keeper.restore(self.last)) is not None:
@@ -116,6 +117,7 @@ class _Run:
                 after_first_step()  # the first round's numbers are here: every rank has done it
             if self._passed(self.every_valid, before):
                 wishes += self._validate(taken[-1], stop)
+                self.stepper.pause()
             if self.taker.at_once:
                 wishes += self._report()
             if (
@@ -127,6 +129,7 @@ class _Run:
                 wishes += self._report()
                 with stop.saving():
                     self._checkpoint(stop)
+                self.stepper.pause()
                 if wishes and self.place.step < self.last:
                     return self._stopped(wishes, stop)
             stop.tick()
@@ -234,8 +237,7 @@ class _Run:
         self._refuse_nonfinite_weights()
         self.metrics.sync()
         self.stepper.trace.sync()
-        self.keeper.save(self.place, self.unvalidated, stop)
-        self.metrics.checkpoint(self.place.step, time.perf_counter() - begun)
+        self.keeper.save(self.place, self.unvalidated, stop, begun)
 
     def _refuse_nonfinite_weights(self) -> None:
         """The loss was finite before the update; the weights have to be so after it."""

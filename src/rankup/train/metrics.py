@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
 import re
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +100,59 @@ def step_record(
     return record
 
 
+class Lines:
+    """A file of JSON lines that goes on where a resumed run does; a full disk costs lines, not the
+    training.
+
+    Args:
+        resumed_at: the step that the run goes on from. What a killed life did beyond it is done
+            again, so its lines go; those of a fresh run (0) all do.
+        say: tells the user a line.
+    """
+
+    def __init__(self, path: Path, resumed_at: int, say: Callable[[str], None]) -> None:
+        self._path, self._say, self._lost = path, say, False
+        if resumed_at and not path.exists():
+            say(f"{path} is not there: it begins anew, with step {resumed_at + 1}")
+        elif resumed_at:
+            unreadable = cut_json_lines(path, lambda record: done_by(record, resumed_at))
+            if unreadable:
+                say(f"{path}: left out {unreadable} unreadable line{'s' * (unreadable > 1)}")
+        self._file = path.open("ab" if resumed_at else "wb", buffering=0)
+
+    def write(self, *records: dict[str, Any]) -> None:
+        """Append all of these lines or none."""
+        data = "".join(json.dumps(record) + "\n" for record in records).encode()
+        end = os.fstat(self._file.fileno()).st_size
+        with contextlib.suppress(OSError):
+            if self._file.write(data) == len(data):
+                return
+        with contextlib.suppress(OSError):
+            self._file.truncate(end)
+        self._cannot()
+
+    def sync(self) -> None:
+        """Put the lines on disk before a checkpoint says that their steps are done."""
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # what is no file has no disk
+                self._cannot()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _cannot(self) -> None:
+        if not self._lost:
+            self._say(f"{self._path} cannot be written (disk full?); training goes on without")
+        self._lost = True
+
+
 class Metrics:
     """Rank 0's record of the run. On other ranks use `Silence`."""
 
     def __init__(self, directory: Path, unit: str, last_step: int, resumed_at: int) -> None:
-        self._path = path = directory / "metrics.jsonl"
-        # What a killed life did beyond its last checkpoint is done again, so its lines go.
-        cut_json_lines(path, lambda record: done_by(record, resumed_at))
-        self._file = path.open("ab", buffering=0)
-        self._lost = 0
+        self._path = directory / "metrics.jsonl"
         self._unit = unit
         self._last_step = last_step
         self._shown = 0.0
@@ -123,10 +169,11 @@ class Metrics:
             )
             self._task = self._bar.add_task("", total=last_step, completed=resumed_at)
             self._bar.start()
+        self._lines = Lines(self._path, resumed_at, self.say)
 
     def step(self, record: dict[str, Any]) -> None:
         """Append a step's line and show it, at most a few times per second."""
-        self._write(record)
+        self._lines.write(record)
         now = time.monotonic()
         done = record["step"] == self._last_step
         pause = _REFRESH_SECONDS if self._bar else _LINE_SECONDS
@@ -143,9 +190,9 @@ class Metrics:
         else:
             say(f"step {record['step']}/{self._last_step} · {text}", "")
 
-    def checkpoint(self, step: int, seconds: float) -> None:
-        """The run stood for so long while it was saved after this step."""
-        self._write({"checkpoint": step, "stall": round(seconds, 4), "time": round(time.time(), 3)})
+    def checkpoint(self, step: int, seconds: float, ended: float) -> None:
+        """The run stood for so long, until `ended`, while it was saved after this step."""
+        self._lines.write({"checkpoint": step, "stall": round(seconds, 4), "time": round(ended, 3)})
 
     def say(self, text: str) -> None:
         """A line of its own above the bar."""
@@ -164,31 +211,17 @@ class Metrics:
             self.say(said(exchange))
         if exchange:
             record = {**record, "exchange": exchange}
-        self._write({"final": True, **record})
+        self._lines.write({"final": True, **record})
 
     def sync(self) -> None:
         """Put the lines on disk before a checkpoint says that their steps are done."""
-        os.fsync(self._file)
+        self._lines.sync()
 
     def close(self) -> None:
         if self._bar:
             self._bar.refresh()
             self._bar.stop()
-        self._file.close()
-
-    def _write(self, record: dict[str, Any]) -> None:
-        """Append a whole line or none; a full disk costs lines, not the training."""
-        line = (json.dumps(record) + "\n").encode()
-        end = self._file.seek(0, os.SEEK_END)
-        try:
-            if self._file.write(line) == len(line):
-                return
-        except OSError:
-            pass
-        self._file.truncate(end)
-        self._lost += 1
-        if self._lost == 1:
-            self.say("metrics.jsonl cannot be written (disk full?); training goes on without")
+        self._lines.close()
 
 
 class Silence:
@@ -196,7 +229,7 @@ class Silence:
 
     def step(self, record: dict[str, Any]) -> None: ...
 
-    def checkpoint(self, step: int, seconds: float) -> None: ...
+    def checkpoint(self, step: int, seconds: float, ended: float) -> None: ...
 
     def say(self, text: str) -> None: ...
 

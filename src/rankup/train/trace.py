@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
+from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 import torch
 
-from ..base.files import cut_json_lines, done_by
+from ..base.text import say
 from ..runtime.collectives import all_gather_object
 from ..runtime.world import World
+from .metrics import Lines
 from .plan import Step
 
 
@@ -25,11 +24,9 @@ class Trace:
     def __init__(self, path: str | None, world: World, resumed_at: int) -> None:
         self.on = path is not None
         self._drawn: list[int] = []
-        self._file: TextIO | None = None
+        self._lines: Lines | None = None
         if path is not None and world.is_root:
-            if resumed_at:
-                cut_json_lines(Path(path).expanduser(), lambda record: done_by(record, resumed_at))
-            self._file = Path(path).expanduser().open("a" if resumed_at else "w", encoding="utf-8")
+            self._lines = Lines(Path(path).expanduser(), resumed_at, partial(say, prefix=""))
 
     def drew(self, samples: torch.Tensor) -> None:
         """Note samples as they are read for training."""
@@ -41,14 +38,14 @@ class Trace:
         if not self.on:
             return
         drawn, self._drawn = self._drawn, []
-        for rank, samples in enumerate(all_gather_object(drawn)):
-            if self._file:
-                place = {"step": step.number, "epoch": step.after.epoch, "rank": rank}
-                self._file.write(json.dumps({**place, "samples": samples}) + "\n")
-        if self._file:
-            self._file.flush()
+        everyone = all_gather_object(drawn)
+        if self._lines:
+            place = {"step": step.number, "epoch": step.after.epoch}
+            self._lines.write(
+                *({**place, "rank": r, "samples": samples} for r, samples in enumerate(everyone))
+            )
 
     def sync(self) -> None:
         """Put the lines on disk before a checkpoint says that their steps are done."""
-        if self._file:
-            os.fsync(self._file)
+        if self._lines:
+            self._lines.sync()

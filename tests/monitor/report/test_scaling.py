@@ -13,11 +13,13 @@ from rankup.base.errors import UserError
 from rankup.monitor.cost import cost
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.recording import Life, Recording
-from rankup.monitor.report.scaling import scaling, scaling_html, scaling_text
+from rankup.monitor.report.scaling import scaling, scaling_text
+from rankup.monitor.report.scaling_page import scaling_html
 from rankup.monitor.verdict import verdict
 
 from ..handmade import BEGIN, NO_STEPS, made
 from .browser import Browser
+from .test_browser import THROUGH
 
 STEPS = 400
 BATCH = 65_536  # tokens
@@ -99,6 +101,13 @@ def test_work_that_differs_is_warned_of(other: Recording, said: str) -> None:
     assert any(said in warning for warning in warnings)
 
 
+def test_no_argument_reaches_the_terminal_raw() -> None:
+    other = _with(run(2), command="rankup run b.py \x1b[31mred", run="a\x1b[31mb")
+    found = scaling([run(1), replace(other, steps=NO_STEPS), run(4)])
+    assert "\x1b" not in scaling_text(found)
+    assert "\\x1b[31mred" in scaling_text(found)
+
+
 def test_cpu_runs_count_ranks() -> None:
     found = scaling([_with(one, gpus=0) for one in (run(1), run(2))])
     assert found.thing == "rank"
@@ -149,16 +158,14 @@ def test_the_page_has_its_plots(browser: Browser, tmp_path: Path) -> None:
     path.write_text(scaling_html(runs), encoding="utf-8")
     tab = browser.open(path)
     assert len(tab.requests()) == 1
-    assert (
-        tab.run("document.querySelectorAll('figure[data-drawn] .area .scatterlayer').length") == 5
-    )
+    assert tab.run(THROUGH) == 0, "plots were not drawn"
     ids = tab.run("[...document.querySelectorAll('figure')].map(f => f.dataset.plot)")
     assert ids == ["speed-up", "efficiency", "loss-steps", "loss-time", "cost"]
     assert "More than 8 GPUs did not pay." in tab.run("document.querySelector('h1').textContent")
     assert "alert(1)" in tab.run("document.querySelector('.run').textContent")
 
     # Its plots follow light and dark.
-    grid = "document.querySelector('[data-plot=cost] .area').layout.xaxis.gridcolor"
+    grid = "document.querySelector('[data-plot=cost] .area').layout.font.color"
     before = tab.run(grid)
     tab.run("document.getElementById('theme').click()")
     assert tab.run(grid) != before

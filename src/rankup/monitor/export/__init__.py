@@ -1,18 +1,34 @@
 """What was recorded, for other programs: `export(recording, directory, form, target)`.
 
 `csv` and `parquet` hold every sample as it was taken; `tensorboard`, `wandb` and `openmetrics` are
-made of the recording's bins. No form needs a network, and only `wandb` needs a package that rankup
-does not bring.
+made of the recording's bins, by packages that come with extras of rankup. No form needs a network.
 """
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 from ...base.errors import UserError, nearest
 from ..recording import Recording
 
 FORMS = ("csv", "parquet", "tensorboard", "wandb", "openmetrics")
+
+
+def need(package: str, extra: str) -> Any:
+    """Return a package, which an extra of rankup brings.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise UserError(
+            f"this export needs the package {package}, which is not installed here: "
+            f"pip install 'rankup[{extra}]'; csv and parquet need nothing more"
+        ) from None
 
 
 def export(recording: Recording, directory: Path, form: str, target: Path) -> list[Path]:

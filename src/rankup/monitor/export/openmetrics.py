@@ -1,4 +1,4 @@
-"""OpenMetrics text: the newest values of a run, for a site's Prometheus.
+"""OpenMetrics text: the newest values of a run, for a site's Prometheus, by prometheus_client.
 
 The text is also what node_exporter's textfile collector reads: it has no time stamps, which that
 one refuses, and gauges only. How old the values are, `rankup_last_sample_timestamp_seconds` says.
@@ -14,6 +14,7 @@ import numpy as np
 
 from ...base.files import write_atomic
 from ..recording import Band, Recording
+from . import need
 
 # Name, what it is multiplied by, what it means; the unit is the end of the name.
 _Metric = tuple[str, float, str]
@@ -80,23 +81,33 @@ def write(recording: Recording, target: Path) -> Path:
     return target
 
 
-def text(recording: Recording) -> str:
-    """The exposition of a run, which ends with `# EOF`."""
-    lines = []
-    for name, meaning, found in _families(recording):
-        said = [(labels, value) for labels, value in found if not math.isnan(value)]
-        if not said:
-            continue
-        lines.append(f"# TYPE rankup_{name} gauge")
-        unit = name.rpartition("_")[2]
-        if unit in _UNITS:
-            lines.append(f"# UNIT rankup_{name} {unit}")
-        lines.append(f"# HELP rankup_{name} {meaning}")
-        for labels, value in said:
-            all_labels = {"run": recording.facts.run, **labels}
-            inner = ",".join(f'{key}="{_escaped(one)}"' for key, one in all_labels.items())
-            lines.append(f"rankup_{name}{{{inner}}} {_number(value)}")
-    return "\n".join([*lines, "# EOF\n"])
+def text(recording: Recording) -> bytes:
+    """The exposition of a run, which ends with `# EOF`.
+
+    Raises:
+        UserError: prometheus_client is not installed.
+    """
+    need("prometheus_client", "export")
+    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client.openmetrics.exposition import generate_latest
+
+    class Newest:
+        def collect(self) -> Iterator[Metric]:
+            for name, meaning, found in _families(recording):
+                unit = name.rpartition("_")[2]
+                metric = Metric(f"rankup_{name}", meaning, "gauge", unit if unit in _UNITS else "")
+                for labels, value in found:
+                    if not math.isnan(value):
+                        said = {"run": recording.facts.run, **labels}
+                        # Seven digits are what a recording has; times and bytes are whole.
+                        rounded = float(f"{value:.7g}") if abs(value) < 1e7 else value
+                        metric.add_sample(metric.name, _sound(said), rounded)
+                if metric.samples:
+                    yield metric
+
+    registry = CollectorRegistry()
+    registry.register(Newest())
+    return generate_latest(registry)
 
 
 def _families(recording: Recording) -> Iterator[tuple[str, str, list[Sample]]]:
@@ -160,12 +171,6 @@ def _channels(
         yield name, meaning, list(zip(labels, values.tolist(), strict=True))
 
 
-def _escaped(value: str) -> str:
+def _sound(labels: Labels) -> Labels:
     # A lone surrogate, as of a file name that is no UTF-8, could not be written.
-    text = value.encode(errors="replace").decode()
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _number(value: float) -> str:
-    # Seven digits are what a recording has; times and bytes are larger, and whole.
-    return f"{value:.7g}" if abs(value) < 1e7 else repr(float(value))
+    return {name: value.encode(errors="replace").decode() for name, value in labels.items()}

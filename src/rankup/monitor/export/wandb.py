@@ -1,7 +1,4 @@
-"""A W&B offline run, to be sent by `wandb sync` from where there is a network.
-
-Only here is a package needed that rankup does not bring: W&B writes its files itself.
-"""
+"""A W&B offline run, to be sent by `wandb sync` from where there is a network."""
 
 from __future__ import annotations
 
@@ -11,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import UserError
 from ..recording import Recording
+from . import need
 from .tensorboard import system, training
-
-INSTALL = "pip install wandb"
 
 
 def write(recording: Recording, target: Path) -> Path:
@@ -26,13 +21,7 @@ def write(recording: Recording, target: Path) -> Path:
     Raises:
         UserError: the package `wandb` is not installed.
     """
-    try:
-        import wandb  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise UserError(
-            "the export to W&B needs the package wandb, which is not installed here; "
-            f"install it ({INSTALL}), or export to tensorboard, which needs nothing"
-        ) from None
+    wandb = need("wandb", "wandb")
     facts = recording.facts
     config = {
         "run": facts.run,

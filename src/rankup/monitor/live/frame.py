@@ -2,55 +2,59 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import fmean
 
+from rich.table import Table
 from rich.text import Text
 
+from ...base.amounts import ago, number, size, words
 from ...base.text import clean
+from .. import lines
+from ..thresholds import LIMITS
+from ..unused import untouched
 from ..words import duration, percent
-from . import rows
 from .node import Node, mean
-from .rows import Paper, cut
-from .troubles import troubles
+from .troubles import memory, troubles
 from .watch import Watch
-from .words import figure
 
-_STATE_STYLES = {
+_GIB = 2.0**30
+_SORTED_BY = 60.0  # seconds
+_WIDE = 110  # columns, from which on less urgent figures have their place
+_NARROW = 60  # below which nothing but the use and the power of GPUs has one
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_STYLES = {
     **{"RUNNING": "bold green", "COMPLETED": "bold", "PENDING": "bold yellow"},
     **{"NEW": "bold", "UNKNOWN": "bold yellow", "": ""},
 }
-HELP = "q ends the view, the run goes on"
 
 
 def frame(
-    watch: Watch, paper: Paper, height: int, scroll: int = 0, keys: bool = False, fill: bool = True
-) -> list[Text]:
-    """At most `height` lines, just as many to `fill` a terminal.
-
-    Args:
-        scroll: nodes that are left out at the top of the table.
-        keys: whether there is a keyboard to scroll with.
-    """
+    watch: Watch, now: float, width: int, height: int, fill: bool = True
+) -> list[Text | Table]:
+    """Return at most `height` lines, just as many to `fill` a terminal."""
     nodes = watch.known()
-    top = [_title(watch, paper), *_progress(watch, paper), *_times(watch, paper)]
-    top += _overview(nodes, paper)
-    top += _troubles(watch, paper, max(2, height // 8))
-    bottom = [_footer(watch, paper, keys)]
-    left = max(0, height - len(top) - len(bottom))
-    table = _table(nodes, paper, max(0, left - _least_log(watch, left)), scroll)
-    log = _log(watch, paper, left - len(table) if fill else min(left - len(table), 10))
-    body = [*top, *table, *log]
-    filler = [Text() for _ in range(height - len(body) - len(bottom) if fill else 0)]
-    lines = [*body, *filler, *bottom][:height]
-    for line in lines:
-        line.no_wrap = True
-        rows.fit(line, paper)
-    return lines
+    top: list[Text | Table] = [
+        _title(watch, now),
+        *_progress(watch, width),
+        *_times(watch, now),
+        _overview(nodes),
+    ]
+    top += _troubles(watch, now, max(2, height // 8))
+    left = max(0, height - len(top) - 1)
+    least = min(left // 3, 1 + len(watch.log)) if watch.log else 0  # lines of the log for sure
+    table, rows = _table(nodes, now, width, left - least)
+    left -= rows
+    log = _log(watch, width, left if fill else min(left, 10))
+    blank = [Text()] * (left - len(log) if fill else 0)
+    return [*top, *table, *log, *blank, _footer(watch, now, fill)][-height:]
 
 
 def small(watch: Watch) -> str:
-    """The run in one line, safe to show; empty where nothing is known of it yet."""
+    """Return the run in one line, safe to show; empty where nothing is known of it yet."""
     parts = _step_parts(watch)
     nodes = [node for node in watch.known() if node.ended is None]
     use = mean(util for node in nodes for util in node.all_gpus("util"))
@@ -64,166 +68,326 @@ def small(watch: Watch) -> str:
     return clean(" · ".join(parts))
 
 
-def _title(watch: Watch, paper: Paper) -> Text:
-    state = watch.state
-    right = state.state
-    if state.begin is not None and state.live is not False:
-        right += f" {duration(max(0.0, paper.now - state.begin))}"
-    elif state.begin is not None and state.end is not None:
-        right += f", took {duration(max(0.0, state.end - state.begin))}"
-    right = clean(right)
-    left = clean(f"{state.id}  {state.name}" if state.name else state.id)
-    left = cut(left, max(10, paper.width - len(right) - 2), paper.signs)
-    line = Text(rows.pad(left, max(0, paper.width - len(right))), style="bold")
-    return line.append(right, style=_STATE_STYLES.get(state.state, "bold red"))
+def _line(text: str, style: str = "") -> Text:
+    return Text(clean(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _title(watch: Watch, now: float) -> Table:
+    run, attempt = watch.run, watch.run.attempt
+    right = attempt.state if attempt else ""
+    if attempt and attempt.started is not None and (attempt.live or attempt.state == "UNKNOWN"):
+        right += f" {duration(max(0.0, now - attempt.started))}"
+    elif attempt and attempt.started is not None and attempt.ended is not None:
+        right += f", took {duration(max(0.0, attempt.ended - attempt.started))}"
+    style = _STYLES.get(attempt.state if attempt else "", "bold red")
+    grid = Table.grid(expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(justify="right")
+    grid.add_row(_line(f"{run.id}  {run.name}".rstrip(), "bold"), _line(right, style))
+    return grid
 
 
 def _step_parts(watch: Watch) -> list[str]:
-    progress, total = watch.progress, watch.state.steps
-    newest = progress.newest
+    progress, total = watch.progress, watch.run.steps
     parts = []
-    if newest is not None:
+    if progress.newest is not None:
         of = f"/{total:,}" if total else ""
-        parts.append(f"step {newest.number:,}{of}")
+        parts.append(f"step {progress.newest.number:,}{of}")
     if progress.loss is not None:
-        parts.append(f"loss {figure(progress.loss)}")
+        parts.append(f"loss {_figure(progress.loss)}")
     if progress.rate is not None:
         rate = f"{progress.rate:,.0f}" if progress.rate >= 100 else f"{progress.rate:.3g}"
         parts.append(f"{rate} {progress.unit}/s")
     return parts
 
 
-def _progress(watch: Watch, paper: Paper) -> list[Text]:
-    progress, total = watch.progress, watch.state.steps
-    dot = f" {paper.signs.dot} "
+def _progress(watch: Watch, width: int) -> list[Text]:
+    progress, total = watch.progress, watch.run.steps
     parts = _step_parts(watch)
     if not parts:
-        return [Text("no step is written down yet", style="dim")]
+        return [_line("no step is written down yet", "dim")]
     if progress.newest and total:
         parts[0] += f" ({percent(progress.newest.number / total)})"
     if progress.valid is not None:
-        parts.append(f"valid {figure(progress.valid)}")
+        parts.append(f"valid {_figure(progress.valid)}")
     if progress.data_wait is not None:
         parts.append(f"data wait {percent(progress.data_wait)}")
     if progress.seconds is not None:
         parts.append(f"{progress.seconds:.2g} s a step")
-    found = [Text(cut(clean(dot.join(parts)), paper.width, paper.signs))]
+    found = [_line(" · ".join(parts))]
     if len(progress.losses) > 2:
         label = f"loss of the last {len(progress.losses):,} steps "
-        width = min(paper.width - len(label), 60 if paper.width < 100 else 90)
-        curve = paper.signs.curve(progress.losses, width)
-        found.append(Text(label, style="dim").append(curve, style="cyan"))
+        curve = _curve(progress.losses, min(width - len(label), 60 if width < 100 else 90))
+        found.append(_line(label, "dim").append(curve, style="not dim cyan"))
     return found
 
 
-def _times(watch: Watch, paper: Paper) -> list[Text]:
-    state, progress = watch.state, watch.progress
+def _times(watch: Watch, now: float) -> list[Text]:
+    progress, attempt = watch.progress, watch.run.attempt
+    over = attempt is not None and not attempt.live
     parts = []
-    if state.words and state.state != "RUNNING":
-        parts.append(state.words)
+    if attempt and attempt.words and attempt.state != "RUNNING":
+        parts.append(attempt.words)
     needs = None
-    if state.steps and progress.newest and progress.seconds and state.live is not False:
-        needs = max(0, state.steps - progress.newest.number) * progress.seconds
-        needs = None if progress.final else needs
+    if watch.run.steps and progress.newest and progress.seconds and not (over or progress.final):
+        needs = max(0, watch.run.steps - progress.newest.number) * progress.seconds
     late = False
-    if state.limit is not None and state.live is not False:
-        left = state.limit - paper.now
+    if attempt and attempt.live and attempt.started is not None and attempt.limit is not None:
+        left = attempt.started + attempt.limit - now
         ahead = f"{duration(left)} left until the time limit"
         parts.append(ahead if left > 0 else "at its time limit")
         late = needs is not None and needs > left
     if needs is not None:
-        parts.append(f"the steps need {duration(needs)} more")
-    if late:
-        parts[-1] += ": longer than that"
+        parts.append(f"the steps need {duration(needs)} more{': longer than that' if late else ''}")
     if progress.final:
         parts.append("the training has come to its end")
-    text = clean(f" {paper.signs.dot} ".join(parts))
-    style = "bold yellow" if late else ""
-    return [Text(cut(text, paper.width, paper.signs), style=style)] if parts else []
+    return [_line(" · ".join(parts), "bold yellow" if late else "")] if parts else []
 
 
-def _overview(nodes: Sequence[Node], paper: Paper) -> list[Text]:
+def _overview(nodes: Sequence[Node]) -> Text:
     if not nodes:
-        return [Text("no sample of a node yet", style="dim")]
-    gpus = sum(len(node.gpus) for node in nodes)
-    dot = f" {paper.signs.dot} "
-    on = f"{len(nodes):,} node{'s' if len(nodes) > 1 else ''}"
-    parts = [f"{gpus:,} GPU{'s' if gpus > 1 else ''} on {on}" if gpus else on]
+        return _line("no sample of a node yet", "dim")
+    gpus, on = sum(len(node.gpus) for node in nodes), words(len(nodes), "node", "nodes")
+    parts = [f"{words(gpus, 'GPU', 'GPUs')} on {on}" if gpus else on]
     utils = [util for node in nodes for util in node.all_gpus("util")]
     powers = [power for node in nodes for power in node.all_gpus("power")]
     if utils:
-        parts.append(f"use {sum(utils) / len(utils):.0f} % (lowest {min(utils):.0f})")
+        parts.append(f"use {fmean(utils):.0f} % (lowest {min(utils):.0f})")
     if powers:
-        parts.append(f"{sum(powers) / len(powers):.0f} W each, {_watts(sum(powers))} in all")
-    cpu = mean(node.host("cpu") for node in nodes)
-    if cpu is not None:
+        total = sum(powers)
+        watts = f"{total / 1000:.3g} kW" if total >= 1000 else f"{total:.0f} W"
+        parts.append(f"{fmean(powers):.0f} W each, {watts} in all")
+    if (cpu := mean(node.host("cpu") for node in nodes)) is not None:
         parts.append(f"CPU {cpu:.0f} %")
-    return [Text(cut(dot.join(parts), paper.width, paper.signs), style="bold")]
+    return _line(" · ".join(parts), "bold")
 
 
-def _watts(power: float) -> str:
-    return f"{power / 1000:.3g} kW" if power >= 1000 else f"{power:.0f} W"
-
-
-def _troubles(watch: Watch, paper: Paper, most: int) -> list[Text]:
-    found = troubles(watch, paper.now)
+def _troubles(watch: Watch, now: float, most: int) -> Iterator[Text]:
+    found = troubles(watch, now)
     shown = found if len(found) <= most else found[: most - 1]
-    lines = [Text(cut(f"! {line}", paper.width, paper.signs), style="yellow") for line in shown]
+    yield from (_line(f"! {line}", "yellow") for line in shown)
     if len(found) > len(shown):
-        more = f"! and {len(found) - len(shown)} more: rankup report says all"
-        lines.append(Text(more, style="yellow"))
-    return lines
+        yield _line(f"! and {len(found) - len(shown)} more: rankup report says all", "yellow")
 
 
-def _table(nodes: Sequence[Node], paper: Paper, room: int, scroll: int) -> list[Text]:
+def _table(
+    nodes: Sequence[Node], now: float, width: int, room: int
+) -> tuple[list[Text | Table], int]:
     """GPU by GPU where that fits, else a line per node, else the worst of them first."""
     if not nodes or room < 2:
+        return [], 0
+    gpus = any(node.gpus for node in nodes)
+    if (rows := sum(1 + len(node.gpus) for node in nodes)) <= room:
+        table = _columns(width, [""] * (7 if width >= _WIDE else 5))
+        for node in nodes:
+            _add(table, *_of_node(node, now, width))
+            for place in range(len(node.gpus)):
+                _add(table, *_of_gpu(node, place, width))
+        return [table], rows
+    title = ["node", "GPUs", "use", "power", "GPU GiB", "warmest", "CPU", "RAM GiB"]
+    table = _columns(width, title if gpus else ["node", "CPU", "load", "RAM GiB"])
+    shown = nodes if len(nodes) <= room - 1 else _worst_first(nodes, now)[: max(1, room - 2)]
+    for node in shown:
+        _add(table, *(_in_a_line(node, now, width) if gpus else _of_node(node, now, 0)))
+    rest = [node for node in nodes if node not in shown]
+    return [table, *([_rest(rest)] if rest else [])], min(room, 1 + len(shown) + bool(rest))
+
+
+def _columns(width: int, title: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(title))
+    table.header_style = "dim"
+    for name in title[: 3 if width < _NARROW else None]:
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    table.add_column("")  # for words, in what room is left
+    return table
+
+
+def _add(table: Table, *cells: Text | str) -> None:
+    """Add a row: what a terminal has no column for is left out, but for the last word."""
+    most = len(table.columns)
+    row = [*cells[: most - 1], *([""] * (most - len(cells))), cells[-1]][:most]
+    table.add_row(*(_line(cell) if isinstance(cell, str) else cell for cell in row))
+
+
+def _worst_first(nodes: Sequence[Node], now: float) -> list[Node]:
+    """Silent nodes, then by the use of each one's least used GPU (or of its cores)."""
+
+    def key(node: Node) -> tuple[bool, bool, float, float]:
+        use = node.util(_SORTED_BY)
+        least = min(node.all_gpus("util", _SORTED_BY), default=100.0 if use is None else use)
+        return not _silence(node, now), node.ended is not None, least, use or 0.0
+
+    return sorted(nodes, key=key)
+
+
+def _of_node(node: Node, now: float, width: int) -> Iterator[Text | str]:
+    load = node.host("load")
+    yield Text(clean(node.name), style="bold").append("  CPU" if width else "", style="not bold")
+    yield _silence(node, now) or _use(node.host("cpu"), width, plain=bool(node.gpus))
+    yield "" if load is None else f"{'load ' if width else ''}{load:.0f}/{node.cores}"
+    yield _part(memory(node), node.memory, " GiB" if width else "")
+    if width >= _WIDE:
+        net = [node.host(name) for name in ("net_rx", "net_tx", "ib_rx", "ib_tx")]
+        disk = [node.host(name) for name in ("disk_read", "disk_write")]
+        yield ""
+        yield _rate("network", net)
+        yield _rate("disk", disk)
+    yield _ended(node)
+
+
+def _of_gpu(node: Node, place: int, width: int) -> Iterator[Text | str]:
+    gpu = node.gpus[place]
+    power, limit = node.gpu(place, "power"), _known(gpu.get("power_limit"))
+    yield f"  GPU {clean(str(gpu.get('index', place)))[:4]}"
+    yield _use(node.gpu(place, "util"), width)
+    yield "" if power is None else f"{power:.0f}" + (f"/{limit:.0f}" if limit else "") + " W"
+    yield _part(node.gpu(place, "memory"), _known(gpu.get("memory")))
+    yield _or(node.gpu(place, "temperature"), "°C")
+    if width >= _WIDE:
+        yield _or(node.gpu(place, "clock"), "MHz")
+        yield _rate("PCIe", [node.gpu(place, name) for name in ("pcie_rx", "pcie_tx")])
+    yield _line(_remark(node, place, gpu), "bold yellow")
+
+
+def _in_a_line(node: Node, now: float, width: int) -> Iterator[Text | str]:
+    levels = Text()
+    for place in range(len(node.gpus)):
+        util = node.gpu(place, "util")
+        level = "?" if util is None else _LEVELS[min(8, max(0, math.ceil(util / 12.5 - 0.02)))]
+        levels.append(level, style=_style(util))
+    totals = [total for gpu in node.gpus if (total := _known(gpu.get("memory")))]
+    yield Text(clean(node.name), style="bold")
+    yield levels
+    yield _silence(node, now) or _use(node.util() if node.gpus else None, width)
+    yield _or(mean(node.all_gpus("power")), "W")
+    yield _part(mean(node.all_gpus("memory")), mean(totals), "")
+    yield _or(max(node.all_gpus("temperature"), default=None), "°C")
+    yield _or(node.host("cpu"), "%")
+    yield _part(memory(node), node.memory, "")
+    yield _ended(node)
+
+
+def _rest(nodes: Sequence[Node]) -> Text:
+    """One line for the nodes that have none of their own."""
+    utils = [util for node in nodes for util in node.all_gpus("util")]
+    powers = [power for node in nodes for power in node.all_gpus("power")]
+    what = "GPUs"
+    if not any(node.gpus for node in nodes):
+        what, utils = "CPU", [cpu for node in nodes if (cpu := node.host("cpu")) is not None]
+    text = f"… {len(nodes):,} more nodes"
+    text += f": {what} {_span(utils, '%')}" if utils else ""
+    return _line(text + (f", {_span(powers, 'W')}" if powers else ""), "dim")
+
+
+def _remark(node: Node, place: int, gpu: dict[str, object]) -> str:
+    """What strikes about a GPU, in words: not everybody sees colours."""
+    newest = node.samples[-1].gpus if node.samples else ()
+    row = newest[place] if place < len(newest) else {}
+    throttle = int(row.get("throttle", 0))
+    if gpu.get("granted") is False:
+        return "not this job's"
+    if untouched(row.get("util"), row.get("memory"), row.get("processes")):
+        return "nobody uses it"
+    if throttle & lines.THROTTLE_HEAT:
+        return "slowed by heat"
+    if throttle & lines.THROTTLE_POWER:
+        return "at power limit"
+    if throttle & lines.THROTTLE_HARDWARE:
+        return "slowed by hardware"
+    return ""
+
+
+def _silence(node: Node, now: float) -> Text | None:
+    """What stands in the place of figures that are old, or that are not there."""
+    age = node.stale(now)
+    if age is None and (node.samples or node.ended is not None):
+        return None
+    return _line("no sample yet" if age is None else f"no sample for {ago(age)}", "bold red")
+
+
+def _ended(node: Node) -> Text:
+    return Text("" if node.ended is None else "ended", style="dim")
+
+
+def _use(use: float | None, width: int, plain: bool = False) -> Text:
+    """A bar and the number."""
+    if use is None:
+        return Text("?")
+    cells = 10 if width < _WIDE else min(30, 10 + (width - _WIDE) // 2)
+    filled = max(use > 0.5, round(min(1.0, max(0.0, use / 100)) * cells))
+    bar = "█" * filled + "░" * (cells - filled)
+    return Text(bar, style="" if plain else _style(use)).append(f" {use:4.0f} %", style="default")
+
+
+def _style(use: float | None) -> str:
+    if use is None:
+        return "dim"
+    if use < LIMITS.idle_util:
+        return "red"
+    return "yellow" if use < 50 else "green"
+
+
+def _curve(values: Sequence[float], width: int) -> str:
+    """The course of finite values, each cell the mean of those that fall into it."""
+    finite = [value for value in values if math.isfinite(value)]
+    width = min(width, len(finite))
+    if width < 2:
+        return ""
+    edges = [round(k * len(finite) / width) for k in range(width + 1)]
+    means = [fmean(finite[a:b]) for a, b in pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(_LEVELS[1 + (round(7 * (v - low) / span) if span > 0 else 4)] for v in means)
+
+
+def _figure(value: float) -> str:
+    """A loss in four digits: "3.214", "0.0312", "nan"."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.3f}" if 0.1 <= abs(value) < 1000 else f"{value:.4g}"
+
+
+def _or(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:.0f} {unit}"
+
+
+def _rate(what: str, rates: Sequence[float | None]) -> str:
+    known = [rate for rate in rates if rate is not None]
+    return f"{what} {size(sum(known))}/s" if known else ""
+
+
+def _part(used: float | None, total: float | None, unit: str = " GiB") -> str:
+    """ "28/40 GiB"."""
+    if used is None:
+        return ""
+    amount = f"{used / _GIB:.{'0' if used >= 10 * _GIB or used < 0.05 * _GIB else '1'}f}"
+    return f"{amount}/{number(total / _GIB)}{unit}" if total else f"{amount}{unit}"
+
+
+def _span(values: Sequence[float], unit: str) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.0f}-{high:.0f} {unit}" if round(low) != round(high) else f"{low:.0f} {unit}"
+
+
+def _known(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 < value < 1e18 else None
+
+
+def _log(watch: Watch, width: int, room: int) -> list[Text]:
+    if room < 2 or watch.run.log is None or not watch.log:
         return []
-    name = rows.name_width(nodes, paper.width)
-    if sum(1 + len(node.gpus) for node in nodes) <= room:
-        return [line for node in nodes for line in rows.detailed(node, paper, name)]
-    most = min(16, max(len(node.gpus) for node in nodes))
-    title = rows.short_title(paper, name, most)
-    if len(nodes) <= room - 1:
-        return [title, *(rows.short(node, paper, name, most) for node in nodes)]
-    ordered = rows.worst_first(nodes, paper.now)
-    fits = max(1, room - 2)
-    begin = min(scroll, len(ordered) - fits)
-    shown = ordered[begin : begin + fits]
-    rest = ordered[:begin] + ordered[begin + fits :]
-    table = [title, *(rows.short(node, paper, name, most) for node in shown)]
-    return [*table, rows.the_rest(rest, paper)][:room]
-
-
-def most_scroll(watch: Watch) -> int:
-    """How far the table may be moved at most."""
-    return max(0, len(watch.nodes) - 1)
-
-
-def _least_log(watch: Watch, left: int) -> int:
-    """Lines that the log has for sure: a third, at least its newest one."""
-    return min(left // 3, 1 + len(watch.log)) if watch.log else 0
-
-
-def _log(watch: Watch, paper: Paper, room: int) -> list[Text]:
-    if room < 2 or watch.state.log is None or not watch.log:
-        return []
-    title = f"--- {clean(watch.state.log.name)} "
-    lines = [Text(cut(title, paper.width, paper.signs).ljust(paper.width, "-"), style="dim")]
+    title = f"--- {clean(watch.run.log.name)} "
+    found = [_line(title.ljust(width, "-"), "dim")]
     for line in watch.log[-(room - 1) :]:
         text = Text.from_ansi(clean(line).expandtabs(4))
-        text.truncate(paper.width)
-        lines.append(text)
-    return lines
+        text.no_wrap, text.overflow = True, "crop"
+        found.append(text)
+    return found
 
 
-def _footer(watch: Watch, paper: Paper, keys: bool) -> Text:
-    scrolls = keys and len(watch.nodes) > 1
-    parts = [time.strftime("%H:%M:%S", time.localtime(paper.now))]
+def _footer(watch: Watch, now: float, keys: bool) -> Text:
+    text = time.strftime("%H:%M:%S", time.localtime(now))
     if watch.over():
-        parts.append(f"ended; next: rankup report {clean(watch.state.id)}")
+        text += f" · ended; next: rankup report {watch.run.id}"
     elif keys:
-        parts.append(HELP)
-        if scrolls:
-            parts.append(f"{paper.signs.up_down} move the table")
-    return Text(cut(f" {paper.signs.dot} ".join(parts), paper.width, paper.signs), style="dim")
+        text += " · q ends the view, the run goes on"
+    return _line(text, "dim")

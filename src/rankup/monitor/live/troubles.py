@@ -7,9 +7,9 @@ in words, and what the samplers have said in the log.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from ...base.amounts import ago, some
+from ...base.amounts import ago, ranges, some
 from ...base.text import clean
 from .. import lines
 from ..thresholds import LIMITS
@@ -73,7 +73,7 @@ def _unused(nodes: Sequence[Node]) -> Iterator[str]:
         if idle:
             found.setdefault(idle, []).append(node.name)
     for idle, names in found.items():
-        what = f"GPU{'s' if len(idle) > 1 else ''} {_ranges(idle)}"
+        what = f"GPU{'s' if len(idle) > 1 else ''} {ranges(idle)}"
         yield f"{what} of {_named(names, len(nodes))} unused for {ago(LIMITS.now_unused)} and more"
 
 
@@ -155,13 +155,3 @@ def _named(names: list[str], all_nodes: int) -> str:
 
 def _count(things: Sequence[object], word: str) -> str:
     return f"{len(things)} {word}{'' if len(things) == 1 else 's'}"
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    spans: list[tuple[int, int]] = []
-    for one in sorted(numbers):
-        if spans and spans[-1][1] == one - 1:
-            spans[-1] = spans[-1][0], one
-        else:
-            spans.append((one, one))
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...base.files import open_regular
 from ...base.text import encodable
+from ...slurm.job import Attempt
 from .. import lines
-from . import state as records
-from .growing import FIRST, LAST, Growing
+from .growing import LAST, Growing, Table
 from .node import Node
 from .progress import Progress
-from .state import State
 
 _LOG_BYTES = 16 * 1024
 _METRICS = 256 * 1024
+_JOURNAL = 1024 * 1024  # it has few lines, and is read whole
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the view is told of a run.
+
+    Attributes:
+        attempt: its newest; None where nobody knows of one.
+        steps: that it is to take; None where nobody says.
+        log: the file that it prints into.
+    """
+
+    id: str
+    name: str = ""
+    attempt: Attempt | None = None
+    steps: int | None = None
+    log: Path | None = None
 
 
 @dataclass
@@ -26,19 +42,17 @@ class Watch:
     """A run that is being looked at; `look` reads what is new.
 
     Attributes:
-        ask: how the run is; by default its own records say it.
         log: its newest lines, as they stand in the file: not `clean`.
     """
 
     path: Path
-    ask: Callable[[], State] | None = None
-    first: int = FIRST
+    run: Run
     last: int = LAST
-    state: State = field(default_factory=lambda: State(""))
     progress: Progress = field(default_factory=Progress)
     nodes: dict[str, Node] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     _files: dict[str, Growing] = field(default_factory=dict)
+    _tables: dict[str, tuple[Table, Table]] = field(default_factory=dict)
     _metrics: Growing | None = None
 
     def look(self) -> None:
@@ -48,15 +62,14 @@ class Watch:
             begun = file.begun
             found = file.read()
             if file.begun != begun and begun:
-                self.nodes[name] = Node(_name(name))
+                self.nodes[name] = Node(encodable(name))
             if found:
                 self.nodes[name].take(found)
+            host, gpu = self._tables[name]
+            # The host's row is written last, so that the rows of its GPUs are there.
+            self.nodes[name].sampled(host.read(), gpu.read())
         self._look_at_steps()
         self._look_at_log()
-
-    def look_at_state(self) -> None:
-        """Ask how the run is; may take as long as `ask` does."""
-        self.state = self.ask() if self.ask else records.own(self.path)
 
     def known(self) -> list[Node]:
         """Nodes that have said something, by name."""
@@ -65,8 +78,10 @@ class Watch:
 
     def over(self) -> bool:
         """Whether nothing more will come."""
-        if self.state.live is not None:
-            return not self.state.live
+        attempt = self.run.attempt
+        # Of a run on another node nobody here knows; its samplers say whether it goes on.
+        if attempt is not None and attempt.state != "UNKNOWN":
+            return not attempt.live
         nodes = self.known()
         ended = bool(nodes) and all(node.ended is not None for node in nodes)
         return ended or (self.progress.final and not nodes)
@@ -75,13 +90,18 @@ class Watch:
         folder = self.path / lines.FOLDER
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.endswith(".jsonl") and entry.name not in self._files:
-                    self._files[entry.name] = Growing(folder / entry.name, self.first, self.last)
-                    self.nodes[entry.name] = Node(_name(entry.name))
+                name = entry.name.removesuffix(lines.JOURNAL)
+                if name != entry.name and name not in self._files:
+                    self._files[name] = Growing(folder / entry.name, _JOURNAL)
+                    self._tables[name] = (self._table(name, "host"), self._table(name, "gpu"))
+                    self.nodes[name] = Node(encodable(name))
+
+    def _table(self, node: str, kind: str) -> Table:
+        return Table(self.path / lines.FOLDER / f"{node}{lines.ending(kind)}", self.last)
 
     def _look_at_steps(self) -> None:
         if self._metrics is None:
-            self._metrics = Growing(self.path / "metrics.jsonl", 0, _METRICS)
+            self._metrics = Growing(self.path / "metrics.jsonl", _METRICS)
         begun = self._metrics.begun
         found = self._metrics.read()
         if self._metrics.begun != begun:
@@ -90,16 +110,11 @@ class Watch:
             self.progress.take(record)
 
     def _look_at_log(self) -> None:
-        if self.state.log is None:
+        if self.run.log is None:
             return
-        with suppress(OSError), open_regular(self.state.log) as file:
+        with suppress(OSError), open_regular(self.run.log) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _LOG_BYTES))
             data = file.read(_LOG_BYTES)
             found = data.decode("utf-8", "replace").split("\n")
             self.log = [line for line in found[size > _LOG_BYTES :] if line.strip()]
-
-
-def _name(file: str) -> str:
-    """Of the node whose file it is, as long as no head says it."""
-    return encodable(file.removesuffix(".jsonl"))

@@ -15,12 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import UserError
-from ...base.text import clean
 from .. import billing, words
-from ..cost import Cost
-from ..diagnose import Diagnosis
 from ..recording import Recording
-from ..verdict import Verdict
 
 # Of what a GPU of the first run gives. Ours: below it the added ones cost more than twice as much
 # for the same work.
@@ -128,31 +124,25 @@ def scaling_text(found: Scaling) -> str:
         (
             str(point.count),
             str(point.nodes),
-            _digits(point.speed),
-            _digits(point.speed_up),
-            _percent(point.efficiency),
+            digits(point.speed),
+            digits(point.speed_up),
+            percent(point.efficiency),
             words.duration(point.seconds),
             words.amount(point.cost),
         )
         for point in found.points
     ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    ]
     said = [found.headline, *found.sentences, *(f"Careful: {one}" for one in found.warnings)]
-    return "\n".join([*table, "", *said])
+    return "\n".join([aligned(lines), "", *said])
 
 
-def scaling_html(
-    runs: Sequence[tuple[Recording, Sequence[Diagnosis], Cost, Verdict]],
-    counts: Sequence[int] | None = None,
-) -> str:
-    """The page of a series; see `html` for that of a single run."""
-    from .scaling_page import page
-
-    return page(scaling([recording for recording, *_ in runs], counts), runs)
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Return cells below one another, their ends in line."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def _gpus(recording: Recording) -> int:
@@ -246,12 +236,12 @@ def _words(points: Sequence[Point], thing: str, limit: int | None) -> tuple[str,
         return f"How these runs scale cannot be told from one number of {thing}s.", ()
     first, last = known[0], known[-1]
     sentences = [
-        f"{last.count} {thing}s were {_digits(last.speed_up)} times as fast as {first.count}, "
-        f"{_percent(last.efficiency)} of ideal."
+        f"{last.count} {thing}s were {digits(last.speed_up)} times as fast as {first.count}, "
+        f"{percent(last.efficiency)} of ideal."
     ]
     poor = next((one for one in known if one.count > limit), None)
     if poor is not None:
-        gave = "nothing" if (poor.marginal or 0) <= 0 else _percent(poor.marginal)
+        gave = "nothing" if (poor.marginal or 0) <= 0 else percent(poor.marginal)
         sentences.append(
             f"Each {thing} added from {limit} to {poor.count} gave {gave} of what one of the "
             f"first {first.count} gives."
@@ -271,7 +261,7 @@ def _warnings(recordings: Sequence[Recording], points: Sequence[Point]) -> tuple
     found = []
     targets = sorted({_work(one.facts.command) for one in recordings})
     if len(targets) > 1:
-        shown = "; ".join(clean(one) for one in targets[:3])
+        shown = "; ".join(words.shown(one) for one in targets[:3])
         found.append(f"the runs did not start the same thing: {shown}.")
     batches = [point.batch for point in points if point.batch]
     if batches and max(batches) > min(batches) * (1 + SAME):
@@ -292,7 +282,7 @@ def _warnings(recordings: Sequence[Recording], points: Sequence[Point]) -> tuple
         found.append("the runs are billed in different units.")
     slow = [point for point in points if not point.speed]
     if slow:
-        names = ", ".join(clean(point.run) for point in slow)
+        names = ", ".join(words.shown(point.run) for point in slow)
         found.append(f"no speed is known of {names}.")
     return tuple(found)
 
@@ -314,13 +304,13 @@ def _work(command: str) -> str:
     return shlex.join(kept)
 
 
-def _digits(value: float | None) -> str:
+def digits(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
@@ -329,7 +319,7 @@ def speeds(recordings: Sequence[Recording]) -> tuple[list[float | None], str, st
     units = {one.steps.unit or "units" for one in recordings if len(one.steps.step)}
     ways: list[tuple[Callable[[Recording], float | None], str, str]] = []
     if len(units) == 1:
-        unit = f"{units.pop()}/s"
+        unit = f"{words.shown(units.pop())}/s"
         ways.append((_rate, unit, "median over the steps of the units per second of all ranks"))
     ways.append((_steps_rate, "steps/s", "median over the steps; a step is taken to be as much"))
     ways.append((_run_rate, "runs/h", "time of the whole run; start-up counts too"))

@@ -16,13 +16,12 @@ from ...runtime.keys import derive, reseed
 from ...runtime.model import wrap
 from ...runtime.probe import probe, same_code
 from ...runtime.world import World, setup
-from ..build import Built, Choices, Loss, build
+from ..build import Built, Loss, build
+from ..choices import Choices, Recompute, as_keyword, check, without_effect
 from ..layout import SELDOM, WITHOUT_WAITING, Layout, choose, crossing
-from ..memory import Recompute, recompute
+from ..memory import recompute
 from ..mesh import Mesh
-from ..pipeline.names import torch_name
-from ..sharded import blocks
-from .factory import Factory
+from ..sharded import blocks, release
 from .forward import Methods, Peers, around_peers, draws, in_half, refuse_call, replace_forward
 from .gradients import Gradients, no_sync
 from .steps import Steps, Units
@@ -133,7 +132,7 @@ def parallelize(
     )
     choices = Choices(
         half=precision == "bf16",
-        compiled=compile,
+        compiled="default" if compile else None,
         recompute=activation_checkpointing,
         offload=offload,
         reshard=reshard,
@@ -141,7 +140,9 @@ def parallelize(
         by_name=False,
         plan=plan,
     )
-    _check(layout, choices, precision, loss, micro_batch)
+    _check_words(precision, activation_checkpointing)
+    check(layout, choices, strategy, as_keyword)
+    _check_pipeline(layout, loss, micro_batch)
     for warning in _notes(layout, choices, world.local_world_size) if world.is_root else ():
         warnings.warn(warning, stacklevel=2)
     mesh = Mesh(layout, world)
@@ -150,11 +151,10 @@ def parallelize(
     with contextlib.nullcontext() if seed is not None else draws(0, world.device):
         if not mesh.together:
             return _copied(build_model, build_optimizer, mesh, seed or 0, choices)
-        factory = Factory(build_model, seed or 0, world.is_root)
         pair = None if loss is None or example is None else (loss, tuple(example))
-        built = build(factory, mesh, seed or 0, choices, pair)
+        built = build(build_model, mesh, seed or 0, choices, pair)
         steps = None if loss is None else (loss, micro_batch or 1, units)
-        return _dressed(built, build_optimizer, steps, seed or 0, choices.half, methods)
+        return _dressed(built, build_optimizer, steps, seed or 0, methods)
 
 
 def _dressed(
@@ -162,7 +162,6 @@ def _dressed(
     build_optimizer: BuildOptimizer,
     steps: tuple[Loss, int, Units | None] | None,
     seed: int,
-    half: bool,
     methods: Sequence[str],
 ) -> Parallel:
     """The optimizer of a split model, and what lets it look as on one GPU."""
@@ -170,11 +169,13 @@ def _dressed(
     optimizer = _optimizer(build_optimizer, built.model)
     gradients = Gradients(built)
     gradients.watch(optimizer)
+    # A forward after the backward leaves parts whole, of which the next one must not take the old.
+    optimizer.register_step_pre_hook(lambda *_: release(built.model))
     pipeline = None
     if built.pipeline is not None:
         assert steps is not None
         pipeline = Steps(built, gradients, *steps, seed)
-    _dress(built, gradients, half, seed, methods)
+    _dress(built, gradients, seed, methods)
     LEDGER.models.add(built.model)
     reseed(derive(seed, "draws", mesh.data_rank), mesh.world.device)
     return Parallel(built.model, optimizer, pipeline)
@@ -210,9 +211,7 @@ def _copied(
     return Parallel(wrapped, optimizer, None)
 
 
-def _dress(
-    built: Built, gradients: Gradients, half: bool, seed: int, methods: Sequence[str]
-) -> None:
+def _dress(built: Built, gradients: Gradients, seed: int, methods: Sequence[str]) -> None:
     """Let a split model look like the one on one GPU."""
     model, mesh = built.model, built.mesh
     extra: dict[str, Any] = {
@@ -227,7 +226,7 @@ def _dress(
         return
     if methods:
         Methods(model, methods)  # lives in what it changes of the model
-    if half:
+    if built.autocast is not None:
         replace_forward(model, in_half, mesh.world.device.type)
     if mesh.layout.tp > 1:
         replace_forward(model, around_peers, Peers(mesh, seed))
@@ -255,21 +254,16 @@ def _optimizer(build_optimizer: BuildOptimizer, model: nn.Module) -> torch.optim
     return optimizer
 
 
-def _check(
-    layout: Layout, choices: Choices, precision: str, loss: Loss | None, micro_batch: int | None
-) -> None:
+def _check_words(precision: str, recompute: str) -> None:
     for name, value, known in (
         ("precision", precision, ("fp32", "bf16")),
-        ("activation_checkpointing", choices.recompute, ("none", "selective", "full")),
+        ("activation_checkpointing", recompute, ("none", "selective", "full")),
     ):
         if value not in known:
             raise UserError(f"{name}={value!r} is unknown; known are: {', '.join(known)}")
-    torch_name(choices.schedule)
-    if choices.offload and layout.only_replicas:
-        raise UserError(
-            "offload=True keeps shards of a model in host memory, and here every rank holds all of "
-            'it: give strategy "fsdp" on two ranks or more, or leave offload out'
-        )
+
+
+def _check_pipeline(layout: Layout, loss: Loss | None, micro_batch: int | None) -> None:
     if micro_batch is not None and micro_batch < 1:
         raise UserError(f"micro_batch={micro_batch} is no number of samples; give 1 or more")
     if layout.pp > 1 and (loss is None or micro_batch is None):
@@ -286,12 +280,4 @@ def _notes(layout: Layout, choices: Choices, per_node: int) -> list[str]:
     A single process is left alone: there a script of any layout is tried out.
     """
     found = [warning] if (warning := crossing(layout, per_node)) else []
-    if layout.world_size == 1:
-        return found
-    if choices.plan is not None and layout.tp == 1:
-        found.append("plan= does nothing without tp")
-    if layout.pp == 1 and torch_name(choices.schedule) != "1F1B":
-        found.append(f"pp_schedule={choices.schedule!r} does nothing without pp")
-    if not choices.reshard and (layout.only_replicas or layout.data_size == 1):
-        found.append("reshard=False does nothing where weights are not sharded (shard=)")
-    return found
+    return found + (without_effect(layout, choices, as_keyword) if layout.world_size > 1 else [])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
-from ...runtime.deal import LEDGER
+from ...runtime.deal import ENGINE, Weight
 from ...runtime.statistics import RunningStatistics
 from ..mesh import Mesh
 
@@ -24,20 +22,15 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
-        self._size = mesh.data_size
         # torch divides; but in groups of one, as beside tp, it would do so twice.
-        divided = mesh.layout.dp_shard > 1
-        self._whole = float(self._size) if divided else 1.0
-        self._alike = mesh.world.world_size // mesh.data_size
-        self._device = mesh.world.device
+        divided, alike = mesh.layout.dp_shard > 1, mesh.world.world_size // mesh.data_size
+        whole = mesh.data_size if divided else 1
+        self._weight = Weight(whole, mesh.data_size, alike, mesh.world.device)
         self._statistics = RunningStatistics(model)
-        self._backward = -1
-        self._factor: float | torch.Tensor = 1.0
-        self._works = True
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
                 if divided:
-                    _take_mean(unit, self._size)
+                    _take_mean(unit, mesh.data_size)
                 self._hook(unit)
 
     def _hook(self, unit: FSDPModule) -> None:
@@ -54,53 +47,13 @@ class Weights:
         unit.reshard()
 
     def _scale(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        backward = torch._C._current_graph_task_id()
-        if backward != self._backward:
-            self._backward = backward
-            self._begin()
-        if isinstance(self._factor, float) and self._factor == 1.0:
-            return None
-        if isinstance(gradient, DTensor):
-            return DTensor.from_local(
-                self._scaled(gradient.to_local()),
-                gradient.device_mesh,
-                gradient.placements,
-                run_check=False,
-                shape=gradient.shape,
-                stride=gradient.stride(),
-            )
-        return self._scaled(gradient)
-
-    def _scaled(self, gradient: torch.Tensor) -> torch.Tensor:
-        # Multiplying by zero would keep an idle rank's NaN.
-        return gradient * self._factor if self._works else torch.zeros_like(gradient)
-
-    def _begin(self) -> None:
-        """At the first parameter that a backward reaches: how much this rank's part counts."""
-        units, samples = LEDGER.take_units(self._backward), LEDGER.samples
-        if units is not None:
-            # A rank that was dealt nothing computes on a stand-in sample that counts for nothing.
-            own = units if samples is None or samples[0] else 0.0
-            total = torch.full((), own, dtype=torch.float64, device=self._device)
-            dist.all_reduce(total)
-            # No units on any rank: the gradient is a sum of nothing, not 0 / 0.
-            total = torch.where(total > 0, total / self._alike, 1.0)
-            self._factor, self._works = own * self._whole / total, own > 0
-        elif samples is not None:
-            self._factor, self._works = samples[0] * self._whole / samples[1], samples[0] > 0
-        else:
-            self._factor, self._works = self._whole / self._size, True
-        if self._statistics.size:
-            torch.autograd.Variable._execution_engine.queue_callback(self._share_statistics)
+        if self._weight.begin() and self._statistics.size:
+            ENGINE.queue_callback(self._share_statistics)
+        return self._weight.apply(gradient)
 
     def _share_statistics(self) -> None:
         """Running statistics become their mean over the ranks that had samples."""
-        flat = self._statistics.flat()
-        works = torch.full((1,), float(self._works), dtype=torch.float64, device=flat.device)
-        total = torch.cat([torch.where(works > 0, flat, 0.0), works])
-        dist.all_reduce(total)
-        if total[-1] > 0:
-            self._statistics.assign(total[:-1] / total[-1])
+        self._statistics.start_mean(self._weight.works)()
 
 
 def _take_mean(unit: FSDPModule, size: int) -> None:

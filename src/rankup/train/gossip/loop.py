@@ -16,6 +16,7 @@ from ...parallel.lowcomm.gossip.pulse import Pulse
 from ...runtime.deadline import END
 from ...runtime.world import FIRST_TIMEOUT, World
 from ..keeper import Keeper
+from ..metrics import Lines
 from ..options import TrainOptions
 from ..outcome import Outcome
 from ..plan import Plan
@@ -23,7 +24,7 @@ from ..stop import Stop
 from ..task import Task
 from ..trace import Trace
 from .local import Done, LocalStep
-from .record import OwnLines, RunLines, Tally, cut_back, step_line
+from .record import RunLines, Tally, cut_back, step_line
 from .speaker import Speaker
 from .start import Who, begin_together, built, restore
 from .tickets import Ticket, Tickets
@@ -80,6 +81,7 @@ class _Run:
         optimizer = task.build_optimizer(self.built.model)
         self.keeper = Keeper(
             *(directory, options, self.built, optimizer, self.lines.say),
+            lambda *stood: self.lines.open().checkpoint(*stood),
             allowed=lambda: self.pulse.surely_speaker,
         )
         self.done = done = restore(self.keeper, self.last, who.worker) if resume else 0
@@ -100,7 +102,7 @@ class _Run:
         self.trace = Trace(path, world, done)
         if resume and who.worker == 0:
             cut_back(directory, options.trace_samples, who.workers, done)
-        self.own = OwnLines(directory, who.worker, done)
+        self.own = Lines(directory / f"metrics-{who.worker}.jsonl", done, self.lines.say)
         self.lines.begin(self.last, done)
         self.speaker = Speaker(
             *(task, options, self.built, self.board, self.keeper, self.lines, self.step.loss),

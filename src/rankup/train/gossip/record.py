@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import secrets
@@ -45,23 +44,6 @@ class Tally:
     def text(self) -> str:
         """As it goes onto the board."""
         return json.dumps(asdict(self))
-
-
-class OwnLines:
-    """A worker's own file, `metrics-<number>.jsonl`: a line per share it computed."""
-
-    def __init__(self, directory: Path, worker: int, resumed_at: int) -> None:
-        path = directory / f"metrics-{worker}.jsonl"
-        cut_json_lines(path, lambda record: done_by(record, resumed_at))
-        self._file = path.open("ab" if resumed_at else "wb", buffering=0)
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Append a line; a full disk costs lines, not the training."""
-        with contextlib.suppress(OSError):
-            self._file.write((json.dumps(record) + "\n").encode())
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def cut_back(directory: Path, trace: str | None, workers: int, resumed_at: int) -> None:

@@ -111,10 +111,8 @@ class Speaker:
                 "are sound. Try a smaller --lr"
             )
         begun = time.perf_counter()
-        lines = self._lines.open()
-        lines.sync()
-        self._keeper.save(place, False, stop)
-        lines.checkpoint(place.step, time.perf_counter() - begun)
+        self._lines.open().sync()
+        self._keeper.save(place, False, stop, begun)
 
     def stopped(self, place: Place, stop: Stop) -> Outcome:
         """End this life; where nobody ended the run, the job goes on in a next one."""
