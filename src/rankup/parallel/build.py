@@ -32,10 +32,9 @@ from .pipeline.stage import StageModule, carve
 from .pipeline.ties import Ties, copies, find_ties
 from .replicas import replicate
 from .sharded import beside_blocks, blocks, has_statistics, shard
-from .tensor.apply import apply
+from .tensor.apply import apply, loss_context, plain
 from .tensor.check import check as check_plan
 from .tensor.gradients import finish_gradients
-from .tensor.loss import loss_context, plain
 from .tensor.plan import plan_of
 
 Batch = tuple[torch.Tensor, ...]
