@@ -15,8 +15,19 @@ from .recording import Recording
 from .thresholds import LIMITS
 
 _NUMBERS = (
-    *("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten"),
-    *("Eleven", "Twelve"),
+    "No",
+    "One",
+    "Two",
+    "Three",
+    "Four",
+    "Five",
+    "Six",
+    "Seven",
+    "Eight",
+    "Nine",
+    "Ten",
+    "Eleven",
+    "Twelve",
 )
 
 
