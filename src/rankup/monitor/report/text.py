@@ -13,11 +13,10 @@ import numpy as np
 from ...base import amounts
 from ...base.findings import Level
 from .. import billing, words
-from ..cost import Cost, cost
 from ..diagnose import Diagnosis
 from ..diagnose.judged import mean
 from ..recording import Recording
-from ..verdict import Verdict, verdict
+from ..verdict import Cost, Verdict, cost, verdict
 
 _SIGNS: dict[Level, str] = {"ok": "ok", "warning": "WARN", "error": "ERROR"}
 _COLOURS: dict[Level, str] = {"ok": "32", "warning": "33", "error": "1;31"}
