@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import itertools
 import multiprocessing
 import os
 import re
@@ -30,6 +31,7 @@ from .random_state import STREAMS
 FIRST_TIMEOUT = timedelta(minutes=30)
 TIMEOUT = timedelta(minutes=10)
 EXIT_GRACE_SECONDS = 10.0
+_GROUPS = itertools.count()  # that this process has joined; the same number on all ranks
 
 
 class World(NamedTuple):
@@ -228,7 +230,9 @@ def _join(place: Launched, device: torch.device, timeout: timedelta) -> None:
         # A port of its own for each step, so that two jobs on one node do not meet.
         os.environ.setdefault("MASTER_PORT", str(10000 + (job + 7919 * step) % 20000))
     rendezvous = dist.rendezvous("env://", place.rank, place.world_size, timeout=timeout)
-    store, _, _ = next(iter(rendezvous))
+    shared, _, _ = next(iter(rendezvous))
+    # torchrun's store outlives a process group, and a second one would find the first one's keys.
+    store = dist.PrefixStore(f"rankup/{next(_GROUPS)}", shared)
     if device.type == "cuda":
         _claim_gpu(store, device)
     dist.init_process_group(
