@@ -13,7 +13,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankup
-from rankup.parallel.build import Choices, build, split
+from rankup.parallel.build import build, split
+from rankup.parallel.choices import Choices
+from rankup.parallel.initial import on_meta
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.parallel.on_paper import pretended
@@ -106,7 +108,7 @@ GROUPS: dict[str, tuple[Any, list[str]]] = {
 def test_parts_beside_the_blocks_are_gathered_by_themselves(name: str) -> None:
     build_model, groups = GROUPS[name]
     with pretended(Layout(dp_shard=2), 0) as mesh:
-        built, _ = split(build_model, mesh, 0, Choices())
+        built, _ = split(on_meta(build_model, 0), mesh, Choices())
     found = [name for name, m in built.model.named_modules() if isinstance(m, FSDPModule)]
     assert sorted(found) == sorted(["", *groups])
 

@@ -1,4 +1,4 @@
-"""The record and its end: gaps, GPUs that vanished, a run that failed."""
+"""The record of a run and its end: gaps, lost GPUs, a failure, the time limit and the queue."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...base.findings import Finding
 from .. import billing, words
 from ..recording import Recording
 from ..thresholds import LIMITS
 from ..work import in_lives
 from . import codes
-from .diagnosis import Diagnosis
+from .codes import Diagnosis
 from .judged import stretches
 
 _FAILED = {
@@ -46,19 +45,17 @@ def gaps(recording: Recording) -> Iterator[Diagnosis]:
     why = whys.get(longest.why, words.shown(longest.why))
     none = recording.samples == 0
     yield Diagnosis(
-        Finding(
-            codes.GAPS,
-            "warning",
-            "record",
-            "not a single sample was taken"
-            if none
-            else f"{words.percent(lost / paid.node_seconds)} of the time of all nodes is not on "
-            f"record, the longest part {words.duration(longest.end - longest.begin)} on "
-            f"{words.shown(longest.node)}, {words.window(longest.begin, longest.end)}: {why}",
-            f"`rankup logs {words.argument(recording.facts)}` may say what ended the sampler (no "
-            "memory, a full disk, a dead node); what is said of the run holds for the rest of the "
-            "time",
-        ),
+        codes.GAPS,
+        "warning",
+        "record",
+        "not a single sample was taken"
+        if none
+        else f"{words.percent(lost / paid.node_seconds)} of the time of all nodes is not on "
+        f"record, the longest part {words.duration(longest.end - longest.begin)} on "
+        f"{words.shown(longest.node)}, {words.window(longest.begin, longest.end)}: {why}",
+        f"`rankup logs {words.argument(recording.facts)}` may say what ended the sampler (no "
+        "memory, a full disk, a dead node); what is said of the run holds for the rest of the "
+        "time",
         windows=tuple(sorted((gap.begin, gap.end) for gap in missing)),
         nodes=places,
     )
@@ -80,21 +77,19 @@ def gpu_lost(recording: Recording) -> Iterator[Diagnosis]:
             missing.setdefault(seen, []).append(node)
     for seen, alike in missing.items():
         name = words.node_names(recording, alike)
-        finding = Finding(codes.GPU_LOST, "warning", name, f"{name}: {seen}", _TELL)
-        yield Diagnosis(finding, nodes=tuple(alike))
+        said = f"{name}: {seen}"
+        yield Diagnosis(codes.GPU_LOST, "warning", name, said, _TELL, nodes=tuple(alike))
     columns, windows = _vanished(recording)
     if columns:
         nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))
         begin = min(window[0] for window in windows)
         yield Diagnosis(
-            Finding(
-                codes.GPU_LOST,
-                "error",
-                words.node_names(recording, nodes),
-                f"{words.gpus(recording, columns)} could not be read from {words.clock(begin)} on: "
-                "the driver lost it, or it fell off the bus",
-                _TELL,
-            ),
+            codes.GPU_LOST,
+            "error",
+            words.node_names(recording, nodes),
+            f"{words.gpus(recording, columns)} could not be read from {words.clock(begin)} on: "
+            "the driver lost it, or it fell off the bus",
+            _TELL,
             windows=windows,
             gpus=columns,
             nodes=nodes,
@@ -140,7 +135,7 @@ def failed(recording: Recording) -> Iterator[Diagnosis]:
         todo = "fewer DataLoader workers, or more `--mem`; " + todo
     elif life.state == "NODE_FAIL":
         todo = f"`{words.resume(recording.facts)}` goes on from the last checkpoint"
-    yield Diagnosis(Finding(codes.FAILED, "error", "run", seen, todo))
+    yield Diagnosis(codes.FAILED, "error", "run", seen, todo)
 
 
 def _vanished(recording: Recording) -> tuple[tuple[int, ...], tuple[tuple[float, float], ...]]:
@@ -168,3 +163,76 @@ def lost_work(recording: Recording) -> float | None:
     end = billing.end_of(billing.lives(recording)[-1], recording)
     saved = [event.time for event in recording.events if event.kind == "checkpoint"]
     return max(0.0, end - max(saved)) if saved else None
+
+
+TOO_SHORT = "too short to judge"
+
+
+def limit_long(recording: Recording) -> Iterator[Diagnosis]:
+    """RK716: a run that came to its end in a small part of the time that it asked for."""
+    life = billing.lives(recording)[-1]
+    took = billing.length(life, recording)
+    if life.state != "COMPLETED" or not life.limit or took < LIMITS.short:
+        return
+    if took >= LIMITS.limit_share * life.limit or life.limit - took < LIMITS.limit_least:
+        return
+    enough = max(600.0, 1.5 * took)
+    yield Diagnosis(
+        codes.LIMIT_LONG,
+        "warning",
+        "time limit",
+        f"the run took {words.duration(took)} of the {words.duration(life.limit)} that it "
+        f"asked for ({words.percent(took / life.limit)}): short jobs start earlier, "
+        "in gaps of others",
+        f"`--time {_option(enough)}`",
+    )
+
+
+def limit_hit(recording: Recording) -> Iterator[Diagnosis]:
+    """RK717: the run's last life was ended by its time limit."""
+    life = billing.lives(recording)[-1]
+    if life.state != "TIMEOUT":
+        return
+    lost = lost_work(recording)
+    limit = f" of {words.duration(life.limit)}" if life.limit else ""
+    after = ""
+    if lost is not None:
+        after = f"; the last checkpoint is {words.duration(lost)} older, that work is lost"
+    yield Diagnosis(
+        codes.LIMIT_HIT,
+        "warning",
+        "time limit",
+        f"the run was ended by its time limit{limit}{after}",
+        f"`{words.resume(recording.facts)}` goes on from the last checkpoint; a script of "
+        "your own saves in time with `rankup.Deadline()` (docs/time-limit.md)",
+    )
+
+
+def short(recording: Recording) -> Iterator[Diagnosis]:
+    """RK718: too short for a judgement, or hardly worth its time in the queue. No reproach."""
+    life = billing.lives(recording)[-1]
+    took = sum(billing.bill(recording).seconds)
+    queued = recording.facts.queued or 0.0
+    if recording.running or life.state == "RUNNING" or not took:
+        return
+    brief = took < LIMITS.short
+    waited = queued >= max(LIMITS.queue_least, LIMITS.queue_times * took)
+    if not brief and not waited:
+        return
+    after = f" after {words.duration(queued)} in the queue" if queued > took else ""
+    judged = f"{TOO_SHORT}: " if brief else ""
+    seen = f"{judged}the run took {words.duration(took)}{after}"
+    yield Diagnosis(
+        codes.SHORT,
+        "ok",
+        "run",
+        seen,
+        "try short runs on a partition for development, or several in one job" if waited else "",
+    )
+
+
+def _option(seconds: float) -> str:
+    """As `--time` takes it: 2h, 1h30m, 20m; whole five minutes."""
+    minutes = -(-int(seconds) // 300) * 5
+    hours, rest = divmod(minutes, 60)
+    return (f"{hours}h" if hours else "") + (f"{rest}m" if rest or not hours else "")
