@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, cast
@@ -20,7 +21,8 @@ from .world import launched
 Reduction = Literal["sum", "mean", "min", "max"]
 T = TypeVar("T")
 
-_ORDERED = itertools.count()  # calls of rank0_first, which all ranks come to together
+# Calls of rank0_first in a process group, which all its ranks come to together.
+_ORDERED: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 # torch 2.13 has named them anew, and warns of the older names.
 REDUCE_SCATTER, ALL_GATHER = (
     new if hasattr(dist, new) else old
@@ -169,7 +171,8 @@ def _ordered(per_node: bool) -> Iterator[None]:
     if not _several():
         yield
         return
-    rank, number = dist.get_rank(), next(_ORDERED)
+    rank = dist.get_rank()
+    number = next(_ORDERED.setdefault(dist.group.WORLD, itertools.count()))
     leads = launched().local_rank == 0 if per_node else rank == 0
     leaders = sum(all_gather_object(leads)) if per_node else 1
     # In the store, since a download may take longer than a collective is given.

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import gc
-import itertools
 import multiprocessing
 import os
 import re
@@ -32,7 +31,6 @@ from .random_state import STREAMS
 FIRST_TIMEOUT = timedelta(minutes=30)
 TIMEOUT = timedelta(minutes=10)
 EXIT_GRACE_SECONDS = 10.0
-_GROUPS = itertools.count()  # that this process has joined; the same number on all ranks
 _BEFORE_LEAVING: list[Callable[[], None]] = []
 
 
@@ -241,7 +239,8 @@ def _join(place: Launched, device: torch.device, timeout: timedelta) -> None:
     rendezvous = dist.rendezvous("env://", place.rank, place.world_size, timeout=timeout)
     shared, _, _ = next(iter(rendezvous))
     # torchrun's store outlives a process group, and a second one would find the first one's keys.
-    store = dist.PrefixStore(f"rankup/{next(_GROUPS)}", shared)
+    number = shared.add(f"rankup/joined/{place.rank}", 1)
+    store = dist.PrefixStore(f"rankup/{number}", shared)
     if device.type == "cuda":
         _claim_gpu(store, device)
     dist.init_process_group(
