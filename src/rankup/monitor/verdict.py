@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from ..base.findings import Level
 from . import billing, words
 from .billing import bill
-from .diagnose import Diagnosis, codes
-from .diagnose.codes import CODES
+from .diagnose import CODES, Diagnosis, codes
 from .diagnose.record import TOO_SHORT
 from .recording import Recording
 from .thresholds import LIMITS
