@@ -29,7 +29,7 @@ from ..runtime.log import print0
 from ..runtime.state import DamagedError, OtherModelError
 from ..runtime.world import is_root_process
 from .options import refuse_other_run
-from .place import Place
+from .plan import Place
 
 # What the end of a failing run gives a checkpoint that is being written.
 GRACE_SECONDS = 60.0

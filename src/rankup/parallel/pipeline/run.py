@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 
-from .ends import Loss, loss_of, model_args
-from .place import padded
-from .schedule import Entry, Record, Schedule, Stage
-from .sharded import hold, release
+from ...base.errors import UserError
+from ..sharded import release
+from .schedule import Entry, Precision, Record, Schedule, Stage, hold, padded
 from .stage import StageModule
 
+Loss = Callable[[Any, Any], torch.Tensor]
 Batch = tuple[torch.Tensor, ...]
 # Each keeps buffers for the activations of its chunks; a run has a few shapes, as a rule.
 _KEPT = 8
@@ -32,7 +34,7 @@ class Pipeline:
         stages: those of this rank, ascending, as `place.placement` deals them.
         group: the ranks along the pp axis.
         schedule: naive, gpipe, 1f1b, interleaved, or the name of one of torch's.
-        autocast: type in which the stages and the loss compute, None for that of the parameters.
+        precision: stands around each stage and the loss.
         record: is told of each computation; a GPU is waited for after each. May be set, and
             unset, between steps.
     """
@@ -43,11 +45,11 @@ class Pipeline:
         group: dist.ProcessGroup,
         device: torch.device,
         schedule: str = "1f1b",
-        autocast: torch.dtype | None = None,
+        precision: Precision = nullcontext,
         record: Record | None = None,
     ) -> None:
         self.stages, self.group, self.device = list(stages), group, device
-        self.schedule, self.autocast, self.record = schedule, autocast, record
+        self.schedule, self.precision, self.record = schedule, precision, record
         self.has_last = any(stage.is_last for stage in self.stages)
         self._schedules: OrderedDict[tuple[Any, ...], Schedule] = OrderedDict()
         # What the chunks of the call under way are looked up in.
@@ -140,7 +142,7 @@ class Pipeline:
         if key not in self._schedules:
             stages = [
                 Stage(
-                    Entry(stage, self._args_of, self.autocast, self.device),
+                    Entry(stage, self._args_of, self.precision),
                     stage,
                     self.device,
                     self.group,
@@ -161,9 +163,7 @@ class Pipeline:
 
     def _loss_of(self, output: Any, index: int) -> torch.Tensor:
         assert self._loss is not None
-        with torch.autocast(
-            self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None
-        ):
+        with self.precision():
             value = loss_of(self._loss, output, self._batches[index])
         self._losses[index] = value.detach()
         # Zero times the gradient of a mean over nothing would be no number.
@@ -184,3 +184,71 @@ def _nothing(output: Any) -> torch.Tensor:
 
 def _shape(batch: Batch) -> tuple[Any, ...]:
     return tuple((tuple(t.shape), t.dtype) for t in batch)
+
+
+# The two ends of a pipeline, as a task's `loss(model, batch)` sees them: the same function serves
+# both. On the first stage its model notes what it is called with, on the last one it answers with
+# what came out of the pipeline.
+
+
+class _Called(Exception):  # noqa: N818 - no error: it leaves `loss` as soon as enough is known
+    pass
+
+
+class _Notes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.args: tuple[Any, ...] = ()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            raise UserError(
+                f"the loss calls the model with the keywords {', '.join(kwargs)}; under pipeline "
+                f"parallelism the model takes positional arguments alone: write model(x, y)"
+            )
+        self.args = args
+        raise _Called
+
+
+class _Answers(nn.Module):
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+        self.calls = 0
+
+    def forward(self, *args: Any) -> Any:
+        self.calls += 1
+        return self.output
+
+
+def model_args(loss: Loss, batch: Any) -> tuple[Any, ...]:
+    """What `loss` calls its model with, for this batch.
+
+    Raises:
+        UserError: it does not call the model, or with keywords.
+    """
+    notes = _Notes()
+    try:
+        loss(notes, batch)
+    except _Called:
+        return notes.args
+    raise UserError(
+        "the loss did not call the model it was given; under pipeline parallelism it must call "
+        "model(...) once, with what the first stage needs"
+    )
+
+
+def loss_of(loss: Loss, output: Any, batch: Any) -> torch.Tensor:
+    """The loss of a batch whose output the last stage has computed.
+
+    Raises:
+        UserError: it calls the model more than once, so that one output cannot answer it.
+    """
+    answers = _Answers(output)
+    value = loss(answers, batch)
+    if answers.calls != 1:
+        raise UserError(
+            f"the loss calls the model {answers.calls} times per batch; under pipeline "
+            f"parallelism it can call it once"
+        )
+    return value
