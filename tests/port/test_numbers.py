@@ -238,6 +238,54 @@ def test_ranks_do_not_part_by_what_each_has_its_own_of(
     assert bool(ported.left) is said
 
 
+HOOKS = """
+class Hook:
+    def on_batch(self, trainer, logs):
+        pass
+
+class Lower(Hook):
+    def on_batch(self, trainer, logs):
+        if logs["right"] > 0.5:
+            trainer.optimizer.param_groups[0]["lr"] *= 0.9
+
+class Trainer:
+    def __init__(self, hooks):
+        self.model, self.hooks = torch.nn.Linear(5, 5), hooks
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def fit(self):
+        for epoch in range(3):
+            for x, y in loader:
+                out = self.model(x)
+                loss = criterion(out, y)
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                logs = {"loss": loss.item(), "right": (out > y).float().mean().item()}
+                for hook in self.hooks:
+                    hook.on_batch(self, logs)
+
+Trainer([Lower()]).fit()
+"""
+
+
+def test_what_a_hook_decides_by_a_part_of_the_batch_is_rank_0s(tmp_path: Path) -> None:
+    made = next(line for line in HEAD.splitlines() if line.startswith("optimizer ="))
+    text = _ported(tmp_path, HEAD.replace(made, "") + HOOKS).text
+    assert "hook.on_batch(self, rankup.broadcast(logs))" in text
+
+
+def test_sums_in_a_dictionary_are_of_all_ranks_or_of_none(tmp_path: Path) -> None:
+    lines = "a['n'] += len(x)\n        a['right'] += COUNT\n"
+    text = HEAD + TRAINING.replace("a, b = 0, 0", "a = {'n': 0, 'right': 0}")
+    text = text.replace("print(a, b)", "score = a['right'] / a['n']\n    if score > 9: break")
+    for count, known in (("(out > y).sum().item()", 2), ("unknown(out, y)", 0)):
+        made = text.replace("# in training", lines.replace("COUNT", count))
+        ported = _ported(tmp_path, made)
+        assert ported.text.count("+= rankup.batch_sum(") == known
+        assert ("score = rankup.broadcast(" in ported.text) is not bool(known)
+
+
 TRAINER = """
 class Trainer:
     def __init__(self):
