@@ -160,7 +160,7 @@ def test_damaged_notes_do_not_hide_the_log(tmp_path: Path) -> None:
         "error: *** PREEMPTION for job 12 ***",  # psslurm's, for a requeue
     ],
 )
-def test_only_the_newest_life_of_a_requeued_job_counts(tmp_path: Path, over: str) -> None:
+def test_only_the_newest_attempt_of_a_requeued_job_counts(tmp_path: Path, over: str) -> None:
     path = make_run(tmp_path)
     asked(path, "12")
     for restart in (0, 1):
@@ -173,7 +173,7 @@ def test_only_the_newest_life_of_a_requeued_job_counts(tmp_path: Path, over: str
     assert found.text == second
 
 
-def test_the_offset_that_a_life_wrote_down_is_where_it_begins(tmp_path: Path) -> None:
+def test_the_offset_that_a_attempt_wrote_down_is_where_it_begins(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     asked(path, "12")
     old = "preflight: node n1: an old fault\n"

@@ -79,7 +79,7 @@ def test_damaged_notes_are_passed_over(tmp_path: Path) -> None:
     assert _found(tmp_path, [CAUSE], {0: 3, 2: 1}) == CAUSE
 
 
-def test_an_earlier_life_is_forgotten(tmp_path: Path) -> None:
+def test_an_earlier_attempt_is_forgotten(tmp_path: Path) -> None:
     write(tmp_path, CAUSE)
     (tmp_path / "torchrun.log").write_text("kept")
     forget(tmp_path)

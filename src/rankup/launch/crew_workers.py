@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from ..base.processes import starting
 from ..parallel.lowcomm.gossip.names import STORE, WORKER, WORKERS
 from ..site.gpus import visible_gpus
 
@@ -16,10 +17,6 @@ from ..site.gpus import visible_gpus
 _OF_RANKS = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS"),
-)
-_START = (
-    "import sys; sys.path = [p for p in sys.path if p]; "
-    "from rankup.launch.worker import main; sys.exit(main())"
 )
 _PAUSE = 0.05
 
@@ -47,7 +44,7 @@ class Workers:
         self.codes: dict[int, int] = {}
         self._processes = {
             first + local: subprocess.Popen(
-                [sys.executable, "-u", "-c", _START, *words],
+                [sys.executable, "-u", "-c", starting("rankup.launch.worker"), *words],
                 env={**environment, **gpus[local], WORKER: str(first + local)},
             )
             for local in range(number)

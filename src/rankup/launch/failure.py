@@ -138,7 +138,7 @@ def write(log: Path, failure: Failure) -> None:
 
 
 def forget(log: Path) -> None:
-    """Remove the failures of an earlier life."""
+    """Remove the failures of an earlier attempt."""
     for path in log.glob(_NOTES):
         path.unlink()
 

@@ -11,7 +11,7 @@ from ..monitor.live.view import live
 from ..monitor.live.watch import Run
 from ..site import config
 from ..slurm.client import Client
-from . import lives, meant, status
+from . import attempts, meant, status
 from .logfile import OUTPUT, log_of
 
 
@@ -30,17 +30,17 @@ def show_live(run: str) -> int:
     here, warning = config.for_views(Path.cwd())
     if warning:
         print(f"warning: {clean(warning)}", file=sys.stderr)
-    client = Client(timeout=lives.TIMEOUT)
+    client = Client(timeout=attempts.TIMEOUT)
     path, task = meant.locate(here.runs, run, client)
     return live(meant.folder(path, task), lambda: _run(path, task, client))
 
 
 def _run(path: Path, task: str | None, client: Client) -> Run:
-    job = lives.read_job(path)
-    found = [one for one in lives.of_run(path, job, client) if task in (None, one.task)]
-    attempt = lives.newest(found)
+    job = attempts.read_job(path)
+    found = [one for one in attempts.of_run(path, job, client) if task in (None, one.task)]
+    attempt = attempts.newest(found)
     log = path / OUTPUT
     if attempt is not None and attempt.job is not None:
         log = log_of(path, attempt.job.partition("_")[0], attempt.task)
     name = job.id if task is None else f"{job.id} task {task}"
-    return Run(name, job.name, attempt or lives.NEW, status.steps(job), log)
+    return Run(name, job.name, attempt or attempts.NEW, status.steps(job), log)

@@ -41,7 +41,7 @@ class Job:
         args: the words after TARGET.
         versions: of rankup, Python and torch.
         git: commit of the working directory and whether it was changed since; empty outside one.
-        lives: each start of the run that was asked for: when, where, on how many ranks, as which
+        attempts: each start of the run that was asked for: when, where, on how many ranks, as which
             Slurm job (`job`). What a job did by itself afterwards stands in `attempts.jsonl`.
         launch: options of `rankup run` that a resume takes over, by name.
         module: the name by which the script is run, as by `python -m`; None for its path.
@@ -54,7 +54,7 @@ class Job:
     cwd: str
     versions: dict[str, str]
     git: dict[str, Any]
-    lives: list[dict[str, Any]] = field(default_factory=list)
+    attempts: list[dict[str, Any]] = field(default_factory=list)
     launch: dict[str, Any] = field(default_factory=dict)
     module: str | None = None
 
@@ -124,7 +124,10 @@ def read(path: Path) -> Job:
     """
     try:
         with open_regular(path / JOB) as file:
-            job = Job(**json.loads(file.read()))
+            said = json.loads(file.read())
+        if "lives" in said:  # as an earlier version has called them
+            said["attempts"] = said.pop("lives")
+        job = Job(**said)
         if job.kind not in ("recipe", "script") or not all(
             isinstance(value, str) for value in (job.id, job.target, job.cwd, *job.args)
         ):
@@ -182,18 +185,18 @@ def _sound(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def slurm_jobs(path: Path, job: Job) -> list[str]:
-    """Ids of the Slurm jobs that are lives of this run, in order."""
+    """Ids of the Slurm jobs that are attempts of this run, in order."""
     asked = [
-        life["job"]
-        for life in job.lives
-        if isinstance(life, dict) and isinstance(life.get("job"), str)
+        attempt["job"]
+        for attempt in job.attempts
+        if isinstance(attempt, dict) and isinstance(attempt.get("job"), str)
     ]
     return list(dict.fromkeys([*asked, *(record["job"] for record in records(path))]))
 
 
 def _allocations(job: Job) -> list[str]:
     """Ids of Slurm jobs inside which the run was started."""
-    return [str(life.get("allocation")) for life in job.lives if isinstance(life, dict)]
+    return [str(attempt.get("allocation")) for attempt in job.attempts if isinstance(attempt, dict)]
 
 
 def all_runs(runs: Path) -> list[Path]:
@@ -205,7 +208,7 @@ def _asked_for(path: Path) -> tuple[float, str]:
     """When a run was asked for last: by its own record, else by its name."""
     when = None
     with suppress(Exception):  # whatever is wrong with one run, the others are found
-        last = read(path).lives[-1]
+        last = read(path).attempts[-1]
         when = moment(last.get("started", last.get("submitted")))
     if when is None:
         with suppress(ValueError, OverflowError):

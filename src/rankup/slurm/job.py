@@ -61,8 +61,9 @@ class Attempt:
         """Seconds that a job may take, as they were asked for; None without a limit."""
         bill = self.asked.get("bill")
         minutes = bill.get("minutes") if self.job and isinstance(bill, dict) else None
-        sound = isinstance(minutes, int | float) and 0 < minutes < 1e12
-        return minutes * 60.0 if sound and minutes is not True else None
+        if isinstance(minutes, bool) or not isinstance(minutes, int | float):
+            return None
+        return minutes * 60.0 if 0 < minutes < 1e12 else None
 
     @property
     def failed(self) -> bool:
@@ -80,7 +81,7 @@ def states(
 
     Args:
         own: lines of the run's `attempts.jsonl`: {"job", "task", "restart", "start", "nodes"} at
-            the start of a life, {"job", "task", "restart", "end", "code"} at its end. Only what
+            the start of an attempt, {"job", "task", "restart", "end", "code"} at its end. Only what
             Slurm does not know is taken from them.
         folder: the job's working directory. What Slurm knows under this number with another one,
             or as another user's, is not this job.
@@ -228,12 +229,12 @@ def _shown(name: str, record: Mapping[str, str]) -> Attempt:
 
 
 def _from_sacct(client: Client, job_id: str) -> Iterator[Attempt]:
-    lives: dict[str, list[Accounted]] = {}
+    attempts: dict[str, list[Accounted]] = {}
     for record in client.account_records(job_id):
-        lives.setdefault(record.job_id, []).append(record)
-    for name, unordered in lives.items():
+        attempts.setdefault(record.job_id, []).append(record)
+    for name, unordered in attempts.items():
         records = sorted(
-            unordered, key=lambda life: (life.end is None, life.start or life.end or 0)
+            unordered, key=lambda attempt: (attempt.end is None, attempt.start or attempt.end or 0)
         )
         base, bracket, tasks = name.partition("_[")
         if not bracket:
@@ -243,8 +244,8 @@ def _from_sacct(client: Client, job_id: str) -> Iterator[Attempt]:
             yield _accounted(f"{base}_{task}", records)
 
 
-def _accounted(name: str, lives: Sequence[Accounted]) -> Attempt:
-    last = lives[-1]
+def _accounted(name: str, attempts: Sequence[Accounted]) -> Attempt:
+    last = attempts[-1]
     live, pending = reasons.is_live(last.state), last.state == "PENDING"
     short, reason = _short(last.nodes), _none(last.reason)
     return Attempt(
@@ -260,21 +261,21 @@ def _accounted(name: str, lives: Sequence[Accounted]) -> Attempt:
         started=last.start if last.nodes else None,
         ended=None if live else last.end,
         expected=last.start if pending else None,
-        restart=len(lives) - 1,
+        restart=len(attempts) - 1,
         source="sacct",
         live=live,
     )
 
 
-def _owned(name: str, restart: int, life: Mapping[str, object], reached: bool) -> Attempt:
+def _owned(name: str, restart: int, attempt: Mapping[str, object], reached: bool) -> Attempt:
     """The state by our own record; `reached`: Slurm answered, and does not know the job."""
-    nodes = parse.node_names(str(life.get("nodes") or ""))
+    nodes = parse.node_names(str(attempt.get("nodes") or ""))
     on = f" on {_short(nodes)}" if nodes else ""
-    code = _seconds(life.get("code"))
-    over = life.get("end") is not None
-    if over and life.get("cancelled"):
+    code = _seconds(attempt.get("code"))
+    over = attempt.get("end") is not None
+    if over and attempt.get("cancelled"):
         state, words, code = "CANCELLED", _CANCELLED, None
-    elif over and code == 0 and life.get("stopped"):
+    elif over and code == 0 and attempt.get("stopped"):
         state, words = "COMPLETED", _STOPPED
     elif over and code is not None:
         state = "FAILED" if code else "COMPLETED"
@@ -295,8 +296,8 @@ def _owned(name: str, restart: int, life: Mapping[str, object], reached: bool) -
         words=words,
         exit_code=int(code) if over and code is not None else None,
         nodes=nodes,
-        started=_seconds(life.get("start")),
-        ended=_seconds(life.get("end")),
+        started=_seconds(attempt.get("start")),
+        ended=_seconds(attempt.get("end")),
         restart=restart,
         source="own record",
         live=not (over or reached),

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...base.errors import UserError
 from ...base.files import open_regular
 from ...slurm.client import Client
-from .. import lives
+from .. import attempts
 from .series import Series, runs_of
 
 _TAIL = 1 << 18
@@ -26,7 +26,7 @@ class Outcome:
     Attributes:
         path: its newest run directory; None before it was started.
         attempts: run directories so far.
-        state: of its newest life, in Slurm's word; `NEW` before it was started.
+        state: of its newest attempt, in Slurm's word; `NEW` before it was started.
         done: it came to its end; it is not run again.
         live: it waits or runs.
         saved: it ended early and has a checkpoint to go on from.
@@ -55,7 +55,7 @@ def _outcome(count: int, found: list[Path], client: Client) -> Outcome:
         return Outcome(count)
     path = found[-1]
     try:
-        last = lives.newest(lives.of_run(path, lives.read_job(path), client))
+        last = attempts.newest(attempts.of_run(path, attempts.read_job(path), client))
     except UserError as error:
         return Outcome(count, path, len(found), "DAMAGED", words=str(error))
     if last is None:

@@ -98,7 +98,7 @@ def _objects(data: bytes) -> tuple[list[dict[str, Any]], int]:
             continue
         value = jsonl.one(line)
         if value is None and (at := line.rfind(b'{"kind"')) > 0:
-            # A writer that was killed leaves part of a line; the next life's head is behind it.
+            # A writer that was killed leaves part of a line; the next attempt's head is behind it.
             torn += 1
             value = jsonl.one(line[at:])
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What job scripts wrote of their lives, and the run that a Slurm job belongs to."""
+"""What job scripts wrote of their attempts, and the run that a Slurm job belongs to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOB = Job("id", "script", "/a/b.py", [], "/a", {}, {})
 def _run(runs: Path, run_id: str, *jobs: str) -> Path:
     """A run that was submitted as `jobs`."""
     path = rundir.create(runs / "train" / run_id)
-    rundir.write(path, replace(JOB, id=run_id, lives=[{"job": job} for job in jobs]))
+    rundir.write(path, replace(JOB, id=run_id, attempts=[{"job": job} for job in jobs]))
     return path
 
 
@@ -62,7 +62,7 @@ def test_jobs_are_those_asked_for_and_those_that_followed_by_themselves(tmp_path
     path = _run(tmp_path, "a", "7", "9")
     _record(path, {"job": "7", "start": 1}, {"job": "8", "follows": "7"}, {"job": "9"})
     assert rundir.slurm_jobs(path, rundir.read(path)) == ["7", "9", "8"]
-    local = replace(JOB, lives=[{"nproc": 2}, {"job": 3}])
+    local = replace(JOB, attempts=[{"nproc": 2}, {"job": 3}])
     assert rundir.slurm_jobs(_run(tmp_path, "b"), local) == []
 
 
@@ -111,5 +111,5 @@ def test_of_endless_records_the_last_are_read(tmp_path: Path) -> None:
 
 def test_a_run_is_found_by_the_allocation_it_was_started_in(tmp_path: Path) -> None:
     path = _run(tmp_path, "a")
-    rundir.write(path, replace(JOB, lives=[{"allocation": "77"}]))
+    rundir.write(path, replace(JOB, attempts=[{"allocation": "77"}]))
     assert rundir.find(tmp_path, "77") == path
