@@ -174,7 +174,7 @@ def collectors(
 def ready(name: str, process: subprocess.Popen[str], run: Path, node: str | None) -> str:
     """Wait until a contestant collects; return what it has printed."""
     if node is not None:
-        path = run / "monitor" / f"{node}.jsonl"
+        path = run / "monitor" / f"{node}.host.csv"
         end = time.monotonic() + 60
         while not (path.exists() and path.read_text().count("\n") >= 2):
             if process.poll() is not None or time.monotonic() > end:
@@ -248,8 +248,8 @@ def report(
         middle, began = f"{common.median(values) - less:.3f}", f"{one.began:.2f}"
         rows.append([one.name, middle, common.spread(values), began])
     common.table(["", "% of one core", "quartiles", "start, CPU s"], rows)
-    lines = (run / "monitor" / "unbound.jsonl").read_text().splitlines()
-    times = [found["t"] for line in lines if "dt" in (found := json.loads(line))]
+    lines = (run / "monitor" / "unbound.host.csv").read_text().splitlines()
+    times = [float(line.partition(",")[0]) for line in lines[1:]]
     apart = common.median([b - a for a, b in itertools.pairwise(times)])
     ours = common.median(measured["rankup"])
     start = contestants[0].began

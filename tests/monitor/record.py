@@ -31,6 +31,7 @@ HERE = Path(__file__).parent / "recorded"
 SECONDS = 300.0  # after which a run saves and stops
 _SILENT = 90.0  # seconds without a sampler, more than a missed sample or two
 _KEPT = ("job.json", "metrics.jsonl", FOLDER)
+_SUFFIXES = (".json", ".jsonl", ".csv")
 # Steps of a second where each rank has a core: no more than fit into a small file.
 _TRAIN = (
     *("language-model", "--vocab", "byte", "--seq-len", "128", "--dim", "256", "--layers", "4"),
@@ -62,8 +63,13 @@ def kill_the_sampler(run: Path) -> None:
 
 
 def _wait_for_samples(run: Path, count: int) -> None:
-    while sum(len(file.read_bytes().splitlines()) for file in (run / FOLDER).glob("*")) < count:
+    while sum(file.read_bytes().count(b"\n") for file in _tables(run)) < count:
         time.sleep(1.0)
+
+
+def _tables(run: Path) -> list[Path]:
+    """The table of the node, which has a row per sample; none before its sampler has begun."""
+    return list((run / FOLDER).glob("*.host.csv"))
 
 
 PLANS = {
@@ -147,7 +153,7 @@ def _kill_samplers(run: Path) -> None:
 
 def _tear(run: Path) -> None:
     """Cut the last line in the middle, as a node that dies while it writes leaves it."""
-    (file,) = (run / FOLDER).glob("*.jsonl")
+    (file,) = _tables(run)
     data = file.read_bytes()
     last = data.rstrip(b"\n").rfind(b"\n") + 1
     file.write_bytes(data[: last + (len(data) - last) // 2])
@@ -158,8 +164,8 @@ def _keep(run: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     for file in sorted(run.rglob("*")):
         place = file.relative_to(run)
-        if file.is_file() and place.parts[0] in _KEPT and file.suffix in (".json", ".jsonl"):
-            kept = target / (f"{FOLDER}/node1.jsonl" if len(place.parts) > 1 else place)
+        if file.is_file() and place.parts[0] in _KEPT and file.suffix in _SUFFIXES:
+            kept = target / _plain(str(place), run)
             kept.parent.mkdir(parents=True, exist_ok=True)
             text = file.read_text(encoding="utf-8", errors="surrogateescape")
             kept.write_text(_plain(text, run), encoding="utf-8", errors="surrogateescape")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from rankup.monitor import lines
 from rankup.monitor.recording import GPU, HOST, RANK, Band, Facts, Recording
@@ -17,12 +17,18 @@ from .traces import BEGIN, Trace
 NOBODY = Facts(run="r", name="n", command="c", directory="d")
 
 
-def write(directory: Path, records: list[Any], node: str = "n1") -> Path:
-    """A node's file of JSON objects, and of bytes as they are."""
+def write(directory: Path, records: list[dict[str, Any]], node: str = "n1") -> Path:
+    """Write a node's files of heads, notes and ends, and of what `sample` returns."""
     folder = directory / lines.FOLDER
     folder.mkdir(exist_ok=True)
-    texts = [r if isinstance(r, bytes) else json.dumps(r).encode() + b"\n" for r in records]
-    (folder / f"{node}.jsonl").write_bytes(b"".join(texts))
+    journal = [record for record in records if "kind" in record]
+    path = folder / f"{node}.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in journal))
+    for kind in lines.KINDS:
+        with path.with_name(node + lines.ending(kind)).open("w", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(lines.header(kind))
+            rows.writerows(row for one in records for row in one.get(kind, ()))
     return directory
 
 
@@ -30,11 +36,25 @@ def head(trace: Trace | None = None, t: float = 0.0, **changes: Any) -> dict[str
     return {**(trace or Trace()).head(0, BEGIN + t).line(), **changes}
 
 
-def sample(t: float, dt: Any = 10.0, util: Any = 50, **changes: Any) -> dict[str, Any]:
-    row = [util, 1e9, 100, 50, 1400, 0, 1, 1, 1, 1]
-    host = [10, 1, 1e9, 1e9, 0, 1, 1, 1, 1, 1, 1]
-    usual = {"gpu": [row] * 4, "host": host, "cores": "5" * 48, "ranks": [[0, 90, 1, 0, 0, 1, 1]]}
-    return {"t": BEGIN + t, "dt": dt, **usual, **changes}
+def sample(
+    t: float,
+    dt: float | None = 10.0,
+    util: float | None = 50,
+    gpu: list[list[float | None]] | None = None,
+    fs: dict[str, list[float | None]] | None = None,
+) -> dict[str, Any]:
+    """The rows of a sample by kind; columns that a row of `gpu` lacks are empty."""
+    when = [BEGIN + t, dt]
+    rows = gpu or [[util, 1e9, 100, 50, 1400, 0, 1, 1, 1, 1]] * 4
+    filled = [[*row, *[None] * (len(lines.GPU) - len(row))] for row in rows]
+    sums = [sum(v for v in way if v is not None) for way in zip(*(fs or {}).values(), strict=True)]
+    host = [10, 50, 1, 1e9, 1e9, 0, 1, 1, 1, 1, 1, 1, *(sums or [None] * 3)]
+    return {
+        "gpu": [[*when, index, *row] for index, row in enumerate(filled)],
+        "host": [[*when, *host, "5" * 48]],
+        "rank": [[*when, 0, 90, 1, 0, 0, 1, 1]],
+        "fs": [[*when, mount, *rates] for mount, rates in (fs or {}).items()],
+    }
 
 
 def usable(recording: Recording) -> None:
@@ -67,21 +87,6 @@ def usable(recording: Recording) -> None:
     assert recording.times.shape == (bins,)
     assert [e.time for e in recording.events] == sorted(e.time for e in recording.events)
     assert all(gap.end > gap.begin for gap in recording.gaps)
-
-
-def same(one: Recording, other: Recording) -> None:
-    for kind in ("gpu", "host", "rank"):
-        for name, band in getattr(one, kind).items():
-            for part in ("low", "mean", "high"):
-                found = getattr(getattr(other, kind)[name], part)
-                np.testing.assert_allclose(getattr(band, part), found, rtol=1e-6, err_msg=name)
-    np.testing.assert_array_equal(one.covered, other.covered)
-    for own, found in zip(one.core_use, other.core_use, strict=True):
-        np.testing.assert_allclose(own, found, rtol=1e-6)
-    assert list(one.fs) == list(other.fs)
-    for mount, both in one.fs.items():
-        assert both == pytest.approx(other.fs[mount])
-    assert (one.samples, one.torn, one.gaps) == (other.samples, other.torn, other.gaps)
 
 
 def average(recording: Recording, band: Band) -> np.ndarray:

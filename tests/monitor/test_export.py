@@ -13,14 +13,12 @@ import pytest
 from pyarrow import csv, parquet
 
 from rankup.base.errors import UserError
-from rankup.monitor import plain
 from rankup.monitor.export import export
 from rankup.monitor.load import load
 from rankup.monitor.recording import Recording
 
 from . import traces
 from .rundirs import NOBODY, head, sample, write
-from .test_load_hostile import HOSTILE
 from .traces import BEGIN, Trace, healthy
 
 
@@ -72,20 +70,9 @@ def test_tables_have_every_sample(form: str, tmp_path: Path) -> None:
     assert {"tokens_per_s", "step_seconds", "grad_norm"} <= set(steps.column_names)
 
 
-@pytest.mark.slow
-def test_tables_of_large_files_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Samples read as tables and as JSON."""
-    recording = made(healthy(nodes=2, seconds=2000, every=2.0).but(metrics=None), tmp_path)
-    (one, *_) = export(recording, tmp_path, "parquet", tmp_path / "a")
-    monkeypatch.setattr(plain, "WORTH", 1 << 40)
-    (other, *_) = export(recording, tmp_path, "parquet", tmp_path / "b")
-    assert parquet.read_table(one).to_pylist() == parquet.read_table(other).to_pylist()
-
-
-def test_tables_of_hostile_lines_and_of_nothing(tmp_path: Path) -> None:
-    write(tmp_path, [head(), *HOSTILE, sample(200)], node='a",\n=b')
+def test_tables_of_hostile_names_and_of_nothing(tmp_path: Path) -> None:
+    strange = sample(100, fs={'/m,"=': [1, None, 1], "/silent": [None] * 3})
+    write(tmp_path, [head(), strange, sample(200)], node='a",\n=b')
     (tmp_path / "metrics.jsonl").write_text(
         "".join(
             json.dumps({"time": BEGIN + step, "step": step, "loss": 1, "step_seconds": 5, "é\n": 1})
@@ -100,6 +87,8 @@ def test_tables_of_hostile_lines_and_of_nothing(tmp_path: Path) -> None:
     options = csv.ParseOptions(newlines_in_values=True)
     gpus = csv.read_csv(tmp_path / "out" / "gpus.csv", parse_options=options)
     assert set(gpus.column("node").to_pylist()) == {'a",\n=b'}
+    mounts = parquet.read_table(tmp_path / "out" / "file_systems.parquet")
+    assert mounts.column("mount").to_pylist() == ['/m,"=']
     steps = parquet.read_table(tmp_path / "out" / "steps.parquet")
     assert steps.column("step_seconds_").to_pylist() == [5, 5, 5]
     assert not list((tmp_path / "out").glob("*.tmp"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import csv
 import shutil
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rankup.launch import facts
 from rankup.launch.attempts import NO_SLURM
 from rankup.monitor.cost import cost
 from rankup.monitor.diagnose import diagnose
-from rankup.monitor.lines import FOLDER, HOST
+from rankup.monitor.lines import FOLDER, header
 from rankup.monitor.load import load
 from rankup.monitor.recording import Facts, Recording
 from rankup.monitor.report.html import html
@@ -89,14 +89,13 @@ def test_the_idle_gpus_of_the_sick_run_are_named_and_priced() -> None:
 
 def _alone(run: Path) -> None:
     """As on a machine of its own: the load of the two ranks, and none of other people."""
-    (file,) = (run / FOLDER).glob("*.jsonl")
-    lines = []
-    for line in file.read_text().splitlines():
-        record = json.loads(line)
-        if "host" in record:
-            record["host"][HOST.index("load")] = 2.0
-        lines.append(json.dumps(record) + "\n")
-    file.write_text("".join(lines))
+    (path,) = (run / FOLDER).glob("*.host.csv")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, header("host"), lineterminator="\n")
+        table.writeheader()
+        table.writerows({**row, "load": 2.0} for row in rows)
 
 
 def test_without_the_others_load_nothing_is_found(tmp_path: Path) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
-import orjson
 
 from rankup.monitor import lines
 from rankup.monitor.lines import Gpu, Head
@@ -33,6 +34,12 @@ from .channels import (
 )
 
 BEGIN = 1763834400.0  # 2025-11-22 18:00 UTC
+Columns = dict[str, list[Any]]
+# Columns of `lines.HOST` that a sampler reads; the others it makes of cores and file systems.
+OWN = tuple(name for name in lines.HOST if name != "busiest" and not name.startswith("fs_"))
+# Columns that are rates, of all kinds but file systems, all of which are.
+_GAUGES = {"load", "memory", "cgroup", "swap", "workers"}
+RATES = {"pcie_rx", "pcie_tx", "nvlink", *lines.FS, *OWN, *lines.RANK} - _GAUGES
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Trace:
         fs: by mount point, channels `read`, `write`, `operations`.
         checkpoints, validations: steps between them, None: never; stall: seconds of a checkpoint.
         environment: of every head; heads: changes of every head.
-        silences, torn: what was not written; torn: (node, seconds) of half a line.
+        silences: what was not written; torn: nodes whose last row is cut in its middle.
         records: further lines of `metrics.jsonl`.
     """
 
@@ -102,7 +109,7 @@ class Trace:
     environment: dict[str, str] = field(default_factory=dict)
     heads: dict[str, Any] = field(default_factory=dict)
     silences: tuple[Silence, ...] = ()
-    torn: tuple[tuple[int, float], ...] = ()
+    torn: tuple[int, ...] = ()
     records: tuple[dict[str, Any], ...] = ()
     known: dict[str, Any] = field(default_factory=dict)
 
@@ -134,13 +141,23 @@ class Trace:
         return self.stays or (Stay(0, self.seconds),)
 
     def write(self, directory: Path) -> Path:
-        """Write `monitor/<node>.jsonl` and `metrics.jsonl`; the directory."""
+        """Write the files of all samplers and `metrics.jsonl`; the directory."""
         folder = directory / lines.FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         for node in range(self.nodes):
-            with (folder / f"{self.node_name(node)}.jsonl").open("wb") as file:
-                for piece in self._node_lines(node):
-                    file.write(piece)
+            with ExitStack() as stack:
+                names = {kind: lines.ending(kind) for kind in lines.KINDS}
+                names["journal"] = lines.JOURNAL
+                path = folder / self.node_name(node)
+                files = {
+                    kind: stack.enter_context(path.with_name(path.name + name).open("w"))
+                    for kind, name in names.items()
+                }
+                for kind in lines.KINDS:
+                    csv.writer(files[kind], lineterminator="\n").writerow(lines.header(kind))
+                self._write_node(node, files)
+                if node in self.torn:
+                    files["host"].write("1763834")
         if self.metrics is not None:
             (directory / "metrics.jsonl").write_bytes(b"".join(self._metrics_lines()))
         return directory
@@ -212,72 +229,70 @@ class Trace:
         )
         return replace(head, **self.heads)
 
-    def _node_lines(self, node: int) -> Iterator[bytes]:
-        """A node's file: heads, samples and ends of all its lives."""
+    def _write_node(self, node: int, files: dict[str, TextIO]) -> None:
+        """Write what the samplers of all lives have written."""
         for number, stay in enumerate(self.lives):
             pauses = [s for s in self.silences if s.node == node and s.end > stay.begin]
             begin = stay.begin
             for pause in sorted(pauses, key=lambda pause: pause.begin):
                 if pause.begin > begin:
-                    yield from self._sampler(node, number, begin, pause.begin)
+                    self._write_sampler(node, number, begin, pause.begin, files)
                 begin = pause.end if pause.again else stay.end
             if begin < stay.end:
-                yield from self._sampler(node, number, begin, stay.end)
+                self._write_sampler(node, number, begin, stay.end, files)
                 if stay.closed:
                     end = {"kind": "end", "t": self.begin + stay.end, "why": "the job is over"}
-                    yield orjson.dumps(end) + b"\n"
+                    files["journal"].write(json.dumps(end) + "\n")
 
-    def _sampler(self, node: int, life: int, begin: float, end: float) -> Iterator[bytes]:
-        """The lines of one sampler, but its last."""
+    def _write_sampler(
+        self, node: int, life: int, begin: float, end: float, files: dict[str, TextIO]
+    ) -> None:
+        """Write what one sampler writes, but its end."""
         draw = np.random.default_rng((self.seed, node, life, int(begin)))
         head = self.head(node, self.begin + begin, life).line()
-        yield orjson.dumps(head) + b"\n"
+        files["journal"].write(json.dumps(head) + "\n")
         count = int((end - begin) / self.every + 1e-9) + 1
         jitter = draw.uniform(0, min(0.005, self.every / 100), count)
         t = begin + np.arange(count) * self.every + jitter
         at = t[:, None]
+        times = np.round(self.begin + t, 3)
+        dts = np.round(np.diff(t, prepend=np.nan), 3)
 
-        def table(channels: dict[str, Value], names: tuple[str, ...], things: range) -> Any:
+        def table(channels: dict[str, Value], names: tuple[str, ...], things: range) -> Columns:
             numbers = np.array(things)[None]
-            columns = [_column(name, channels.get(name), at, numbers, draw) for name in names]
-            return list(zip(*columns, strict=True))
+            found = {n: _column(n, channels.get(n), at, numbers, draw) for n in names}
+            # A sampler's first sample has nothing to compare with: what is a rate is empty.
+            for name in set(names) & RATES:
+                found[name][: len(things)] = [None] * len(things)
+            return found
 
-        def rows(channels: dict[str, Value], names: tuple[str, ...], per_node: int) -> Any:
-            if not per_node:
-                return [()] * count
-            flat = iter(table(channels, names, range(node * per_node, (node + 1) * per_node)))
-            return list(zip(*[flat] * per_node, strict=True))
+        def write(kind: str, things: Sequence[Any], columns: Columns, *more: list[Any]) -> None:
+            many = len(things)
+            whens = [_shown(np.repeat(times, many)), _shown(np.repeat(dts, many))]
+            keys = [list(things) * count] if lines.KEYS[kind] else []
+            ordered = [columns[name] for name in lines.COLUMNS[kind]]
+            rows = zip(*whens, *keys, *ordered, *more, strict=True)
+            csv.writer(files[kind], lineterminator="\n").writerows(rows)
 
         own = range(self.local_ranks * node, self.local_ranks * (node + 1))
-        gpus = rows(self.gpu, lines.GPU, self.gpus)
-        hosts = table(self.host, lines.HOST, range(node, node + 1))
-        numbered = {**self.rank, "rank": lambda t, rank, draw: rank + 0 * t}
-        ranks = rows(numbered, lines.RANKS, len(own))
-        mounts = {m: table(c, lines.FS, range(node, node + 1)) for m, c in self.fs.items()}
+        gpus = range(self.gpus * node, self.gpus * (node + 1))
+        columns = table(self.gpu, lines.GPU, gpus)
+        if self.gpus:
+            write("gpu", range(self.gpus), columns)
+        host = table(self.host, OWN, range(node, node + 1))
+        write("rank", own, table(self.rank, lines.RANK, own))
+        mounts = [table(c, lines.FS, range(node, node + 1)) for c in self.fs.values()]
+        for name in lines.FS:
+            samples = list(zip(*(mount[name] for mount in mounts), strict=True))
+            columns[name] = [value for values in samples for value in values]
+            host[f"fs_{name}"] = [_sum(values) for values in samples] or [None] * count
+        if self.fs:
+            write("fs", list(self.fs), columns)
         cores = self._cores(at, draw)
-        wide = self.cores
-        times = np.round(self.begin + t, 3).tolist()
-        dts: list[float | None] = np.round(np.diff(t), 3).tolist()
-        dts.insert(0, None)
-        torn = {round((when - begin) / self.every) for where, when in self.torn if where == node}
-        block = []
-        for k in range(count):
-            sample: dict[str, Any] = {
-                "t": times[k],
-                "dt": dts[k],
-                "gpu": gpus[k],
-                "host": hosts[k],
-                "cores": cores[k * wide : (k + 1) * wide],
-                "ranks": ranks[k],
-            }
-            if mounts:
-                sample["fs"] = {mount: rows[k] for mount, rows in mounts.items()}
-            if k == 0:
-                _without_rates(sample)
-            line = orjson.dumps(sample)
-            block.append(line[: len(line) // 2] if k in torn else line)
-        block.append(b"")
-        yield b"\n".join(block)
+        texts = [cores[k * self.cores : (k + 1) * self.cores] for k in range(count)]
+        host["busiest"] = [10 * "0123456789a".index(max(text)) for text in texts]
+        host["busiest"][0], texts[0] = None, ""
+        write("host", [0], host, texts)
 
     def _cores(self, at: Numbers, draw: np.random.Generator) -> str:
         """The characters of all samples' cores, one after the other."""
@@ -330,16 +345,16 @@ class Trace:
                 if saves and at % saves == 0:
                     when = round(record["time"] + self.stall, 3)
                     save = {"time": when, "checkpoint": at, "stall": self.stall}
-                    whole.append((at, orjson.dumps(save) + b"\n"))
+                    whole.append((at, json.dumps(save).encode() + b"\n"))
             done = int(step[-1, 0]) if count else done
             if last and stay.state == "COMPLETED" and count:
                 final = {"final": True, "step": done, "valid_loss": 2.2, "time": record["time"]}
-                whole.append((done, orjson.dumps(final) + b"\n"))
+                whole.append((done, json.dumps(final).encode() + b"\n"))
             elif not last:
                 done = done // saves * saves if saves else 0
                 whole = [(at, line) for at, line in whole if at <= done]
         yield from (line for _, line in whole)
-        yield from (orjson.dumps(record) + b"\n" for record in self.records)
+        yield from (json.dumps(record).encode() + b"\n" for record in self.records)
 
 
 def _column(
@@ -355,6 +370,16 @@ def _column(
     return np.rint(values).astype(np.int64).ravel().tolist()  # type: ignore[no-any-return]
 
 
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _shown(values: Numbers) -> list[float | None]:
+    """Numbers as a sampler writes them; NaN is empty."""
+    return [None if v != v else v for v in values.tolist()]
+
+
 def _metric(
     name: str, value: Value, time: Numbers, step: Numbers, draw: np.random.Generator
 ) -> list[Any]:
@@ -366,18 +391,3 @@ def _metric(
     values = value(time, step, draw)
     array = np.broadcast_to(np.asarray(values, float), (len(time), 1))[:, 0]
     return np.round(array, 4).tolist()  # type: ignore[no-any-return]
-
-
-def _without_rates(sample: dict[str, Any]) -> None:
-    """A sampler's first sample has nothing to compare with: what is a rate is null."""
-
-    def blank(row: Any, names: tuple[str, ...], rates: set[str]) -> list[Any]:
-        return [None if n in rates else v for n, v in zip(names, row, strict=True)]
-
-    gauges = {"load", "memory", "cgroup", "swap", "rank", "workers"}
-    sample["host"] = blank(sample["host"], lines.HOST, set(lines.HOST) - gauges)
-    sample["ranks"] = [blank(r, lines.RANKS, set(lines.RANKS) - gauges) for r in sample["ranks"]]
-    sample["gpu"] = [blank(r, lines.GPU, {"pcie_rx", "pcie_tx", "nvlink"}) for r in sample["gpu"]]
-    sample["cores"] = None
-    if "fs" in sample:
-        sample["fs"] = {mount: [None] * len(lines.FS) for mount in sample["fs"]}

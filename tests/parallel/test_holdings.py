@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from rankup.base.errors import UserError
 from rankup.parallel.build import Built, Choices, build, split
 from rankup.parallel.holdings import Part, Piece, chunk, holdings, local_shape, rows
+from rankup.parallel.initial import on_meta
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.parallel.on_paper import on_paper, pretended
@@ -74,7 +75,7 @@ def test_every_rank_of_torch_has_what_is_said(layout: Layout, schedule: str) -> 
     said = expected(layout, schedule)
     for rank in range(layout.world_size):
         with pretended(layout, rank) as mesh:
-            built, _ = split(model, mesh, 0, Choices(schedule=schedule))
+            built, _ = split(on_meta(model, 0), mesh, Choices(schedule=schedule))
             assert shapes_of(built) == said[rank], rank
 
 

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from rankup.parallel.build import Choices, build
 from rankup.parallel.initial import initialize
+from rankup.parallel.layout import Layout
+from rankup.parallel.mesh import Mesh
+from rankup.runtime.world import World
+from tests.pool import RankPool
 
 
 def _layers(order: Sequence[str]) -> nn.Module:
@@ -103,3 +108,74 @@ def test_the_random_state_stays_and_gradients_are_wanted_as_before() -> None:
     assert not wanted["conv.weight"]
     assert wanted["linear.weight"]
     assert all(p.is_leaf for p in model.parameters())
+
+
+class Scaled(nn.Module):
+    """Draws with the help of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(4, 4))
+        self.register_buffer("largest", torch.full((), 3.0))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.weight.uniform_(0, 1).mul_(self.get_buffer("largest"))
+
+
+class Late(nn.Module):
+    """A parameter stands first in a module that cannot draw it, and then in one that can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = nn.ParameterList([nn.Parameter(torch.zeros(4, 4))])
+        self.linear = nn.Linear(4, 4)
+        self.linear.weight = self.kept[0]
+
+
+class All(nn.Module):
+    """One of each."""
+
+    def __init__(self, plain: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Counting(4, 4), Counting(4, 4)])
+        self.tied = Tied(tied=True)
+        if not plain:
+            self.own, self.late, self.scaled, self.norm = Own(), Late(), Scaled(), nn.BatchNorm1d(4)
+
+
+class Counting(nn.Linear):
+    """Notes the draws of real values."""
+
+    drawn = 0
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        Counting.drawn += not self.weight.is_meta
+
+
+Values = dict[str, torch.Tensor]
+
+
+def _values(world: World, layout: Layout, plain: bool = False) -> tuple[Values, int]:
+    """The values that are together there, and how often this rank has drawn those of a layer."""
+    Counting.drawn = 0
+    built = build(lambda: All(plain), Mesh(layout, world), 3, Choices())
+    tensors = (*built.model.named_parameters(), *built.model.named_buffers())
+    whole = {name: getattr(t, "full_tensor", lambda t=t: t)() for name, t in tensors}
+    return {name: value.detach().clone() for name, value in whole.items()}, Counting.drawn
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_shards_are_of_the_values_of_one_process(ranks: RankPool, plain: bool) -> None:
+    [(alone, _)] = ranks.run(1, _values, Layout(), plain)
+    for found, _ in ranks.run(2, _values, Layout(dp_shard=2), plain):
+        assert found.keys() == alone.keys()
+        assert [name for name in alone if not torch.equal(found[name], alone[name])] == []
+
+
+def test_each_rank_draws_its_share(ranks: RankPool) -> None:
+    """Two layers of a weight and a bias each; a draw of one parameter draws all of its module."""
+    found = ranks.run(2, _values, Layout(dp_shard=2), True)
+    assert [drawn for _, drawn in found] == [2, 2]

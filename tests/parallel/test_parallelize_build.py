@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from rankup.base.errors import UserError
-from rankup.parallel.user.factory import Factory
 from rankup.parallel.user.forward import map_tensors
 from rankup.parallel.user.parallelize import Parallel, parallelize
 from rankup.runtime.full import full_state
@@ -46,27 +45,6 @@ class Keeps(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.up(x) * self.kept[0]
-
-
-@pytest.mark.parametrize("kind", [Reads, Keeps, stack])
-def test_a_factory_gives_shapes_whatever_the_constructor_does(kind: Any) -> None:
-    made: list[nn.Module] = []
-
-    def build() -> nn.Module:
-        made.append(kind())
-        return made[-1]
-
-    factory = Factory(build, 0, keeps=True)
-    with torch.device("meta"):
-        model = factory()
-    assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
-    if kind is Reads:
-        assert model.up.weight is model.down.weight
-    if kind is not stack:
-        assert not any(t.is_meta for t in (*made[-1].parameters(), *made[-1].buffers()))
-    values = factory()
-    assert values is made[-1]
-    assert [n for n, _ in values.named_parameters()] == [n for n, _ in model.named_parameters()]
 
 
 def _reads(world: World, kind: Any) -> dict[str, torch.Tensor]:

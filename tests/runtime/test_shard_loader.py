@@ -6,6 +6,7 @@ import contextlib
 import gc
 import io
 import multiprocessing
+import random
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
+from rankup.runtime.collectives import all_reduce, mean
 from rankup.runtime.deal import LEDGER
 from rankup.runtime.model import wrap
+from rankup.runtime.random_state import STREAMS
 from rankup.runtime.shard import ShardedLoader, shard
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -51,7 +54,79 @@ def _guess(world: World) -> list[int]:
 
 def test_what_a_loader_is_for(ranks: RankPool) -> None:
     """Only in training does an idle rank get a stand-in; the last batch here is one sample."""
-    assert ranks.run(2, _guess) == [[2, 1, 2, 1, 1, 2], [2, 2, 2, 2, 2, 2]]
+    assert ranks.run(2, _guess) == [[2, 1, 2, 1, 1, 1], [2, 2, 2, 2, 2, 2]]
+
+
+def _graded(world: World) -> list[float]:
+    """The mean over shuffled samples, evaluated with gradients on and the model in eval()."""
+    means = []
+    wrapped = wrap(nn.Linear(1, 1))
+    wrapped.eval()
+    for n in range(1, 2 * world.world_size + 2):
+        _forget()
+        LEDGER.models.add(wrapped)
+        total = count = 0
+        for batch in shard(_loader("shuffled", n)):
+            total, count = total + int(batch.sum()), count + len(batch)
+        means.append(mean(total, count))
+    return means
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_shuffled_evaluation_with_gradients_is_exact(ranks: RankPool, world_size: int) -> None:
+    for means in ranks.run(world_size, _graded):
+        assert means == [(n - 1) / 2 for n in range(1, 2 * world_size + 2)]
+
+
+def _modes(world: World) -> list[list[tuple[int, bool]]]:
+    """Samples that each batch weighs with, and whether random numbers are apart, by epoch."""
+    _forget()
+    wrapped = wrap(nn.Linear(1, 1))
+    wrapped.eval()  # as an evaluation has left it
+    epochs = []
+    for _ in range(2):
+        epoch = []
+        for batch in shard(_loader("shuffled", 5)):
+            wrapped.train()
+            wrapped(batch.float().unsqueeze(1)).mean().backward()
+            assert LEDGER.samples is not None
+            epoch.append((LEDGER.samples[0], STREAMS.apart))
+        wrapped.eval()
+        for _ in shard(_loader("shuffled", 5)):
+            assert not STREAMS.apart
+        epochs.append(epoch)
+    return epochs
+
+
+def test_train_mode_may_be_set_in_the_loop(ranks: RankPool) -> None:
+    one, other = ranks.run(2, _modes)
+    assert one == [[(2, True), (0, True)]] * 2
+    assert other == [[(2, True), (1, True)]] * 2
+
+
+class Endless:
+    """Batches in an order of its own, nobody knows how many."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield [random.randrange(10), random.randrange(10)]
+
+
+def _left(world: World) -> list[int]:
+    """Leave an evaluation early, each rank elsewhere; what it had, and all ranks' sum."""
+    _forget()
+    loader = DataLoader(Numbers(10), batch_sampler=Endless())  # type: ignore[arg-type]
+    had = []
+    for batch in shard(loader, train=False):
+        had += batch.tolist()
+        if len(had) == (3 if world.is_root else 200):
+            break
+    assert all_reduce(1.0) == world.world_size
+    return had
+
+
+def test_an_evaluation_may_be_left_early_by_each_rank(ranks: RankPool) -> None:
+    assert [len(had) for had in ranks.run(2, _left)] == [3, 200]
 
 
 def _idle(world: World) -> tuple[list[int], tuple[int, int] | None]:

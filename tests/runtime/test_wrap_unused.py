@@ -92,6 +92,17 @@ def _checkpointed(model: Any, x: torch.Tensor, step: int) -> None:
     _loss(nn.functional.linear(z, model.right.weight.T)).backward()
 
 
+def _parts_looked_at(model: Any, x: torch.Tensor, step: int) -> None:
+    """As a script that logs norms of weights and gradients of a part, also between backwards."""
+    assert model.unused.weight.norm() > 0
+    out = model(x)
+    assert model.left.weight.norm() > 0
+    _loss(out).backward()
+    assert model.trunk.weight.grad.norm() > 0
+    model.left.weight.square().sum().backward()
+    assert model.left.weight.grad.norm() > 0
+
+
 def _frozen_later(model: Any, x: torch.Tensor, step: int) -> None:
     model.trunk.requires_grad_(step > 1)
     _loss(model(x)).backward()
@@ -106,6 +117,7 @@ STEPS: dict[str, Step] = {
     "a penalty on the gradient": _gradient_penalty,
     "accumulation": _accumulates,
     "reentrant checkpoints": _checkpointed,
+    "parts looked at": _parts_looked_at,
     "parameters frozen behind wrap": _frozen_later,
 }
 SIGNS = {"each": (1, -1, 1, -1), "by rank": (1, 1, -1, -1), "left": (1, 1, 1, 1)}

@@ -193,7 +193,8 @@ def _judged(run: str, here: config.Config, client: Client, ended: int | None) ->
 
 
 def _compare(judged: Sequence[Judged], wish: Wish) -> int:
-    from ..monitor.report.scaling import scaling, scaling_html, scaling_text
+    from ..monitor.report.scaling import scaling, scaling_text
+    from ..monitor.report.scaling_page import scaling_html
 
     parts = [(one.recording, one.diagnoses, one.cost, one.verdict) for one in judged]
     found = scaling([one.recording for one in judged])

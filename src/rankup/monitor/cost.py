@@ -3,7 +3,7 @@
 The bill is nodes x time, of all lives, at the site's rate (`billing`): a GPU that nobody used is on
 it like any other. The efficiency is one number (`work`): the share of the billed time of all
 GPUs that worked, by use *and* power; its formula is printed wherever it is. Used = bill x
-efficiency, wasted = the rest. Of what was wasted each finding has its part (`diagnose.settle`), no
+efficiency, wasted = the rest. Of what was wasted each finding has its part (`diagnose`), no
 second counted twice, so that their sum is never more than the whole; what is left over is start-up,
 waits too short to name, and validations: about 5 % of a healthy run of half an hour or more, and
 15 to 35 % where it validates often or for long (measured on the recordings of the tests).

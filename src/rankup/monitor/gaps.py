@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
 from .node import SHORTEST_GAP, Node, merged
 from .recording import Facts, Gap
 
@@ -68,7 +66,7 @@ def _within(span: Span, name: str, node: Node | None) -> list[Gap]:
     if span.end <= span.begin:
         return []
     if node is None or not len(node.stretches):
-        broken = node is not None and node.torn
+        broken = node is not None and node.errors
         return [Gap(name, span.begin, span.end, "torn" if broken else "not started")]
     longest = max(3 * node.every, SHORTEST_GAP)
     inside = node.stretches.clip(span.begin, span.end)
@@ -86,13 +84,4 @@ def _within(span: Span, name: str, node: Node | None) -> list[Gap]:
     closed = any(s.ended is not None and s.ended >= end - longest for s in node.samplers)
     if span.end - end > (max(longest, AROUND) if closed else longest):
         found.append((end, span.end, "killed"))
-    return [Gap(name, a, b, "torn" if _broken(node, a, b) else why) for a, b, why in found]
-
-
-def _broken(node: Node, begin: float, end: float) -> bool:
-    """Whether lines of that time were there and could not be read, and more than a last one.
-
-    A sampler that is killed while it writes leaves one torn line, and one at its end.
-    """
-    inside = (node.broken >= begin - node.every) & (node.broken < end)
-    return bool(np.count_nonzero(inside) >= max(2.0, 0.5 * (end - begin) / node.every))
+    return [Gap(name, a, b, why) for a, b, why in found]

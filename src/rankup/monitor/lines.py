@@ -1,17 +1,24 @@
-"""The file `monitor/<node>.jsonl`: one JSON object per line, appended, its last line maybe torn.
+"""The files that a node's sampler appends to in `monitor/`: a table per kind, and a journal.
 
-A sampler begins with a `Head` line (a later life of the run appends another), goes on with samples,
-and ends with `{"kind": "end", "t": …, "why": …}` where it was not killed:
+`<node>.gpu.csv`, `<node>.host.csv`, `<node>.rank.csv` and `<node>.fs.csv` are CSV, header first: a
+row for each sample and GPU, node, rank or mount point, in that order:
 
-    {"kind": "head", "v": 1, "t": …, "node": "jwb0001", "columns": {"gpu": […], …}, "gpus": […], …}
-    {"t": 1763834402.1, "dt": 2.0, "gpu": [[99, 3.1e10, 391, …], …], "host": [12.5, …],
-     "cores": "90a00120", "ranks": [[0, 98.0, …], …], "fs": {"/p/scratch": [1e6, 0, 12]}}
+    t,dt,gpu,util,memory,power,…
+    1763834402.1,2.0,0,99,31000000000,391.2,…
+
+`t` is unix seconds and `dt` the time in seconds that a sample stands for, empty for a sampler's
+first one, whose rates are empty too. Empty is a value that could not be read. The row of `host` is
+written last, so that what belongs to it is there. `cores` has a character per usable core: its use
+in tenths, `0` to `9` and `a` for all of it.
+
+`<node>.jsonl` is the journal, one JSON object per line. A sampler begins with a `Head` (a later
+attempt of the run appends another) and ends with `end` where it was not killed:
+
+    {"kind": "head", "v": 2, "t": …, "node": "jwb0001", "gpus": […], …}
     {"kind": "note", "t": …, "code": "RK701", "text": "what was said in the job's log"}
+    {"kind": "end", "t": …, "why": …}
 
-`dt` is the time in seconds that a sample stands for, null for the first one, whose rates are null
-too. Columns are declared by the head, so that a reader takes what it knows and leaves the rest;
-null is a value that could not be read. `cores` has a character per usable core: its use in tenths,
-`0` to `9` and `a` for all of it.
+A sampler that is killed may leave part of a last line, which the next one cuts off.
 """
 
 from __future__ import annotations
@@ -19,9 +26,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 FOLDER = "monitor"  # in the run directory
 STOP = "stop"  # in that folder: a sampler that sees it ends
+JOURNAL = ".jsonl"  # ending of its name
 
 # Units: % of one GPU; bytes; W; °C; MHz; NVML's bits of clocks event reasons; bytes/s; a number.
 GPU = (
@@ -36,11 +44,13 @@ GPU = (
     "nvlink",
     "processes",
 )
-# % of all usable cores; processes; bytes; bytes; bytes; then bytes/s. `cgroup` is what counts
-# against the cgroup's limit; `disk` are the node's own block devices; `net` all interfaces but
-# loopback and InfiniBand; `ib` all InfiniBand ports.
+# % of all usable cores; % of the busiest one; processes; bytes; bytes; bytes; then bytes/s, of the
+# network file systems all together; operations/s. `cgroup` is what counts against the cgroup's
+# limit; `disk` are the node's own block devices; `net` all interfaces but loopback and InfiniBand;
+# `ib` all InfiniBand ports.
 HOST = (
     "cpu",
+    "busiest",
     "load",
     "memory",
     "cgroup",
@@ -51,13 +61,31 @@ HOST = (
     "net_tx",
     "ib_rx",
     "ib_tx",
+    "fs_read",
+    "fs_write",
+    "fs_operations",
 )
-# Number of the rank; % of one core; bytes (resident); number of data workers (child processes);
-# % of one core that all of them take; bytes/s that the rank and its workers read and wrote.
-RANKS = ("rank", "cpu", "memory", "workers", "workers_cpu", "read", "write")
+# % of one core; bytes (resident); number of data workers (child processes); % of one core that all
+# of them take; bytes/s that the rank and its workers read and wrote.
+RANK = ("cpu", "memory", "workers", "workers_cpu", "read", "write")
 # Of a network file system, by mount point: bytes/s, bytes/s, operations/s.
 FS = ("read", "write", "operations")
-COLUMNS = {"gpu": GPU, "host": HOST, "ranks": RANKS, "fs": FS}
+COLUMNS = {"gpu": GPU, "host": HOST, "rank": RANK, "fs": FS}
+# What tells the rows of a sample apart: NVML's index, the number of the rank, the mount point.
+KEYS = {"gpu": ("gpu",), "host": (), "rank": ("rank",), "fs": ("mount",)}
+KINDS = ("fs", "rank", "gpu", "host")  # in the order in which a sample is written
+
+
+def header(kind: str) -> tuple[str, ...]:
+    """Return the names of the columns of a kind's table."""
+    cores = ("cores",) if kind == "host" else ()
+    return ("t", "dt", *KEYS[kind], *COLUMNS[kind], *cores)
+
+
+def ending(kind: str) -> str:
+    """Return how the name of a kind's table ends, behind the node's."""
+    return f".{kind}.csv"
+
 
 # NVML's nvmlClocksEventReason* bits that are no free choice of the user's.
 THROTTLE_POWER = 0x4 | 0x80  # software power cap, power brake
@@ -123,5 +151,5 @@ class Head:
     environment: dict[str, str] = field(default_factory=dict)
 
     def line(self) -> dict[str, Any]:
-        """The JSON object of it."""
-        return {"kind": "head", "v": VERSION, "columns": COLUMNS, **asdict(self)}
+        """Return the JSON object of it."""
+        return {"kind": "head", "v": VERSION, **asdict(self)}

@@ -1,7 +1,7 @@
 """A run directory and what Slurm knows of the run, as one `Recording`.
 
-All files are read in streams and gathered into bins, so memory is bounded by the bins and not by
-the samples; where there is much to read, two processes or more do.
+A node's files are read and gathered into bins at once, so memory is bounded by the bins and the
+samples of a node; where there is much to read, two processes or more do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise, repeat
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,46 +19,53 @@ from typing import Any
 
 import numpy as np
 
-from . import bins, survey
+from . import jsonl, samples
 from . import steps as training
-from .bins import Grid
 from .gaps import Span, gaps, spans
-from .heads import EVERY
-from .lines import FOLDER
-from .node import Node, Window, scan
+from .lines import KINDS
+from .node import Grid, Node, Window, scan
+from .node import grid as bins_of
 from .recording import GPU, HOST, RANK, Band, Event, Facts, Recording
+from .samples import Journal
 from .steps import Training
+from .values import number
 
+EVERY = 10.0  # seconds between samples, where nobody says
+_SELDOM = 3600.0  # nobody samples less often
 _MUCH = 64 << 20  # bytes that are worth starting processes for
 _MOST_PROCESSES = 8
-_SLACK = 1.0  # s beyond the bins that are no reason to read all again
+_SLACK = 1.0  # s beyond what is known in which a time can be
+_DAY = 86400.0
+_YEAR = 365 * _DAY
+_LATEST = 4102444800.0  # the year 2100
 
 
 def load(directory: Path, facts: Facts, processes: int | None = None) -> Recording:
     """Read what was recorded of a run.
 
-    Nothing in the files can make it fail: what cannot be read is counted in `torn`, said in
-    `events`, and missing in `covered` and shown in `gaps`.
+    What cannot be read cannot make it fail: it is said in `events`, missing in `covered` and shown
+    in `gaps`.
 
     Args:
-        directory: of the run: `monitor/*.jsonl` and `metrics.jsonl`, both of which may be missing.
+        directory: of the run: `monitor/` and `metrics.jsonl`, both of which may be missing.
         facts: of the run; its lives say when samples were due.
         processes: that read; None: as many as there are cores, where there is much to read.
+
+    Raises:
+        UserError: its samples are of the first version.
     """
-    files = node_files(directory)
-    looks = [survey.look(file) for file in files]
+    files = samples.nodes(directory)
+    journals = {file: samples.journal(file) for file in files}
+    looks = [_look(file, journals[file]) for file in files]
     metrics = directory / training.FILE
-    window = survey.window(facts, [*looks, survey.look(metrics)])
+    window = _window(facts, [look.times for look in looks] + [_times(metrics)])
     begins = [life.begin for life in facts.lives]
     trained = training.read(metrics, window, begins)
     times = [t for look in looks for t in look.times if window[0] <= t <= window[1]]
     grid = _grid(_reach(facts, trained, times), looks)
-    nodes = _scan(files, grid, window, processes)
-    seen = [t for node in nodes for t in (node.first, node.last) if not math.isnan(t)]
-    if seen and (min(seen) < grid.begin - _SLACK or max(seen) > grid.end + _SLACK):
-        # The middle of a file goes beyond its ends: rare enough to read it all again.
-        grid = _grid(_reach(facts, trained, [*times, *seen]), looks)
-        nodes = _scan(files, grid, window, processes)
+    # What lies before or behind all that is known has a time that cannot be.
+    window = (max(window[0], grid.begin - _SLACK), min(window[1], grid.end + _SLACK))
+    nodes = _scan(journals, grid, window, processes)
     if not facts.lives:
         # Only now is it known which samplers there were, and when each life began.
         begins = [span.begin for span in spans(facts, nodes, grid.end)]
@@ -66,12 +73,64 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
     return _recording(facts, grid, nodes, trained)
 
 
-def node_files(directory: Path) -> list[Path]:
-    """The files of a run's samplers, by name; none where there is no such folder."""
-    try:
-        return sorted(p for p in (directory / FOLDER).iterdir() if p.suffix == ".jsonl")
-    except OSError:
-        return []
+def believed(directory: Path, facts: Facts) -> Window:
+    """Return the unix seconds between which the samples of a run are believed."""
+    files = samples.nodes(directory)
+    return _window(facts, [_look(file, samples.journal(file)).times for file in files])
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What the begin and the end of a node's samples say: times, and seconds between samples."""
+
+    times: list[float]
+    every: float | None
+
+
+def _look(file: Path, journal: Journal) -> _Look:
+    said = [head.every for head in journal.heads]
+    rows = [line.split(b",", 2) for line in samples.ends(samples.table_path(file, "host"))]
+    times = [*(head.t for head in journal.heads), *journal.ended.values()]
+    times += [float(row[0]) for row in rows if _is_number(row[0])]
+    steps = [float(row[1]) for row in rows if len(row) > 1 and _is_number(row[1])]
+    if not steps:
+        return _Look(times, max(said, default=None))
+    came = min(float(np.percentile(steps, 90)), _SELDOM)
+    near = [every for every in said if abs(every - came) <= 0.2 * came]
+    return _Look(times, near[-1] if near else max(round(came, 2), 0.01))
+
+
+def _is_number(text: bytes) -> bool:
+    return text.replace(b".", b"", 1).isdigit()
+
+
+def _times(metrics: Path) -> list[float]:
+    """Return the times in the begin and the end of the training's record."""
+    records = jsonl.records(b"\n".join(samples.ends(metrics)))
+    times = [number(record.get("time")) for record in records if record]
+    return [t for t in times if t is not None]
+
+
+def _window(facts: Facts, all_times: list[list[float]]) -> Window:
+    """Return the unix seconds between which times are believed: a day around the lives of the run.
+
+    Where nobody knows of them, or all files say otherwise, a year around the middle of what the
+    files say.
+    """
+    middles = [float(np.median(times)) for times in all_times if times]
+    middle = float(np.median(middles)) if middles else None
+    begins = [life.begin for life in facts.lives if math.isfinite(life.begin)]
+    if begins:
+        ends = [life.end for life in facts.lives if life.end is not None]
+        open_end = any(life.end is None for life in facts.lives)
+        end = max([*begins, *ends, *([max(m, *begins) for m in middles] if open_end else [])])
+        # A life without an end has none that we know of: it may last as long as a job can.
+        known = (min(begins) - _DAY, end + (60 * _DAY if open_end else _DAY))
+        if middle is None or known[0] <= middle <= known[1]:
+            return known
+    if middle is None:
+        return (0.0, _LATEST)
+    return (max(0.0, middle - _YEAR), min(middle + _YEAR, _LATEST))
 
 
 def _reach(facts: Facts, trained: Training, times: Iterable[float]) -> tuple[float, float] | None:
@@ -81,26 +140,29 @@ def _reach(facts: Facts, trained: Training, times: Iterable[float]) -> tuple[flo
     return (min(known), max(known)) if known else None
 
 
-def _grid(reach: tuple[float, float] | None, looks: Sequence[survey.Look]) -> Grid:
+def _grid(reach: tuple[float, float] | None, looks: Sequence[_Look]) -> Grid:
     if reach is None:
         return Grid(0.0, 1.0, 1)
     every = max((look.every for look in looks if look.every), default=None)
-    return bins.grid(*reach, max(every or min(EVERY, max(1.0, reach[1] - reach[0])), 0.1))
+    return bins_of(*reach, max(every or min(EVERY, max(1.0, reach[1] - reach[0])), 0.1))
 
 
-def _scan(files: list[Path], grid: Grid, window: Window, processes: int | None) -> list[Node]:
-    sizes = {file: _size(file) for file in files}
+def _scan(
+    journals: dict[Path, Journal], grid: Grid, window: Window, processes: int | None
+) -> list[Node]:
+    sizes = {file: sum(_size(samples.table_path(file, k)) for k in KINDS) for file in journals}
     if processes is None:
         cores = len(os.sched_getaffinity(0))
         processes = min(cores, _MOST_PROCESSES) if sum(sizes.values()) > _MUCH else 1
-    processes = min(processes, len(files))
+    processes = min(processes, len(journals))
     if processes <= 1:
-        return [scan(file, grid, window) for file in files]
+        return [scan(file, journal, grid, window) for file, journal in journals.items()]
     # Not forked: whoever loads may have threads. The largest first, so that none comes last.
-    largest = sorted(files, key=lambda file: -sizes[file])
+    largest = sorted(journals, key=lambda file: -sizes[file])
+    own = [journals[file] for file in largest]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        found = list(pool.map(scan, largest, repeat(grid), repeat(window)))
-    return sorted(found, key=lambda node: node.path)
+        found = list(pool.map(scan, largest, own, repeat(grid), repeat(window)))
+    return sorted(found, key=lambda node: node.name)
 
 
 def _size(file: Path) -> int:
@@ -213,8 +275,8 @@ def _events(
             yield Event(
                 note.t, "note", f"{name}: {note.text}" + f" [{note.code}]" * bool(note.code)
             )
-        if node.error:
-            yield Event(first, "note", f"{name}: its samples could not be read: {node.error}")
+        for error in node.errors:
+            yield Event(first, "note", f"{name}: its samples could not be read: {error}")
         if node.strange:
             text = f"{name}: {node.strange} samples left out, whose time cannot be"
             yield Event(first, "note", text)

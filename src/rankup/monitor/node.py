@@ -1,31 +1,45 @@
-"""One node's file, gathered into bins: what `load` asks of each file, maybe in a process apart."""
+"""One node's samples gathered into bins of time: what `load` asks of each node, maybe in a process
+apart.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.text import encodable
-from . import heads
-from .bins import Gatherer, Grid, Shares, shaped, shares
-from .channels import gpu_channels, host_channels
-from .heads import Layout, unknown_gpu
+from . import lines, samples
 from .lines import Gpu, Head
-from .recording import GPU, HOST, RANK, Array, Band
-from .samples import MOST_MOUNTS, MOST_RANKS, Batch, End, Note, Part, Torn
-from .samples import read as read_samples
+from .recording import GPU, Array, Band
+from .samples import Journal, Note, Numbers, Rows
 
-Numbers = NDArray[np.float64]
 Window = tuple[float, float]  # unix seconds between which times are believed
 SHORTEST_GAP = 15.0  # s; what is shorter is a busy node, not a silence
-# What hostile files could ask for without end.
-MOST_NOTES = 1000
-MOST_SAMPLERS = 1000
-MOST_BROKEN = 100_000
+MOST_BINS = 1440
+# A sample that stands for no time (a sampler's first) counts where nothing else does.
+_MOMENT = 1e-6  # s
+_BITS = {
+    "throttle_power": lines.THROTTLE_POWER,
+    "throttle_heat": lines.THROTTLE_HEAT,
+    "throttle_hardware": lines.THROTTLE_HARDWARE,
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Bin b covers [begin + b * width, begin + (b + 1) * width), unix seconds."""
+
+    begin: float
+    width: float
+    bins: int
+
+    @property
+    def end(self) -> float:
+        return self.begin + self.bins * self.width
 
 
 @dataclass(frozen=True)
@@ -37,31 +51,30 @@ class Sampler:
     """
 
     head: Head
-    begin: float = math.nan
-    end: float = math.nan
-    ended: float | None = None
+    begin: float
+    end: float
+    ended: float | None
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node's file in bins.
+    """A node's samples in bins.
 
     Attributes:
-        samplers: in the order of the file.
+        samplers: in the order of the journal.
         gpus: all seen, newest head's first; ranks: numbers.
         gpu, host, rank: (bins, things, channels), of `recording.GPU`, `HOST` (one thing), `RANK`.
         covered: (bins,) share of each bin.
         stretches: (n, 2) begins and ends of what was sampled, in order, apart from one another.
         every: seconds between samples, as they came.
         fs: bytes read and written by mount point.
-        broken: times of the samples before torn lines.
-        strange: samples whose time cannot be.
+        samples: read; torn: last lines that were dropped; strange: samples whose time cannot be.
         first, last: times that samples stand for; NaN without any.
         twice: seconds that more than one sampler stands for.
-        error: why the file could not be read to its end.
+        errors: why files could not be read.
     """
 
-    path: Path
+    name: str
     samplers: tuple[Sampler, ...]
     gpus: tuple[Gpu, ...]
     ranks: tuple[int, ...]
@@ -76,210 +89,220 @@ class Node:
     notes: tuple[Note, ...]
     samples: int
     torn: int
-    broken: Numbers
     strange: int
     first: float
     last: float
     twice: float
-    error: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The node's, as its file is called."""
-        return encodable(self.path.stem)
+    errors: tuple[str, ...]
 
 
-def scan(path: Path, grid: Grid, window: Window) -> Node:
-    """Read a node's file into the bins of a grid; an unreadable file is a node without samples."""
-    reading = _Reading(path, grid, window)
-    error = None
-    try:
-        for part in read_samples(path):
-            reading.take(part)
-    except OSError as problem:
-        error = problem.strerror or str(problem)
-    return replace(reading.result(), error=error)
+def grid(begin: float, end: float, every: float) -> Grid:
+    """At most `MOST_BINS` bins over a stretch, each a multiple of `every` seconds wide.
+
+    Up to a twentieth of a bin at the end is no bin of its own: what is there counts in the last.
+    """
+    span = max(end - begin, 0.0)
+    times = max(1, math.ceil(span / (MOST_BINS * every) - 0.05 / MOST_BINS))
+    width = every * times
+    return Grid(begin, width, max(1, math.ceil(span / width - 0.05)))
+
+
+def scan(path: Path, journal: Journal, grid: Grid, window: Window) -> Node:
+    """Read a node's tables into the bins of a grid; one that cannot be read has no rows."""
+    return _Reading(path, journal, grid, window).node()
 
 
 @dataclass
 class _Reading:
     path: Path
+    journal: Journal
     grid: Grid
     window: Window
-    samplers: list[Sampler] = field(default_factory=list)
-    gpus: list[Gpu] = field(default_factory=list)
-    ranks: dict[int, int] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
-    broken: list[float] = field(default_factory=list)
-    fs: dict[str, tuple[float, float]] = field(default_factory=dict)
-    stretches: list[Numbers] = field(default_factory=list)
-    steps: list[tuple[int, float]] = field(default_factory=list)
-    samples: int = 0
+    errors: list[str] = field(default_factory=list)
     torn: int = 0
-    strange: int = 0
-    standing: float = 0.0
-    last: float = math.nan
 
-    def __post_init__(self) -> None:
-        bins = self.grid.bins
-        self._gpu, self._host, self._rank = (
-            Gatherer(bins),
-            Gatherer(bins, len(HOST)),
-            Gatherer(bins),
-        )
-        self._covered = np.zeros(bins)
-        self._core_use = np.zeros(0)
-        self._core_seconds = np.zeros(0)
-        self._columns: list[int] = []
-
-    def take(self, part: Part) -> None:
-        if isinstance(part, Layout):
-            self._start(part)
-        elif isinstance(part, Batch):
-            self._count(part)
-        elif isinstance(part, Torn):
-            self.torn += part.count
-            if len(self.broken) < MOST_BROKEN:
-                self.broken.append(self.last)
-        elif isinstance(part, End) and self.samplers and self._believed(part.t):
-            self.samplers[-1] = replace(self.samplers[-1], ended=part.t)
-        elif isinstance(part, Note) and len(self.notes) < MOST_NOTES and self._believed(part.t):
-            self.notes.append(part)
-
-    def result(self) -> Node:
-        bins = self.grid.bins
-        stretches = merged(np.concatenate([np.zeros((0, 2)), *self.stretches]), 0.0)
-        every = max((step for _, step in self.steps), default=heads.EVERY)
+    def node(self) -> Node:
+        heads, bins = self.journal.heads, self.grid.bins
+        host = self._rows("host")
+        good = self._believed(host.t)
+        strange = int((~good).sum())
+        host = host.only(good)
+        every = max((head.every for head in heads), default=0.0)
+        usual = max(every, float(np.nanmedian(host.dt)) if np.isfinite(host.dt).any() else 0.0)
+        self._longest = max(3 * usual, SHORTEST_GAP)
+        t, seconds = host.t, self._seconds(host)
+        sample, bin, covered = _pieces(self.grid, t, seconds)
+        whole = np.bincount(bin, np.where(seconds[sample] > 0, covered, 0), minlength=bins)
+        stretches = merged(np.stack([t - seconds, t], axis=1), 1.0)
         once = float((stretches[:, 1] - stretches[:, 0]).sum())
-        newest = self.samplers[-1].head.gpus if self.samplers else ()
-        shown = [_place(gpu, at, self.gpus) for at, gpu in enumerate(newest)]
-        order = [*shown, *(at for at in range(len(self.gpus)) if at not in shown)]
-        self._gpu.widen(len(self.gpus) * len(GPU))
-        with np.errstate(invalid="ignore"):
-            use = np.where(self._core_seconds > 0, self._core_use / self._core_seconds, np.nan)
+        gpus, gpu = self._gpus()
+        ranks = self._rows("rank")
+        ranks = ranks.only(self._believed(ranks.t))
+        numbers, place = np.unique(_key(ranks), return_inverse=True)
         return Node(
-            path=self.path,
-            samplers=tuple(self.samplers),
-            gpus=tuple(self.gpus[at] for at in order),
-            ranks=tuple(self.ranks),
-            gpu=shaped(self._gpu.band(), (bins, len(self.gpus), len(GPU)), order),
-            host=shaped(self._host.band(), (bins, 1, len(HOST))),
-            rank=shaped(self._rank.band(), (bins, len(self.ranks), len(RANK))),
-            covered=np.minimum(self._covered / self.grid.width, 1).astype(np.float32),
-            core_use=use.astype(np.float32),
+            name=samples.node_name(self.path),
+            samplers=self._samplers(t),
+            gpus=gpus,
+            ranks=tuple(numbers.tolist()),
+            gpu=gpu,
+            host=self._band(host, np.zeros(len(t), np.int64), 1, host.values),
+            rank=self._band(ranks, place, len(numbers), ranks.values),
+            covered=np.minimum(whole / self.grid.width, 1).astype(np.float32),
+            core_use=_core_use(host, seconds),
             stretches=stretches,
-            every=every,
-            fs=self.fs,
-            notes=tuple(self.notes),
-            samples=self.samples,
-            torn=self.torn,
-            broken=np.array(self.broken),
-            strange=self.strange,
+            every=usual,
+            fs=self._file_systems(),
+            notes=tuple(note for note in self.journal.notes if self._believed(note.t)),
+            samples=len(t),
+            torn=self.torn + self.journal.torn,
+            strange=strange,
             first=float(stretches[0, 0]) if len(stretches) else math.nan,
             last=float(stretches[-1, 1]) if len(stretches) else math.nan,
-            twice=max(0.0, self.standing - once),
+            twice=max(0.0, float(seconds.sum()) - once),
+            errors=tuple(filter(None, [self.journal.error, *self.errors])),
         )
 
-    def _believed(self, t: float) -> bool:
-        return self.window[0] <= t <= self.window[1]
+    def _rows(self, kind: str) -> Rows:
+        if not self.journal.heads:  # of whose, and of which GPUs, nobody says
+            return samples.no_rows(kind)
+        try:
+            found = samples.rows(self.path, kind)
+        except (samples.TornError, OSError) as error:
+            self.errors.append(str(error))
+            found = samples.no_rows(kind)
+        self.torn += found.torn
+        return found
 
-    def _start(self, layout: Layout) -> None:
-        head = layout.head
-        if not self._believed(head.t):
-            head = replace(head, t=math.nan)
-        if len(self.samplers) == MOST_SAMPLERS:
-            self.samplers.pop(-2)
-        self.samplers.append(Sampler(head))
-        self._columns = [self._column(gpu, at) for at, gpu in enumerate(head.gpus)]
+    def _believed(self, t: Any) -> Any:
+        return (t >= self.window[0]) & (t <= self.window[1])
 
-    def _column(self, gpu: Gpu, at: int) -> int:
-        """Where a GPU is gathered, what is known of it renewed; -1: nowhere, there are too many."""
-        place = _place(gpu, at, self.gpus)
-        if place == heads.MOST_GPUS:
-            return -1
-        self.gpus[place : place + 1] = [gpu]  # the newest head knows best
-        return place
+    def _seconds(self, rows: Rows) -> Numbers:
+        """Seconds that each row stands for.
 
-    def _count(self, batch: Batch) -> None:
-        good = (batch.t >= self.window[0]) & (batch.t <= self.window[1])
-        if not good.all():
-            self.strange += int((~good).sum())
-            batch = batch.only(good)
-            if not len(batch.t):
-                return
-        t = batch.t
-        self.samples += len(t)
-        self.last = float(t[-1])
-        sampler = self.samplers[-1]
-        begin, end = float(np.fmin(sampler.begin, t.min())), float(np.fmax(sampler.end, t.max()))
-        self.samplers[-1] = replace(sampler, begin=begin, end=end)
-        # A sampler may slow down, and then a sample stands for longer; but one that was stopped
-        # for a while and went on has not seen what was in between.
-        said = batch.dt[~np.isnan(batch.dt)]
-        usual = max(sampler.head.every, float(np.median(said)) if len(said) else 0.0)
-        usual = min(usual, heads.SELDOM)
-        self.steps.append((len(t), usual))
-        seconds = np.minimum(np.nan_to_num(batch.dt), max(3 * usual, SHORTEST_GAP))
-        spread = shares(self.grid, t, seconds)
-        real = seconds[spread.sample] > 0
-        self._covered += np.bincount(
-            spread.bin, np.where(real, spread.seconds, 0), minlength=self.grid.bins
-        )
-        self.standing += float(seconds.sum())
-        self.stretches.append(merged(np.stack([t - seconds, t], axis=1), 1.0))
-        self._host.add(spread, host_channels(batch))
-        self._gpus(batch, spread)
-        self._ranks(batch, spread)
-        self._cores(batch, seconds)
-        whole = np.nan_to_num(batch.dt)
-        for mount, rows in batch.fs.items():
-            read, written = np.nansum(rows[:, :2] * whole[:, None], axis=0).tolist()
-            if mount in self.fs or len(self.fs) < MOST_MOUNTS:
-                before = self.fs.get(mount, (0.0, 0.0))
-                self.fs[mount] = (before[0] + read, before[1] + written)
+        A sampler may slow down, and then a sample stands for longer; but one that was stopped for
+        a while and went on has not seen what was in between.
+        """
+        return np.minimum(np.nan_to_num(rows.dt), self._longest)
 
-    def _gpus(self, batch: Batch, spread: Shares) -> None:
-        values = gpu_channels(batch)
-        count = values.shape[1]
-        while len(self._columns) < count:  # more than the head told of
-            at = len(self._columns)
-            self._columns.append(at if at < len(self.gpus) else self._column(unknown_gpu(at), at))
-        places = self._columns[:count]
-        wide = len(self.gpus)
-        if places != list(range(wide)):
-            own, values = values, np.full((len(values), wide, len(GPU)), np.nan)
-            kept = [at for at, place in enumerate(places) if place >= 0]
-            values[:, [places[at] for at in kept]] = own[:, kept]
-        self._gpu.widen(wide * len(GPU))
-        self._gpu.add(spread, values.reshape(len(values), -1))
+    def _samplers(self, t: Numbers) -> tuple[Sampler, ...]:
+        heads = self.journal.heads
+        own = samples.sampler(heads, t)
+        found = []
+        for at, head in enumerate(heads):
+            taken = t[own == at]
+            begin, end = (taken.min(), taken.max()) if len(taken) else (math.nan, math.nan)
+            found.append(Sampler(head, float(begin), float(end), self.journal.ended.get(at)))
+        return tuple(found)
 
-    def _ranks(self, batch: Batch, spread: Shares) -> None:
-        numbers = batch.ranks[..., 0]
-        first = numbers[0].tolist()
-        if first == list(self.ranks) and (numbers == numbers[0]).all():  # as mostly
-            self._rank.add(spread, batch.ranks[..., 1:].reshape(len(batch.t), -1))
-            return
-        known = numbers[(numbers < 1e6) & (numbers == np.floor(numbers))]
-        for number in np.unique(known).astype(int).tolist():
-            if len(self.ranks) < MOST_RANKS:
-                self.ranks.setdefault(number, len(self.ranks))
-        wide = len(self.ranks)
-        values = np.full((len(batch.t), wide, len(RANK)), np.nan)
-        for number, column in self.ranks.items():
-            sample, place = np.nonzero(numbers == number)
-            values[sample, column] = batch.ranks[sample, place, 1:]
-        self._rank.widen(wide * len(RANK))
-        self._rank.add(spread, values.reshape(len(values), -1))
+    def _gpus(self) -> tuple[tuple[Gpu, ...], Band]:
+        rows = self._rows("gpu")
+        rows = rows.only(self._believed(rows.t))
+        gpus, place = samples.gpus(self.journal.heads, rows.t, _key(rows))
+        values = np.empty((len(rows.t), len(GPU)))
+        bits = rows.values[:, lines.GPU.index("throttle")]
+        unknown = np.isnan(bits)
+        reasons = np.where(unknown, 0, bits).astype(np.int64)
+        for column, name in enumerate(GPU):
+            if name in _BITS:
+                values[:, column] = np.where(unknown, np.nan, (reasons & _BITS[name]) != 0)
+            else:
+                values[:, column] = rows.values[:, lines.GPU.index(name)]
+        known = place >= 0
+        return tuple(gpus), self._band(rows.only(known), place[known], len(gpus), values[known])
 
-    def _cores(self, batch: Batch, seconds: Numbers) -> None:
-        more = batch.cores.shape[1] - len(self._core_use)
-        if more > 0:
-            self._core_use = np.pad(self._core_use, (0, more))
-            self._core_seconds = np.pad(self._core_seconds, (0, more))
-        said = ~np.isnan(batch.cores)
-        wide = batch.cores.shape[1]
-        self._core_use[:wide] += seconds @ np.where(said, batch.cores, 0)
-        self._core_seconds[:wide] += seconds @ said
+    def _band(self, rows: Rows, place: NDArray[np.int64], things: int, values: Numbers) -> Band:
+        """Return (bins, things, channels) of rows that are of the thing at `place` each."""
+        sample, bin, seconds = _pieces(self.grid, rows.t, self._seconds(rows))
+        return _band(self.grid.bins, bin, place[sample], things, values[sample], seconds)
+
+    def _file_systems(self) -> dict[str, tuple[float, float]]:
+        rows = self._rows("fs")
+        rows = rows.only(self._believed(rows.t))
+        moved = np.nan_to_num(rows.values[:, :2] * rows.dt[:, None])
+        mounts = dict.fromkeys(_key(rows).tolist())
+        sums = {mount: moved[rows.key == mount].sum(axis=0).tolist() for mount in mounts}
+        return {mount: (read, written) for mount, (read, written) in sums.items()}
+
+
+def _key(rows: Rows) -> NDArray[Any]:
+    assert rows.key is not None
+    return rows.key
+
+
+def _pieces(
+    grid: Grid, t: Numbers, seconds: Numbers
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Numbers]:
+    """Spread samples, each of which stands for the `seconds` before its `t`, over the bins.
+
+    A sliver of less than a hundredth of a sample goes to its neighbour, so that clocks that are
+    off by milliseconds do not show everything in two bins.
+
+    Returns:
+        Which sample counts in which bin, for how many seconds; equally long.
+    """
+    stop = (t - grid.begin) / grid.width
+    start = stop - seconds / grid.width
+    sliver = 0.01 * (stop - start)
+    first = np.clip(np.floor(start + sliver), 0, grid.bins - 1).astype(np.int64)
+    last = np.clip(np.ceil(stop - sliver) - 1, 0, grid.bins - 1).astype(np.int64)
+    last = np.maximum(first, last)
+    many = last - first + 1
+    sample = np.repeat(np.arange(len(t)), many)
+    bin = first[sample] + np.arange(len(sample)) - np.repeat(np.cumsum(many) - many, many)
+    left = np.where(bin == first[sample], start[sample], bin)
+    right = np.where(bin == last[sample], stop[sample], bin + 1)
+    covered = (right - left) * grid.width
+    return sample, bin, np.where(covered > 0, covered, _MOMENT)
+
+
+def _band(
+    bins: int,
+    bin: NDArray[np.int64],
+    place: NDArray[np.int64],
+    things: int,
+    values: Numbers,
+    seconds: Numbers,
+) -> Band:
+    """Return the lowest, the mean and the highest of the pieces of each bin and thing.
+
+    (bins, things, channels); NaN where nothing was said. A value of NaN counts nowhere.
+    """
+    channels = values.shape[1]
+    # In memory channel by channel and thing by thing, so that nodes are joined in large pieces.
+    shape = (channels, things * bins)
+    low, mean, high = (np.full(shape, np.nan, np.float32) for _ in range(3))
+    if len(bin):
+        group = place * bins + bin
+        order = np.argsort(group, kind="stable")
+        group = group[order]
+        begins = np.flatnonzero(np.diff(group, prepend=-1))
+        at = group[begins]
+        weights = seconds[order]
+        for channel in range(channels):
+            own = values[order, channel]
+            said = ~np.isnan(own)
+            low[channel, at] = np.fmin.reduceat(own, begins)
+            high[channel, at] = np.fmax.reduceat(own, begins)
+            whole = np.add.reduceat(np.where(said, weights, 0), begins)
+            total = np.add.reduceat(np.where(said, own, 0) * weights, begins)
+            with np.errstate(invalid="ignore"):
+                mean[channel, at] = total / whole
+    # Rounding to float32 must not put a mean outside its band.
+    mean = np.clip(mean, low, high)
+    return Band(*(a.reshape(channels, things, bins).transpose(2, 1, 0) for a in (low, mean, high)))
+
+
+def _core_use(host: Rows, seconds: Numbers) -> Array:
+    """Return (cores,) mean use in %."""
+    done, known = np.zeros(0), np.zeros(0)
+    for of, use in samples.core_use(host.cores):
+        more = max(0, use.shape[1] - len(done))
+        done, known = np.pad(done, (0, more)), np.pad(known, (0, more))
+        said = ~np.isnan(use)
+        done[: use.shape[1]] += seconds[of] @ np.where(said, use, 0)
+        known[: use.shape[1]] += seconds[of] @ said
+    with np.errstate(invalid="ignore"):
+        return (done / np.where(known > 0, known, np.nan)).astype(np.float32)
 
 
 def merged(stretches: Numbers, apart: float) -> Numbers:
@@ -292,13 +315,3 @@ def merged(stretches: Numbers, apart: float) -> Numbers:
     begins = np.flatnonzero(new)
     ends = np.append(begins[1:], len(stretches)) - 1
     return np.stack([stretches[begins, 0], reach[ends]], axis=1)
-
-
-def _place(gpu: Gpu, at: int, gpus: list[Gpu]) -> int:
-    """Which of `gpus` it is: the same uuid, else the same place; their number where it is new."""
-    for place, other in enumerate(gpus):
-        if gpu.uuid and gpu.uuid == other.uuid:
-            return place
-    if at < len(gpus) and (not gpu.uuid or not gpus[at].uuid):
-        return at
-    return len(gpus)

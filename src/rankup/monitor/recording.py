@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .lines import HOST as HOST
+from .lines import RANK as RANK
 from .lines import Gpu, Head
 
 Array = NDArray[np.float32]
@@ -28,13 +30,7 @@ GPU = (
     *("throttle_power", "throttle_heat", "throttle_hardware"),
     *("pcie_rx", "pcie_tx", "nvlink", "processes"),
 )
-# Per node: those of `lines.HOST`, the busiest core's use in %, and all network file systems' sums.
-HOST = (
-    *("cpu", "busiest", "load", "memory", "cgroup", "swap", "disk_read", "disk_write"),
-    *("net_rx", "net_tx", "ib_rx", "ib_tx", "fs_read", "fs_write", "fs_operations"),
-)
-# Per rank: those of `lines.RANKS` but its number.
-RANK = ("cpu", "memory", "workers", "workers_cpu", "read", "write")
+# Per node and per rank: those of `lines.HOST` and `lines.RANK`.
 
 
 @dataclass(frozen=True)
@@ -182,7 +178,7 @@ class Recording:
         covered: (bins, nodes) share of the bin that samples stand for, 0 to 1.
         core_use: per node (cores,) mean use in %.
         fs: per mount point of a network file system: bytes read and bytes written, all nodes.
-        samples: read; torn: lines that were none.
+        samples: read; torn: last lines that were none, and samples whose time cannot be.
         running: whether samplers still write.
     """
 

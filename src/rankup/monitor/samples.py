@@ -1,66 +1,38 @@
-"""A node's file as arrays: stretches of samples under one head, in the order they were written."""
+"""A node's files as arrays: its journal, and the rows of each kind of sample.
+
+The files are a sampler's own and read plainly. A torn last line, which a killed sampler leaves, is
+dropped; what is torn in its middle is one error that names the file and the row.
+"""
 
 from __future__ import annotations
 
-import math
+import json
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import groupby, islice
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import UserError
+from ..base.files import open_regular
 from ..base.text import encodable
-from . import heads, jsonl, lines, plain
-from .heads import Layout
-from .jsonl import Record
-from .values import amount
+from . import lines
+from .lines import Gpu, Head
 
 Numbers = NDArray[np.float64]
-# What bounds the memory that hostile lines could ask for.
-MOST_SAMPLES = 2000  # of a batch
-MOST_RANKS = 512  # of a node
-MOST_COLUMNS = 32
-MOST_MOUNTS = 64
-
+_PEEK = 16 << 10  # bytes of a file's begin and of its end: some hundred rows
+_HEAD = [each.name for each in fields(Head)]
+_GPU = [each.name for each in fields(Gpu)]
 # What each character of `cores` stands for, in %; NaN: no such character.
 _TENTHS = np.full(256, np.nan, np.float32)
 _TENTHS[np.frombuffer(b"0123456789a", np.uint8)] = np.arange(11) * 10
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Samples under one head, (samples, things, columns); NaN: not read. Order as in the file.
-
-    Attributes:
-        t: unix seconds; dt: seconds that each stands for, NaN for a sampler's first.
-        gpu: columns of `lines.GPU`; host: (samples, columns) of `lines.HOST`.
-        cores: (samples, cores) use in %.
-        ranks: columns of `lines.RANKS`; the same place may be another rank in the next sample.
-        fs: by mount point, (samples, columns) of `lines.FS`.
-    """
-
-    t: Numbers
-    dt: Numbers
-    gpu: Numbers
-    host: Numbers
-    cores: NDArray[np.float32]
-    ranks: Numbers
-    fs: dict[str, Numbers] = field(default_factory=dict)
-
-    def only(self, good: NDArray[np.bool_]) -> Batch:
-        """Those samples alone for which `good` (samples,) holds."""
-        return Batch(
-            t=self.t[good],
-            dt=self.dt[good],
-            gpu=self.gpu[good],
-            host=self.host[good],
-            cores=self.cores[good],
-            ranks=self.ranks[good],
-            fs={mount: rows[good] for mount, rows in self.fs.items()},
-        )
+class TornError(ValueError):
+    """A file of samples is torn or damaged before its last line."""
 
 
 @dataclass(frozen=True)
@@ -72,223 +44,241 @@ class Note:
     text: str
 
 
+@dataclass
+class Journal:
+    """What the samplers of a node have written beside their samples, in the order of the file.
+
+    Attributes:
+        ended: when the sampler of a head said its end, by place of the head.
+        torn: last lines that were dropped.
+        error: why it could not be read to its end.
+    """
+
+    heads: list[Head] = field(default_factory=list)
+    ended: dict[int, float] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    torn: int = 0
+    error: str = ""
+
+
 @dataclass(frozen=True)
-class End:
-    """A sampler's last line."""
+class Rows:
+    """The rows of a kind, in the order of the file; NaN: not read.
 
-    t: float
-    why: str
+    Attributes:
+        t: unix seconds; dt: seconds that each stands for, NaN for a sampler's first.
+        key: number of the GPU or rank, the mount point; None of `host`.
+        values: (rows, columns of `lines.COLUMNS`).
+        cores: text of each row of `host`, as Arrow has it.
+        torn: last lines that were dropped.
+    """
+
+    t: Numbers
+    dt: Numbers
+    key: NDArray[Any] | None
+    values: Numbers
+    cores: Any = None
+    torn: int = 0
+
+    def only(self, good: NDArray[np.bool_]) -> Rows:
+        """Return those alone for which `good` (rows,) holds."""
+        if good.all():
+            return self
+        key = None if self.key is None else self.key[good]
+        cores = None if self.cores is None else self.cores.filter(good)
+        return Rows(self.t[good], self.dt[good], key, self.values[good], cores, self.torn)
 
 
-@dataclass(frozen=True)
-class Torn:
-    """Lines that were none, after what came before."""
+def nodes(directory: Path) -> list[Path]:
+    """Return the journals of a run's samplers, by name; none where there is no such folder."""
+    try:
+        found = (directory / lines.FOLDER).iterdir()
+        return sorted(path for path in found if path.suffix == lines.JOURNAL)
+    except OSError:
+        return []
 
-    count: int
+
+def ends(path: Path) -> list[bytes]:
+    """Return whole lines of a file's begin and of its end; none of one that cannot be read."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            text = file.read(_PEEK)
+            if size > _PEEK:
+                file.seek(max(_PEEK, size - _PEEK))
+                # The first of these lines is torn, and is no line on its own.
+                text = text.rpartition(b"\n")[0] + b"\n" + file.read(_PEEK).partition(b"\n")[2]
+    except OSError:
+        return []
+    return text.split(b"\n")[:-1]
 
 
-Part = Layout | Batch | Note | End | Torn
+def node_name(journal: Path) -> str:
+    """Return the name of the node, as its files are called."""
+    return encodable(journal.stem)
 
 
-def read(path: Path) -> Iterator[Part]:
-    """All that the file says, in its order; samples come after the layout that they are read by.
+def table_path(journal: Path, kind: str) -> Path:
+    """Return the path of a node's table beside its journal."""
+    return journal.with_name(journal.stem + lines.ending(kind))
+
+
+def journal(path: Path) -> Journal:
+    """Read a node's journal.
 
     Raises:
-        OSError: the file cannot be read.
+        UserError: the samples are of the first version.
     """
-    layout = None
-    node = encodable(path.stem)
-    for raw in _parts(path, node):
-        if isinstance(raw, Batch):
-            if layout is None:
-                layout = heads.missing(node)
-                yield layout
-            yield _normal(raw, layout)
-            continue
-        if isinstance(raw, Layout):
-            layout = raw
-        yield raw
+    found = Journal()
+    try:
+        with open_regular(path) as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    found.torn += 1
+                    continue
+                try:
+                    _take(found, json.loads(line), path)
+                except (ValueError, TypeError, KeyError, AttributeError) as error:
+                    found.error = f"line {number} of {path.name} is damaged ({error}); delete it"
+                    break
+    except OSError as error:
+        found.error = f"{path.name}: {error.strerror or error}"
+    return found
 
 
-def _parts(path: Path, node: str) -> Iterator[Part]:
-    """The parts of a file, its samples' columns still as they were written."""
-    for block in jsonl.blocks(path):
-        for piece in plain.stretches(block):
-            if isinstance(piece, plain.Stretch):
-                yield _of_stretch(piece)
-                continue
-            for samples, group in groupby(jsonl.records(piece), _is_sample):
-                while samples and (records := list(islice(group, MOST_SAMPLES))):
-                    yield _of_records([record for record in records if record])
-                for record in group:
-                    part = _other(record, node)
-                    if part is not None:
-                        yield part
-
-
-def _is_sample(record: Record | None) -> bool:
-    return record is not None and "kind" not in record and _time(record) is not None
-
-
-def _other(record: Record | None, node: str) -> Layout | Note | End | Torn | None:
-    """What a line says that is no sample; None for a kind of a version to come."""
-    kind = record.get("kind") if record else None
-    if record is None or kind is None:
-        return Torn(1)
-    if kind == "head":
-        return heads.read(record, node)
-    if kind not in ("note", "end"):
-        return None
-    if (t := _time(record)) is None:
-        return Torn(1)
-    if kind == "end":
-        return End(t, _words(record.get("why")))
-    return Note(t, _words(record.get("code")), _words(record.get("text")))
-
-
-def _of_records(records: list[Record]) -> Batch:
-    """All columns as written."""
-    return Batch(
-        t=np.array([record["t"] for record in records], np.float64),
-        dt=_rows([[record.get("dt")] for record in records])[:, 0],
-        gpu=_tables([record.get("gpu") for record in records], heads.MOST_GPUS),
-        host=_rows([record.get("host") for record in records]),
-        cores=_cores([record.get("cores") for record in records]),
-        ranks=_tables([record.get("ranks") for record in records], MOST_RANKS),
-        fs=_mounts(records),
-    )
-
-
-def _of_stretch(stretch: plain.Stretch) -> Batch:
-    """All columns as written."""
-    columns = stretch.columns
-    nothing = np.full(stretch.samples, np.nan)
-
-    def rows(*key: Any) -> Numbers:
-        array = np.full((stretch.samples, wide(key)), np.nan)
-        for at in range(array.shape[1]):
-            array[:, at] = columns.get((*key, at), nothing)
-        return array
-
-    def wide(key: tuple[Any, ...]) -> int:
-        own = [place[-1] + 1 for place in columns if place[:-1] == key]
-        return min(max(own, default=0), MOST_COLUMNS)
-
-    def tables(key: str, most: int) -> Numbers:
-        things = {place[1] for place in columns if place[0] == key and len(place) == 3}
-        deep = min(max(things, default=-1) + 1, most)
-        array = np.full(
-            (stretch.samples, deep, max(wide((key, t)) for t in range(deep + 1))), np.nan
+def _take(found: Journal, record: dict[str, Any], path: Path) -> None:
+    kind = record.get("kind")
+    if kind is None or (kind == "head" and record["v"] < lines.VERSION):
+        raise UserError(
+            f"{path} holds samples as the first version of rankup wrote them, JSON lines; this one "
+            f"reads CSV. Make the report with that version, or move {path.parent} away for one of "
+            "the steps alone"
         )
-        for at in range(deep):
-            some = rows(key, at)
-            array[:, at, : some.shape[1]] = some
-        return array
+    if kind == "head":
+        known = {name: record[name] for name in _HEAD if name in record}
+        known["node"] = node_name(path)
+        known["usable"] = tuple(record["usable"])
+        known["gpus"] = tuple(
+            Gpu(**{name: gpu[name] for name in _GPU if name in gpu}) for gpu in record["gpus"]
+        )
+        found.heads.append(Head(**known))
+    elif kind == "note":
+        found.notes.append(Note(record["t"], record["code"], encodable(record["text"])))
+    elif kind == "end":
+        found.ended[len(found.heads) - 1] = record["t"]
 
-    cores = stretch.cores
-    if cores is None:
-        cores = np.empty((stretch.samples, 0), np.uint8)
-    mounts = dict.fromkeys(place[1] for place in columns if place[0] == "fs" and len(place) == 3)
-    return Batch(
-        t=columns["t",],
-        dt=columns.get(("dt",), nothing).copy(),
-        gpu=tables("gpu", heads.MOST_GPUS),
-        host=rows("host"),
-        cores=_TENTHS[cores[:, : heads.MOST_CORES]],
-        ranks=tables("ranks", MOST_RANKS),
-        fs={mount: rows("fs", mount) for mount in mounts},
+
+def rows(journal: Path, kind: str) -> Rows:
+    """Read a table of a node; one that is not there has no rows.
+
+    Raises:
+        TornError: a row is damaged.
+        OSError: it cannot be read.
+    """
+    return _rows(kind, *table(journal, kind))
+
+
+def no_rows(kind: str) -> Rows:
+    """Return a table without rows."""
+    return _rows(kind, _schema(kind).empty_table())
+
+
+def _rows(kind: str, found: Any, torn: int = 0) -> Rows:
+    names = lines.COLUMNS[kind]
+    values = np.empty((len(found), len(names)))
+    for at, name in enumerate(names):
+        values[:, at] = found.column(name).to_numpy()
+    return Rows(
+        t=found.column("t").to_numpy(),
+        dt=found.column("dt").to_numpy(),
+        key=found.column(lines.KEYS[kind][0]).to_numpy() if lines.KEYS[kind] else None,
+        values=values,
+        cores=found.column("cores") if kind == "host" else None,
+        torn=torn,
     )
 
 
-def _normal(raw: Batch, layout: Layout) -> Batch:
-    """With the columns that we know, in our order, and NaN for what cannot be."""
-    places = layout.places
-    batch = Batch(
-        t=raw.t,
-        dt=_numbers(raw.dt),
-        gpu=_known(_numbers(raw.gpu), places["gpu"]),
-        host=_known(_numbers(raw.host), places["host"]),
-        cores=raw.cores,
-        ranks=_known(_numbers(raw.ranks), places["ranks"]),
-        fs={mount: _known(_numbers(rows), places["fs"]) for mount, rows in raw.fs.items()},
+def _schema(kind: str) -> Any:
+    import pyarrow as pa  # a third of a second, for those alone who read samples
+
+    types = {"gpu": pa.int64(), "rank": pa.int64(), "mount": pa.string(), "cores": pa.string()}
+    known = {*lines.KEYS[kind], "cores"}
+    return pa.schema(
+        (name, types[name] if name in known else pa.float64()) for name in lines.header(kind)
     )
-    batch.dt[batch.dt <= 0] = np.nan
-    _plausible(batch)
-    return batch
 
 
-def _known(rows: Numbers, places: list[int]) -> Numbers:
-    """The columns that we know, in our order; NaN where the rows are too short."""
-    if places == list(range(rows.shape[-1])):
-        return rows
-    padded = np.concatenate([rows, np.full((*rows.shape[:-1], 1), np.nan)], axis=-1)
-    width = rows.shape[-1]
-    return padded[..., [at if 0 <= at < width else width for at in places]]
+def table(journal: Path, kind: str) -> tuple[Any, int]:
+    """Read a table of a node as Arrow has it, by our columns; and how many torn lines it lost.
 
+    Raises:
+        TornError, OSError: see `rows`.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
 
-def _rows(rows: list[Any]) -> Numbers:
-    """(samples, columns) of rows that should be lists of numbers."""
+    path, schema = table_path(journal, kind), _schema(kind)
     try:
-        array = np.array(rows, np.float64)
-        if array.ndim == 2:
-            return array
-    except (ValueError, TypeError, OverflowError):
-        pass
-    wide = max((len(row) for row in rows if isinstance(row, list)), default=0)
-    array = np.full((len(rows), min(wide, MOST_COLUMNS)), np.nan)
-    for at, row in enumerate(rows):
-        if isinstance(row, list):
-            array[at, : len(row)] = [amount(v, math.nan) for v in row[: array.shape[1]]]
-    return array
-
-
-def _tables(tables: list[Any], most: int) -> Numbers:
-    """(samples, things, columns) of what should be lists of such rows."""
+        with open_regular(path) as file:
+            text = file.read()
+    except FileNotFoundError:
+        text = b""
+    whole = text.rfind(b"\n") + 1
+    torn = int(whole < len(text))
+    if not whole:
+        return schema.empty_table(), torn
     try:
-        array = np.array(tables, np.float64)
-        if array.ndim == 3 and array.shape[1] <= most:
-            return array
-        if array.ndim == 2 and array.shape[1] == 0:
-            return np.empty((len(tables), 0, 0))
-    except (ValueError, TypeError, OverflowError):
-        pass
-    lists = [table[:most] if isinstance(table, list) else [] for table in tables]
-    deep = max(map(len, lists), default=0)
-    rows = _rows([row for table in lists for row in [*table, *[None] * (deep - len(table))]])
-    return rows.reshape(len(tables), deep, rows.shape[1])
+        found = csv.read_csv(
+            pa.BufferReader(memoryview(text)[:whole]),
+            read_options=csv.ReadOptions(use_threads=False),
+            convert_options=csv.ConvertOptions(
+                column_types=schema,
+                include_columns=schema.names,
+                include_missing_columns=True,  # of another version
+                null_values=[""],
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise TornError(f"{path.name} is damaged ({error}); delete that row") from None
+    return found, torn
 
 
-def _cores(strings: list[Any]) -> NDArray[np.float32]:
-    texts = [s.encode("ascii", "replace") if isinstance(s, str) else b"" for s in strings]
-    wide = min(max(map(len, texts)), heads.MOST_CORES)
-    joined = b"".join(text[:wide].ljust(wide) for text in texts)
-    return _TENTHS[np.frombuffer(joined, np.uint8)].reshape(len(texts), wide)
+def gpus(
+    heads: list[Head], t: Numbers, index: NDArray[np.int64]
+) -> tuple[list[Gpu], NDArray[np.int64]]:
+    """Return all GPUs of a node, newest head's first, and the place among them of each row.
+
+    Args:
+        t: of the rows, which says by which head they go.
+        index: of their GPU, as NVML counts; -1 is the place of one that its head does not tell of.
+    """
+    found: list[Gpu] = []
+    known = [gpu.index for head in heads for gpu in head.gpus]
+    wide = max([int(index.max(initial=-1)), *known]) + 1
+    places = np.full((max(1, len(heads)), wide), -1)  # by head and index
+    for at, head in reversed(list(enumerate(heads))):  # the newest one knows best
+        for gpu in head.gpus:
+            if gpu.uuid not in [other.uuid for other in found]:
+                found.append(gpu)
+            places[at, gpu.index] = [other.uuid for other in found].index(gpu.uuid)
+    return found, places[sampler(heads, t), index]
 
 
-def _mounts(records: list[Record]) -> dict[str, Numbers]:
-    every = [found if isinstance(found := r.get("fs"), dict) else {} for r in records]
-    mounts = list(dict.fromkeys(mount for one in every for mount in one))[:MOST_MOUNTS]
-    return {mount: _rows([one.get(mount) for one in every]) for mount in mounts}
+def sampler(heads: list[Head], t: Numbers) -> NDArray[np.int64]:
+    """Return the place of the head that samples of these times go by."""
+    begins = np.maximum.accumulate([head.t for head in heads]) if heads else np.zeros(1)
+    return np.maximum(np.searchsorted(begins, t, side="right") - 1, 0)
 
 
-def _numbers(array: Numbers) -> Numbers:
-    """The array with NaN for what no counter says: infinite, negative or beyond float32."""
-    with np.errstate(invalid="ignore"):
-        array[~((array >= 0) & (array < 1e30))] = np.nan
-    return array
-
-
-def _plausible(batch: Batch) -> None:
-    """Shares are at most all of it: 100.3 % is rounding, 5000 % no reading."""
-    for share in (batch.gpu[..., lines.GPU.index("util")], batch.host[:, lines.HOST.index("cpu")]):
-        share[share > 110] = np.nan
-        np.minimum(share, 100, out=share)
-
-
-def _time(record: Record) -> float | None:
-    t: float | None = amount(record.get("t"), None)
-    return t
-
-
-def _words(value: Any) -> str:
-    return value[:2000] if isinstance(value, str) else ""
+def core_use(texts: Any) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.float32]]]:
+    """Yield the `cores` of rows that have equally many: which rows, and (rows, cores) use in %."""
+    if not len(texts):
+        return
+    array = texts.combine_chunks()
+    _, offsets, data = array.buffers()
+    edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    wide = np.diff(edges)
+    text = np.frombuffer(data or b"", np.uint8)
+    for many in np.unique(wide[wide > 0]).tolist():
+        of = wide == many
+        yield of, _TENTHS[text[edges[:-1][of][:, None] + np.arange(many)]]

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import jsonl
-from .heads import MOST_TEXT
 from .jsonl import Record
 from .ours import is_checkpoint, is_final
 from .recording import Event, Steps
 
 Window = tuple[float, float]
 FILE = "metrics.jsonl"
+MOST_TEXT = 255
 MOST_EXTRA = 64  # names of other values
 MOST_EVENTS = 20_000
 MOST = 1e30  # what is larger is no reading, and too large for what is computed of it

@@ -10,7 +10,7 @@ from . import billing, words
 from .cost import Cost, cost
 from .diagnose import Diagnosis, codes
 from .diagnose.codes import CODES
-from .diagnose.limits import TOO_SHORT
+from .diagnose.record import TOO_SHORT
 from .recording import Recording
 from .thresholds import LIMITS
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from ..base.errors import UserError
@@ -32,7 +31,7 @@ from .pipeline.run import Pipeline
 from .pipeline.stage import StageModule, carve
 from .pipeline.ties import Ties, copies, find_ties
 from .replicas import replicate
-from .sharded import blocks, shard
+from .sharded import beside_blocks, blocks, has_statistics, shard
 from .tensor.apply import apply
 from .tensor.check import check
 from .tensor.gradients import finish_gradients
@@ -48,7 +47,9 @@ class Choices:
     """How a model is built on a mesh, beside the mesh.
 
     Attributes:
-        half: compute in bfloat16 (sharded parameters are gathered in it).
+        half: compute in bfloat16: sharded parameters are gathered in it, and everything a model
+            does is in it, as after `model.bfloat16()`; where a rank holds its part of the model
+            whole, torch's autocast chooses. Weights, sums of gradients and outputs are float32.
         compiled: compile each block, or the model where every rank holds it whole.
         recompute: what the backward computes again.
         offload, reshard: see `sharded.shard`.
@@ -82,6 +83,7 @@ class Built:
             they are kept under.
         plan: how modules are cut over the tensor axis.
         draws_apart: what random draws of this rank depend on beside the micro-batch.
+        autocast: the type that forward and loss are autocast to, None where they are not.
         exchange: what compresses the gradients of DDP, and knows what that costs; None without.
     """
 
@@ -94,6 +96,7 @@ class Built:
     copies: Mapping[str, str] = field(default_factory=dict)
     plan: Mapping[str, str] = field(default_factory=dict)
     draws_apart: tuple[int | str, ...] = ()
+    autocast: torch.dtype | None = None
     exchange: CompressedExchange | None = None
 
     @property
@@ -119,16 +122,19 @@ class Built:
         """
         if isinstance(self.replica, DistributedDataParallel):
             return contextlib.nullcontext() if last else self.replica.no_sync()
-        if isinstance(self.replica, FSDPModule):
-            self.replica.set_is_last_backward(last)
+        if isinstance(self.replica, FSDPModule) and self.mesh.at_step.dp_replicate > 1:
             # Between copies the parts can wait until the last: they are added up where they are.
-            if self.mesh.at_step.dp_replicate > 1:
-                self.replica.set_requires_all_reduce(last)
+            self.replica.set_requires_all_reduce(last)
         return contextlib.nullcontext()
 
     def computing(self) -> contextlib.AbstractContextManager[Any]:
         """Around forward, loss and backward."""
         return loss_context(self.plan)
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Around forward and loss: the type of number they compute in."""
+        kind = self.mesh.world.device.type
+        return torch.autocast(kind, self.autocast or torch.bfloat16, self.autocast is not None)
 
     def plain(self, loss: torch.Tensor) -> torch.Tensor:
         """A loss as an ordinary tensor."""
@@ -175,33 +181,33 @@ def build(
     if mesh.layout.only_replicas:
         return _replicas(build_model, mesh, seed, choices)
     layout, device = mesh.layout, mesh.world.device
-    built, stages = split(build_model, mesh, seed, choices, example)
-    initial = Initial(built.whole, build_model, seed, choices.by_name)
+    initial = Initial(build_model, mesh.world, seed, choices.by_name)
+    built, stages = split(initial.shapes(), mesh, choices, example)
     # What is offloaded comes to the device part by part; buffers are needed there all the time.
     materialize(built.model, device, torch.device("cpu") if choices.offload else device)
-    initial.fill(built.model, built.copies)
+    initial.fill(built.model, built.whole, built.copies)
     # Stages that drew alike would drop the same places of each layer.
     built.draws_apart = ("stage", mesh.pp) if layout.pp > 1 else ()
     if layout.pp > 1:
-        autocast = torch.bfloat16 if choices.half else None
-        built.pipeline = Pipeline(stages, mesh.group("pp"), device, choices.schedule, autocast)
+        group = mesh.group("pp")
+        built.pipeline = Pipeline(stages, group, device, choices.schedule, built.autocast)
     return built
 
 
 def split(
-    build_model: Callable[[], nn.Module],
+    model: nn.Module,
     mesh: Mesh,
-    seed: int,
     choices: Choices,
     example: tuple[Loss, Batch] | None = None,
 ) -> tuple[Built, list[StageModule]]:
-    """What a rank will hold of a model, still on meta, and its pipeline stages.
+    """What a rank will hold of a model on meta, and its pipeline stages.
 
-    Arguments and errors are those of `build`; the layout has more than replicas.
+    Other arguments and errors are those of `build`; the layout has more than replicas.
     """
     layout = mesh.layout
-    model = on_meta(build_model, seed)
     refuse(model, layout)
+    units = blocks(model)
+    beside = beside_blocks(model, units)
     built = Built(model, model, copy.deepcopy(model), mesh)
     if layout.tp > 1:
         built.plan, _ = plan_of(model, choices.plan)
@@ -212,14 +218,16 @@ def split(
         roots = list[nn.Module](stages)
     if layout.tp > 1:
         apply(model, built.plan, mesh.device_mesh["tp"])
-    units = blocks(model)
     recompute(units, choices.recompute)
     if choices.compiled:
         _compile(units)
-    if mesh.at_step.data_size > 1 or choices.offload:
+    sharded = mesh.at_step.data_size > 1 or choices.offload
+    built.autocast = torch.bfloat16 if choices.half and not sharded else None
+    if sharded:
         shard(
             roots,
-            [unit for unit in units if unit not in roots],
+            units,
+            beside,
             mesh,
             half=choices.half,
             offload=choices.offload,
@@ -256,20 +264,9 @@ def _cut(built: Built, schedule: str, example: tuple[Loss, Batch] | None) -> lis
     return stages
 
 
-def on_meta(build_model: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The model with its shapes alone."""
-    torch.manual_seed(derive(seed, "construction"))
-    with torch.device("meta"):
-        return build_model()
-
-
 def refuse(model: nn.Module, layout: Layout) -> None:
     """UserError for what a layout cannot train exactly."""
-    normed = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, _NormBase) and module.track_running_stats
-    ]
+    normed = [name for name, module in model.named_modules() if has_statistics(module)]
     if normed and (layout.pp > 1 or layout.tp > 1):
         axis = "--pp" if layout.pp > 1 else "--tp"
         raise UserError(
@@ -291,7 +288,8 @@ def _replicas(
     recompute(blocks(model), choices.recompute)
     if choices.compiled:
         model.compile()  # in place: parameter names stay
-    if mesh.apart:
-        return Built(model, model, model, mesh)
-    replica, exchange = replicate(model, mesh.world, choices.compression)
-    return Built(model, replica, model, mesh, exchange=exchange)
+    autocast = torch.bfloat16 if choices.half else None
+    built = Built(model, model, model, mesh, autocast=autocast)
+    if not mesh.apart:
+        built.replica, built.exchange = replicate(model, mesh.world, choices.compression)
+    return built

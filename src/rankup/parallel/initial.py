@@ -1,9 +1,14 @@
-"""Initial weights drawn per parameter, so that every layout starts from the same ones."""
+"""A model with its shapes alone, and the initial values that every layout gives it."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,18 +17,25 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ..runtime.keys import derive
-from ..runtime.world import is_root_process
+from ..runtime.world import World
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, seed: int) -> None:
+def initialize(
+    model: nn.Module, seed: int, of: Callable[[nn.Module], bool] = lambda module: True
+) -> None:
     """Draw each parameter anew by its module's own `reset_parameters`, keyed by (seed, name).
 
     What a parameter starts from depends on nothing but its name: not on the order of construction,
     nor on what else this process holds. Modules without `reset_parameters` keep what their
     constructor gave them; `build` seeds construction, so that this is equal everywhere too.
+
+    Args:
+        of: the modules whose parameters are meant.
     """
     for names, module in _drawn(model):
+        if not of(module):
+            continue
         kept = [(p, p.clone()) for p in module.parameters(recurse=False)]
         values = {id(own): _draw(module, seed, full, name) for name, full, own in names}
         for parameter, before in kept:
@@ -57,83 +69,161 @@ def _draw(module: nn.Module, seed: int, full_name: str, name: str) -> torch.Tens
 
 
 class Initial:
-    """Where the values of a model that was built on meta come from, one tensor at a time.
+    """A model on meta, and later the values of what a rank holds of it, one tensor at a time.
 
-    Made from the whole model on meta, before anything is cut off it. Where every parameter is
-    drawn by a `reset_parameters` and there are no buffers, each is drawn by itself and nothing
-    larger than one module is ever whole in memory. Otherwise the constructor has the values: rank
-    0 builds the model for real in its host memory and hands out its tensors one after the other.
+    What a module draws by its `reset_parameters` without the help of buffers is drawn by one rank,
+    each rank its share of all tensors, and sent to the others from device to device. All else comes
+    from rank 0, which builds the model in its host memory: it has the constructor's values.
+
+    A constructor that reads values (`.item()`, weights from a file), or that keeps tensors which
+    are neither parameters nor buffers, does not work on meta. Then every rank builds the model
+    once in its host memory, and keeps the shapes; rank 0 keeps the values until they are sent.
 
     Args:
-        whole: the model on meta.
-        construct: builds it for real.
+        construct: builds the model.
         by_name: False where the constructor's values must stay although modules could draw anew,
             as for models that initialise themselves.
     """
 
     def __init__(
-        self, whole: nn.Module, construct: Callable[[], nn.Module], seed: int, by_name: bool = True
+        self, construct: Callable[[], nn.Module], world: World, seed: int, by_name: bool = True
     ) -> None:
-        self._seed, self._construct = seed, construct
-        self._names_draw = by_name
-        self._templates: dict[str, tuple[nn.Module, str]] = {}
-        for names, module in _drawn(whole):
-            template = copy.deepcopy(module)
-            self._templates.update({full: (template, name) for name, full, _ in names})
-        self._tensors = {
-            name: tensor.detach()
-            for name, tensor in (*whole.named_parameters(), *whole.named_buffers())
-        }
-        buffers = any(True for _ in whole.buffers())
-        everything = {name for name, _ in whole.named_parameters()}
-        self.one_by_one = by_name and not buffers and everything <= self._templates.keys()
+        self._construct, self._world = construct, world
+        self._seed, self._by_name = seed, by_name
+        self._real: nn.Module | None = None
+
+    def shapes(self) -> nn.Module:
+        """The model on meta."""
+        found: nn.Module | None = None
+        with _unspent(), contextlib.suppress(Exception):  # what is wrong comes up in the next try
+            found = on_meta(self._construct, self._seed)
+        if found is None or _keeps_tensors(found):
+            found = self._in_host_memory()
+            self._real = found if self._world.is_root else None
+        return _emptied(found)
+
+    def _in_host_memory(self) -> nn.Module:
+        torch.manual_seed(derive(self._seed, "construction"))
+        with torch.device("cpu"):
+            return self._construct().to("cpu")  # wherever the constructor puts them
 
     @torch.no_grad()
-    def fill(self, model: nn.Module, names: Mapping[str, str]) -> None:
+    def fill(self, model: nn.Module, whole: nn.Module, names: Mapping[str, str]) -> None:
         """Give a materialised model its values; call on all ranks.
 
         Args:
+            whole: the model on meta, before anything was cut off it.
             names: names in `model` -> names in the whole model, where they differ.
         """
         held: dict[str, list[torch.Tensor]] = {}
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             held.setdefault(names.get(name, name), []).append(tensor)
-        if self.one_by_one:
-            for name, tensors in held.items():
-                value = self._drawn_value(name)
-                for tensor in tensors:
-                    place(tensor, value)
-            return
-        source = self._constructed() if is_root_process() else {}
-        for name, like in self._tensors.items():
-            value = _from_root(source.get(name), like)
+        draws = self._draws(whole) if self._by_name else {}
+        owners = {name: i % self._world.world_size for i, name in enumerate(draws)}
+        values = {name: draw() for name, draw in draws.items() if owners[name] == self._world.rank}
+        tensors = _tensors_of(whole)
+        if self._world.is_root and len(draws) < len(tensors):
+            values = self._constructed() | values
+        for name, like in tensors.items():
+            value = self._from(owners.get(name, 0), values.pop(name, None), like)
             for tensor in held.get(name, []):
                 place(tensor, value)
 
-    def _drawn_value(self, name: str) -> torch.Tensor:
-        template, own = self._templates[name]
-        real = copy.deepcopy(template).to_empty(device="cpu")
-        return _draw(real, self._seed, name, own)
+    def _draws(self, whole: nn.Module) -> dict[str, Callable[[], torch.Tensor]]:
+        """Names of parameters that need nothing but themselves -> what draws one."""
+        first = {id(parameter): name for name, parameter in whole.named_parameters()}
+
+        def draw(module: nn.Module, full: str, name: str) -> torch.Tensor:
+            return _draw(copy.deepcopy(module).to_empty(device="cpu"), self._seed, full, name)
+
+        return {
+            first[id(parameter)]: functools.partial(draw, module, full, name)
+            for names, module in _drawn(whole)
+            if not _has_buffers(module)
+            for name, full, parameter in names
+        }
 
     def _constructed(self) -> dict[str, torch.Tensor]:
-        torch.manual_seed(derive(self._seed, "construction"))
-        with torch.device("cpu"):
-            model = self._construct()
-        if self._names_draw:
-            initialize(model, self._seed)
-        tensors = (*model.named_parameters(), *model.named_buffers())
-        return {name: tensor.detach() for name, tensor in tensors}
+        model, self._real = self._real or self._in_host_memory(), None
+        if self._by_name:
+            initialize(model, self._seed, _has_buffers)
+        return _tensors_of(model)
+
+    def _from(self, owner: int, value: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        """The owner's `value` on every rank's device, shape and type as `like`."""
+        device = self._world.device
+        if value is None:
+            value = torch.empty(like.shape, dtype=like.dtype, device=device)
+        value = value.to(device).contiguous()
+        if self._world.world_size > 1 and value.numel():
+            # As bytes, since not every backend sends every type.
+            dist.broadcast(value.reshape(-1).view(torch.uint8), owner)
+        return value
 
 
-def _from_root(value: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    """Rank 0's `value` on every rank, shape and type as `like`."""
-    if value is None:
-        value = torch.empty(like.shape, dtype=like.dtype)
-    value = value.contiguous()
-    if dist.is_initialized() and dist.get_world_size() > 1 and value.numel():
-        # As bytes, since not every backend sends every type.
-        dist.broadcast(value.reshape(-1).view(torch.uint8), 0)
-    return value
+def _tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor.detach() for name, tensor in tensors}
+
+
+def _has_buffers(module: nn.Module) -> bool:
+    return any(True for _ in module.buffers())
+
+
+def on_meta(build_model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The model with its shapes alone."""
+    torch.manual_seed(derive(seed, "construction"))
+    with torch.device("meta"):
+        return build_model()
+
+
+def _emptied(model: nn.Module) -> nn.Module:
+    """The model, or a copy, whose tensors are all on meta; what is tied stays tied."""
+    if all(tensor.is_meta for tensor in _tensors_of(model).values()):
+        return model
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(
+            torch.empty_like(parameter, device="meta"), parameter.requires_grad
+        )
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, memo)
+
+
+def _keeps_tensors(model: nn.Module) -> bool:
+    """Whether a module has tensors on meta that nobody would ever give values."""
+    return any(
+        tensor.is_meta
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name not in ("_parameters", "_buffers", "_modules")
+        for tensor in _tensors(value)
+    )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+@contextlib.contextmanager
+def _unspent() -> Iterator[None]:
+    """Python's and numpy's random states stay as they are: the values are drawn later."""
+    numpy = sys.modules.get("numpy")
+    state, numpys = random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        if numpy:
+            numpy.random.set_state(numpys)
 
 
 def place(tensor: torch.Tensor, whole: torch.Tensor) -> None:

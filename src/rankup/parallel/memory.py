@@ -15,15 +15,20 @@ from torch.utils.checkpoint import (
 
 Recompute = Literal["none", "selective", "full"]
 
-# Matrix products are most of a block's work and little of its memory: `selective` keeps them.
+# Matrix products are most of a block's work and little of its memory: `selective` keeps them, and
+# what attention gives, whichever kernel computes it. Kept is, too, what ranks have added up, for
+# which a block would wait again. What they gather is larger by their number, and gathered anew.
 _KEPT = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
+    torch.ops.aten.convolution.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.aten.convolution.default,
+    torch.ops._c10d_functional.all_reduce.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
 )
 
 

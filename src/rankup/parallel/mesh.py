@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
 
@@ -11,6 +12,29 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ..runtime.hang import recorder
 from ..runtime.world import World
 from .layout import AXES, Layout
+
+
+def group_among(parts: Sequence[Sequence[int]], name: str) -> dist.ProcessGroup | None:
+    """The group of those of `parts`, which share no rank, that this rank is in; None without one.
+
+    Call on all ranks, with the same parts. It takes as long for a thousand groups as for one: for
+    `new_group` all ranks meet once per group.
+    """
+    if getattr(dist.group.WORLD, "bound_device_id", None) is not None:  # NCCL's are split off
+        ranks = [sorted(part) for part in parts]
+        return dist.split_group(split_ranks=ranks, timeout=_patience(), group_desc=name)
+    own = [sorted(part) for part in parts if dist.get_rank() in part]
+    if not own:
+        return None
+    return dist.new_group(
+        own[0], timeout=_patience(), use_local_synchronization=True, group_desc=name
+    )
+
+
+def _patience() -> timedelta | None:
+    """How long collectives of all ranks wait, where that was set."""
+    given = recorder.timeout(dist.group.WORLD)
+    return timedelta(seconds=given) if given else None
 
 
 class Mesh:
@@ -46,17 +70,15 @@ class Mesh:
         members: dict[int, list[int]] = {}
         for rank in range(self.layout.world_size):
             members.setdefault(self.layout.coordinates(rank)[1], []).append(rank)
-        groups = [dist.new_group(ranks, group_desc="mesh_copy") for ranks in members.values()]
-        return groups[self.dp_replicate]
+        return group_among(list(members.values()), "mesh_copy")
 
     @cached_property
     def device_mesh(self) -> DeviceMesh:
         """torch's mesh with the names `AXES`; its groups are as patient as that of all ranks."""
         made = init_device_mesh(self.world.device.type, self.layout.sizes, mesh_dim_names=AXES)
-        if given := recorder.timeout(dist.group.WORLD):
+        if patience := _patience():
             for axis, size in zip(AXES, self.layout.sizes, strict=True):
                 if size > 1:
-                    patience = timedelta(seconds=given)
                     dist.distributed_c10d._set_pg_timeout(patience, made.get_group(axis))
         return made
 

@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor
 
 from ..base.errors import UserError
 from ..runtime.world import World
-from .build import Batch, Built, Choices, Loss, on_meta, split
+from .build import Batch, Built, Choices, Loss, split
 from .holdings import Part, Piece, local_shape
+from .initial import on_meta
 from .layout import Layout
 from .mesh import Mesh
 
@@ -65,7 +66,7 @@ def on_paper(
         warnings.simplefilter("always")
         for pp in range(layout.pp):
             with pretended(layout, pp * (layout.world_size // layout.pp)) as mesh:
-                built, stages = split(build_model, mesh, 0, choices, example)
+                built, stages = split(on_meta(build_model, 0), mesh, choices, example)
                 held = tuple(stage.index for stage in stages) or (0,)
                 parts.append(_part(built.model, pp, held, built.copies))
                 _check(built, parts[-1])
@@ -88,7 +89,7 @@ def fitting(build_model: Callable[[], nn.Module], choices: Choices) -> Callable[
         try:
             with warnings.catch_warnings(), pretended(axis, 0) as mesh:
                 warnings.simplefilter("ignore")
-                split(build_model, mesh, 0, choices)
+                split(on_meta(build_model, 0), mesh, choices)
         except Exception:  # also what the user's own chain() raises; `on_paper` tells it when asked
             return False
         return True

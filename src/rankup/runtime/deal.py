@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -48,6 +49,8 @@ class Ledger:
         dealt: samples dealt of the last batch of any loop, an evaluation's too.
         log: number and samples of each batch that this rank had in the last loop over a loader.
         taken_by: the backward under way that took units, as torch numbers them, and what it took.
+        unsure: makes a training pass of the evaluation whose batch was handed out last, where only
+            its model's mode says that it is one.
         peeked: a backward within activation checkpointing has used the units, and not taken them.
         models: the wrapped models alive, whose train/eval mode says what a batch is for.
         taken: the place that `parallelize` has given this rank, and the process group it is for.
@@ -60,6 +63,7 @@ class Ledger:
     log: list[tuple[int, int]] = field(default_factory=list)
     taken_by: tuple[int, float | None] | None = None
     peeked: bool = False
+    unsure: weakref.WeakMethod[Callable[[], None]] | None = None
     models: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
     taken: tuple[weakref.ref[Any], Place] | None = None
 
@@ -89,6 +93,11 @@ class Ledger:
             elif before.together and self.models:
                 place = before
         self.taken = (weakref.ref(dist.group.WORLD), place)
+
+    def trains(self) -> None:
+        """Take the batch at hand for one that is trained on: its backward is here, or next."""
+        if self.unsure is not None and (make := self.unsure()) is not None:
+            make()
 
     def current(self) -> tuple[int, int] | None:
         """Samples of the batch at hand: the one trained on, or in an evaluation that one's."""
@@ -168,6 +177,7 @@ class Weight:
             return False
         self._backward = backward
         nested = recomputes()
+        LEDGER.trains()
         units, samples = LEDGER.take_units(backward, nested), LEDGER.samples
         # A rank that was dealt nothing computes on a stand-in sample that counts for nothing.
         idle = samples is not None and samples[0] == 0

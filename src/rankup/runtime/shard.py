@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from itertools import islice
 from typing import Any, Literal, TypeVar, overload
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -30,6 +32,7 @@ from .world import setup
 T = TypeVar("T")
 
 _BLOCK = 64  # batches that rank 0 draws at once for the others
+_EVALUATED = 65_536  # the same in an evaluation, of a sampler that may have no end
 _MEMO = "_rankup_sharded"
 # These draw all they need from torch before their first index; others may draw at any time.
 _DRAW_AT_START = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -97,10 +100,11 @@ def shard(
         loader: any map-style DataLoader; call on every rank.
             One that is dealt already stays as it is, but for another `train`.
         train: whether the batches are trained on. By default it is read off when iteration starts:
-            with gradients on, yes for a loader that shuffles, and for another one while a wrapped
-            model is in train mode. True also serves an evaluation where a forward is a collective:
-            under `no_grad` all ranks then go through the batches together, and `batch_mean` and
-            `batch_sum` leave out the sample of weight zero.
+            with gradients on, yes while a wrapped model is in train mode; where there is none, yes
+            for a loader that shuffles. While all are in `eval()` it is an evaluation, until a
+            backward reaches one of them. True also serves an evaluation where a forward is a
+            collective: under `no_grad` all ranks then go through the batches together, and
+            `batch_mean` and `batch_sum` leave out the sample of weight zero.
         batch: what the loader's batch size means: `global`, the batch of all ranks together, or
             `per-gpu`, where a global batch is one of the loader's batches for each rank, and `len`
             the number of those.
@@ -195,12 +199,14 @@ class _Assignment:
     Attributes:
         training: the batches are trained on; an idle rank gets a stand-in sample.
         apart: the ranks draw random numbers of their own.
+        unsure: a backward makes this a training pass.
         batches: number of each batch that is still to come, and samples of this rank and of all.
         marked: random states to go back to when an evaluation is over.
     """
 
     training: bool
     apart: bool
+    unsure: bool
     batches: deque[tuple[int, int, int]] = field(default_factory=deque)
     marked: tuple[int, States] | None = None
 
@@ -209,6 +215,7 @@ class _Pass:
     """One pass over this rank's parts, each with a note of what part of the batch it is."""
 
     def __init__(self, loader: DataLoader[Any], parts: _Parts) -> None:
+        self._rank = parts.place.rank
         self._assignment = assignment = parts.assign()
         if assignment.apart:
             STREAMS.synchronize()
@@ -242,10 +249,21 @@ class _Pass:
             )
         number, mine, size = self._assignment.batches.popleft()
         LEDGER.dealt = (mine, size)
+        LEDGER.unsure = weakref.WeakMethod(self.train) if self._assignment.unsure else None
         self._log.append((number, mine))
         if self._weighs:
             LEDGER.samples, LEDGER.counted = LEDGER.dealt, None
         return batch
+
+    def train(self) -> None:
+        """Make this a training pass: a backward follows a batch of it."""
+        assignment = self._assignment
+        assignment.unsure, assignment.training, assignment.marked = False, True, None
+        if not assignment.apart and dist.get_world_size() > 1:
+            assignment.apart = True
+            STREAMS.begin(assignment, self._rank)
+        self._weighs = True
+        LEDGER.samples, LEDGER.unsure = LEDGER.dealt, None
 
     def close(self) -> None:
         """End the pass: what follows the last of several may not have been dealt by anybody."""
@@ -256,7 +274,8 @@ class _Pass:
         assignment.marked = None
         if self._weighs and self._log is not None and not STREAMS.apart:
             LEDGER.samples = None
-        self._weighs = False
+        self._weighs = assignment.unsure = False
+        LEDGER.unsure = None
 
     def __del__(self) -> None:
         if hasattr(self, "_weighs") and not sys.is_finalizing():
@@ -276,7 +295,7 @@ class _Parts(BatchSampler):
         self._world_size = world_size
         self._train = train
         self.place = Place(0, 1)
-        self._next = _Assignment(False, False)
+        self._next = _Assignment(False, False, False)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -285,8 +304,9 @@ class _Parts(BatchSampler):
         """Return what the pass that begins next will assign this rank."""
         STREAMS.end(DRAWN)
         training = self._trains()
-        apart = training and torch.is_grad_enabled() and self._world_size > 1
-        self._next = _Assignment(training, apart)
+        grad = torch.is_grad_enabled()
+        apart = training and grad and self._world_size > 1
+        self._next = _Assignment(training, apart, grad and not training and self._train is None)
         return self._next
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -297,8 +317,6 @@ class _Parts(BatchSampler):
             return self._train
         if not torch.is_grad_enabled():
             return False
-        if isinstance(self._sampler, RandomSampler):
-            return True
         if not LEDGER.models:
             return not isinstance(self._sampler, SequentialSampler)
         return any(model.training for model in LEDGER.models)
@@ -316,7 +334,7 @@ class _Parts(BatchSampler):
             mine = [batch[i] for i in part(len(batch), place.rank, place.size)]
             if place.together and not training and len(batch) < place.size:
                 mine = batch
-            if mine or training:
+            if mine or assignment.training:
                 assignment.batches.append((number, len(mine), len(batch)))
                 yield mine or [batch[0]]
 
@@ -360,14 +378,13 @@ class _Parts(BatchSampler):
         """Rank 0 draws and tells the others: nobody knows what this sampler draws from."""
         batches = iter(self._source) if self._root else iter(())
         # In an evaluation one rank may ask for fewer batches than another: all are drawn at once.
-        whole = not assignment.training and hasattr(self._source, "__len__")
-        most = None if whole else _BLOCK
+        most = _BLOCK if assignment.training else _EVALUATED
         while True:
             with STREAMS.in_common():
                 block = broadcast([list(batch) for batch in islice(batches, most)])
                 STREAMS.synchronize()
             yield from block
-            if whole or not block:
+            if len(block) < most:
                 return
 
 

@@ -66,6 +66,7 @@ def summed(loss: torch.Tensor) -> torch.Tensor:
     `wrap` takes the mean over all samples of the ranks' mean losses. Of what this returns that mean
     is the sum over all ranks, the gradient that one process has.
     """
+    LEDGER.trains()
     mine, size = LEDGER.samples or (1, dist.get_world_size() if _several() else 1)
     return loss if mine in (0, size) else loss * (size / mine)
 

@@ -34,7 +34,9 @@ class TrainOptions:
     gamma: float = flag(0.1, "--schedule step: learning rate times this per epoch", least=0)
     clip: float = flag(1.0, "clip gradients to this global norm; 0 leaves them", least=0)
     seed: int = flag(0, "what weights, order and dropout are drawn from", least=0)
-    precision: Literal["fp32", "bf16"] = flag("fp32", "bf16 computes under autocast")
+    precision: Literal["fp32", "bf16"] = flag(
+        "fp32", "bf16: compute in 16 bits; weights stay in 32"
+    )
     compile: bool = flag(False, "compile the model with torch.compile")
     valid_every: int | None = flag(
         None, "steps between validations; default five times in the run", least=1

@@ -223,8 +223,7 @@ class Stepper:
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The task's summed loss, in the precision that was asked for."""
-        half = self.options.precision == "bf16"
-        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+        with self.built.precision():
             return self.built.plain(self.task.loss(model, batch))
 
     @property
@@ -238,8 +237,7 @@ class Stepper:
         task = self.task
         if not self.measures or not isinstance(task, Measuring):
             return self.loss(model, batch)
-        half = self.options.precision == "bf16"
-        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+        with self.built.precision():
             loss, rest = task.measure(model, batch)
         return torch.cat([self.built.plain(loss).reshape(1).double(), rest.double().flatten()])
 

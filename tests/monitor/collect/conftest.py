@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -9,12 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rankup.monitor.lines import ending
 from tests.conftest import signals_as_before
 
 # Without the budget: a machine that is busy with tests would make samples seldom.
@@ -53,13 +54,16 @@ class Samplers:
         return process
 
     def lines(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """All whole lines, or those of a kind; "sample" for those that have none."""
+        """All whole lines of the journal, or those of a kind."""
         content = self.file.read_text() if self.file.exists() else ""
-        found = []
-        for line in content.splitlines():
-            with suppress(ValueError):
-                found.append(json.loads(line))
-        return [one for one in found if kind is None or one.get("kind", "sample") == kind]
+        found = [json.loads(line) for line in content.splitlines(keepends=True) if "\n" in line]
+        return [one for one in found if kind in (None, one["kind"])]
+
+    def rows(self, kind: str) -> list[dict[str, str]]:
+        """All whole rows of a table by its header."""
+        path = self.file.with_name(NODE + ending(kind))
+        content = path.read_text() if path.exists() else ""
+        return list(csv.DictReader(content[: content.rfind("\n") + 1].splitlines()))
 
     def wait_for(self, what: Callable[[], Any], seconds: float = 90.0) -> Any:
         """The first true value of `what`."""
@@ -71,10 +75,10 @@ class Samplers:
             time.sleep(0.05)
         return found
 
-    def samples(self, count: int) -> list[dict[str, Any]]:
-        """Wait until there are so many."""
-        self.wait_for(lambda: len(self.lines("sample")) >= count)
-        return self.lines("sample")
+    def samples(self, count: int) -> list[dict[str, str]]:
+        """Wait until there are so many; the rows of `host`."""
+        self.wait_for(lambda: len(self.rows("host")) >= count)
+        return self.rows("host")
 
     def close(self) -> None:
         """Kill what still runs."""

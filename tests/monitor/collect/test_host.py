@@ -24,10 +24,10 @@ def _stat(*busy: int, idle: int = 100) -> str:
 def test_use_of_the_usable_cores_in_tenths(tmp_path: Path) -> None:
     write(tmp_path, {"proc/stat": _stat(0, 0, 0, 0)})
     found = Cores((0, 2, 3), str(tmp_path))
-    assert found.read() == (None, "")
+    assert found.read() == (None, None, "")
     write(tmp_path, {"proc/stat": _stat(100, 777, 0, 45, idle=155)})
     # 100 of 155, 0 of 55, 45 of 100: busy ticks over all ticks of the three
-    assert found.read() == (pytest.approx(100 * 145 / 310, abs=0.1), "604")
+    assert found.read() == (pytest.approx(100 * 145 / 310, abs=0.1), 64.5, "604")
 
 
 def test_a_core_that_is_switched_off_counts_as_unused(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_core_that_is_switched_off_counts_as_unused(tmp_path: Path) -> None:
     found = Cores((0, 1), str(tmp_path))
     found.read()
     write(tmp_path, {"proc/stat": _stat(100)})
-    assert found.read() == (100.0, "a0")
+    assert found.read() == (100.0, 100.0, "a0")
 
 
 @pytest.mark.parametrize("version", [1, 2])

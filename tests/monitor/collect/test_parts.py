@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 from rankup.monitor.collect import node
 from rankup.monitor.collect.sampler import BUDGET, Pace
 from rankup.monitor.collect.writer import RefusedError, Writer
+from rankup.monitor.lines import header
 
 
 def test_seldom_in_long_runs() -> None:
@@ -45,14 +45,14 @@ def test_an_error_at_close_loses_lines_and_nothing_else(
         close(descriptor)
         full()
 
-    writer = Writer(tmp_path / "n.jsonl")
-    assert writer.write({"t": 1}, 0.0)
+    writer = Writer(tmp_path, "n")
+    assert writer.journal({"t": 1}, 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         patch.setattr(os, "close", close_late)
-        assert not writer.write({"t": 2}, 1.0)
+        assert not writer.journal({"t": 2}, 1.0)
     assert (writer.dropped, writer.why) == (1, "Disk quota exceeded")
-    assert writer.write({"t": 3}, 100.0)
+    assert writer.journal({"t": 3}, 100.0)
     writer.close()
     assert (tmp_path / "n.jsonl").read_text() == '{"t":1}\n{"t":3}\n'
 
@@ -70,7 +70,7 @@ def test_what_stands_in_its_place_is_refused(
 ) -> None:
     make(tmp_path / "n.jsonl")
     with pytest.raises(RefusedError, match=said):
-        Writer(tmp_path / "n.jsonl").write({"t": 1}, 0.0)
+        Writer(tmp_path, "n").journal({"t": 1}, 0.0)
     assert not (tmp_path / "victim").exists()
 
 
@@ -79,21 +79,26 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
     with pytest.raises(RefusedError, match="of another user"):
-        Writer(tmp_path / "n.jsonl").write({"t": 1}, 0.0)
+        Writer(tmp_path, "n").journal({"t": 1}, 0.0)
 
 
-def test_a_line_that_did_not_fit_is_cut_off_again(tmp_path: Path) -> None:
-    path = tmp_path / "n.jsonl"
+def test_a_sample_that_did_not_fit_is_cut_off_again(tmp_path: Path) -> None:
+    """From all tables: a sample is there or not."""
     program = f"""
 import resource
 from pathlib import Path
 from rankup.monitor.collect.writer import Writer
-resource.setrlimit(resource.RLIMIT_FSIZE, (120, {resource.RLIM_INFINITY}))
-writer = Writer(Path({str(path)!r}))
-done = [writer.write({{"line": number, "text": 30 * "x"}}, float(number)) for number in range(4)]
+from rankup.monitor.lines import HOST, RANK
+resource.setrlimit(resource.RLIMIT_FSIZE, (270, {resource.RLIM_INFINITY}))
+writer = Writer(Path({str(tmp_path)!r}), "n")
+def write(number, now):
+    host = [[number, 2.0, *[1] * len(HOST), 20 * "5"]]
+    rank = [[number, 2.0, 0, *[1] * len(RANK)]]
+    return writer.sample({{"host": host, "gpu": [], "fs": [], "rank": rank}}, now)
+done = [write(number, float(number)) for number in range(4)]
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, {resource.RLIM_INFINITY}))
-done.append(writer.write({{"line": 4}}, 20.0))  # within half a minute nobody asks again
-done.append(writer.write({{"line": 5}}, 40.0))
+done.append(write(4, 20.0))  # within half a minute nobody asks again
+done.append(write(5, 40.0))
 print(done, writer.dropped, writer.why)
 """
     done = subprocess.run(
@@ -101,7 +106,19 @@ print(done, writer.dropped, writer.why)
     )
     why = os.strerror(errno.EFBIG)
     assert done.stdout == f"[True, True, False, False, False, True] 3 {why}\n"
-    assert [json.loads(line)["line"] for line in path.read_text().splitlines()] == [0, 1, 5]
+    for kind in ("host", "rank"):
+        rows = (tmp_path / f"n.{kind}.csv").read_text().splitlines()
+        assert rows[0] == ",".join(header(kind))
+        assert [row.partition(",")[0] for row in rows[1:]] == ["0", "1", "5"]
+    assert not (tmp_path / "n.gpu.csv").exists()
+
+
+def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "n.host.csv").write_text("t,dt,cpu\n1,2,3\n")
+    rows: dict[str, list[list[int]]] = {"host": [[1]], "gpu": [], "fs": [], "rank": []}
+    with pytest.raises(RefusedError, match=r"n\.host\.csv has other columns .* move it away"):
+        Writer(tmp_path, "n").sample(rows, 0.0)
+    assert (tmp_path / "n.host.csv").read_text() == "t,dt,cpu\n1,2,3\n"
 
 
 @pytest.mark.parametrize(

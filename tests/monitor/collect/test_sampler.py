@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.monitor.lines import GPU, HOST, RANKS
+from rankup.monitor.lines import header
 from tests.conftest import RunRankup
 
 from .conftest import Samplers
@@ -83,16 +83,20 @@ def test_what_is_written_beside_two_ranks(
     (head,) = samplers.lines("head")
     assert (head["node"], head["ranks"], head["every"]) == ("n1", 2, 0.25)
     assert [one["index"] for one in head["gpus"]] == [0, 1]
-    assert (head["columns"]["gpu"], head["columns"]["host"]) == ([*GPU], [*HOST])
+    for kind in ("rank", "gpu", "host"):
+        assert tuple(samplers.rows(kind)[0]) == header(kind)
     first, before, last = samples[:3]
-    assert (first["dt"], first["host"][0], first["cores"]) == (None, None, "")
-    assert last["dt"] == pytest.approx(last["t"] - before["t"], abs=1.0)
-    assert last["gpu"][0] == [97, 30000000000, 300, *[None] * 6, 1]
-    assert len(last["host"]) == len(HOST)
+    assert (first["dt"], first["cpu"], first["busiest"], first["cores"]) == ("", "", "", "")
+    assert float(last["dt"]) == pytest.approx(float(last["t"]) - float(before["t"]), abs=1.0)
     assert len(last["cores"]) == len(head["usable"])
-    ranks = [dict(zip(RANKS, row, strict=True)) for row in last["ranks"]]
-    assert [(one["rank"], one["workers"]) for one in ranks] == [(4, 1), (5, 1)]
-    assert all(one["cpu"] is not None and one["memory"] > 1e6 for one in ranks)
+    assert 0 <= float(last["cpu"]) <= float(last["busiest"]) <= 100
+    gpus = [list(row.values()) for row in samplers.rows("gpu") if row["t"] == last["t"]]
+    when = [last["t"], last["dt"]]
+    assert gpus[0] == [*when, "0", "97", "30000000000", "300", *[""] * 6, "1"]
+    assert [row[2] for row in gpus] == ["0", "1"]
+    ranks = [row for row in samplers.rows("rank") if row["t"] == last["t"]]
+    assert [(one["rank"], one["workers"]) for one in ranks] == [("4", "1"), ("5", "1")]
+    assert all(float(one["cpu"]) >= 0 and int(one["memory"]) > 1e6 for one in ranks)
 
     second = samplers.start()
     _, errors = second.communicate(timeout=60)
@@ -102,7 +106,7 @@ def test_what_is_written_beside_two_ranks(
     # Warnings of the time limit are not for it.
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
         sampler.send_signal(number)
-    samplers.samples(len(samplers.lines("sample")) + 2)
+    samplers.samples(len(samplers.rows("host")) + 2)
     samplers.wait_for(lambda: len(samplers.lines("note")) == 2)
     notes = {one["code"]: one["text"] for one in samplers.lines("note")}
     unused = notes.pop("RK701")
@@ -117,19 +121,24 @@ def test_what_is_written_beside_two_ranks(
     assert end["why"] == "stop file"
 
 
-def test_a_killed_one_leaves_a_torn_line_that_the_next_one_survives(samplers: Samplers) -> None:
+def test_what_a_killed_one_has_torn_is_cut_off_by_the_next_one(samplers: Samplers) -> None:
     sampler = samplers.start()
     samplers.samples(2)
     sampler.kill()
     sampler.wait()
-    with samplers.file.open("a") as file:
-        file.write('{"t": 17')  # what a kill in the middle of a line leaves
-    before = len(samplers.lines("sample"))
+    # What a kill in the middle of a line leaves, or a node that has lost its power.
+    host = samplers.file.with_name("n1.host.csv")
+    whole = [file.read_text() for file in (samplers.file, host)]
+    for file, torn in ((samplers.file, '{"t": 17'), (host, "17,3\0\0")):
+        with file.open("a") as opened:
+            opened.write(torn)
+    before = len(samplers.rows("host"))
     sampler = samplers.start(env={"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
     samplers.samples(before + 1)
     assert [one["life"] for one in samplers.lines("head")][1:] == ["7.1"]
-    torn = [line for line in samplers.file.read_text().splitlines() if line == '{"t": 17']
-    assert len(torn) == 1
+    for file, text in zip((samplers.file, host), whole, strict=True):
+        assert file.read_text().startswith(text)
+    assert samplers.rows("host")[before]["dt"] == ""
     sampler.terminate()
     assert sampler.wait(60) == 0
     assert samplers.lines()[-1]["why"] == "SIGTERM"
@@ -186,7 +195,7 @@ from rankup.monitor.collect import writer
 writer._RETRY = 0.2
 none = resource.RLIM_INFINITY
 def free():
-    path = Path(sys.argv[1]) / "monitor" / "n1.jsonl"
+    path = Path(sys.argv[1]) / "monitor" / "n1.host.csv"
     while not (path.exists() and path.stat().st_size > 1000):
         time.sleep(0.05)
     size = path.stat().st_size + 100
@@ -199,15 +208,16 @@ threading.Thread(target=free, daemon=True).start()
     sampler = samplers.start(first=first)
     assert sampler.stderr is not None
     assert "is not recorded for now" in sampler.stderr.readline()
-    assert samplers.file.read_bytes().endswith(b"\n")
+    tables = [samplers.file.with_name(f"n1.{kind}.csv") for kind in ("host", "gpu")]
+    assert all(table.read_bytes().endswith(b"\n") for table in tables if table.exists())
     (samplers.run / "space").touch()
     (note,) = samplers.wait_for(lambda: samplers.lines("note"))
     assert "could not be written: File too large" in note["text"]
     sampler.terminate()
     _, errors = sampler.communicate(timeout=60)
     assert errors == ""
-    texts = samplers.file.read_text().splitlines()
-    assert len(texts) == len(samplers.lines())  # no half line is left
+    rows = samplers.rows("host")
+    assert all(None not in row and None not in row.values() for row in rows)  # no half line
 
 
 @pytest.mark.slow

@@ -94,12 +94,11 @@ def test_of_many_nodes_the_worst_come_first(tmp_path: Path) -> None:
 def test_a_silent_node_is_said_to_be_silent(tmp_path: Path) -> None:
     trace = running().but(nodes=3)
     watch = _watch(trace, tmp_path)
-    file = tmp_path / "monitor" / "jrc0002.jsonl"
-    record = json.loads(file.read_text().splitlines()[-1])
+    file = tmp_path / "monitor" / "jrc0002.host.csv"
+    t, _, rest = file.read_text().splitlines()[-1].partition(",")
     for name in ("jrc0001", "jrc0003"):
-        with (tmp_path / "monitor" / f"{name}.jsonl").open("a") as out:
-            for k in range(1, 10):
-                out.write(json.dumps({**record, "t": record["t"] + 10 * k}) + "\n")
+        with (tmp_path / "monitor" / f"{name}.host.csv").open("a") as out:
+            out.writelines(f"{float(t) + 10 * k},{rest}\n" for k in range(1, 10))
     watch.look()
     text = "\n".join(_lines(watch, _now(trace) + 90))
     assert re.search(r"! no sample for 9\d s from jrc0002", text)
@@ -184,14 +183,15 @@ def test_lines_of_a_wrong_form_hurt_nobody(tmp_path: Path) -> None:
     folder = tmp_path / "monitor"
     folder.mkdir()
     odd: list[dict[str, Any]] = [
-        {"kind": "head", "t": "x", "gpus": 5, "columns": {"gpu": 7}, "usable": {}},
+        {"kind": "head", "t": "x", "gpus": 5, "usable": {}},
         {"kind": "head", "t": 1.0, "gpus": [{"memory": "x", "power_limit": -1}, 3]},
-        {"t": 2.0, "gpu": [[None, True, "x", 1e999, 10**400], 5], "host": "abc"},
-        {"t": 3.0, "gpu": {"a": 1}, "host": [None]},
+        {"t": 2.0, "gpu": [[None, True]], "host": "abc"},
         {"kind": "note"},
         {"kind": "unheard of", "t": []},
     ]
     (folder / "n.jsonl").write_text("".join(json.dumps(record) + "\n" for record in odd))
+    (folder / "n.host.csv").write_text("t,cpu\nx,1\n2,x\n3\n4,1e999,5\n")
+    (folder / "n.gpu.csv").write_text("t,gpu,util\n2,x,1\n3,0,nan\n3\n")
     steps: list[dict[str, Any]] = [
         {"step": True},
         {"step": 10**30},
@@ -209,7 +209,7 @@ def test_it_keeps_up_with_what_grows(tmp_path: Path) -> None:
     """Only the news are read, and show in the next picture."""
     trace = running().but(nodes=1, gpu=computing())
     trace.write(full := tmp_path / "full")
-    files = [full / "monitor" / "jrc0001.jsonl", full / "metrics.jsonl"]
+    files = [*(full / "monitor").iterdir(), full / "metrics.jsonl"]
     watch = Watch(tmp_path / "run", Run("r"))
     (tmp_path / "run" / "monitor").mkdir(parents=True)
     seen = []

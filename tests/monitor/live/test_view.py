@@ -69,14 +69,22 @@ def screen(tmp_path: Path) -> Iterator[Screen]:
     screen.close()
 
 
-def _sampled_now(file: Path, run: Path) -> None:
+def _sampled_now(full: Path, run: Path) -> None:
     """Write a node's recording into a run, as if its last sample were of this moment."""
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    later = time.time() - max(record["t"] for record in records)
-    with (run / "monitor" / file.name).open("w") as out:
-        out.writelines(
-            json.dumps({**record, "t": record["t"] + later}) + "\n" for record in records
-        )
+    journal = full / "monitor" / "jrc0001.jsonl"
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    tables = {
+        kind: (full / "monitor" / f"jrc0001.{kind}.csv").read_text().splitlines()
+        for kind in ("gpu", "host")
+    }
+    later = time.time() - float(tables["host"][-1].partition(",")[0])
+    for kind, (header, *rows) in tables.items():
+        fields = [row.partition(",") for row in rows]
+        moved = [f"{float(t) + later:.3f},{rest}" for t, _, rest in fields]
+        (run / "monitor" / f"jrc0001.{kind}.csv").write_text("\n".join([header, *moved, ""]))
+    (run / "monitor" / journal.name).write_text(
+        "".join(json.dumps({**record, "t": record["t"] + later}) + "\n" for record in records)
+    )
 
 
 def _run(folder: Path, **more: object) -> Path:
@@ -100,7 +108,7 @@ def test_it_shows_what_a_sampler_writes_in_a_terminal_of_any_size_until_q(
     screen.start(*size, sys.executable, "-m", "rankup", "status", "--live", str(run))
     screen.wait("no sample of a node yet")
     (run / "monitor").mkdir()
-    _sampled_now(full / "monitor" / "jrc0001.jsonl", run)
+    _sampled_now(full, run)
     text = screen.wait(r"GPU 2 +█+░* +9\d %  3\d\d/400 W")
     assert re.search(r"GPU 3 +░+ +0 %.*nobody uses it", text)
     assert "4 GPUs on 1 node" in text

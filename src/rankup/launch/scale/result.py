@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ...base.files import write_atomic
 from ...base.text import clean
-from ...monitor.report.scaling import scaling, scaling_html
+from ...monitor.report.scaling import scaling
+from ...monitor.report.scaling_page import scaling_html
 from ...site.config import Config
 from ...slurm.client import Client
 from .. import facts, report

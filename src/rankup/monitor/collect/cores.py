@@ -36,21 +36,25 @@ class Cores:
         self._path = os.path.join(root, "proc/stat")
         self._before: dict[int, tuple[int, int]] = {}
 
-    def read(self) -> tuple[float | None, str]:
-        """% of all usable cores, and a character per core; None and "" the first time."""
+    def read(self) -> tuple[float | None, float | None, str]:
+        """% of all usable cores, of the busiest one, and a character per core.
+
+        None, None and "" the first time.
+        """
         now = core_times(text(self._path) or "")
         before, self._before = self._before, now
-        used, spent, shown = 0, 0, []
+        used, spent, busiest, shown = 0, 0, 0.0, []
         for core in self._usable:
             busy, total = now.get(core, (0, 0))
             busy_before, total_before = before.get(core, (busy, total))
             busy, total = max(0, busy - busy_before), max(0, total - total_before)
             share = min(1.0, busy / total) if total else 0.0
             shown.append(_SCALE[round(10 * share)])
+            busiest = max(busiest, share)
             used, spent = used + busy, spent + total
         if not spent:  # the first one, or a second one within a clock tick
-            return None, ""
-        return round(100 * used / spent, 1), "".join(shown)
+            return None, None, ""
+        return round(100 * used / spent, 1), round(100 * busiest, 1), "".join(shown)
 
 
 def usable(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[int, ...]:

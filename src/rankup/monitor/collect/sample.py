@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ..lines import Gpu
+from ..lines import FS, Gpu
 from . import memory
 from .cores import Cores
 from .devices import Devices
@@ -20,25 +19,24 @@ from .ranks import Ranks
 from .rates import Rates
 from .reading import text
 
+Row = list[str | float | None]
+
 
 @dataclass(frozen=True)
 class Sample:
-    """A line of the file, and what is to be written down beside it.
+    """The rows of one sample by kind, and what is to be written down beside them.
 
     Attributes:
+        rows: as `lines.header` has them.
+        gpu: rows of `lines.GPU`.
         ranks: that are running.
         notes: about GPUs.
     """
 
-    line: dict[str, Any]
+    rows: dict[str, list[Row]]
+    gpu: list[list[float | None]]
     ranks: int
     notes: tuple[str, ...]
-
-    @property
-    def gpu(self) -> list[list[float | None]]:
-        """Rows of `lines.GPU`."""
-        rows: list[list[float | None]] = self.line["gpu"]
-        return rows
 
 
 class Node:
@@ -61,6 +59,7 @@ class Node:
     ) -> None:
         self._root = str(root)
         self.limit = Limit(environment, root)
+        self._indices = [gpu.index for gpu in gpus]
         self._gpus = Gpus(source, gpus)
         self._cores = Cores(usable, self._root)
         self._devices = Devices(self._root)
@@ -76,18 +75,20 @@ class Node:
             seconds: since the last one; None for the first.
         """
         reading = self._gpus.read()
-        use, cores = self._cores.read()
+        *use, cores = self._cores.read()
         ranks = self._ranks.read(seconds)
-        line = {
-            "t": round(now, 3),
-            "dt": None if seconds is None else round(seconds, 3),
-            "gpu": reading.rows,
-            "host": [use, *self._memory(), *self._traffic(seconds)],
-            "cores": cores,
-            "ranks": ranks,
-            "fs": self._network_file_systems(seconds),
+        mounts = self._network_file_systems(seconds)
+        when = [round(now, 3), None if seconds is None else round(seconds, 3)]
+        host = [*use, *self._memory(), *self._traffic(seconds), *_sums(list(mounts.values()))]
+        rows: dict[str, list[Row]] = {
+            "gpu": [
+                [*when, index, *row] for index, row in zip(self._indices, reading.rows, strict=True)
+            ],
+            "host": [[*when, *host, cores]],
+            "rank": [[*when, *row] for row in ranks],
+            "fs": [[*when, _one_line(point), *rates] for point, rates in mounts.items()],
         }
-        return Sample(line, len(ranks), reading.notes)
+        return Sample(rows, reading.rows, len(ranks), reading.notes)
 
     def _memory(self) -> list[float | None]:
         load = (text(os.path.join(self._root, "proc/loadavg"), short=True) or "").split()
@@ -125,3 +126,14 @@ class Node:
     ) -> float | None:
         rate = self._rates.of(key, count, seconds)
         return None if rate is None else round(rate)
+
+
+def _sums(rates: list[list[float | None]]) -> list[float | None]:
+    """Read, written and operations of all file systems; None where none of them says."""
+    known = [[rate for rate in way if rate is not None] for way in zip(*rates, strict=True)]
+    return [sum(way) if way else None for way in known] or [None] * len(FS)
+
+
+def _one_line(point: str) -> str:
+    """A mount point whose row is one line, whatever it is called."""
+    return point.translate({ord("\n"): " ", ord("\r"): " "})

@@ -6,7 +6,7 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def sample_run(options: Options, environment: Mapping[str, str], root: Path = Pa
         folder = options.run / FOLDER
         folder.mkdir(exist_ok=True)
         os.nice(_NICE)
-        loop = _Loop(options, environment, folder / f"{name}.jsonl", root)
+        loop = _Loop(options, environment, Writer(folder, name), root)
         loop.until(ending)
     return 0
 
@@ -83,7 +83,7 @@ class _Loop:
     """Samples in turn, each written at once."""
 
     def __init__(
-        self, options: Options, environment: Mapping[str, str], path: Path, root: Path
+        self, options: Options, environment: Mapping[str, str], writer: Writer, root: Path
     ) -> None:
         now = time.time()
         usable = cores.usable(environment, root)
@@ -104,7 +104,7 @@ class _Loop:
         )
         job = Job(self._head.node, options.ranks, "SLURM_JOB_ID" in environment, options.whole)
         self._watch = Watch(gpus, job)
-        self._writer = Writer(path)
+        self._writer = writer
         self._headless = True
         self._said: set[str] = set()
         self._began = time.monotonic()
@@ -127,7 +127,7 @@ class _Loop:
                 self._writer.close()
                 return
         line = {"kind": "end", "t": round(time.time(), 3), "why": why}
-        self._write({**line, "cpu": round(time.process_time(), 3)})
+        self._journal({**line, "cpu": round(time.process_time(), 3)})
         self._writer.close()
 
     def _once(self, now: float, seconds: float | None) -> None:
@@ -137,7 +137,7 @@ class _Loop:
             # Whatever a node shows that nobody has seen before costs its sample, not all others.
             self._note(f"a sample failed: {type(error).__name__}: {error}")
             return
-        self._write(sample.line)
+        self._write(lambda now: self._writer.sample(sample.rows, now))
         for note in sample.notes:
             self._note(note)
         said = self._watch.see(sample.gpu, self._running(sample, now))
@@ -158,13 +158,16 @@ class _Loop:
         if text not in self._said:
             self._said.add(text)
             line = {"kind": "note", "t": round(time.time(), 3), "code": code, "text": text}
-            self._write(line)
+            self._journal(line)
 
-    def _write(self, line: dict[str, object]) -> None:
+    def _journal(self, line: dict[str, object]) -> None:
+        self._write(lambda now: self._writer.journal(line, now))
+
+    def _write(self, write: Callable[[float], bool]) -> None:
         writer, now = self._writer, time.monotonic()
         if self._headless:
-            self._headless = not writer.write(self._head.line(), now)
-        if not self._headless and writer.write(line, now):
+            self._headless = not writer.journal(self._head.line(), now)
+        if not self._headless and write(now):
             if writer.dropped:
                 lost, writer.dropped = writer.dropped, 0
                 self._note(f"{lost} lines could not be written: {writer.why}")

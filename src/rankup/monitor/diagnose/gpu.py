@@ -1,4 +1,8 @@
-"""Unused, idle and little used GPUs, and those that are busy without computing."""
+"""GPUs that are unused, idle or little used, busy without computing, or slowed down.
+
+A GPU that computes hard runs at its power limit, and a little below its highest clock: that is as
+it should be. Only a clock far below it costs something worth a word.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from ..thresholds import LIMITS
 from ..unused import advice
 from ..work import power_share
 from . import codes
-from .diagnosis import Diagnosis, Window
+from .codes import Diagnosis, Window
 from .judged import Mask, gpu_seconds, highest, judged, mean, stretches
 
 
@@ -204,5 +208,70 @@ def _workers(recording: Recording) -> float | None:
 def _long_enough(recording: Recording) -> bool:
     if not len(recording.gpus) or recording.facts.gpus == 0:
         return False
+    return float(gpu_seconds(recording).sum(axis=0).max(initial=0)) >= LIMITS.judged_least
+
+
+def power_limited(recording: Recording) -> Iterator[Diagnosis]:
+    """RK711: the power limit keeps a GPU's clock far below the highest one."""
+    if not _long_enough(recording):
+        return
     seconds = gpu_seconds(recording)
-    return bool(seconds.size) and float(seconds.sum(axis=0).max()) >= LIMITS.judged_least
+    share = mean(recording.gpu["throttle_power"].mean, seconds)
+    clock = mean(recording.gpu["clock"].mean, seconds) / _clock_max(recording)
+    which = (share >= LIMITS.throttle_power) & (clock < LIMITS.throttle_clock)
+    columns = tuple(np.flatnonzero(which).tolist())
+    if not columns:
+        return
+    limits = [recording.gpus[column].power_limit for column in columns]
+    watts = min((limit for limit in limits if limit), default=None)
+    yield Diagnosis(
+        Finding(
+            codes.POWER,
+            "warning",
+            "GPU",
+            f"{words.gpus(recording, columns)} ran at {words.percent(np.nanmean(clock[which]))} "
+            "of the highest clock, held back by the power limit "
+            f"{words.percent(np.nanmean(share[which]))} of the time"
+            + (f" ({watts:.0f} W)" if watts else ""),
+            "ask the site whether the power limit of these nodes is lowered (`nvidia-smi -q -d "
+            "POWER`); lower precision (bf16) does more for each watt",
+        ),
+        gpus=columns,
+    )
+
+
+def heat_limited(recording: Recording) -> Iterator[Diagnosis]:
+    """RK712: heat, or a slowdown of the hardware, keeps a GPU's clock down."""
+    if not _long_enough(recording):
+        return
+    seconds = gpu_seconds(recording)
+    heat = mean(recording.gpu["throttle_heat"].mean, seconds)
+    hardware = mean(recording.gpu["throttle_hardware"].mean, seconds)
+    share = np.fmax(heat, hardware)
+    which = share >= LIMITS.throttle_heat
+    columns = tuple(np.flatnonzero(which).tolist())
+    if not columns:
+        return
+    hottest = float(
+        np.nanmax(highest(recording.gpu["temperature"].high, seconds)[which], initial=0)
+    )
+    nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))
+    what = "heat" if np.nansum(heat[which]) >= np.nansum(hardware[which]) else "its hardware"
+    yield Diagnosis(
+        Finding(
+            codes.HEAT,
+            "warning",
+            words.node_names(recording, nodes),
+            f"{words.gpus(recording, columns)} slowed down by {what} "
+            f"{words.percent(np.nanmean(share[which]))} of the time"
+            + (f", up to {hottest:.0f} °C" if hottest > 0 else ""),
+            "tell the site: nodes are cooled so that this does not happen; until then "
+            f"`sbatch --exclude={words.node_names(recording, nodes[:1])}`",
+        ),
+        gpus=columns,
+        nodes=nodes,
+    )
+
+
+def _clock_max(recording: Recording) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array([gpu.clock_max or np.nan for gpu in recording.gpus], np.float64)

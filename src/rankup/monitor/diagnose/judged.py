@@ -1,9 +1,13 @@
-"""Which time of a run is judged: inside its lives, after the warm-up, outside explained pauses."""
+"""Which time of a run is judged: inside its attempts, after the warm-up, outside explained pauses.
+
+Pauses are times between steps, of which somebody may say what they were for.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +17,57 @@ from .. import billing
 from ..recording import Array, Recording
 from ..thresholds import LIMITS
 from ..work import in_lives
-from .diagnosis import Window
-from .pauses import pauses
+from .codes import Window
+
+_EXPLAINED = ("checkpoint", "validation")
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Time without a step, unix seconds; `why`: checkpoint, validation, or stall for no reason."""
+
+    begin: float
+    end: float
+    why: str
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+def pauses(recording: Recording) -> tuple[Pause, ...]:
+    """Steps that took many times the median, and events that say how long they took.
+
+    A long step belongs to a checkpoint or a validation that ended in it or right before it.
+    """
+    steps = recording.steps
+    known = np.isfinite(steps.seconds) & np.isfinite(steps.time)
+    found: list[Pause] = []
+    if known.any():
+        usual = float(np.median(steps.seconds[known]))
+        least = max(LIMITS.pause_least, LIMITS.pause_times * usual)
+        for at in np.flatnonzero(known & (steps.seconds > least)).tolist():
+            end = float(steps.time[at])
+            found.append(_named(end - float(steps.seconds[at]), end, usual, recording))
+    found += [
+        Pause(event.time - event.seconds, event.time, event.kind)
+        for event in recording.events
+        if event.kind in _EXPLAINED and event.seconds > 0
+    ]
+    return tuple(sorted(found, key=lambda pause: (pause.begin, pause.end)))
+
+
+def _named(begin: float, end: float, usual: float, recording: Recording) -> Pause:
+    for event in recording.events:
+        near = begin - usual - 1 <= event.time <= end + usual + 1
+        if event.kind in _EXPLAINED and near:
+            return Pause(begin, end, event.kind)
+    for life in billing.lives(recording):
+        # Compilation and the first batches are no pause of the training.
+        if life.begin <= begin <= life.begin + LIMITS.warm_up:
+            return Pause(begin, end, "start")
+    return Pause(begin, end, "stall")
+
 
 Mask = NDArray[np.bool_]
 

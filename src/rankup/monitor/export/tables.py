@@ -6,7 +6,6 @@ one per training step. Times are UTC. Samples are read and written in streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,9 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from ...base.files import replacing
-from .. import lines, samples, survey
-from ..channels import host_channels
-from ..heads import Layout
-from ..load import node_files
-from ..recording import HOST, Recording, Steps
-from ..samples import Batch
+from .. import lines, samples
+from ..load import believed
+from ..recording import Recording, Steps
 from . import units
 
 _TIME = pa.timestamp("ms", tz="UTC")
@@ -38,14 +34,17 @@ def write(recording: Recording, directory: Path, form: str, target: Path) -> lis
     Raises:
         OSError: a file cannot be read or written.
     """
-    files = node_files(directory)
-    window = survey.window(recording.facts, [survey.look(file) for file in files])
+    begin, end = believed(directory, recording.facts)
     with ExitStack() as stack:
         sinks = {name: _Sink(target / f"{name}.{form}", form, stack) for name in (*_KINDS, "steps")}
-        for batch, layout in _batches(files, window):
-            for name, rows in _KINDS.items():
-                if (table := rows(batch, layout)) is not None:
-                    sinks[name].add(table)
+        for journal in samples.nodes(directory):
+            for name, kind in _KINDS.items():
+                # What a file lacks, the recording's events say.
+                with suppress(samples.TornError, OSError):
+                    rows, _ = samples.table(journal, kind)
+                    t = rows.column("t").to_numpy()
+                    good = rows.filter(pa.array((t >= begin) & (t <= end)))
+                    sinks[name].add(_table(journal, kind, good))
         sinks["steps"].add(_steps(recording.steps))
         # Only now do files take the place of those that were there.
         return [path for sink in sinks.values() for path in sink.finish()]
@@ -92,89 +91,32 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
-Rows = Callable[[Batch, Layout], "pa.Table | None"]
+_KINDS = {"gpus": "gpu", "nodes": "host", "ranks": "rank", "file_systems": "fs"}
+_UNITS = {"gpu": units.GPU, "host": units.HOST, "rank": units.RANK, "fs": units.FS}
 
 
-def _batches(files: list[Path], window: tuple[float, float]) -> Iterator[tuple[Batch, Layout]]:
-    """All samples whose times can be; what a file lacks, the recording's events say."""
-    for file in files:
-        layout = None
-        with suppress(OSError):
-            for part in samples.read(file):
-                if isinstance(part, Layout):
-                    layout = part
-                elif isinstance(part, Batch) and layout is not None:
-                    good = (part.t >= window[0]) & (part.t <= window[1])
-                    yield part.only(good), layout
-
-
-def _gpus(batch: Batch, layout: Layout) -> pa.Table:
-    count = batch.gpu.shape[1]
-    known = layout.head.gpus
-    index = [known[at].index if at < len(known) else at for at in range(count)]
-    uuid = [known[at].uuid if at < len(known) else "" for at in range(count)]
+def _table(journal: Path, kind: str, rows: pa.Table) -> pa.Table:
+    """The rows of a node's kind, by the names that other programs have for them."""
+    t = rows.column("t").to_numpy()
     columns = {
-        "gpu": pa.array(np.tile(np.array(index, np.int32), len(batch.t))),
-        "uuid": _names(uuid, np.tile(np.arange(count), len(batch.t))),
+        "time": _times(t),
+        "sample_seconds": rows.column("dt"),
+        "node": _names([samples.node_name(journal)], np.zeros(len(rows), np.int64)),
     }
-    return _table(batch, layout, count, columns, batch.gpu, [units.GPU[n] for n in lines.GPU])
-
-
-def _nodes(batch: Batch, layout: Layout) -> pa.Table:
-    # With the busiest core and the file systems' sums, which are no columns of the samples.
-    return _table(
-        batch, layout, 1, {}, host_channels(batch)[:, None], [units.HOST[n] for n in HOST]
-    )
-
-
-def _ranks(batch: Batch, layout: Layout) -> pa.Table:
-    count = batch.ranks.shape[1]
-    number = batch.ranks[..., 0].ravel()
-    valid = number < 1e6
-    rank = pa.array(np.where(valid, number, 0).astype(np.int32), mask=~valid)
-    names = [units.RANK[name] for name in lines.RANKS[1:]]
-    table = _table(batch, layout, count, {"rank": rank}, batch.ranks[..., 1:], names)
-    return table.filter(pa.array(valid))
-
-
-def _file_systems(batch: Batch, layout: Layout) -> pa.Table | None:
-    if not batch.fs:
-        return None
-    values = np.stack(list(batch.fs.values()), axis=1)
-    mount = _names(list(batch.fs), np.tile(np.arange(len(batch.fs)), len(batch.t)))
-    names = [units.FS[name] for name in lines.FS]
-    table = _table(batch, layout, len(batch.fs), {"mount": mount}, values, names)
-    return table.filter(pa.array(~np.isnan(values).all(axis=2).ravel()))
-
-
-_KINDS: dict[str, Rows] = {
-    "gpus": _gpus,
-    "nodes": _nodes,
-    "ranks": _ranks,
-    "file_systems": _file_systems,
-}
-
-
-def _table(
-    batch: Batch,
-    layout: Layout,
-    things: int,
-    columns: dict[str, pa.Array],
-    values: samples.Numbers,
-    names: list[str],
-) -> pa.Table:
-    """Rows for each sample and thing; `values` (samples, things, columns)."""
-    count = len(batch.t) * things
-    flat = values.reshape(count, len(names))
-    return pa.table(
-        {
-            "time": _times(np.repeat(batch.t, things)),
-            "sample_seconds": _floats(np.repeat(batch.dt, things)),
-            "node": _names([layout.head.node], np.zeros(count, np.int64)),
-            **columns,
-            **{name: _floats(flat[:, at]) for at, name in enumerate(names)},
-        }
-    )
+    if kind == "fs":
+        columns["mount"] = rows.column("mount").cast(_NAME)
+    elif kind != "host":
+        columns[kind] = rows.column(kind).cast(pa.int32())
+    if kind == "gpu":
+        heads = samples.journal(journal).heads
+        gpus, place = samples.gpus(heads, t, rows.column("gpu").to_numpy())
+        columns["uuid"] = _names([*(gpu.uuid for gpu in gpus), ""], place % (len(gpus) + 1))
+    columns |= {_UNITS[kind][name]: rows.column(name) for name in lines.COLUMNS[kind]}
+    found = pa.table(columns)
+    if kind == "fs":  # one that never says anything has an empty row
+        values = [rows.column(name).to_numpy() for name in lines.FS]
+        found = found.filter(pa.array(~np.isnan(values).all(axis=0)))
+    return found
 
 
 def _steps(steps: Steps) -> pa.Table:

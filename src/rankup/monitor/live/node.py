@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, TypeGuard
@@ -18,7 +18,7 @@ NOW = 10.0  # seconds that the figures shown are means of
 
 @dataclass(frozen=True)
 class Sample:
-    """One line of samples, by the names of `lines`; what could not be read is left out."""
+    """One sample, by the names of `lines`; what could not be read is left out."""
 
     time: float
     gpus: tuple[dict[str, float], ...]
@@ -55,16 +55,27 @@ class Node:
     ended: str | None = None
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_MOST))
     notes: dict[tuple[str, str], Note] = field(default_factory=dict)
-    _columns: Mapping[str, Sequence[str]] = field(default_factory=lambda: lines.COLUMNS)
+    _waiting: dict[float, dict[int, dict[str, float]]] = field(default_factory=dict)
 
     def take(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Lines of the node's file, whatever they hold; samples of long ago are passed over."""
-        times = (number(record.get("t")) for record in reversed(records))
-        newest = next((time for time in times if time is not None), 0.0)
+        """Take lines of the node's journal, whatever they hold."""
         for record in records:
-            old = "kind" not in record and (number(record.get("t")) or 0.0) < newest - KEPT
-            if not old:
-                self._take(record)
+            self._take(record)
+
+    def sampled(
+        self, hosts: Sequence[Mapping[str, str]], gpus: Sequence[Mapping[str, str]]
+    ) -> None:
+        """Take rows of the node's tables; those of `gpus` are there no later than their host's."""
+        for row in gpus:
+            time, index = _number(row.get("t")), _number(row.get("gpu"))
+            if time is not None and index is not None:
+                self._waiting.setdefault(time, {})[int(index)] = _numbers(lines.GPU, row)
+        for row in hosts:
+            if (time := _number(row.get("t"))) is not None:
+                found = self._waiting.pop(time, {})
+                own = tuple(found.get(gpu.get("index", -1), {}) for gpu in self.gpus)
+                self._add(Sample(time, own, _numbers(lines.HOST, row)))
+        self._waiting = {t: rows for t, rows in self._waiting.items() if t > (self.last or 0.0)}
 
     def _take(self, record: Mapping[str, Any]) -> None:
         kind = record.get("kind")
@@ -76,9 +87,6 @@ class Node:
         elif kind == "note":
             note = Note(time or 0.0, str(record.get("code", "")), str(record.get("text", "")))
             self.notes[note.code, note.text] = note
-        elif kind is None and time is not None:
-            self.ended = None
-            self._add(Sample(time, tuple(self._gpus(record)), self._host(record)))
 
     def _take_head(self, record: Mapping[str, Any], time: float | None) -> None:
         self.ended = None
@@ -91,9 +99,6 @@ class Node:
         self.cores = len(usable) if _listed(usable := record.get("usable")) else 0
         self.memory = number(record.get("memory_limit")) or number(record.get("memory"))
         self.swap = number(record.get("swap")) or 0.0
-        columns = record.get("columns")
-        if isinstance(columns, dict):
-            self._columns = {k: [str(c) for c in v] for k, v in columns.items() if _listed(v)}
 
     def _add(self, sample: Sample) -> None:
         if self.samples and sample.time < self.samples[-1].time:
@@ -101,16 +106,6 @@ class Node:
         self.samples.append(sample)
         while sample.time - self.samples[0].time > KEPT:
             self.samples.popleft()
-
-    def _gpus(self, record: Mapping[str, Any]) -> Iterator[dict[str, float]]:
-        names = self._columns.get("gpu", ())
-        rows = record.get("gpu")
-        for row in rows if _listed(rows) else ():
-            yield _numbers(names, row) if _listed(row) else {}
-
-    def _host(self, record: Mapping[str, Any]) -> dict[str, float]:
-        row = record.get("host")
-        return _numbers(self._columns.get("host", ()), row) if _listed(row) else {}
 
     @property
     def last(self) -> float | None:
@@ -162,9 +157,17 @@ def mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _numbers(names: Sequence[str], row: Sequence[object]) -> dict[str, float]:
-    pairs = zip(names, map(number, row), strict=False)
-    return {name: value for name, value in pairs if value is not None}
+def _numbers(names: Sequence[str], row: Mapping[str, str]) -> dict[str, float]:
+    values = {name: _number(row.get(name)) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _number(text: str | None) -> float | None:
+    """A finite number; None for an empty field, and for what is none."""
+    try:
+        return number(float(text or ""))
+    except ValueError:
+        return None
 
 
 def _listed(value: object) -> TypeGuard[Sequence[Any]]:

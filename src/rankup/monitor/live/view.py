@@ -24,7 +24,7 @@ _PAUSE = 1.0  # seconds between looks at the files
 _ASK = 15.0  # seconds between questions about the state
 _SURE = 3  # looks at which a run that has ended says nothing more
 _PRINTED = 60  # lines, where no terminal says how many it has
-_SMALL = 16 * 1024  # bytes of the two ends of each file that a single line needs
+_SMALL = 16 * 1024  # bytes of the end of each file that a single line needs
 
 
 def live(run_dir: Path, ask: Callable[[], Run]) -> int:
@@ -56,7 +56,7 @@ def small(run_dir: Path, steps: int | None = None) -> str:
 
     Empty where nothing is known yet. Reads the ends of the files only.
     """
-    watch = Watch(run_dir, Run(run_dir.name, steps=steps), first=_SMALL, last=_SMALL)
+    watch = Watch(run_dir, Run(run_dir.name, steps=steps), last=_SMALL)
     watch.look()
     return frame.small(watch)
 

@@ -11,12 +11,13 @@ from ...base.files import open_regular
 from ...base.text import encodable
 from ...slurm.job import Attempt
 from .. import lines
-from .growing import FIRST, LAST, Growing
+from .growing import LAST, Growing, Table
 from .node import Node
 from .progress import Progress
 
 _LOG_BYTES = 16 * 1024
 _METRICS = 256 * 1024
+_JOURNAL = 1024 * 1024  # it has few lines, and is read whole
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ class Watch:
 
     path: Path
     run: Run
-    first: int = FIRST
     last: int = LAST
     progress: Progress = field(default_factory=Progress)
     nodes: dict[str, Node] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     _files: dict[str, Growing] = field(default_factory=dict)
+    _tables: dict[str, tuple[Table, Table]] = field(default_factory=dict)
     _metrics: Growing | None = None
 
     def look(self) -> None:
@@ -61,9 +62,12 @@ class Watch:
             begun = file.begun
             found = file.read()
             if file.begun != begun and begun:
-                self.nodes[name] = Node(_name(name))
+                self.nodes[name] = Node(encodable(name))
             if found:
                 self.nodes[name].take(found)
+            host, gpu = self._tables[name]
+            # The host's row is written last, so that the rows of its GPUs are there.
+            self.nodes[name].sampled(host.read(), gpu.read())
         self._look_at_steps()
         self._look_at_log()
 
@@ -86,13 +90,18 @@ class Watch:
         folder = self.path / lines.FOLDER
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.endswith(".jsonl") and entry.name not in self._files:
-                    self._files[entry.name] = Growing(folder / entry.name, self.first, self.last)
-                    self.nodes[entry.name] = Node(_name(entry.name))
+                name = entry.name.removesuffix(lines.JOURNAL)
+                if name != entry.name and name not in self._files:
+                    self._files[name] = Growing(folder / entry.name, _JOURNAL)
+                    self._tables[name] = (self._table(name, "host"), self._table(name, "gpu"))
+                    self.nodes[name] = Node(encodable(name))
+
+    def _table(self, node: str, kind: str) -> Table:
+        return Table(self.path / lines.FOLDER / f"{node}{lines.ending(kind)}", self.last)
 
     def _look_at_steps(self) -> None:
         if self._metrics is None:
-            self._metrics = Growing(self.path / "metrics.jsonl", 0, _METRICS)
+            self._metrics = Growing(self.path / "metrics.jsonl", _METRICS)
         begun = self._metrics.begun
         found = self._metrics.read()
         if self._metrics.begun != begun:
@@ -109,8 +118,3 @@ class Watch:
             data = file.read(_LOG_BYTES)
             found = data.decode("utf-8", "replace").split("\n")
             self.log = [line for line in found[size > _LOG_BYTES :] if line.strip()]
-
-
-def _name(file: str) -> str:
-    """Of the node whose file it is, as long as no head says it."""
-    return encodable(file.removesuffix(".jsonl"))

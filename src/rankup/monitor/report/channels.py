@@ -1,13 +1,12 @@
-"""What the page shows of a recording, in the order that users of llview know: GPU, CPU, memory,
-I/O, network.
+"""What a report shows of a recording, in the order that users of llview know: GPU, CPU, memory,
+I/O, network; `page/channels.csv` is the table of it.
 """
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
-from typing import Literal
-
-Kind = Literal["gpu", "host", "rank"]
+from importlib import resources
 
 GIB = 2.0**30
 
@@ -18,27 +17,27 @@ class Channel:
 
     Attributes:
         id: in the page.
-        of: what has a row each.
+        of: what has a row each: "gpu", "host" or "rank".
         names: bands of the recording; a second one is the other direction of the same.
         labels: of those bands, where there are two.
         unit: that is shown: "%", "GiB", "bytes/s" (then with a fitting prefix), …
         factor: what is recorded is multiplied by it.
         ceiling: end of the scale: a number, "limit" (W), "memory", "clock" (of the largest GPU),
-            "node memory"; None: the highest value seen.
+            "node memory", "node limit"; empty: the highest value seen.
         more: of less importance: folded up at first, and coarser.
         note: how to read it, one sentence.
     """
 
     id: str
     title: str
-    of: Kind
+    of: str
     names: tuple[str, ...]
     unit: str
-    factor: float = 1.0
-    ceiling: float | str | None = None
-    labels: tuple[str, ...] = ()
-    more: bool = False
-    note: str = ""
+    factor: float
+    ceiling: str
+    labels: tuple[str, ...]
+    more: bool
+    note: str
 
 
 @dataclass(frozen=True)
@@ -52,172 +51,56 @@ class Section:
 
     id: str
     title: str
-    channels: tuple[Channel, ...]
     empty: str
-    quiet: str = "Nothing happened in: {}."
+    quiet: str
+    channels: tuple[Channel, ...]
 
 
-_READ_WRITE = ("read", "written")
-_IN_OUT = ("received", "sent")
+def _channels(section: str) -> tuple[Channel, ...]:
+    file = resources.files("rankup.monitor.report").joinpath("page/channels.csv")
+    rows = csv.DictReader(file.read_text("utf-8").splitlines())
+    return tuple(_channel(row) for row in rows if row["section"] == section)
+
+
+def _channel(row: dict[str, str]) -> Channel:
+    factor = 1 / GIB if row["unit"] == "GiB" else float(row["factor"] or 1)
+    labels = tuple(row["labels"].split("; ")) if row["labels"] else ("",)
+    return Channel(
+        id=row["id"],
+        title=row["title"],
+        of=row["of"],
+        names=tuple(row["bands"].split()),
+        unit=row["unit"],
+        factor=factor,
+        ceiling=row["ceiling"],
+        labels=labels,
+        more=bool(row["more"]),
+        note=row["note"],
+    )
+
 
 SECTIONS = (
     Section(
         "gpu",
         "GPU",
-        (
-            Channel(
-                *("gpu-util", "Utilisation", "gpu", ("util",), "%"),
-                ceiling=100.0,
-                note="Share of time in which any kernel ran. A GPU that only waits for the others "
-                "may show 100 %: read it together with the power.",
-            ),
-            Channel(
-                *("gpu-power", "Power", "gpu", ("power",), "W"),
-                ceiling="limit",
-                note="What a GPU draws says how hard it works; the scale ends at its limit.",
-            ),
-            Channel(
-                *("gpu-memory", "Memory", "gpu", ("memory",), "GiB", 1 / GIB),
-                ceiling="memory",
-                note="The scale ends at what the GPU has.",
-            ),
-            Channel(
-                *("gpu-temperature", "Temperature", "gpu", ("temperature",), "°C"),
-                more=True,
-            ),
-            Channel(
-                *("gpu-clock", "SM clock", "gpu", ("clock",), "MHz"),
-                ceiling="clock",
-                more=True,
-            ),
-            Channel(
-                *("gpu-throttle-heat", "Slowed down by heat", "gpu", ("throttle_heat",), "%", 100),
-                ceiling=100.0,
-                more=True,
-                note="Share of time.",
-            ),
-            Channel(
-                *("gpu-throttle-power", "Held at the power limit", "gpu"),
-                *(("throttle_power",), "%", 100),
-                ceiling=100.0,
-                more=True,
-                note="Share of time. A GPU that works hard may well touch its limit.",
-            ),
-            Channel(
-                *("gpu-throttle-hardware", "Slowed down by its hardware", "gpu"),
-                *(("throttle_hardware",), "%", 100),
-                ceiling=100.0,
-                more=True,
-                note="Share of time: heat, a power brake or a fault.",
-            ),
-            Channel(
-                *("gpu-pcie", "PCIe", "gpu", ("pcie_rx", "pcie_tx"), "bytes/s"),
-                labels=("to the GPU", "from the GPU"),
-                more=True,
-            ),
-            Channel(*("gpu-nvlink", "NVLink", "gpu", ("nvlink",), "bytes/s"), more=True),
-            Channel(*("gpu-processes", "Processes", "gpu", ("processes",), ""), more=True),
-        ),
-        empty="No GPU was recorded: a run on CPU, or one whose GPUs could not be read.",
-        quiet="Zero all the time: {}.",
+        "No GPU was recorded: a run on CPU, or one whose GPUs could not be read.",
+        "Zero all the time: {}.",
+        _channels("gpu"),
     ),
-    Section(
-        "cpu",
-        "CPU",
-        (
-            Channel(
-                *("cpu-use", "Use of all usable cores", "host", ("cpu",), "%"),
-                ceiling=100.0,
-            ),
-            Channel(
-                *("cpu-ranks", "CPU of each rank", "rank", ("cpu",), "% of a core"),
-                note="The training process alone; 100 % is one core.",
-            ),
-            Channel(
-                *("cpu-workers", "CPU of each rank's data workers", "rank"),
-                *(("workers_cpu",), "% of a core"),
-                note="All worker processes of a rank together; 100 % is one core.",
-            ),
-            Channel(
-                *("cpu-busiest", "Busiest core", "host", ("busiest",), "%"),
-                ceiling=100.0,
-                more=True,
-            ),
-            Channel(
-                *("cpu-load", "Load", "host", ("load",), "processes"),
-                more=True,
-                note="Processes that run or wait to run, mean of a minute.",
-            ),
-        ),
-        empty="No CPU was recorded.",
-        quiet="Zero all the time: {}.",
-    ),
-    Section(
-        "memory",
-        "Memory",
-        (
-            Channel(
-                *("memory-node", "Memory of each node", "host", ("memory",), "GiB", 1 / GIB),
-                ceiling="node memory",
-            ),
-            Channel(
-                *("memory-cgroup", "Counted against the job's limit", "host"),
-                *(("cgroup",), "GiB", 1 / GIB),
-                ceiling="node limit",
-                more=True,
-                note="What the cgroup counts; the kernel ends the job where this passes its limit.",
-            ),
-            Channel(
-                *("memory-ranks", "Memory of each rank", "rank", ("memory",), "GiB", 1 / GIB),
-                more=True,
-            ),
-            Channel(*("memory-swap", "Swap", "host", ("swap",), "GiB", 1 / GIB), more=True),
-        ),
-        empty="No memory was recorded.",
-        quiet="Never used: {}.",
-    ),
+    Section("cpu", "CPU", "No CPU was recorded.", "Zero all the time: {}.", _channels("cpu")),
+    Section("memory", "Memory", "No memory was recorded.", "Never used: {}.", _channels("memory")),
     Section(
         "io",
         "I/O",
-        (
-            Channel(
-                *("io-fs", "Network file systems", "host", ("fs_read", "fs_write"), "bytes/s"),
-                labels=_READ_WRITE,
-            ),
-            Channel(
-                *("io-ranks", "Each rank with its workers", "rank", ("read", "write"), "bytes/s"),
-                labels=_READ_WRITE,
-                note="What they asked for; what was in memory already counts as well.",
-            ),
-            Channel(
-                *("io-operations", "Operations on network file systems", "host"),
-                *(("fs_operations",), "/s"),
-                more=True,
-            ),
-            Channel(
-                *("io-disk", "The nodes' own disks", "host", ("disk_read", "disk_write")),
-                "bytes/s",
-                labels=_READ_WRITE,
-                more=True,
-            ),
-        ),
-        empty="No reading or writing was recorded.",
-        quiet="Neither read nor written: {}.",
+        "No reading or writing was recorded.",
+        "Neither read nor written: {}.",
+        _channels("io"),
     ),
     Section(
         "network",
         "Network",
-        (
-            Channel(
-                *("network-ib", "InfiniBand", "host", ("ib_rx", "ib_tx"), "bytes/s"),
-                labels=_IN_OUT,
-            ),
-            Channel(
-                *("network-ip", "Ethernet and all else", "host", ("net_rx", "net_tx"), "bytes/s"),
-                labels=_IN_OUT,
-            ),
-        ),
-        empty="No network traffic was recorded.",
-        quiet="No traffic: {}.",
+        "No network traffic was recorded.",
+        "No traffic: {}.",
+        _channels("network"),
     ),
 )

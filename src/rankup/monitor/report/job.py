@@ -13,8 +13,8 @@ from .. import billing, words
 from ..lines import Head
 from ..recording import Array, Life, Recording
 from .channels import GIB
-from .plots import Plot, rows
-from .reduce import highest, lowest, mean
+from .figures import Figure, row_names
+from .reduce import highest, mean
 
 GPU_ROWS = 128  # up to here the table has a row per GPU, above one per node
 NODE_ROWS = 256  # of more nodes those are shown that are worth a look
@@ -85,37 +85,33 @@ def lives_table(recording: Recording) -> Table | None:
     )
 
 
-def summary(recording: Recording, plots: Sequence[Plot], names: dict[str, list[str]]) -> Table:
+def summary(recording: Recording, plots: Sequence[Figure]) -> Table:
     """Lowest, mean and highest of each channel; the text of its plots."""
     found = []
+    names = row_names(recording)
     for plot in plots:
-        several = len(plot.average) > 1
-        of = names[plot.channel.of]
-        for series in plot.series:
-            title = f"{plot.channel.title}, {series.name}" if series.name else plot.channel.title
-            ends = [f"{of[row]} ({number(float(plot.average[row]))})" for row in plot.where]
-            found.append(
-                (
-                    f"{title} ({plot.unit})" if plot.unit else title,
-                    *(number(value) for value in (series.low, series.mean, series.high)),
-                    *(ends if several else ("", "")),
-                )
-            )
+        ends = ["", ""]
+        if len(plot.average) > 1:
+            where = int(np.nanargmin(plot.average)), int(np.nanargmax(plot.average))
+            ends = [f"{names[plot.of][at]} ({number(float(plot.average[at]))})" for at in where]
+        for name, values in plot.values.items():
+            title = f"{plot.title}, {name}" if name else plot.title
+            title += f" ({plot.unit})" if plot.unit else ""
+            figures = (values[what] for what in ("lowest", "mean", "highest"))
+            found.append((title, *map(number, figures), *ends))
     head = ("Channel", "Lowest", "Mean", "Highest", "Least on average", "Most on average")
     return Table("Lowest, mean and highest of all samples", head, tuple(found))
 
 
-def gpu_table(recording: Recording, plots: Sequence[Plot]) -> Table | None:
+def gpu_table(recording: Recording, plots: Sequence[Figure]) -> Table | None:
     """A row per GPU, or per node where there are many GPUs."""
-    shown = [plot for plot in plots if plot.channel.of == "gpu" and not plot.channel.more]
+    shown = [plot for plot in plots if plot.of == "gpu" and not plot.more]
     if not shown:
         return None
     heads, columns = [], []
     for plot in shown:
-        values = rows(recording, plot)
-        heads += [f"{plot.channel.title} mean ({plot.unit})", f"highest ({plot.unit})"]
-        top = highest(recording.gpu[plot.channel.names[0]].high) * np.float32(plot.scale)
-        columns += [mean(values, axis=0), top]
+        heads += [f"{plot.title} mean ({plot.unit})", f"highest ({plot.unit})"]
+        columns += [plot.average, plot.peak]
     if len(recording.gpus) <= GPU_ROWS:
         names = recording.gpu_names()
         body = [(name, *map(number, line)) for name, *line in zip(names, *columns, strict=True)]
@@ -266,8 +262,3 @@ def _life(life: Life, recording: Recording) -> tuple[str, ...]:
         words.duration(billing.length(life, recording)),
         words.duration(life.limit) if life.limit else "",
     )
-
-
-def spread(values: Array) -> tuple[float, float, float]:
-    """Lowest, mean and highest."""
-    return float(lowest(values)), float(mean(values)), float(highest(values))

@@ -16,12 +16,12 @@ from ..cost import Cost
 from ..diagnose import Diagnosis
 from ..recording import Recording
 from ..verdict import Verdict, not_judged
-from . import charts, job, progress
+from . import charts, job
 from .charts import ACCENT, COLOURS, FAINT, GREY, PALE, written
+from .figures import Drawn, Figure, blank, curves, left_out, sections, timeline
 from .job import Table
 from .pages import BODY, BOTTOM, INNER, LEFT, LINE, SMALL, TABLE, Pages, table
-from .plots import Drawn, Plot, row_names, rows, sections
-from .reduce import lowest, mean
+from .reduce import lowest
 
 _TITLE, _VERDICT = 15.0, 11.5  # points, as all that follows
 _FACTS = 300.0  # width of what is known of the job, beside the bill
@@ -240,7 +240,7 @@ def _texts(pages: Pages, one: Diagnosis) -> tuple[list[str], list[str]]:
 
 def _overview(pages: Pages, recording: Recording, drawn: Sequence[Drawn], heat: float) -> None:
     """Use and power of all GPUs over time (of all cores without GPUs), one below the other."""
-    known = {plot.channel.id: plot for section in drawn for plot in section.plots}
+    known = {plot.id: plot for section in drawn for plot in section.plots}
     shown = [known[name] for name in ("gpu-util", "gpu-power") if name in known]
     shown = shown or [known[name] for name in ("cpu-use", "memory-node") if name in known]
     if not shown:
@@ -248,38 +248,37 @@ def _overview(pages: Pages, recording: Recording, drawn: Sequence[Drawn], heat: 
         pages.paragraph("No sample was recorded.", BODY)
         return
     heat = heat if len(shown[0].average) > 1 else 0
-    notes = ["grey: nothing was sampled"] if charts.blank(recording) else []
+    notes = ["grey: nothing was sampled"] if blank(recording) else []
     if len(recording.facts.lives) > 1:
         notes.append("dashed: the run began again")
     keep = len(shown) * 73 + 24 + heat
     pages.heading("Over time", keep, mark=False, aside="; ".join(notes))
     for place, plot in enumerate(shown):
-        title, last = plot.channel.title, place == len(shown) - 1
-        if plot.channel.of == "gpu":
+        title, last = plot.title, place == len(shown) - 1
+        if plot.of == "gpu":
             title = f"GPU {title[0].lower()}{title[1:]}"
         note = "mean, lowest and highest of all"
         if heat and not place:
-            note += f"; below it each {charts.thing(plot)}, light is 100 %"
+            note += f"; below it each {_row(recording, plot)}, light is 100 %"
         _caption(pages, f"{title} ({plot.unit})" if plot.unit else title, "", note)
         drawn_heat = 0 if place else heat
-        pages.plot(charts.channel(recording, plot, last=last, heat=drawn_heat))
+        pages.plot(charts.picture(recording, plot, last=last, heat=drawn_heat))
 
 
 def _gpus(pages: Pages, recording: Recording, drawn: Sequence[Drawn]) -> None:
     """The GPUs: each one where there are few, else those that were used least."""
-    plots = [plot for section in drawn for plot in section.plots if plot.channel.of == "gpu"]
-    shown = [plot for plot in plots if not plot.channel.more]
+    plots = [plot for section in drawn for plot in section.plots if plot.of == "gpu"]
+    shown = [plot for plot in plots if not plot.more]
     fit = min(_GPUS, int((pages.left - 66) / (TABLE * LINE + 3)))
     if not shown or fit < 2:
         return
     head, columns = ["GPU"], []
-    for plot in [*shown, *(one for one in plots if one.channel.id == "gpu-temperature")]:
-        head.append(f"{plot.channel.title} ({plot.unit})")
-        columns.append(mean(rows(recording, plot), axis=0))
-        if plot.channel.id in ("gpu-util", "gpu-memory"):
-            highest = np.fmax.reduce(recording.gpu[plot.channel.names[0]].high, axis=0, initial=-1)
+    for plot in [*shown, *(one for one in plots if one.id == "gpu-temperature")]:
+        head.append(f"{plot.title} ({plot.unit})")
+        columns.append(plot.average)
+        if plot.id in ("gpu-util", "gpu-memory"):
             head.append("highest")
-            columns.append(highest * np.float32(plot.scale))
+            columns.append(plot.peak)
     names = recording.gpu_names()
     order = list(range(len(names)))
     title = f"The {words.plural(len(names), 'GPU')}: means over the run"
@@ -297,34 +296,44 @@ def _section(pages: Pages, recording: Recording, drawn: Drawn) -> None:
     pages.heading(drawn.section.title, _channel_height(drawn.plots[0]) if drawn.plots else 20)
     for plot in drawn.plots:
         pages.need(_channel_height(plot))
-        note = written(plot.channel.note)
-        heat = charts.heat_height(plot)
-        if heat:
-            each = charts.per_row(plot, fine=not plot.channel.more)
-            row = charts.thing(plot) if each == 1 else f"{each} {charts.thing(plot)}s"
+        note = written(plot.note)
+        if len(plot.average) > 1:
             ceiling = f"{job.number(plot.ceiling)} {plot.unit}".strip()
-            light = f"A row of colours per {row} ({len(plot.average):,}): light is {ceiling}."
+            light = f"A row of colours per {_row(recording, plot)}: light is {ceiling}."
             note = f"{note} {light}".strip()
-        title = plot.channel.title
-        _caption(pages, f"{title} ({plot.unit})" if plot.unit else title, note, _numbers(plot))
-        pages.plot(charts.channel(recording, plot, heat=heat))
-        pages.y += 4
+        _figure(pages, recording, plot, note)
     for sentence in drawn.said:
         pages.paragraph(written(sentence))
     pages.y += 6
 
 
-def _channel_height(plot: Plot) -> float:
+def _row(recording: Recording, plot: Figure) -> str:
+    """Return what has a row in a figure, and how many there are."""
+    rows = next(len(trace["y"]) for trace in plot.data if trace["type"] == "heatmap")
+    if rows == len(plot.average):
+        return f"{ {'gpu': 'GPU', 'host': 'node', 'rank': 'rank'}[plot.of] } ({rows:,})"
+    each = -(-len(recording.heads) // rows)
+    return f"node ({rows:,})" if each == 1 else f"{each} nodes ({rows:,})"
+
+
+def _figure(pages: Pages, recording: Recording, plot: Figure, note: str) -> None:
+    _caption(
+        pages, f"{plot.title} ({plot.unit})" if plot.unit else plot.title, note, _numbers(plot)
+    )
+    pages.plot(charts.picture(recording, plot))
+    pages.y += 4
+
+
+def _channel_height(plot: Figure) -> float:
     """Points that a channel takes with all that belongs to it."""
     return 120.0 + charts.heat_height(plot)
 
 
-def _numbers(plot: Plot) -> str:
+def _numbers(plot: Figure) -> str:
     found = []
-    for one in plot.series:
-        name = f"{one.name}: " if one.name else ""
-        figures = ("mean", one.mean), ("lowest", one.low), ("highest", one.high)
-        found.append(name + ", ".join(f"{what} {job.number(value)}" for what, value in figures))
+    for name, values in plot.values.items():
+        said = ", ".join(f"{what} {job.number(value)}" for what, value in values.items())
+        found.append(f"{name}: {said}" if name else said)
     return " · ".join(found)
 
 
@@ -342,24 +351,17 @@ def _caption(pages: Pages, title: str, note: str, aside: str = "") -> None:
 def _training(pages: Pages, recording: Recording) -> None:
     """Loss, rate and the like over time, and the timeline of starts and events."""
     pages.heading("Steps and events", 120)
-    curves = progress.curves(recording)
-    for one in curves:
+    progress = curves(recording)
+    for one in progress:
         pages.need(120)
-        title = f"{one.title} ({one.unit})" if one.unit else one.title
-        figures = {"first": one.first, "last": one.last}
-        figures |= {"lowest": one.lowest, "highest": one.highest}
-        said = ", ".join(f"{what} {job.number(value)}" for what, value in figures.items())
-        _caption(pages, title, written(one.note), said)
-        pages.plot(charts.curve(recording, one))
-        pages.y += 4
-    if not curves:
+        _figure(pages, recording, one, one.note)
+    if not progress:
         pages.paragraph("The training has written down no step: log_metrics(step=…, loss=…) does.")
-    if left := progress.left_out(recording):
+    if left := left_out(recording):
         pages.paragraph(written(f"Logged as well, without a plot: {some(left, 20)}"))
-    if (lanes := charts.timeline(recording)) is not None:
-        pages.need(INNER * lanes.height / lanes.width + 20)
-        _caption(pages, "Timeline", "")
-        pages.plot(lanes)
+    if (lanes := timeline(recording)) is not None:
+        pages.need(120)
+        _figure(pages, recording, lanes, "")
 
 
 def _job(pages: Pages, recording: Recording) -> None:
@@ -377,7 +379,7 @@ def _tables(pages: Pages, recording: Recording, drawn: Sequence[Drawn]) -> None:
     plots = [plot for one in drawn for plot in one.plots]
     pages.heading("In numbers", 80)
     if plots:
-        _captioned(pages, job.summary(recording, plots, row_names(recording)))
+        _captioned(pages, job.summary(recording, plots))
     _captioned(pages, job.gpu_table(recording, plots))
     _captioned(pages, job.fs_table(recording))
     _captioned(pages, job.event_table(recording), "Events")

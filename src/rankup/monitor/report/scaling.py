@@ -16,10 +16,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from .. import billing, words
-from ..cost import Cost
-from ..diagnose import Diagnosis
 from ..recording import Recording
-from ..verdict import Verdict
 
 # Of what a GPU of the first run gives. Ours: below it the added ones cost more than twice as much
 # for the same work.
@@ -142,16 +139,6 @@ def scaling_text(found: Scaling) -> str:
     ]
     said = [found.headline, *found.sentences, *(f"Careful: {one}" for one in found.warnings)]
     return "\n".join([*table, "", *said])
-
-
-def scaling_html(
-    runs: Sequence[tuple[Recording, Sequence[Diagnosis], Cost, Verdict]],
-    counts: Sequence[int] | None = None,
-) -> str:
-    """The page of a series; see `html` for that of a single run."""
-    from .scaling_page import page
-
-    return page(scaling([recording for recording, *_ in runs], counts), runs)
 
 
 def _gpus(recording: Recording) -> int:

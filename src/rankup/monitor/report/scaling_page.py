@@ -2,46 +2,44 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from ...base.text import clean
+import numpy as np
+
+from ...base.findings import Level
 from .. import words
 from ..cost import Cost
 from ..diagnose import Diagnosis
 from ..recording import Recording
 from ..verdict import Verdict
-from .job import Table, number, stamp
-from .progress import curves
-from .scaling import PAYS, Point, Scaling
-from .shell import render
-
-SCRIPTS = ("words.js", "figures.js", "scaling.js")
+from .figures import Figure, label, points
+from .html import LEVELS, render
+from .job import Table, number
+from .scaling import PAYS, Scaling, scaling
 
 Run = tuple[Recording, Sequence[Diagnosis], Cost, Verdict]
 
 
-def page(found: Scaling, runs: Sequence[Run]) -> str:
-    """One file, like the page of a single run."""
-    plots = [*_speed(found), *_loss(found, [recording for recording, *_ in runs]), *_cost(found)]
-    level = "ok"
-    if found.warnings or found.pays_up_to is None or found.pays_up_to < found.points[-1].count:
-        level = "warning"
+def scaling_html(runs: Sequence[Run], counts: Sequence[int] | None = None) -> str:
+    """Return the page of a series, one file like that of a single run."""
+    recordings = [recording for recording, *_ in runs]
+    found = scaling(recordings, counts)
+    plots = [*_speed(found), *_loss(found, recordings), *_cost(found)]
+    pays = found.pays_up_to is not None and found.pays_up_to >= found.points[-1].count
+    level: Level = "ok" if pays and not found.warnings else "warning"
     return render(
         "scaling.html.j2",
-        SCRIPTS,
-        {"plots": plots},
-        "",
+        plots,
+        {"whole": []},
         title=f"{found.points[0].name}: scaling, rankup report",
         found=found,
         level=level,
-        level_word={"ok": "Good", "warning": "Warning"}[level],
+        level_word=LEVELS[level],
         table=_table(found),
         runs=_runs(found, runs),
         plots=plots,
         pays=PAYS,
-        made=stamp(time.time()),
     )
 
 
@@ -87,89 +85,111 @@ def _runs(found: Scaling, runs: Sequence[Run]) -> Table:
         cost, verdict = by_run[point.run]
         work = f"{cost.efficiency:.0%}" if cost.efficiency is not None else ""
         rows.append((point.run, str(point.count), work, verdict.headline))
-    return Table(
-        "Each run by itself",
-        ("Run", f"{found.thing}s", "Of the bill that did work", "Verdict"),
-        tuple(rows),
-        named=4,
-    )
+    head = ("Run", f"{found.thing}s", "Of the bill that did work", "Verdict")
+    return Table("Each run by itself", head, tuple(rows), named=4)
 
 
-def _line(name: str, x: Sequence[float], y: Sequence[float | None], **style: Any) -> dict[str, Any]:
-    return {"name": name, "x": list(x), "y": list(y), **style}
-
-
-def _speed(found: Scaling) -> list[dict[str, Any]]:
+def _speed(found: Scaling) -> list[Figure]:
     known = [point for point in found.points if point.speed_up is not None]
     if not known:
         return []
-    counts = [float(point.count) for point in known]
-    ideal = [count / counts[0] for count in counts]
-    things = f"{found.thing}s"
-    return [
-        _plot(
-            *("speed-up", "Speed-up", things, f"times the speed on {known[0].count}"),
-            _line("ideal", counts, ideal, dash="dot", quiet=True),
-            _line("measured", counts, [point.speed_up for point in known], points=True),
-            log=True,
-        ),
-        _plot(
-            *("efficiency", "Efficiency", things, "% of ideal"),
-            _line("ideal", counts, [100.0] * len(counts), dash="dot", quiet=True),
-            _line("all", counts, [_hundred(point.efficiency) for point in known], points=True),
-            _line("added", counts, [_hundred(one.marginal) for one in known], points=True),
-            zero=True,
-            log_x=True,
-            note=f"“All” is the mean over all {things}, “added” what each one more gave; below "
-            f"{PAYS:.0%} more do not pay.",
-        ),
-    ]
+    counts = [point.count for point in known]
+    ideal = {"line": {"dash": "dot", "color": "--muted", "width": 1.2}, "mode": "lines"}
+    speed = _figure(
+        "speed-up",
+        "Speed-up",
+        f"{found.thing}s",
+        f"times the speed on {counts[0]}",
+        [
+            _line("ideal", counts, [count / counts[0] for count in counts]) | ideal,
+            _line("measured", counts, [point.speed_up for point in known]),
+        ],
+        counts,
+    )
+    highest = max(counts[-1] / counts[0], *(point.speed_up or 0 for point in known))
+    ticks = [2.0**power for power in range(-2, 14) if 2.0**power <= highest * 1.1]
+    names = [f"{tick:g}" for tick in ticks]
+    speed.layout["yaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": names}
+    del speed.layout["yaxis"]["rangemode"]
+    efficiency = _figure(
+        "efficiency",
+        "Efficiency",
+        f"{found.thing}s",
+        "% of ideal",
+        [
+            _line("ideal", counts, [100.0] * len(counts)) | ideal,
+            _line("all", counts, [100 * (point.efficiency or 0) for point in known]),
+            _line("added", counts[1:], [100 * (point.marginal or 0) for point in known[1:]], 1),
+        ],
+        counts,
+        note=f"“All” is the mean over all {found.thing}s, “added” what each one more gave; below "
+        f"{PAYS:.0%} more do not pay.",
+    )
+    return [speed, efficiency]
 
 
-def _cost(found: Scaling) -> list[dict[str, Any]]:
-    known: list[Point] = [point for point in found.points if point.per_work is not None]
+def _cost(found: Scaling) -> list[Figure]:
+    known = [point for point in found.points if point.per_work is not None]
     if not known:
         return []
-    first = known[0]
-    return [
-        _plot(
-            *("cost", "Cost of the same work", f"{found.thing}s", first.unit),
-            _line(
-                "cost", [float(p.count) for p in known], [p.per_work for p in known], points=True
-            ),
-            zero=True,
-            log_x=True,
-            note=f"What was billed for as much as {first.count} did in an hour.",
-        )
-    ]
+    counts = [point.count for point in known]
+    line = _line("cost", counts, [point.per_work for point in known])
+    note = f"What was billed for as much as {counts[0]} did in an hour."
+    title = "Cost of the same work"
+    return [_figure("cost", title, f"{found.thing}s", known[0].unit, [line], counts, note)]
 
 
-def _loss(found: Scaling, recordings: Sequence[Recording]) -> list[dict[str, Any]]:
+def _loss(found: Scaling, recordings: Sequence[Recording]) -> list[Figure]:
     by_run = {recording.facts.run: recording for recording in recordings}
-    over_steps, over_time = [], []
+    steps: list[dict[str, Any]] = []
+    minutes: list[dict[str, Any]] = []
     for point in found.points:
         recording = by_run[point.run]
-        loss = next((one for one in curves(recording) if one.id == "loss"), None)
-        if loss is None:
+        if not np.isfinite(recording.steps.loss).any():
             continue
-        begin = recording.facts.lives[0].begin if recording.facts.lives else recording.begin
-        name = words.plural(point.count, found.thing)
-        over_steps.append(_line(name, loss.step.tolist(), loss.mean.tolist()))
-        over_time.append(_line(name, ((loss.time - begin) / 60).tolist(), loss.mean.tolist()))
-    if not over_steps:
+        loss = points(recording, recording.steps.loss)
+        lives = recording.facts.lives
+        since = (loss.time - (lives[0].begin if lives else recording.begin)) / 60
+        name, at = words.plural(point.count, found.thing), len(steps)
+        steps.append(_line(name, loss.step, loss.mean, at) | {"mode": "lines"})
+        minutes.append(_line(name, since, loss.mean, at) | {"mode": "lines"})
+    if not steps:
         return []
     return [
-        _plot("loss-steps", "Loss over steps", "step", "", *over_steps),
-        _plot("loss-time", "Loss over time", "minutes after the start", "", *over_time),
+        _figure("loss-steps", "Loss over steps", "step", "", steps),
+        _figure("loss-time", "Loss over time", "minutes after the start", "", minutes),
     ]
 
 
-def _plot(
-    name: str, title: str, x: str, y: str, *series: dict[str, Any], **more: Any
-) -> dict[str, Any]:
-    shown = [{**one, "name": clean(one["name"])} for one in series]
-    return {"id": name, "title": title, "x": x, "y": clean(y), "series": shown, **more}
+def _line(name: str, x: Any, y: Any, at: int = 0) -> dict[str, Any]:
+    colours = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+    line = {"width": 1.8, "color": f"--{colours[at % 8]}", "dash": "solid" if at < 8 else "dash"}
+    shared = {"type": "scatter", "mode": "lines+markers", "marker": {"size": 8}}
+    return {**shared, "name": label(name), "x": x, "y": y, "line": line, "showlegend": True}
 
 
-def _hundred(share: float | None) -> float | None:
-    return None if share is None else share * 100
+def _figure(
+    id: str,
+    title: str,
+    x: str,
+    y: str,
+    data: list[dict[str, Any]],
+    counts: Sequence[int] = (),
+    note: str = "",
+) -> Figure:
+    """A figure with titles at its axes; numbers of GPUs double, so that theirs is logarithmic."""
+    layout: dict[str, Any] = {
+        "height": 300,
+        "margin": {"l": 58, "r": 16, "t": 8, "b": 40},
+        "showlegend": True,
+        "legend": {"orientation": "h", "y": 1, "yanchor": "bottom"},
+        "xaxis": {"title": {"text": label(x, 60), "standoff": 6}},
+        "yaxis": {"title": {"text": label(y, 60), "standoff": 6}, "nticks": 8},
+    }
+    if counts:
+        ticks = sorted(set(counts))
+        layout["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": list(map(str, ticks))}
+        layout["yaxis"]["rangemode"] = "tozero"
+    for line in data:
+        line["hovertemplate"] = f"%{{y:.4~g}} {label(y)}<br>{label(x)}: %{{x:,}}"
+    return Figure(id, title, "", data, layout, note=note)

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from ...base.errors import UserError
 from ...runtime.state import local
+from ..mesh import group_among
 from .cut import Link
 
 
@@ -99,14 +100,12 @@ class Ties:
         # What this rank does: its own names of a shared parameter, and whom it shares it with.
         self.shared: list[tuple[Tie, tuple[str, ...], dist.ProcessGroup | None]] = []
         for tie in ties:
-            places = {place[stage] for stage in tie.stages}
-            own: dist.ProcessGroup | None = None
-            for line in lines if len(places) > 1 else ():
-                members = tuple(sorted(line[p] for p in places))
-                if members not in groups:
-                    groups[members] = dist.new_group(list(members), group_desc="mesh_ties")
-                if rank in members:
-                    own = groups[members]
+            places = tuple(sorted({place[stage] for stage in tie.stages}))
+            if len(places) > 1 and places not in groups:
+                groups[places] = group_among(
+                    [[line[p] for p in places] for line in lines], "mesh_ties"
+                )
+            own = groups.get(places)
             names = tuple(
                 name
                 for stage, name in zip(tie.stages, tie.names, strict=True)

@@ -21,8 +21,7 @@ from ..layout import SELDOM, WITHOUT_WAITING, Layout, choose, crossing
 from ..memory import Recompute, recompute
 from ..mesh import Mesh
 from ..pipeline.names import torch_name
-from ..sharded import blocks
-from .factory import Factory
+from ..sharded import blocks, release
 from .forward import Methods, Peers, around_peers, draws, in_half, refuse_call, replace_forward
 from .gradients import Gradients, no_sync
 from .steps import Steps, Units
@@ -150,11 +149,10 @@ def parallelize(
     with contextlib.nullcontext() if seed is not None else draws(0, world.device):
         if not mesh.together:
             return _copied(build_model, build_optimizer, mesh, seed or 0, choices)
-        factory = Factory(build_model, seed or 0, world.is_root)
         pair = None if loss is None or example is None else (loss, tuple(example))
-        built = build(factory, mesh, seed or 0, choices, pair)
+        built = build(build_model, mesh, seed or 0, choices, pair)
         steps = None if loss is None else (loss, micro_batch or 1, units)
-        return _dressed(built, build_optimizer, steps, seed or 0, choices.half, methods)
+        return _dressed(built, build_optimizer, steps, seed or 0, methods)
 
 
 def _dressed(
@@ -162,7 +160,6 @@ def _dressed(
     build_optimizer: BuildOptimizer,
     steps: tuple[Loss, int, Units | None] | None,
     seed: int,
-    half: bool,
     methods: Sequence[str],
 ) -> Parallel:
     """The optimizer of a split model, and what lets it look as on one GPU."""
@@ -170,11 +167,13 @@ def _dressed(
     optimizer = _optimizer(build_optimizer, built.model)
     gradients = Gradients(built)
     gradients.watch(optimizer)
+    # A forward after the backward leaves parts whole, of which the next one must not take the old.
+    optimizer.register_step_pre_hook(lambda *_: release(built.model))
     pipeline = None
     if built.pipeline is not None:
         assert steps is not None
         pipeline = Steps(built, gradients, *steps, seed)
-    _dress(built, gradients, half, seed, methods)
+    _dress(built, gradients, seed, methods)
     LEDGER.models.add(built.model)
     reseed(derive(seed, "draws", mesh.data_rank), mesh.world.device)
     return Parallel(built.model, optimizer, pipeline)
@@ -210,9 +209,7 @@ def _copied(
     return Parallel(wrapped, optimizer, None)
 
 
-def _dress(
-    built: Built, gradients: Gradients, half: bool, seed: int, methods: Sequence[str]
-) -> None:
+def _dress(built: Built, gradients: Gradients, seed: int, methods: Sequence[str]) -> None:
     """Let a split model look like the one on one GPU."""
     model, mesh = built.model, built.mesh
     extra: dict[str, Any] = {
@@ -227,7 +224,7 @@ def _dress(
         return
     if methods:
         Methods(model, methods)  # lives in what it changes of the model
-    if half:
+    if built.autocast is not None:
         replace_forward(model, in_half, mesh.world.device.type)
     if mesh.layout.tp > 1:
         replace_forward(model, around_peers, Peers(mesh, seed))

@@ -110,8 +110,7 @@ class LocalStep:
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The task's summed loss, in the precision that was asked for."""
         self._moved()
-        half = self._options.precision == "bf16"
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=half):
+        with self._built.precision():
             return self._task.loss(model, batch)
 
     def _positions(self, ticket: Ticket) -> list[range]:

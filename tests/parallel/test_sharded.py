@@ -1,0 +1,187 @@
+"""What FSDP gathers by itself, in which type, and what is whole when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, TensorDataset
+
+import rankup
+from rankup.parallel.build import Choices, build, split
+from rankup.parallel.initial import on_meta
+from rankup.parallel.layout import Layout
+from rankup.parallel.mesh import Mesh
+from rankup.parallel.on_paper import pretended
+from rankup.parallel.user.parallelize import parallelize
+from rankup.recipes.models.transformer import Shape, Transformer
+from rankup.recipes.models.xresnet import XResNet
+from rankup.runtime.world import World
+from tests.pool import RankPool
+
+WORDS, DIM, LENGTH = 32, 16, 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+        self.up = nn.Linear(DIM, DIM)
+        self.autocast = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.autocast = torch.is_autocast_enabled("cpu")
+        return x + self.up(self.norm(x)).relu()
+
+
+class InOneDict(nn.Module):
+    """All parts but the head stand in one ModuleDict, as in nanoGPT."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.transformer: Any = nn.ModuleDict(
+            {
+                "tokens": nn.Embedding(WORDS, DIM),
+                "positions": nn.Embedding(LENGTH, DIM),
+                "drop": nn.Dropout(0.0),
+                "h": nn.ModuleList([Block(), Block()]),
+                "norm": nn.LayerNorm(DIM),
+            }
+        )
+        self.head: Any = nn.Linear(DIM, WORDS, bias=False)
+        if tied:
+            self.get_submodule("transformer.tokens").weight = self.head.weight
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1])
+        return self.transformer.drop(
+            self.transformer.tokens(tokens) + self.transformer.positions(places)
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.transformer.h:
+            x = block(x)
+        return self.head(self.transformer.norm(x))
+
+
+class Multiplies(InOneDict):
+    """Logits by the weight of the embedding, which stands in no head; the norm may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.head
+
+    def last(self, x: torch.Tensor) -> torch.Tensor:
+        norm = self.transformer.norm
+        return norm(x) if norm is not None else x
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.transformer.h:
+            x = block(x)
+        return self.last(x) @ self.transformer.tokens.weight.T
+
+
+def _transformer() -> nn.Module:
+    return Transformer(Shape(WORDS, LENGTH, 2, DIM, 4, 0.0))
+
+
+IN_DICT = ["transformer.positions", "transformer.h.0", "transformer.h.1"]
+GROUPS: dict[str, tuple[Any, list[str]]] = {
+    "recipe": (_transformer, ["tokens", "positions", "blocks.0", "blocks.1", "norm", "head"]),
+    "dict": (InOneDict, ["transformer.tokens", *IN_DICT, "transformer.norm", "head"]),
+    # One parameter cannot be in two groups.
+    "tied": (lambda: InOneDict(tied=True), [*IN_DICT, "transformer.norm"]),
+    # What is not only called is gathered with the model.
+    "multiplies": (Multiplies, IN_DICT),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_parts_beside_the_blocks_are_gathered_by_themselves(name: str) -> None:
+    build_model, groups = GROUPS[name]
+    with pretended(Layout(dp_shard=2), 0) as mesh:
+        built, _ = split(on_meta(build_model, 0), mesh, Choices())
+    found = [name for name, m in built.model.named_modules() if isinstance(m, FSDPModule)]
+    assert sorted(found) == sorted(["", *groups])
+
+
+def _batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(WORDS, (2, LENGTH), generator=torch.Generator().manual_seed(step))
+    return tokens, (tokens * 3 + 1) % WORDS
+
+
+def _losses(world: World, name: str, strategy: str, between: str = "") -> list[float]:
+    """Losses of three steps, with a further forward between backward and step, or after it."""
+    build_model, _ = GROUPS[name]
+    model, optimizer, _ = parallelize(
+        build_model, lambda m: torch.optim.SGD(m.parameters(), lr=0.5), strategy
+    )
+    data = TensorDataset(*(torch.cat(parts) for parts in zip(*map(_batch, range(6)), strict=True)))
+    found = []
+    for tokens, targets in rankup.shard(DataLoader(data, 4)):
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        if between == "backward and step":
+            model(tokens)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(rankup.mean(loss.item(), 1))
+        if between == "steps":
+            with torch.no_grad():
+                model(tokens)
+            assert strategy == "ddp" or all(isinstance(p, DTensor) for p in model.parameters())
+    return found
+
+
+@pytest.mark.parametrize("name", ["dict", "tied", "multiplies"])
+def test_a_model_of_any_shape_trains_as_alone(ranks: RankPool, name: str) -> None:
+    [alone] = ranks.run(1, _losses, name, "ddp")
+    for found in ranks.run(2, _losses, name, "fsdp"):
+        assert found == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("between", ["backward and step", "steps"])
+def test_a_forward_in_between_leaves_no_old_weights(ranks: RankPool, between: str) -> None:
+    [alone] = ranks.run(1, _losses, "dict", "ddp")
+    for found in ranks.run(2, _losses, "dict", "fsdp", between):
+        assert found == pytest.approx(alone, rel=1e-5)
+
+
+def _types(world: World, layout: Layout) -> tuple[bool, str, str]:
+    """Whether a block runs under autocast; types of what it gives, and of what the model does."""
+    built = build(InOneDict, Mesh(layout, world), 0, Choices(half=True))
+    inner: list[str] = []
+    block: Any = built.model.get_submodule("transformer.h.1")
+    block.register_forward_hook(lambda _, __, output: inner.append(str(output.dtype)))
+    with built.precision():
+        output = built.replica(_batch(0)[0])
+    output.sum().backward()
+    return block.autocast, inner[0], str(output.dtype)
+
+
+def test_sharded_weights_are_the_only_policy_of_bf16(ranks: RankPool) -> None:
+    """torch's autocast is for models that a rank holds whole."""
+    half, full = "torch.bfloat16", "torch.float32"
+    assert ranks.run(2, _types, Layout(dp_shard=2)) == [(False, half, full)] * 2
+    assert ranks.run(2, _types, Layout(dp_replicate=2)) == [(True, full, half)] * 2
+
+
+def _statistics(world: World) -> float:
+    built = build(
+        lambda: XResNet("xresnet18", 4), Mesh(Layout(dp_shard=2), world), 0, Choices(half=True)
+    )
+    loss = built.replica(torch.randn(4, 3, 32, 32)).square().mean()
+    loss.backward()
+    return loss.item()
+
+
+def test_batch_norm_computes_in_bf16(ranks: RankPool) -> None:
+    """Its statistics stay in float32, beside which torch takes no weights of another type."""
+    assert all(loss > 0 for loss in ranks.run(2, _statistics))
