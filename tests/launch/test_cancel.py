@@ -51,7 +51,7 @@ def test_a_run_that_waits_for_its_next_attempt_is_not_over_without_slurm(tmp_pat
         cancel.cancel(path, attempts.NO_SLURM)
     (last,) = [
         attempt
-        for attempt in attempts.of_run(path, attempts.read_job(path), attempts.NO_SLURM)
+        for attempt in attempts.of_run(path, rundir.read(path), attempts.NO_SLURM)
         if attempt.live
     ]
     assert (last.state, "its next attempt ends as it starts" in last.words) == ("PENDING", True)
@@ -132,9 +132,7 @@ def test_who_stands_in_the_lock_without_holding_it_is_left_alone(tmp_path: Path)
 
 def test_a_job_script_whose_rankup_was_killed_is_named_with_what_to_do(tmp_path: Path) -> None:
     path = make_run(tmp_path)
-    rundir.write(
-        path, replace(attempts.read_job(path), attempts=[{"allocation": "77", "nodes": 1}])
-    )
+    rundir.write(path, replace(rundir.read(path), attempts=[{"allocation": "77", "nodes": 1}]))
     with process(tmp_path / "bin" / "job.sh", path):
         (path / "log" / "lock").write_text(f"process 4194305 on {os.uname().nodename}")
         (line,) = cancel.cancel(path, NO_SLURM)
@@ -142,7 +140,7 @@ def test_a_job_script_whose_rankup_was_killed_is_named_with_what_to_do(tmp_path:
         assert "scancel --signal=TERM 77" in line
 
 
-def test_a_attempt_that_starts_later_finds_that_the_run_was_cancelled(tmp_path: Path) -> None:
+def test_an_attempt_that_starts_later_finds_that_the_run_was_cancelled(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     asked(path, "12")
     with pytest.raises(SlurmError):
@@ -152,7 +150,7 @@ def test_a_attempt_that_starts_later_finds_that_the_run_was_cancelled(tmp_path: 
 
 def test_a_run_on_another_host_is_named(tmp_path: Path) -> None:
     path = make_run(tmp_path)
-    job = attempts.read_job(path)
+    job = rundir.read(path)
     rundir.write(path, replace(job, attempts=[{"started": "x", "node": "login7"}]))
     (path / "log" / "lock").write_text("process 77 on login7")
     (line,) = cancel.cancel(path, NO_SLURM)
@@ -198,4 +196,4 @@ def test_a_job_that_merely_has_the_number_is_left_alone(tmp_path: Path) -> None:
     slurm = Queue(("12", "RUNNING", other))
     assert cancel.cancel(mine, slurm) == NOTHING
     assert slurm.cancelled == []
-    assert attempts.jobs(other, attempts.read_job(other), slurm) == ["12"]
+    assert attempts.jobs(other, rundir.read(other), slurm) == ["12"]

@@ -108,18 +108,9 @@ def test_a_task_of_an_array_has_its_own_attempts_and_folder(tmp_path: Path) -> N
     assert found.directory == str(path / "array" / "1")
 
 
-@pytest.mark.parametrize(
-    "bill",
-    [
-        None,
-        [],
-        {"gpus": "4", "minutes": float("nan"), "unit": 3, "per_node_hour": -1},
-        {"gpus": True, "minutes": "x", "per_node_hour": 1e300, "site": None},
-    ],
-)
-def test_a_bill_that_is_none_is_not_taken_for_one(tmp_path: Path, bill: Any) -> None:
+def test_a_run_without_a_bill_has_no_price(tmp_path: Path) -> None:
     path = make_run(tmp_path)
-    _attempts(path, {"submitted": 3, "nodes": "x", "nproc": None, "job": "7", "bill": bill})
+    _attempts(path, {"submitted": rundir.now(), "job": "7"})
     record(path, job="7", task=None, restart=0, start=1e9, nodes="n1", id="7")
     found = _facts(path)
     assert (found.gpus, found.unit, found.per_node_hour) == (None, None, None)

@@ -187,7 +187,7 @@ if os.environ["RANKUP_RESUME"] == "0":
 
 
 @pytest.mark.slow
-def test_a_attempt_that_stopped_before_its_end_says_how_to_go_on(
+def test_an_attempt_that_stopped_before_its_end_says_how_to_go_on(
     run_rankup: RunRankup, tmp_path: Path
 ) -> None:
     path = script(tmp_path, STOPS)

@@ -19,6 +19,7 @@ import pytest
 
 from rankup.launch import attempts, cancel, status
 from rankup.monitor.lines import FOLDER
+from rankup.site import rundir
 from rankup.site.config import Config
 from tests.conftest import RunRankup
 from tests.gallery import STEPS, WORDS, Gallery
@@ -271,7 +272,7 @@ def test_states_over_a_requeue_and_without_a_controller(slurm: Cluster, tmp_path
     job_id = int(submit(slurm, path, body))
 
     def states() -> list[tuple[int, str]]:
-        found = attempts.of_run(path, attempts.read_job(path), client(slurm))
+        found = attempts.of_run(path, rundir.read(path), client(slurm))
         return [(attempt.restart, attempt.state) for attempt in found]
 
     until(lambda: states() == [(0, "COMPLETED"), (1, "PENDING")], path)

@@ -203,21 +203,3 @@ def test_a_job_that_nobody_knows_is_unknown(fake: FakeSlurm, client: Client) -> 
     (found,) = states(client, "123")
     assert (found.state, found.source, found.live) == ("UNKNOWN", "none", False)
     assert "does not know it any more" in found.words
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        {},
-        {"job": 123},
-        {"job": "123", "restart": "x", "start": "y", "nodes": 7},
-        {"job": "123", "task": None, "restart": None, "end": True, "code": None},
-        {"job": "123", "nodes": "n[1-99999999999]", "start": 1.5},
-        {"job": "123", "restart": float("inf"), "start": float("nan"), "end": 10**400},
-    ],
-)
-def test_a_torn_or_odd_record_is_no_error(
-    fake: FakeSlurm, client: Client, line: dict[str, object]
-) -> None:
-    (found,) = states(client, "123", [line])
-    assert found.state == "UNKNOWN"

@@ -238,7 +238,7 @@ def test_a_run_that_another_process_holds_is_not_started(bash: Bash, job: JobScr
 
 
 @pytest.mark.parametrize(("code", "runs"), [(1, False), (66, True)])
-def test_only_a_lock_that_is_held_keeps_a_attempt_out(
+def test_only_a_lock_that_is_held_keeps_an_attempt_out(
     bash: Bash, job: JobScript, code: int, runs: bool
 ) -> None:
     bash.program("flock", f"exit {code}")  # some file systems have no locks

@@ -96,7 +96,7 @@ def test_three_short_attempts_in_a_row_stop_the_run(bash: Bash, job: JobScript) 
     assert _end(job) == (1, 1)
 
 
-def test_a_attempt_of_usual_length_is_the_end_of_the_row(bash: Bash, job: JobScript) -> None:
+def test_an_attempt_of_usual_length_is_the_end_of_the_row(bash: Bash, job: JobScript) -> None:
     (Path(job.run_dir) / "log").mkdir()
     (Path(job.run_dir) / "log" / "short").write_text("2\n")
     assert bash.run(job, FAKE_RANKS="stop", **SOON).code == 0

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import UserError
 from ..site import rundir
 from ..site.rundir import Job
 from ..slurm import job as slurm_job
@@ -99,9 +98,7 @@ def of_run(
 
 def _asked(job: Job, job_id: str, follows: Mapping[str, str]) -> Mapping[str, Any]:
     """The start that a job belongs to: its own, or that of the job whose place it took."""
-    known = {
-        attempt["job"]: attempt for attempt in job.attempts if isinstance(attempt.get("job"), str)
-    }
+    known = {attempt["job"]: attempt for attempt in job.attempts if "job" in attempt}
     for _ in range(len(follows) + 1):
         if job_id in known:
             return known[job_id]
@@ -230,14 +227,14 @@ def _folded(
 
 
 def _local(path: Path, attempt: Mapping[str, Any], is_last: bool) -> Attempt:
-    code, ended = _number(attempt.get("code")), rundir.moment(attempt.get("ended"))
+    code, ended = attempt.get("code"), rundir.moment(attempt.get("ended"))
     node = str(attempt.get("node") or f"allocation {attempt.get('allocation', '?')}")
     live = False
     if code is not None:
         state = "FAILED" if code else "COMPLETED"
-        words = reasons.ended(state, int(code), 0, "")
+        words = reasons.ended(state, code, 0, "")
         if 128 < code < 128 + 65:
-            words = f"It was stopped: {reasons.how(int(code), 0)}."
+            words = f"It was stopped: {reasons.how(code, 0)}."
         if attempt.get("stopped") is True:
             words = f"{STOPPED} before the deadline."
     elif is_last and (pid := holder(path)):
@@ -256,29 +253,11 @@ def _local(path: Path, attempt: Mapping[str, Any], is_last: bool) -> Attempt:
         nodes=(node,),
         started=rundir.moment(attempt.get("started")),
         ended=ended,
-        exit_code=None if code is None else int(code),
+        exit_code=code,
         source="own record",
         live=live,
         asked=attempt,
     )
-
-
-def read_job(path: Path) -> Job:
-    """`rundir.read`, with attempts of a wrong form left out: one broken attempt hides no other.
-
-    Raises:
-        UserError: `job.json` is missing or damaged.
-    """
-    job = rundir.read(path)
-    if not isinstance(job.attempts, list) or not isinstance(job.args, list):
-        raise UserError(f"{path / rundir.JOB} is damaged: attempts or args are no list")
-    return replace(job, attempts=[attempt for attempt in job.attempts if isinstance(attempt, dict)])
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < 1e12 else None
 
 
 def held(path: Path) -> bool:

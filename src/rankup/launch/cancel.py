@@ -13,7 +13,7 @@ from pathlib import Path
 from ..base.amounts import ranges
 from ..base.errors import UserError
 from ..base.files import write_atomic
-from ..site import config
+from ..site import config, rundir
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError, base_id
 from ..slurm.parse import Queued
@@ -55,7 +55,7 @@ def cancel(path: Path, client: Client, patience: float = PATIENCE) -> list[str]:
     Raises:
         UserError: there is no such run, or Slurm refused.
     """
-    job = attempts.read_job(path)
+    job = rundir.read(path)
     _mark(path)
     said: list[str] = []
     if pid := attempts.holder(path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import time
@@ -33,7 +32,7 @@ def facts(
     Raises:
         UserError: `job.json` is missing or damaged.
     """
-    job = attempts.read_job(path)
+    job = rundir.read(path)
     if ended is not None:
         client = attempts.NO_SLURM
     found = [
@@ -44,21 +43,20 @@ def facts(
     if ended is not None and known and known[-1].end is None:
         known[-1] = _ended(known[-1], ended)
     last = job.attempts[-1] if job.attempts else {}
-    gpus = bill.get("gpus")
     return Facts(
         run=job.id if task is None else f"{job.id} task {task}",
         name=job.name,
         command=_command(job),
         directory=str(meant.folder(path, task)),
         kind=job.kind,
-        site=_text(bill.get("site")),
-        partition=_text(bill.get("partition")),
-        account=_text(bill.get("account")),
-        nodes=int(_positive(last.get("nodes")) or 1),
-        ranks=int(ranks) if (ranks := _positive(last.get("nproc"))) else None,
-        gpus=gpus if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus >= 0 else None,
-        unit=_text(bill.get("unit")) or None,
-        per_node_hour=_positive(bill.get("per_node_hour")),
+        site=bill.get("site", ""),
+        partition=bill.get("partition", ""),
+        account=bill.get("account", ""),
+        nodes=last.get("nodes") or 1,
+        ranks=last.get("nproc"),
+        gpus=bill.get("gpus"),
+        unit=bill.get("unit"),
+        per_node_hour=bill.get("per_node_hour"),
         lives=tuple(known),
         queued=_queued(job, found),
         portal=_link(status.monitoring(found, config)),
@@ -74,18 +72,16 @@ def bare(path: Path) -> Facts:
 def _bill(job: Job) -> Mapping[str, Any]:
     """What the newest attempt of the run that has a bill says of its machine and price."""
     for attempt in reversed(job.attempts):
-        if isinstance(bill := attempt.get("bill"), dict):
-            return bill
+        if bill := attempt.get("bill"):
+            return dict(bill)
     return {}
 
 
 def _attempt(attempt: Attempt, newest: Mapping[str, Any]) -> recording.Life:
     """An attempt with the limit and the price that it was asked for with; `newest` has the unit."""
     assert attempt.started is not None
-    own = attempt.asked.get("bill")
-    own = own if isinstance(own, dict) else {}
+    own = attempt.asked.get("bill") or {}
     same = own.get("unit") == newest.get("unit")
-    nodes = _positive(attempt.asked.get("nodes"))
     return recording.Life(
         begin=attempt.started,
         end=None if attempt.live else attempt.ended,
@@ -94,8 +90,8 @@ def _attempt(attempt: Attempt, newest: Mapping[str, Any]) -> recording.Life:
         limit=attempt.limit,
         nodes=attempt.nodes,
         job=attempt.job,
-        billed_nodes=int(nodes) if nodes else None,
-        per_node_hour=_positive(own.get("per_node_hour")) if same else None,
+        billed_nodes=attempt.asked.get("nodes"),
+        per_node_hour=own.get("per_node_hour") if same else None,
     )
 
 
@@ -129,9 +125,7 @@ def _command(job: Job) -> str:
     typed = [
         shlex.join(secrets.without(words, os.environ))
         for attempt in job.attempts
-        if isinstance(words := attempt.get("command"), list)
-        and words
-        and all(isinstance(word, str) for word in words)
+        if (words := attempt.get("command"))
     ]
     if typed:
         return "; then ".join(dict.fromkeys((typed[0], typed[-1])))
@@ -154,13 +148,3 @@ def _what(job: Job) -> dict[str, str]:
 def _link(text: str) -> str | None:
     address = text.partition(" ")[0]
     return address if address.startswith(("https://", "http://")) else None
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _positive(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) and 0 < value < 1e12 else None

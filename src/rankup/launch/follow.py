@@ -90,7 +90,7 @@ class _View:
 
     def ask(self, lines: int) -> None:
         """Where the run is now: another job may have taken over, the reason may have changed."""
-        found = attempts.of_run(self.path, attempts.read_job(self.path), self.client)
+        found = attempts.of_run(self.path, rundir.read(self.path), self.client)
         self.attempt = attempts.last_job(found, self.task) or attempts.newest(found)
         if self.attempt is None:
             return
@@ -134,7 +134,7 @@ class _View:
         if self.raw or not running or time.monotonic() - self.looked < _SMALL:
             return
         self.looked = time.monotonic()
-        if line := small(folder(self.path, self.task), steps(attempts.read_job(self.path))):
+        if line := small(folder(self.path, self.task), steps(rundir.read(self.path))):
             self.say(f"· {line}")
 
 

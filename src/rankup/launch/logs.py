@@ -183,7 +183,7 @@ def _attempt(path: Path, task: str | None) -> Attempt | None:
 
     client = Client(timeout=attempts.TIMEOUT)
     try:
-        found = attempts.of_run(path, attempts.read_job(path), client)
+        found = attempts.of_run(path, rundir.read(path), client)
     except UserError as error:  # the log is there all the same
         say(f"rankup: {error}")
         return None

@@ -9,7 +9,7 @@ from ..base.files import user_path
 from ..base.text import clean
 from ..monitor.live.view import live
 from ..monitor.live.watch import Run
-from ..site import config
+from ..site import config, rundir
 from ..slurm.client import Client
 from . import attempts, meant, status
 from .logfile import OUTPUT, log_of
@@ -36,7 +36,7 @@ def show_live(run: str) -> int:
 
 
 def _run(path: Path, task: str | None, client: Client) -> Run:
-    job = attempts.read_job(path)
+    job = rundir.read(path)
     found = [one for one in attempts.of_run(path, job, client) if task in (None, one.task)]
     attempt = attempts.newest(found)
     log = path / OUTPUT

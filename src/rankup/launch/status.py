@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
@@ -14,7 +13,6 @@ from typing import Any
 
 from ..base.amounts import ago, ranges
 from ..base.errors import UserError
-from ..base.files import open_regular
 from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
@@ -122,7 +120,7 @@ def report(path: Path, config: Config, client: Client) -> Report:
     Raises:
         UserError: its `job.json` is missing or damaged.
     """
-    job = attempts.read_job(path)
+    job = rundir.read(path)
     found = tuple(attempts.of_run(path, job, client))
     last = attempts.newest(found)
     why = cause.of_run(path, last.task) if last and last.failed else None
@@ -187,25 +185,9 @@ def grouped(tasks: Sequence[Attempt]) -> list[tuple[str, Attempt]]:
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
-    """The last whole line of `metrics.jsonl` that has a step; empty without one."""
-    try:
-        with open_regular(path / "metrics.jsonl") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
-                return {name: value for name, value in record.items() if _sound(value)}
-    return {}
-
-
-def _sound(value: object) -> bool:
-    """Whether a value may be shown and counted with: not so the infinity that 1e999 is read as."""
-    return not isinstance(value, int | float) or abs(value) < 1e300
+    """The last record of `metrics.jsonl` that has a step; empty without one."""
+    found = reversed(rundir.metrics(path, _TAIL))
+    return next((one for one in found if isinstance(one.get("step"), int)), {})
 
 
 def steps(job: Job) -> int | None:
@@ -222,7 +204,7 @@ def steps(job: Job) -> int | None:
 
 def _job(path: Path) -> Job | UserError:
     try:
-        job = attempts.read_job(path)
+        job = rundir.read(path)
         rundir.slurm_jobs(path, job)
         return job
     except UserError as error:
