@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rankup.base.amounts import ago
 from rankup.base.errors import UserError
 from rankup.launch import attempts, failure, meant, show_status, status
 from rankup.site import rundir
@@ -368,14 +367,6 @@ def test_tasks_are_grouped_when_many(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "tasks 0-6,8-19" in out
     assert "tasks 7" in out
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-5, "0 s"), (90, "90 s"), (300, "5 min"), (12_000, "3 h 20 min"), (190_000, "2 d 4 h")],
-)
-def test_spans_of_time(seconds: float, text: str) -> None:
-    assert ago(seconds) == text
 
 
 def test_jobs_that_slurm_has_are_told_as_it_says(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..base.amounts import ago
+from ..base.amounts import duration
 from ..base.text import clean
 from ..monitor.live.view import small
 from ..site import rundir
@@ -208,7 +208,7 @@ def _end(view: _View) -> int:
     name = f"job {attempt.job}" if attempt.job else "the run"
     if attempt.state == "COMPLETED":
         took = attempt.ended - attempt.started if attempt.ended and attempt.started else None
-        say(f"{name}: COMPLETED{'' if took is None else f' in {ago(took)}'}")
+        say(f"{name}: COMPLETED{'' if took is None else f' in {duration(took)}'}")
         return 0
     found = cause.of_run(view.path, view.task, attempt.job)
     # The job script has asked for the cause itself, so that it stands in the log.

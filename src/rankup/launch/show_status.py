@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..base.amounts import ago
+from ..base.amounts import duration
 from ..base.text import clean
 from ..site import config
 from ..slurm import reasons
@@ -162,7 +162,7 @@ def _cells(attempt: Attempt, number: int = 0, several: bool = False) -> list[Tex
     if several:
         return [*map(_text, ("", attempt.state, "", "", "", "", "", words))]
     end = attempt.ended or (time.time() if attempt.live and attempt.started else None)
-    took = ago(end - attempt.started) if end and attempt.started else ""
+    took = duration(end - attempt.started) if end and attempt.started else ""
     begins = attempt.started or attempt.expected
     begin = ("~" if attempt.started is None and begins else "") + clock(begins)
     code = "" if attempt.exit_code is None else str(attempt.exit_code)
@@ -201,7 +201,7 @@ def _metrics(short: Summary, metrics: Mapping[str, Any]) -> str:
     ]
     when = metrics.get("time")
     if isinstance(when, int | float):
-        said.append(f"{ago(time.time() - when)} ago")
+        said.append(f"{duration(time.time() - when)} ago")
     return " · ".join(said)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..base.amounts import ago, ranges
+from ..base.amounts import duration, ranges
 from ..base.errors import UserError
 from ..site import rundir
 from ..site.config import Config
@@ -284,15 +284,15 @@ def _task_number(attempt: Attempt) -> int:
 
 def elapsed(short: Summary) -> str:
     """How long the newest attempt has gone on, or took; when a pending one may start."""
-    now = time.time()
+    now = max(time.time(), short.since or 0, short.until or 0)  # clocks of nodes differ
     if short.live and short.state == "PENDING":
         return f"may start {clock(short.since)}" if short.since else ""
     if short.since is None:
         return ""
     if short.live:
-        return f"for {ago(now - short.since)}"
-    took = f"took {ago(short.until - short.since)}" if short.until else "?"
-    return f"{took}, {ago(now - (short.until or short.since))} ago"
+        return f"for {duration(now - short.since)}"
+    took = f"took {duration(short.until - short.since)}" if short.until else "?"
+    return f"{took}, {duration(now - (short.until or short.since))} ago"
 
 
 def clock(moment: float | None) -> str:
