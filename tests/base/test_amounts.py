@@ -34,7 +34,7 @@ def test_ranges(numbers: list[int], text: str) -> None:
         (90, "1 min 30 s"),
         (700, "12 min"),
         (12_000, "3 h 20 min"),
-        (190_000, "2 d 5 h"),
+        (190_000, "2 d 4 h"),
     ],
 )
 def test_spans_of_time(seconds: float, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What `rankup status` prints: a table, a page about one run, or JSON."""
+"""What `rankup status` prints: a table, a page about one run, JSON, or the live view."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..base.amounts import duration
+from ..base.files import user_path
 from ..base.text import clean
-from ..site import config
+from ..site import config, rundir
 from ..slurm import reasons
 from ..slurm.client import Client
 from ..slurm.hostlist import compress
 from . import attempts, meant, status
 from .attempts import Attempt
+from .logfile import OUTPUT, log_of
 from .scale import series as scale_series
 from .status import Report, Summary, clock
+
+if TYPE_CHECKING:
+    from ..monitor.live.watch import Run
 
 _COLOURS = {
     "RUNNING": "green",
@@ -74,6 +79,42 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
     else:
         print_page(full)
     return 0
+
+
+def show_live(run: str) -> int:
+    """Show a run until it has ended or the view is.
+
+    Args:
+        run: as `meant.locate` takes it, or a folder that holds a recording alone (`meant.bare`).
+
+    Raises:
+        UserError: there is no such run.
+    """
+    from ..monitor.live.view import live  # which the table can do without
+    from ..monitor.live.watch import Run
+
+    given = user_path(run, "RUN")
+    if meant.bare(given):
+        return live(given.resolve(), lambda: Run(given.resolve().name))
+    here, warning = config.for_views(Path.cwd())
+    if warning:
+        print(f"warning: {clean(warning)}", file=sys.stderr)
+    client = Client(timeout=attempts.TIMEOUT)
+    path, task = meant.locate(here.runs, run, client)
+    return live(meant.folder(path, task), lambda: _run(path, task, client))
+
+
+def _run(path: Path, task: str | None, client: Client) -> Run:
+    from ..monitor.live.watch import Run
+
+    job = rundir.read(path)
+    found = [one for one in attempts.of_run(path, job, client) if task in (None, one.task)]
+    attempt = attempts.newest(found)
+    log = path / OUTPUT
+    if attempt is not None and attempt.job is not None:
+        log = log_of(path, attempt.job.partition("_")[0], attempt.task)
+    name = job.id if task is None else f"{job.id} task {task}"
+    return Run(name, job.name, attempt or attempts.NEW, status.steps(job), log)
 
 
 def print_table(found: list[Summary], runs: Path) -> None:
