@@ -118,6 +118,8 @@ def test_no_rank_starts_with_arguments_that_the_script_refuses(
         PARSER.replace("    return", "    if amp:\n        parser.add_argument('-b')\n    return"),
         PARSER.replace("    options()", "    sys.argv.pop()\n    options()"),
         PARSER.replace("    options()", "    pass"),
+        PARSER.replace("import argparse", "import jsonargparse").replace("argparse.A", "A", 1),
+        PARSER.replace("    options()", "    from sys import argv\n    argv.pop()\n    options()"),
         PARSER.replace("ArgumentParser(", "ArgumentParser(parents=[BASE], "),
         PARSER.replace("ArgumentParser(", "ArgumentParser(fromfile_prefix_chars='-', "),
         PARSER + "other = argparse.ArgumentParser()\n",

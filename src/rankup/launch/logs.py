@@ -132,10 +132,10 @@ def _show_tail(path: Path, task: str | None, lines: int, raw: bool) -> None:
             say("note: a local run's output went to its terminal; these are torchrun's remarks")
     shown = [clean(line) for line in tail_lines(file, 0 if raw else start)]
     if not raw:
-        meant = [harmless(line) for line in shown]
-        for words in dict.fromkeys(filter(None, meant)) if lines else ():
-            say(f"harmless: {words} ({meant.count(words)} lines)")
-        shown = [line for line, words in zip(shown, meant, strict=True) if not words]
+        kinds = [harmless(line) for line in shown]
+        for words in dict.fromkeys(filter(None, kinds)) if lines else ():
+            say(f"harmless: {words} ({kinds.count(words)} lines)")
+        shown = [line for line, words in zip(shown, kinds, strict=True) if not words]
     shown = shown[-lines:] if lines else []
     for line in shown:
         say(line)

@@ -329,6 +329,9 @@ def _parser(tree: ast.Module) -> _Parser:
     above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     calls = [node for node in above if isinstance(node, ast.Call)]
     [made] = [call for call in calls if ast.unparse(call.func).endswith("ArgumentParser")]
+    modules = {node.module for node in above if isinstance(node, ast.ImportFrom)}
+    if ast.unparse(made.func) != "argparse.ArgumentParser" and "argparse" not in modules:
+        raise ValueError("another library's")
     match above[made]:
         case ast.Assign(targets=[ast.Name(id=name)]) as begin:
             _refuse_unsure(tree, above, begin)
@@ -361,9 +364,9 @@ def _refuse_unsure(tree: ast.Module, above: dict[ast.AST, ast.AST], begin: ast.s
     if isinstance(place, ast.FunctionDef):
         called = {ast.unparse(node.func) for node in above if isinstance(node, ast.Call)}
         place = above[place] if place.name in called else begin
-    if place is not tree or any(
-        isinstance(node, ast.Attribute) and node.attr == "argv" for node in above
-    ):
+    words = {node.attr for node in above if isinstance(node, ast.Attribute)}
+    words |= {node.id for node in above if isinstance(node, ast.Name)}
+    if place is not tree or "argv" in words:
         raise ValueError("it may not be so")
 
 
