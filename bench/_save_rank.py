@@ -17,15 +17,15 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from _rank import die_with_parent
-from rankup.parallel.build import Built, Choices, build
+from rankup.parallel.build import Built, build
+from rankup.parallel.choices import Choices
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.runtime.collectives import all_reduce, barrier
 from rankup.runtime.world import setup
-from rankup.train.marker import Saved
+from rankup.train.checkpoint import Saved, Saver
 from rankup.train.place import Place
-from rankup.train.saver import Saver
 
 SHAPE = Shape(vocab_size=256, seq_len=64, layers=14, dim=512, heads=8, dropout=0.0)
 MODES = {"asynchronous": True, "synchronous": False}

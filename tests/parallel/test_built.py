@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from rankup.base.errors import UserError
-from rankup.parallel.build import Built, Choices, build
+from rankup.parallel.build import Built, build
+from rankup.parallel.choices import Choices
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.parallel.pipeline.cut import cut, links

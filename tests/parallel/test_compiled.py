@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from rankup.parallel.build import Choices, build
+from rankup.parallel.build import build
+from rankup.parallel.choices import Choices
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.runtime.world import World
@@ -92,7 +93,7 @@ def _with_little_patience(world: World, directory: Path, layout: Layout) -> int:
     """Two blocks that torch would keep one graph of stand for nine of which it would keep eight."""
     with _compiler(directory, "eager", graphs=1) as counters:
         task = SmallLM(OPTIONS, 2)
-        built = build(task.build_model, Mesh(layout, world), 0, Choices(compiled=True))
+        built = build(task.build_model, Mesh(layout, world), 0, Choices(compiled="default"))
         with torch.no_grad(), built.computing():
             task.loss(built.model, task.train.batch(torch.arange(2)))
         return int(counters["frames"]["ok"])

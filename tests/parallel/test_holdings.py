@@ -9,7 +9,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rankup.base.errors import UserError
-from rankup.parallel.build import Built, Choices, build, split
+from rankup.parallel.build import Built, build, split
+from rankup.parallel.choices import Choices
 from rankup.parallel.holdings import Part, Piece, chunk, holdings, local_shape, rows
 from rankup.parallel.initial import on_meta
 from rankup.parallel.layout import Layout

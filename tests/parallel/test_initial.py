@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from rankup.parallel.build import Choices, build
+from rankup.parallel.build import build
+from rankup.parallel.choices import Choices
 from rankup.parallel.initial import initialize
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from rankup.parallel.build import Choices, split
+from rankup.parallel.build import split
+from rankup.parallel.choices import Choices
 from rankup.parallel.initial import on_meta
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from rankup.parallel.build import Choices, build
+from rankup.parallel.build import build
+from rankup.parallel.choices import Choices
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.runtime.world import World

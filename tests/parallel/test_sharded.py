@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankup
-from rankup.parallel.build import Choices, build, split
+from rankup.parallel.build import build, split
+from rankup.parallel.choices import Choices
 from rankup.parallel.initial import on_meta
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh

@@ -12,7 +12,8 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.tensor import DTensor
 
-from rankup.parallel.build import Built, Choices, build
+from rankup.parallel.build import Built, build
+from rankup.parallel.choices import Choices
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.recipes.models.transformer import Transformer

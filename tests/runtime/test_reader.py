@@ -8,7 +8,7 @@ import pickle
 import pytest
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from rankup.runtime.reader import MetadataUnpickler
+from rankup.runtime.folder import MetadataUnpickler
 
 
 def test_the_metadata_may_not_name_bytes() -> None:

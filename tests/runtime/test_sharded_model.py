@@ -19,13 +19,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from rankup.runtime.folder import fingerprint
 from rankup.runtime.full import full_state, load_full_model, save_full_model
 from rankup.runtime.sharded import load_sharded_model, save_sharded_model
-from rankup.runtime.world import World
+from rankup.runtime.world import World, destroy_process_group
 from tests.pool import RankPool
 
 from .killed import until_killed
-from .split import SIZES, SMALL, advance, assert_equal, make
+from .split import SIZES, SMALL, advance, assert_equal, expected, make
 
 
 def _save(world: World, layout: str, folder: Path) -> None:
@@ -135,9 +136,8 @@ def _damage(folder: Path, how: str) -> None:
     elif how == "hostile":
         data = pickle.dumps(_Touch(folder / "executed"))
         (parts / ".metadata").write_bytes(data)
-        about = json.loads((folder / "COMPLETE").read_text())
-        about["files"][".metadata"] = len(data)
-        (folder / "COMPLETE").write_text(json.dumps(about))
+        about = {"files": {path.name: fingerprint(path) for path in parts.iterdir()}}
+        _rewrite_marker(folder, lambda marker: marker.update(about))
 
 
 class _Touch:
@@ -179,6 +179,7 @@ def _refused_anyhow(world: World, place: Path) -> str:
 
 def _rewrite_marker(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     about = json.loads((folder / "COMPLETE").read_text())
+    about.pop("hash", None)  # a marker of before had none
     change(about)
     (folder / "COMPLETE").write_text(json.dumps(about))
 
@@ -194,6 +195,127 @@ def test_a_marker_cannot_point_elsewhere(tmp_path: Path) -> None:
         _rewrite_marker(tmp_path / "model", lambda about, there=there: about.update(parts=there))  # type: ignore[misc]
         with pytest.raises(ValueError, match="COMPLETE is damaged"):
             load_sharded_model(model, tmp_path / "model")
+
+
+def _same(model: nn.Module, folder: Path, extra: dict[str, Any]) -> bool:
+    """True where a folder loads as it was written, False where it is refused."""
+    fresh = nn.Linear(20, 20)
+    optimizer = torch.optim.AdamW(fresh.parameters())
+    try:
+        found = load_sharded_model(fresh, folder, optimizer)
+    except ValueError:
+        return False
+    assert_equal(fresh.state_dict(), model.state_dict())
+    assert found == extra
+    [group] = optimizer.param_groups
+    assert (group["lr"], group["betas"], len(optimizer.state)) == (0.05, (0.9, 0.999), 2)
+    return True
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "COMPLETE"])
+def test_no_flipped_bit_is_loaded(tmp_path: Path, name: str) -> None:
+    """In the marker one may change a space between two values, but nothing that is read."""
+    model, draw = nn.Linear(20, 20), random.Random(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    model(torch.ones(1, 20)).sum().backward()
+    optimizer.step()
+    extra = {"step": 7, "place": {"seed": 1, "epoch": 2}, "best": 0.25}
+    save_sharded_model(model, tmp_path, optimizer, **extra)
+    assert _same(model, tmp_path, extra)
+    [path] = tmp_path.rglob(name)
+    whole = path.read_bytes()
+    loaded = 0
+    for _ in range(100):
+        data = bytearray(whole)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        loaded += _same(model, tmp_path, extra)
+    assert loaded == 0 or (name == "COMPLETE" and loaded < 20)
+
+
+def test_a_folder_of_the_first_version_loads(tmp_path: Path) -> None:
+    """Its marker has sizes alone."""
+    model, fresh = nn.Linear(2, 2), nn.Linear(2, 2)
+    save_sharded_model(model, tmp_path)
+
+    def as_before(about: dict[str, Any]) -> None:
+        about["files"] = {name: size for name, (size, _) in about["files"].items()}
+        del about["extra"], about["aliases"]
+
+    _rewrite_marker(tmp_path, as_before)
+    assert load_sharded_model(fresh, tmp_path) == {}
+    assert_equal(fresh.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("extra", [{"x": {1: 2}}, {"x": (1, 2)}, {"x": torch.ones(1)}], ids=str)
+def test_what_would_come_back_as_something_else_is_refused(tmp_path: Path, extra: Any) -> None:
+    with pytest.raises(TypeError, match="x is no number, string, list"):
+        save_sharded_model(nn.Linear(2, 2), tmp_path, **extra)
+
+
+# --- beside the training
+
+
+def _asynchronously(world: World, layout: str, folder: Path) -> dict[str, Any]:
+    split = make(layout)
+    for step in range(2):
+        advance(split, range(step, step + 1))
+        done = save_sharded_model(
+            split.model,
+            folder,
+            split.optimizer,
+            copies=split.copies,
+            asynchronous=True,
+            step=step + 1,
+        )
+    # What changes from now on is not in the folder.
+    with torch.no_grad():
+        for parameter in split.model.parameters():
+            parameter.zero_()
+    extra = load_sharded_model(split.model, folder, split.optimizer, copies=split.copies)
+    assert extra == {"step": 2}
+    assert done.done()
+    advance(split, range(2, 3))
+    return full_state(split.model, split.copies)
+
+
+@pytest.mark.parametrize("layout", ["plain", "fsdp", "pp"])
+def test_written_beside_the_training(ranks: RankPool, tmp_path: Path, layout: str) -> None:
+    found = ranks.run(SIZES[layout], _asynchronously, layout, tmp_path / "model")[0]
+    assert_equal(found, ranks.run(1, _three_steps)[0])
+
+
+def _three_steps(world: World) -> dict[str, torch.Tensor]:
+    return expected(3)
+
+
+def _left_at_once(world: World, folder: Path) -> None:
+    save_sharded_model(make("fsdp").model, folder, asynchronous=True)
+    destroy_process_group()
+
+
+def test_who_leaves_the_group_waits_for_what_is_being_written(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    ranks.run(2, _left_at_once, tmp_path / "model")
+    assert ranks.run(2, _refused_anyhow, tmp_path / "model") == ["", ""]
+
+
+def _no_space_beside(world: World, folder: Path) -> str:
+    split = make("fsdp")
+    save_sharded_model(split.model, folder)
+    with _no_space(world.rank == 1):
+        done = save_sharded_model(split.model, folder, asynchronous=True)
+        failure = done.exception()
+    load_sharded_model(split.model, folder)
+    return str(failure)
+
+
+def test_no_space_on_one_rank_is_told_by_the_future_of_each(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    for said in ranks.run(2, _no_space_beside, tmp_path):
+        assert "File too large" in said
 
 
 # --- what cannot be written

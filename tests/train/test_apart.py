@@ -15,7 +15,7 @@ from rankup.parallel.lowcomm.cost import ring_bytes
 from rankup.parallel.lowcomm.flat import Flat
 from rankup.recipes.options import LanguageModelOptions
 from rankup.runtime.compress.names import Compression
-from rankup.runtime.reader import SafeReader
+from rankup.runtime.folder import SafeReader
 from rankup.runtime.world import World
 from rankup.train.options import TrainOptions
 from tests.conftest import TextFiles

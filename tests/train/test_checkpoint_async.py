@@ -8,7 +8,6 @@ import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,13 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rankup.runtime.folder import Marker
 from rankup.runtime.pieces import HostCopy
 from rankup.runtime.world import World
-from rankup.train import marker, saver
-from rankup.train.checkpoint import restore
-from rankup.train.marker import Saved
+from rankup.train import checkpoint
+from rankup.train.checkpoint import Saved, Saver, of_step, restore
 from rankup.train.place import Place
-from rankup.train.saver import Saver
 from tests.conftest import CHECKOUT
 from tests.pool import RankPool
 
@@ -58,17 +56,17 @@ class Filled:
 
 def _hold_writes(monkeypatch: pytest.MonkeyPatch, *gates: threading.Event) -> None:
     """Each write of a marker waits for the next gate; one that is not opened lets it fail."""
-    write, left = marker.write, iter(gates)
+    write, left = Marker.write, iter(gates)
 
-    def slowly(*args: Any) -> None:
+    def slowly(marker: Marker) -> None:
         assert next(left).wait(30), "held up until its test gave up"
-        write(*args)
+        write(marker)
 
-    monkeypatch.setattr(marker, "write", slowly)
+    monkeypatch.setattr(Marker, "write", slowly)
 
 
 def _is_complete(root: Path, step: int) -> bool:
-    return (marker.of_step(root, step) / "COMPLETE").exists()
+    return (of_step(root, step) / "COMPLETE").exists()
 
 
 def _checkpoints(root: Path) -> list[str]:
@@ -186,7 +184,7 @@ def test_a_marker_that_cannot_be_written_is_told(
 
     filled, writer = Filled(4), Saver(tmp_path, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(marker, "write", refuse)
+        patch.setattr(Marker, "write", refuse)
         filled.save(writer, 1)
         assert writer.wait() == "OSError: [Errno 5] Input/output error"
     assert _checkpoints(tmp_path) == []
@@ -195,7 +193,7 @@ def test_a_marker_that_cannot_be_written_is_told(
 def test_close_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     _hold_writes(monkeypatch, gate)
-    monkeypatch.setattr(saver, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(checkpoint, "GRACE_SECONDS", 0.1)
     filled, writer = Filled(4), Saver(tmp_path, 2)
     filled.save(writer, 1)
     writer.close()
@@ -226,15 +224,15 @@ import sys
 from pathlib import Path
 from tests.train.test_checkpoint_async import Filled
 from rankup.runtime.world import setup
-from rankup.train import marker
-from rankup.train.saver import Saver
+from rankup.runtime.folder import Marker
+from rankup.train.checkpoint import Saver
 import time
 
-write = marker.write
-def slowly(*args):
+write = Marker.write
+def slowly(marker):
     time.sleep(0.5)
-    write(*args)
-marker.write = slowly
+    write(marker)
+Marker.write = slowly
 setup()
 Filled(4).save(Saver(Path(sys.argv[1]), 2), 1)
 raise RuntimeError("the loop failed")

@@ -13,10 +13,8 @@ from torch import nn
 from rankup.base.errors import UserError
 from rankup.runtime.full import full_state
 from rankup.runtime.world import World
-from rankup.train.checkpoint import restore
-from rankup.train.marker import Saved
+from rankup.train.checkpoint import Saved, Saver, restore
 from rankup.train.place import Place
-from rankup.train.saver import Saver
 from tests.pool import RankPool
 from tests.runtime.split import SIZES, SMALL, Split, advance, assert_equal, expected, make
 

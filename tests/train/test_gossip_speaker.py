@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +15,14 @@ from torch import nn
 from rankup.base.errors import RunFailed
 from rankup.parallel.lowcomm.gossip.board import Board
 from rankup.runtime.deadline import GO_ON
-from rankup.train import marker
+from rankup.runtime.folder import Marker
+from rankup.train.checkpoint import Saved, Saver, of_step
 from rankup.train.evaluate import Stopped
 from rankup.train.gossip import speaker as speaking
 from rankup.train.gossip.record import cut_back
 from rankup.train.gossip.speaker import Speaker
 from rankup.train.keeper import Keeper
-from rankup.train.marker import Saved
 from rankup.train.place import Place
-from rankup.train.saver import Saver
 from rankup.train.stop import Stop
 
 LAST = 20
@@ -103,9 +103,9 @@ def test_no_time_for_the_last_evaluation_alone_is_a_failure(
 
 
 def _mark(root: Path, step: int, best: tuple[float, int] | None) -> None:
-    directory = marker.of_step(root, step)
+    directory = of_step(root, step)
     directory.mkdir(parents=True)
-    marker.write(directory, Saved(_at(step), {}, best), {})
+    Marker(directory, {}, {"extra": asdict(Saved(_at(step), {}, best))}).write()
 
 
 def test_who_takes_over_knows_the_best_checkpoint(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_who_was_replaced_while_it_wrote_leaves_the_others_checkpoints(tmp_path:
     saver = Saver(tmp_path, 1, False, allowed=lambda: False)
     saver.save(model, torch.optim.SGD(model.parameters()), Saved(_at(4), {}, None))
     assert "another worker writes" in saver.wait()
-    assert (marker.of_step(tmp_path, 8) / marker.MARKER).exists()
-    assert not (marker.of_step(tmp_path, 4) / marker.MARKER).exists()
+    assert (of_step(tmp_path, 8) / "COMPLETE").exists()
+    assert not (of_step(tmp_path, 4) / "COMPLETE").exists()
 
 
 def test_files_of_workers_that_are_no_more_are_cut_back(tmp_path: Path) -> None:

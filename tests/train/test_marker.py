@@ -7,35 +7,43 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
+from torch import nn
+from torch.optim import SGD
 
-from rankup.train import marker
-from rankup.train.marker import Saved
+from rankup.train.checkpoint import Saved, Saver, amend, candidates, of_step
 from rankup.train.place import Place
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+FILES = {"COMPLETE", ".metadata", "__0_0.distcp"}
 FIRST, SECOND, THIRD = (f"step-{step:08d}" for step in (10, 20, 30))
 
 
-def _checkpoint(root: Path, step: int, best: tuple[float, int] | None = None) -> Path:
-    directory = marker.of_step(root, step)
-    assert marker.make_room(directory) is None
-    (directory / "data").write_text("tensors")
-    files = {"data": marker.fingerprint(directory / "data")}
-    marker.write(directory, Saved(Place(step, 0, 8 * step), {"seed": 0}, best), files)
-    return directory
+def _checkpoint(
+    root: Path, step: int, best: tuple[float, int] | None = None, keep: int = 9
+) -> Path:
+    layer = nn.Linear(1, 1)
+    saver = Saver(root, keep, asynchronous=False)
+    saver.save(layer, SGD(layer.parameters()), Saved(Place(step, 0, 8 * step), {"seed": 0}, best))
+    assert saver.wait() == ""
+    return of_step(root, step)
 
 
 def _change(directory: Path, **changes: Any) -> None:
-    path = directory / marker.MARKER
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path = directory / "COMPLETE"
+    about = json.loads(path.read_text())
+    del about["hash"]
+    extra = {name: changes.pop(name) for name in list(changes) if name in about["extra"]}
+    path.write_text(json.dumps({**about, **changes, "extra": {**about["extra"], **extra}}))
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     _checkpoint(tmp_path, 10)
     _checkpoint(tmp_path, 20, (2.5, 10))
-    found, passed, spoiled = marker.candidates(tmp_path)
+    found, passed, spoiled = candidates(tmp_path)
     assert [candidate.saved.place.step for candidate in found] == [20, 10]
     assert found[0].saved == Saved(Place(20, 0, 160), {"seed": 0}, (2.5, 10))
-    assert found[0].damaged(found[0].files) == []
+    assert found[0].damaged() == []
     assert (passed, spoiled) == ([], False)
 
 
@@ -58,7 +66,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         {"place": {"step": 20, "epoch": -1, "consumed": 0}},
         {"place": {"step": 20, "epoch": 0, "consumed": 10**30}},
         {"place": {"step": True, "epoch": 0, "consumed": 0}},
-        {"files": {"data": [float("inf"), "x"]}},
+        {"files": {".metadata": [float("inf"), "x"]}},
         {"files": 3},
         {"identity": None},
     ],
@@ -67,28 +75,56 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_what_cannot_be_is_passed_over(tmp_path: Path, changes: dict[str, Any]) -> None:
     _checkpoint(tmp_path, 10)
     _change(_checkpoint(tmp_path, 20), **changes)
-    found, [line], spoiled = marker.candidates(tmp_path)
+    found, [line], spoiled = candidates(tmp_path)
     assert [candidate.saved.place.step for candidate in found] == [10]
-    assert f"{SECOND} is torn (its marker is damaged: " in line
+    assert f"{SECOND} is torn (its marker COMPLETE is damaged: " in line
     assert spoiled
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"files": {}}', "[" * 100_000], ids=lambda t: t[:12])
 def test_a_marker_that_is_none(tmp_path: Path, text: str) -> None:
-    (_checkpoint(tmp_path, 20) / marker.MARKER).write_text(text)
-    found, [line], _ = marker.candidates(tmp_path)
+    (_checkpoint(tmp_path, 20) / "COMPLETE").write_text(text)
+    found, [line], _ = candidates(tmp_path)
     assert found == []
-    assert "its marker is damaged" in line
+    assert "its marker COMPLETE is damaged" in line
+
+
+def test_a_checkpoint_of_the_first_version_is_read(tmp_path: Path) -> None:
+    """What it is stood beside the files, whose hashes were XXH3-64."""
+    directory = _checkpoint(tmp_path, 20, (2.5, 10))
+    about = json.loads((directory / "COMPLETE").read_text())
+    files = {
+        name: (size, xxhash.xxh3_64((directory / name).read_bytes()).hexdigest())
+        for name, (size, _) in about["files"].items()
+    }
+    before = {**about["extra"], "files": files, "aliases": {}}
+    (directory / "COMPLETE").write_text(json.dumps(before))
+    [found], passed, _ = candidates(tmp_path)
+    assert (found.damaged(), passed) == ([], [])
+    assert found.saved == Saved(Place(20, 0, 160), {"seed": 0}, (2.5, 10))
+    amend(tmp_path, Saved(Place(20, 0, 160), {"seed": 0}, (1.5, 20)))
+    [found], _, _ = candidates(tmp_path)
+    assert (found.damaged(), found.saved.best) == ([], (1.5, 20))
+    data = bytearray((directory / "__0_0.distcp").read_bytes())
+    data[len(data) // 2] ^= 1
+    (directory / "__0_0.distcp").write_bytes(data)
+    assert found.damaged() == ["__0_0.distcp has changed since it was written"]
+
+
+def test_a_flipped_bit_of_a_marker_is_seen(tmp_path: Path) -> None:
+    path = _checkpoint(tmp_path, 20) / "COMPLETE"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    assert candidates(tmp_path)[0] == []
 
 
 def test_amended_it_keeps_its_files(tmp_path: Path) -> None:
     directory = _checkpoint(tmp_path, 20, (2.5, 10))
     saved = Saved(Place(20, 0, 160), {"seed": 0}, (1.5, 20))
-    marker.amend(tmp_path, saved)
-    [found], _, _ = marker.candidates(tmp_path)
+    amend(tmp_path, saved)
+    [found], _, _ = candidates(tmp_path)
     assert found.saved == saved
-    assert found.damaged(found.files) == []
-    assert {path.name for path in directory.iterdir()} == {marker.MARKER, "data"}
+    assert found.damaged() == []
+    assert {path.name for path in directory.iterdir()} == FILES
 
 
 def _left(root: Path) -> list[str]:
@@ -96,10 +132,11 @@ def _left(root: Path) -> list[str]:
 
 
 def test_the_best_is_spared(tmp_path: Path) -> None:
-    first, _, third = (_checkpoint(tmp_path, step) for step in (10, 20, 30))
-    marker.prune(third, 1, first)
+    for step in (10, 20):
+        _checkpoint(tmp_path, step)
+    _checkpoint(tmp_path, 30, (0.5, 10), keep=1)
     assert _left(tmp_path) == [FIRST, THIRD]
-    marker.prune(third, 1)
+    _checkpoint(tmp_path, 30, keep=1)
     assert _left(tmp_path) == [THIRD]
 
 
@@ -108,8 +145,7 @@ def test_what_is_no_checkpoint_stays(tmp_path: Path) -> None:
     _checkpoint(tmp_path, 10)
     (tmp_path / f"{FIRST}.tar").write_text("archive")
     (tmp_path / f"{FIRST}.bak").mkdir()
-    third = _checkpoint(tmp_path, 30)
-    marker.prune(third, 1)
+    _checkpoint(tmp_path, 30, keep=1)
     assert _left(tmp_path) == [f"{FIRST}.bak", f"{FIRST}.tar", THIRD]
 
 
@@ -118,11 +154,10 @@ def test_what_was_moved_elsewhere_is_not_taken_apart(tmp_path: Path) -> None:
     root.mkdir()
     _checkpoint(root, 10).rename(archive)
     (root / FIRST).symlink_to(archive)
-    assert [one.saved.place.step for one in marker.candidates(root)[0]] == [10]
-    second = _checkpoint(root, 20)
-    marker.prune(second, 1)
+    assert [one.saved.place.step for one in candidates(root)[0]] == [10]
+    _checkpoint(root, 20, keep=1)
     assert _left(root) == [SECOND]
-    assert {path.name for path in archive.iterdir()} == {marker.MARKER, "data"}
+    assert {path.name for path in archive.iterdir()} == FILES
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -139,7 +174,7 @@ def test_a_link_in_the_place_of_a_new_one_goes(tmp_path: Path, there: bool) -> N
 
 def test_beyond_eight_digits_the_newest_is_still_the_newest(tmp_path: Path) -> None:
     _checkpoint(tmp_path, 20_000_000)
-    newest = _checkpoint(tmp_path, 100_000_000)
-    assert [one.saved.place.step for one in marker.candidates(tmp_path)[0]] == [10**8, 2 * 10**7]
-    marker.prune(newest, 1)
+    _checkpoint(tmp_path, 100_000_000)
+    assert [one.saved.place.step for one in candidates(tmp_path)[0]] == [10**8, 2 * 10**7]
+    _checkpoint(tmp_path, 100_000_000, keep=1)
     assert _left(tmp_path) == ["step-100000000"]

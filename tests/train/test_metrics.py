@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rankup.runtime.world import World
+from rankup.train.late import Clock
 from rankup.train.metrics import PEAK_FLOPS, peak_flops, peak_memory
 from rankup.train.options import TrainOptions
 from tests.gallery import STEPS, Gallery
@@ -23,6 +24,20 @@ from .runs import Report, checkpoints, records, sample_at, train_images
 
 OPTIONS = TrainOptions(24, 8, 5, optimizer="sgd", lr=0.05, valid_every=2)
 N = 120
+
+
+def test_a_step_begins_where_the_one_before_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host does between them is a part of it, and of `mfu`."""
+    readings = iter([10.0, 11.0, 14.0, 16.0, 20.0, 21.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(readings))
+    cpu = torch.device("cpu")
+    one = Clock(cpu)
+    one.stop()
+    two = Clock(cpu, one)
+    two.stop()
+    alone = Clock(cpu)  # behind a validation, say
+    alone.stop()
+    assert [one.seconds, two.seconds, alone.seconds] == [1.0, 5.0, 1.0]
 
 
 @pytest.mark.usefixtures("ranks")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
@@ -29,6 +31,39 @@ def test_flags_of_the_issue_are_there() -> None:
     text = help_text(LanguageModelOptions, "x")
     for name in FLAGS:
         assert f"--{name} " in text or f"--{name}," in text, name
+
+
+@pytest.fixture
+def arithmetic() -> Iterator[None]:
+    """What a test chooses is of this process: put back as it was."""
+    import torch
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.allow_tf32 = before[1]
+    torch.use_deterministic_algorithms(False)
+    if workspace is None:
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+@pytest.mark.usefixtures("arithmetic")
+def test_how_products_are_computed_is_said_by_options_alone() -> None:
+    """Torch lets convolutions use TF32; here float32 is float32 until something else is asked."""
+    import torch
+
+    from rankup.train.start import set_arithmetic
+
+    set_arithmetic(TrainOptions())
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.are_deterministic_algorithms_enabled()
+    set_arithmetic(TrainOptions(tf32=True, deterministic=True))
+    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cudnn.allow_tf32
+    assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"]
 
 
 def test_words_become_options() -> None:

@@ -11,12 +11,12 @@ from ..base.errors import UserError
 from ..base.text import clean
 from ..site import config
 from ..slurm.client import Client
-from ..train import marker
-from ..train.marker import Candidate
 from . import attempts, meant
 
 if TYPE_CHECKING:
     import torch
+
+    from ..train.checkpoint import Candidate
 
 _PREFIX = "model."
 
@@ -52,7 +52,9 @@ def checkpoint(root: Path, step: int | None, best: bool) -> Candidate:
     """
     if best and step is not None:
         raise UserError("--best and --step name two models; give one of them")
-    found, passed, _ = marker.candidates(root)
+    from ..train.checkpoint import candidates
+
+    found, passed, _ = candidates(root)
     for line in passed:
         _say(line)
     if best:
@@ -60,7 +62,7 @@ def checkpoint(root: Path, step: int | None, best: bool) -> Candidate:
     if step is not None:
         return _of_step(root, found, step)
     for candidate in found:
-        damage = candidate.damaged(candidate.files)
+        damage = candidate.damaged()
         if not damage:
             return candidate
         _say(f"checkpoint {candidate.directory.name} is torn ({'; '.join(damage)})")
@@ -86,7 +88,7 @@ def _of_step(root: Path, found: list[Candidate], step: int) -> Candidate:
     chosen = [candidate for candidate in found if candidate.saved.place.step == step]
     if not chosen:
         raise UserError(f"no complete checkpoint of step {step} in {root}; there are: {known}")
-    if damage := chosen[0].damaged(chosen[0].files):
+    if damage := chosen[0].damaged():
         raise UserError(
             f"the checkpoint of step {step} is torn ({'; '.join(damage)}); there are: {known}"
         )
@@ -107,7 +109,7 @@ def read(candidate: Candidate) -> dict[str, torch.Tensor]:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    from ..runtime.reader import SafeReader
+    from ..runtime.folder import SafeReader
 
     reader = SafeReader(candidate.directory)
     try:

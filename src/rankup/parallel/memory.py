@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-Recompute = Literal["none", "selective", "full"]
+from .choices import Recompute
 
 # Matrix products are most of a block's work and little of its memory: `selective` keeps them, and
 # what attention gives, whichever kernel computes it. Kept is, too, what ranks have added up, for

@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from ..base.errors import UserError
 from ..runtime.world import World
-from .build import Batch, Built, Choices, Loss, split
+from .build import Batch, Built, Loss, split
+from .choices import Choices
 from .holdings import Part, Piece, local_shape
 from .initial import on_meta
 from .layout import Layout

@@ -14,6 +14,7 @@ import numpy as np
 from ..base.errors import UserError
 from ..base.files import user_path, write_json
 from ..base.flags import flag
+from ..base.text import say
 from ..data.roles import kind_of
 from ..parallel.layout import WITHOUT_WAITING, Layout
 from ..train.options import TrainOptions
@@ -63,6 +64,13 @@ class ImageClassificationOptions(TrainOptions):
         "model": "xresnet18",
         "size": 32,
     }
+
+    @classmethod
+    def preset(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Without photos, what drawings are large and many enough for."""
+        small = ("global_batch", "micro_batch", "model", "size")
+        drawings = {n: cls.TINY[n] for n in small} if values["data"] is None else {}
+        return {**drawings, **super().preset(values)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +124,10 @@ class ImageClassificationOptions(TrainOptions):
             )
         if self.data is None:
             draw(directory / DRAWINGS)
+            say(
+                f"no --data: {self.model} learns drawings made for trials, at --size {self.size} "
+                f"and --global-batch {self.global_batch}; give photos by --data"
+            )
         samples = open_samples(self.source(directory))
         write_json(directory / CLASSES, classes(samples))
 

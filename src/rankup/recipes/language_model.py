@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ..base.errors import UserError
 from ..base.text import say
@@ -92,6 +93,11 @@ def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
     return found
 
 
+def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    flat = logits.float().flatten(0, 1)
+    return F.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction="sum")
+
+
 class LanguageModel:
     """The task: three texts, the transformer, cross-entropy per token."""
 
@@ -103,6 +109,8 @@ class LanguageModel:
         self.options = options
         self.shape = shape_of(options, file.vocab_size)
         self._logits = log_frequencies(file) if options.prior else None
+        # In one kernel, which never has all logits in float32.
+        self._compiled = torch.compile(_cross_entropy) if options.compile else None
         self.train, self.valid, self.test = (
             Windows(file.splits[name], options.seq_len) for name in ("train", "valid", "test")
         )
@@ -115,8 +123,14 @@ class LanguageModel:
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         tokens, targets = batch
-        logits = model(tokens).float()
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        if self._compiled is None:
+            return _cross_entropy(model(tokens), targets)
+        if missing := self.options.micro_batch - len(tokens):  # one shape, one graph
+            tokens = F.pad(tokens, (0, 0, 0, missing))
+            targets = F.pad(targets, (0, 0, 0, missing), value=_IGNORED)
+        logits = model(tokens)
+        whole = not isinstance(logits, DTensor)
+        return (self._compiled if whole else _cross_entropy)(logits, targets)
 
     def flops_per_unit(self, model: nn.Module) -> float:
         """6 per weight that multiplies, plus attention (Kaplan et al., 2020; PaLM, appendix B)."""

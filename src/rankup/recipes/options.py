@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 from ..base.errors import UserError
 from ..base.files import user_path
 from ..base.flags import flag
+from ..parallel.choices import stages_per_rank
 from ..parallel.layout import Layout
-from ..parallel.pipeline.names import stages_per_rank
 from ..train.options import TrainOptions
 from . import fetched
 from .text import BPE_SIZE, TokenFile, tokenize

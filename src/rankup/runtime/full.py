@@ -17,10 +17,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .collectives import all_gather_object, broadcast
+from .collectives import broadcast
 from .save import write
-from .state import Held, OptimizerState, Shape, of_model, parts, to_fill
-from .together import differences, everywhere, shortened, union, unseen
+from .state import (
+    DamagedError,
+    Held,
+    OptimizerState,
+    everywhere,
+    gather,
+    of_model,
+    parts,
+    refuse_other,
+    to_fill,
+    union,
+)
 from .world import is_root_process
 
 _PREFIXES = ("_orig_mod.", "module.")
@@ -95,7 +105,8 @@ def load_full_model(
     aliases = union(held.aliases)
     weights = _named_as(content["model"], {*aliases, *union(held.shapes())})
     weights = {aliases.get(name, name): value for name, value in weights.items()}
-    _refuse_other(weights, held, f"{path}", "model")
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    refuse_other(shapes, held.shapes(), "model", f"{path}", "file")
     if optimizer is not None:
         _load_optimizer(content["optimizer"], held, optimizer, f"{path}")
     _fill(held, weights)
@@ -148,7 +159,7 @@ def full_optimizer_state(
 
 def _merged_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All ranks' parameter groups; each rank has the parameters of its pipeline stages."""
-    everyone = all_gather_object(groups)
+    everyone = gather(groups)
     merged = everyone[0]
     for others in everyone[1:]:
         for group, other in zip(merged, others, strict=True):
@@ -197,7 +208,7 @@ def _first_holders(names: list[str]) -> dict[str, int]:
     first = broadcast(names)
     known = set(first)
     holders = dict.fromkeys(first, 0)
-    for rank, others in enumerate(all_gather_object([n for n in names if n not in known])):
+    for rank, others in enumerate(gather([n for n in names if n not in known])):
         for name in others:
             holders.setdefault(name, rank)
     return holders
@@ -218,7 +229,7 @@ def _verify(path: str | os.PathLike[str]) -> None:
     except Exception as error:  # what a damaged directory of records leads to is of any kind
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that is a wrong offset
             raise
-        raise ValueError(
+        raise DamagedError(
             f"load_full_model: {path} has changed since it was written ({error}); take another copy"
         ) from None
 
@@ -235,7 +246,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:
-        raise ValueError(f"load_full_model: {path} cannot be loaded: {error}") from None
+        raise DamagedError(f"load_full_model: {path} cannot be loaded: {error}") from None
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"load_full_model: {path} holds no model's state dict")
     if not isinstance(content.get("model"), Mapping):
@@ -256,15 +267,6 @@ def _named_as(
     return weights
 
 
-def _refuse_other(weights: Mapping[str, torch.Tensor], held: Held, place: str, what: str) -> None:
-    there = {name: tuple(value.shape) for name, value in weights.items()}
-    here: dict[str, Shape] = union(held.shapes())
-    if what == "optimizer":
-        here = {name: here[name] for name in here.keys() - unseen(there, here)}
-    if lines := differences(there, here, "file", what):
-        raise ValueError(f"{place} is of another {what}:{shortened(lines)}")
-
-
 def _load_optimizer(
     content: Mapping[str, Any], model: Held, optimizer: torch.optim.Optimizer, place: str
 ) -> None:
@@ -280,7 +282,8 @@ def _load_optimizer(
             f"{len(optimizer.param_groups)}"
         )
     state = everywhere(partial(to_fill, optimizer, model))
-    _refuse_other(weights, state.held, place, "optimizer")
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    refuse_other(shapes, state.held.shapes(), "optimizer", place, "file")
     _fill(state.held, weights)
     state.settle(weights)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from .collectives import all_gather_object, all_reduce
-from .state import Shape, parts
+from .collectives import all_reduce
+from .state import Shape, gather, parts
 
 Key = tuple[str, Shape]  # a tensor's name, where in it the part begins
 
@@ -61,16 +61,17 @@ class Share:
     written once. The dealing is kept for as long as all ranks ask about the same parts."""
 
     def __init__(self) -> None:
-        self._asked: dict[Key, int] | None = None
+        self._asked: tuple[int, int, dict[Key, int]] | None = None
         self._mine: set[Key] = set()
 
     def of(self, pieces: Mapping[Key, Piece]) -> dict[Key, Piece]:
         """The parts that this rank is to write; collective."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return dict(pieces)
-        asked = {key: piece.tensor.nbytes for key, piece in pieces.items()}
+        sizes = {key: piece.tensor.nbytes for key, piece in pieces.items()}
+        asked = dist.get_rank(), dist.get_world_size(), sizes
         if all_reduce(float(asked != self._asked), "max"):
-            self._asked, self._mine = asked, _deal(all_gather_object(asked))
+            self._asked, self._mine = asked, _deal(gather(sizes))
         return {key: piece for key, piece in pieces.items() if key in self._mine}
 
 

@@ -41,14 +41,11 @@ def write(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) ->
     """What `save0` does on rank 0, here, and with `value` as it is."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    checksums = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
     try:
         with temporary.open("xb") as file:
-            checksums = torch.serialization.get_crc32_options()
-            torch.serialization.set_crc32_options(True)
-            try:
-                torch.save(value, file)
-            finally:
-                torch.serialization.set_crc32_options(checksums)
+            torch.save(value, file)
             file.flush()
             os.fsync(file.fileno())
         try:
@@ -66,6 +63,8 @@ def write(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) ->
         if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
+    finally:
+        torch.serialization.set_crc32_options(checksums)
 
 
 def _plain(value: Any, pickled: bool) -> Any:

@@ -1,4 +1,5 @@
-"""The tensors of a model and its optimizer under plain names, whatever the model is split into.
+"""The tensors of a model and its optimizer under plain names, whatever the model is split into,
+and what the ranks do together when they save and load them.
 
 A part of a pipeline holds some of the names; a sharded parameter (DTensor) has its whole shape. A
 tensor that stands in several places is listed once, under its first (canonical) name.
@@ -8,18 +9,22 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from .collectives import broadcast
 from .model import unwrap
 
+T = TypeVar("T")
 Shape = tuple[int, ...]
 State = dict[torch.Tensor, dict[str, Any]]  # of each parameter of an optimizer
 
+_MOST_LINES = 5
 # What torch.compile and activation checkpointing of a part put into the names inside it.
 _WRAPPINGS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
@@ -231,3 +236,106 @@ def local(value: torch.Tensor) -> torch.Tensor:
     """What this rank itself stores of a tensor."""
     to_local = getattr(value, "to_local", None)
     return value if to_local is None else to_local()
+
+
+# --- what the ranks do together
+
+
+class OtherModelError(ValueError):
+    """A file or folder that holds another model or optimizer."""
+
+
+class DamagedError(ValueError):
+    """A file or folder that was never whole, or is not as it was written."""
+
+
+def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Every rank's picklable value, in rank order."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def agree(error: BaseException | None, group: dist.ProcessGroup | None = None) -> None:
+    """Raise on every rank when one failed; collective.
+
+    Raises:
+        the first failed rank's error, as far as it can be sent; OSError stays OSError.
+    """
+    mine = None if error is None else _sendable(error)
+    for rank, found in enumerate(gather(mine, group)):
+        if found is not None:
+            if error is not None:
+                raise error
+            raise found if isinstance(found, OSError) else type(found)(f"rank {rank}: {found}")
+
+
+def everywhere(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Return what `action` gives on this rank; an error of one rank is raised on all. Collective.
+
+    Raises:
+        as `agree`.
+    """
+    result, failure = cast("T", None), None
+    try:
+        result = action()
+    except Exception as error:
+        failure = error
+    agree(failure, group)
+    return result
+
+
+def _sendable(error: BaseException) -> Exception:
+    if isinstance(error, OSError) and error.errno is not None:
+        return OSError(error.errno, error.strerror, error.filename)
+    for kind in (OtherModelError, DamagedError, ValueError, TypeError):
+        if type(error) is kind:
+            return kind(str(error))
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def union(here: Mapping[str, T]) -> dict[str, T]:
+    """All ranks' entries, those of rank 0 first. Collective; cheap where the ranks hold the same.
+
+    Where two ranks differ on a name the later one's entry counts.
+    """
+    merged = dict(broadcast(dict(here)))
+    rest = {name: value for name, value in here.items() if merged.get(name) != value}
+    for part in gather(rest):
+        merged |= part
+    return merged
+
+
+def refuse_other(
+    there: Mapping[str, Shape], here: Mapping[str, Shape], what: str, place: str, kind: str
+) -> None:
+    """Compare what is in a file or folder with what all ranks hold. Collective.
+
+    Args:
+        here: this rank's.
+        what: `model` or `optimizer`. A parameter that never had a gradient has no state in a file,
+            unless no other one has any, either: then it is of an optimizer that keeps other things.
+        place, kind: its name, and whether it is a file or a checkpoint.
+
+    Raises:
+        OtherModelError: names what differs, on every rank.
+    """
+    ours = union(here)
+    if what == "optimizer" and there:
+        known = {name.rpartition(".")[0] for name in there}
+        ours = {name: shape for name, shape in ours.items() if name.rpartition(".")[0] in known}
+    lines = [
+        f"\n  {name}: {_words(there.get(name))} in the {kind}, {_words(ours.get(name))} in this "
+        f"{what}"
+        for name in sorted({*there, *ours})
+        if there.get(name) != ours.get(name)
+    ]
+    if lines:
+        more = f"\n  and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+        raise OtherModelError(f"{place} is of another {what}:{''.join(lines[:_MOST_LINES])}{more}")
+
+
+def _words(shape: Shape | None) -> str:
+    return "absent" if shape is None else str(list(shape))

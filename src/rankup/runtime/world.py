@@ -12,6 +12,7 @@ import re
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from .random_state import STREAMS
 FIRST_TIMEOUT = timedelta(minutes=30)
 TIMEOUT = timedelta(minutes=10)
 EXIT_GRACE_SECONDS = 10.0
+_BEFORE_LEAVING: list[Callable[[], None]] = []
 
 
 class World(NamedTuple):
@@ -114,8 +116,15 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
     return World(place.local_rank, dist.get_rank(), device, dist.get_world_size())
 
 
+def before_leaving(call: Callable[[], None]) -> None:
+    """Have `destroy_process_group` begin with a call."""
+    _BEFORE_LEAVING.append(call)
+
+
 def destroy_process_group() -> None:
     """Leave the process group; harmless when there is none."""
+    for call in _BEFORE_LEAVING:
+        call()
     stop_watching()
     if dist.is_initialized():
         let_gloo_finish()

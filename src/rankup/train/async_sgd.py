@@ -24,7 +24,7 @@ from ..runtime.collectives import broadcast
 from ..runtime.compress.codecs import Whole, make
 from ..runtime.compress.feedback import Feedback
 from ..runtime.compress.sums import Spent
-from .carried import Carried
+from .checkpoint import Carried
 from .late import Late
 from .options import TrainOptions
 from .plan import Step

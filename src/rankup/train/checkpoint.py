@@ -1,43 +1,129 @@
-"""Checkpoints: a directory per step, written by all ranks with DCP, trusted by its marker alone.
+"""Checkpoints of a run: a folder per step, written by all ranks, trusted by its marker alone.
 
 checkpoints/step-00000200/__0_0.distcp   tensors of the model and the optimizer
                           .metadata      which tensor lies where (torch's)
-                          COMPLETE       the marker, written last
-
-`saver.py` writes them; here they are found and loaded, whatever layout wrote them.
+                          COMPLETE       the marker, written last: hashes, and how far the run was
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
+import contextlib
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+import xxhash
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 
 from ..base.errors import UserError
-from ..runtime.collectives import all_gather_object, broadcast
+from ..runtime.collectives import broadcast
+from ..runtime.folder import MARKER, OPTIMIZER, Marker, Target, Writer, fingerprint, load, named
 from ..runtime.log import print0
-from ..runtime.reader import SafeReader
-from ..runtime.state import Shape, of_model, to_fill
-from ..runtime.together import differences, everywhere, shortened, union, unseen
+from ..runtime.state import DamagedError, OtherModelError
 from ..runtime.world import is_root_process
-from . import marker
-from .carried import Carried
-from .marker import Candidate, Saved
 from .options import refuse_other_run
-from .saver import reason
+from .place import Place
 
-# A flipped bit or a hostile file shows as one of these; DCP's own is no Exception.
-_UNREADABLE = (CheckpointException, pickle.UnpicklingError, OSError, EOFError, ValueError, KeyError)
-_MODEL = "model."
+# What the end of a failing run gives a checkpoint that is being written.
+GRACE_SECONDS = 60.0
+_NAME = re.compile(r"step-\d{8,}")
+_EXCHANGE = "exchange."
+_MOST = 10**15  # steps, samples
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a complete checkpoint says of itself.
+
+    Attributes:
+        place: how far the run had come.
+        identity: the options that define the run.
+        best: lowest validation loss so far and the step it was seen at, whose checkpoint is kept;
+            None before the first.
+        unvalidated: the validation that belongs to this step was left when the run was stopped.
+    """
+
+    place: Place
+    identity: dict[str, Any]
+    best: tuple[float, int] | None
+    unvalidated: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint with a readable marker.
+
+    Attributes:
+        aliases: other name -> name in the checkpoint, of what the model has under several names.
+    """
+
+    marker: Marker
+    saved: Saved
+    aliases: dict[str, str]
+
+    @property
+    def directory(self) -> Path:
+        return self.marker.folder
+
+    def damaged(self) -> list[str]:
+        """Which of the files are not what they were, as all ranks find it together."""
+        return self.marker.damage(_hash_like)
+
+
+def _read(directory: Path) -> Candidate | str:
+    """The candidate, or why it is none."""
+    try:
+        marker = Marker.read(directory)
+        about = marker.about.get("extra", marker.about)  # the first version had no `extra`
+        place = Place(**{name: _whole(number) for name, number in about["place"].items()})
+        if directory.name != of_step(directory.parent, place.step).name:
+            raise ValueError(f"it is of step {place.step}")
+        best, identity = _best(about["best"], place.step), dict(about["identity"])
+        saved = Saved(place, identity, best, bool(about["unvalidated"]))
+        aliases = {str(n): str(first) for n, first in marker.about.get("aliases", {}).items()}
+    except DamagedError as error:
+        return str(error)
+    except Exception as error:  # whatever somebody, or a disk, has made of it
+        return f"its marker {MARKER} is damaged: {error}"
+    return Candidate(marker, saved, aliases)
+
+
+def _hash_like(path: Path, like: str) -> str:
+    """Hash of a file, of the kind of another: the first version had XXH3-64."""
+    if ":" in like:
+        return fingerprint(path)[1]
+    code = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while block := file.read(1 << 24):
+            code.update(block)
+    return code.hexdigest()
+
+
+def candidates(root: Path) -> tuple[list[Candidate], list[str], bool]:
+    """Checkpoints with a readable marker, newest first, lines on the others, and whether one of
+    those was whole once.
+
+    Raises:
+        UserError: `root` is a link to nowhere.
+    """
+    if root.is_symlink() and not root.exists():
+        raise UserError(f"{root} is a link to {root.readlink()}, which is not there")
+    found, passed, spoiled = [], [], False
+    for directory in reversed(_steps(root)):
+        candidate = _read(directory)
+        if isinstance(candidate, Candidate):
+            found.append(candidate)
+        else:
+            passed.append(f"checkpoint {directory.name} is torn ({candidate}); passed over")
+            spoiled = spoiled or (directory / MARKER).exists()
+    return found, passed, spoiled
 
 
 def restore(
@@ -61,19 +147,34 @@ def restore(
             all that once were whole are damaged.
     """
     nothing: tuple[list[Candidate], list[str], bool] = ([], [], False)
-    here = marker.candidates(root) if is_root_process() else nothing
+    here = candidates(root) if is_root_process() else nothing
     found, passed, spoiled = broadcast(here)
     for line in passed:
         print0(line, flush=True)
+    carried = carried or Carried()
     for candidate in found:
         refuse_other_run(candidate.saved.identity, identity)
-        why = _damage(candidate)
+        why = "; ".join(candidate.damaged())
         if not why:
             try:
-                _load(candidate.directory, model, optimizer, copies, carried or Carried())
+                beside = load(
+                    candidate.marker,
+                    model,
+                    optimizer,
+                    copies,
+                    carried.optimizer_among,
+                    carried.wanted,
+                )
+            except OtherModelError as error:
+                raise UserError(
+                    f"checkpoint {error}\n"
+                    "resume with the options the run was started with, or start a new run"
+                ) from None
+            except (DamagedError, OSError) as error:
+                why = f"{error}"
+            else:
+                carried.resume(beside)
                 return _without_lost_best(candidate.saved, found)
-            except _UNREADABLE as error:
-                why = reason(error)
         print0(f"checkpoint {candidate.directory.name} is torn ({why}); passed over", flush=True)
     if found or spoiled:
         raise UserError(
@@ -90,77 +191,238 @@ def _without_lost_best(saved: Saved, found: list[Candidate]) -> Saved:
     return replace(saved, best=None)
 
 
-def _load(
-    directory: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    copies: Mapping[str, str] | None,
-    carried: Carried,
-) -> None:
-    """Fill model, optimizer and what is carried from one checkpoint."""
-    reader = SafeReader(directory)
-    there = _read_shapes(reader)
-    held = of_model(model, copies)
-    state = everywhere(partial(to_fill, optimizer, held))
-    own = carried.optimizer_among(there)
-    _refuse_other_model(there, held.shapes(), state.held.shapes(), directory, own)
-    wanted = {f"{_MODEL}{name}": value for name, value in held.tensors.items()}
-    loaded = {f"{own}{name}": value for name, value in state.held.tensors.items()}
-    loaded = {name: value for name, value in loaded.items() if name in there}
-    beside = carried.wanted(there)
-    dcp.load(
-        {**wanted, **loaded, **beside}, storage_reader=reader, no_dist=not dist.is_initialized()
-    )
-    held.settle()
-    state.settle({name.removeprefix(own) for name in loaded})
-    carried.resume(beside)
+# --- writing
 
 
-def _read_shapes(reader: SafeReader) -> dict[str, Shape]:
-    """What is in a checkpoint, read on every rank; an error of one is raised on all."""
-    shapes: dict[str, Shape] = {}
-    failure = ""
-    try:
-        shapes = reader.shapes()
-    except Exception as error:
-        failure = reason(error)
-    failures = [text for text in all_gather_object(failure) if text]
-    if failures:
-        raise pickle.UnpicklingError(failures[0])
-    return shapes
+class Saver:
+    """Saves checkpoints of one life of a run, one at a time; make, use and close it on all ranks.
+
+    Args:
+        root: the folder of checkpoints.
+        keep: how many complete ones are left after each save, beside the one that was best.
+        asynchronous: write in a thread; else `save` returns when all is on disk.
+        allowed: whether this process is still the one that writes; asked in the thread.
+
+    Attributes:
+        seconds: the longest time that a save took, from its call to its marker.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        keep: int,
+        asynchronous: bool = True,
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._root, self._keep, self._allowed = root, keep, allowed
+        self._asynchronous, self._writer = asynchronous, Writer()
+        self._done: Future[None] | None = None
+        self.seconds = 0.0
+
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        saved: Saved,
+        copies: Mapping[str, str] | None = None,
+        carried: Carried | None = None,
+    ) -> None:
+        """Write a checkpoint; returns once model and optimizer may be changed again.
+
+        A save that is still being written is waited for. What fails on the way to the disk is told
+        by the next `wait`. A kill at any moment leaves the earlier checkpoints as they were.
+
+        Args:
+            copies: name of a parameter here -> name under which its tied copies are saved once.
+            carried: what this rank's copy of the model has beside it.
+        """
+        began = time.monotonic()
+
+        def ended(done: Future[None]) -> None:
+            if done.exception() is None:
+                self.seconds = max(self.seconds, time.monotonic() - began)
+
+        carried = carried or Carried()
+        tensors, aliases = named(model, optimizer, copies, carried.optimizer)
+        target = _Step(self._root, saved, self._keep, self._allowed)
+        about = {"extra": asdict(saved)}
+        self._done = self._writer.save(
+            target, tensors | carried.state(), aliases, about, self._asynchronous
+        )
+        self._done.add_done_callback(ended)
+
+    def wait(self) -> str:
+        """Wait for the last save: empty, or why it was not written; the same on every rank.
+
+        Each failure is told once.
+        """
+        self._writer.wait()
+        done, self._done = self._done, None
+        error = done and done.exception()
+        return f"{type(error).__name__}: {error}".splitlines()[0] if error else ""
+
+    def close(self) -> None:
+        """Let a save that is being written come to its end, within bounds, and leave the group."""
+        self._writer.close(GRACE_SECONDS)
 
 
-def _damage(candidate: Candidate) -> str:
-    """What is wrong with a checkpoint's files, as all ranks found it together; empty if nothing."""
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    mine = candidate.damaged(sorted(candidate.files)[rank::ranks])
-    return "; ".join(line for part in all_gather_object(mine) for line in part)
+class _Step(Target):
+    """The folder of a step, and those before it that go when it is there."""
+
+    def __init__(self, root: Path, saved: Saved, keep: int, allowed: Callable[[], bool]) -> None:
+        directory = of_step(root, saved.place.step)
+        super().__init__(directory, directory)
+        self._keep, self._allowed = keep, allowed
+        self._best = saved.best and of_step(root, saved.best[1])
+        self._complete = False
+
+    def begin(self) -> None:
+        self.folder.parent.mkdir(exist_ok=True)
+        if self.folder.is_symlink() or self.folder.exists():
+            remove(self.folder)
+        for path in _steps(self.folder.parent):
+            if not (path / MARKER).exists():
+                remove(path)
+        self.folder.mkdir()
+
+    def commit(self, marker: Marker) -> None:
+        if not self._allowed():
+            raise OSError("another worker writes the checkpoints by now")
+        super().commit(marker)
+        self._complete = True
+        prune(self.folder, self._keep, self._best)
+
+    def undo(self, error: BaseException) -> None:
+        # A peer that dies after the marker takes nothing with it.
+        if not self._complete and self._allowed():
+            with contextlib.suppress(OSError):
+                (self.folder / MARKER).unlink(missing_ok=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _refuse_other_model(
-    there: Mapping[str, Shape],
-    model: Mapping[str, Shape],
-    optimizer: Mapping[str, Shape],
-    directory: Path,
-    own: str,
-) -> None:
-    """Compare all ranks' names and shapes with the checkpoint's; the same verdict on each."""
-    # The model's own names say it best; the optimizer's repeat them.
-    for what, prefix, held in (
-        ("model", _MODEL, model),
-        ("optimizer", own, optimizer),
-    ):
-        theirs = {
-            name.removeprefix(prefix): shape
-            for name, shape in there.items()
-            if name.startswith(prefix)
-        }
-        ours = union(held)
-        if what == "optimizer":
-            ours = {name: ours[name] for name in ours.keys() - unseen(theirs, ours)}
-        differing = differences(theirs, ours, "checkpoint", what)
-        if differing:
-            raise UserError(
-                f"checkpoint {directory} is of another {what}:{shortened(differing)}\n"
-                "resume with the options the run was started with, or start a new run"
-            )
+def amend(root: Path, saved: Saved) -> None:
+    """Replace, old or new, what the complete checkpoint of this place says of itself.
+
+    Raises:
+        OSError, DamagedError: it could not be written; what it said before is unchanged.
+    """
+    marker = Marker.read(of_step(root, saved.place.step))
+    replace(marker, about={**marker.about, "extra": asdict(saved)}).write()
+
+
+def of_step(root: Path, step: int) -> Path:
+    """The checkpoint of a step."""
+    return root / f"step-{step:08d}"
+
+
+def prune(newest: Path, keep: int, best: Path | None = None) -> None:
+    """Keep `newest`, the `keep - 1` complete checkpoints before it, and `best`.
+
+    Later ones are of a future that was abandoned when the run fell back; they go too.
+    """
+    others = [path for path in _steps(newest.parent) if path != newest]
+    before = [path for path in others if _number(path) < _number(newest)]
+    for path in {*others} - {*before[max(0, len(before) - (keep - 1)) :], best}:
+        with contextlib.suppress(OSError):  # the new one is whole, whatever becomes of this
+            remove(path)
+
+
+def remove(directory: Path) -> None:
+    """Remove a checkpoint, its marker first, so that half of it is never trusted.
+
+    A link to one that was moved elsewhere goes; what it points to is somebody's.
+    """
+    if not directory.is_dir() or directory.is_symlink():
+        directory.unlink(missing_ok=True)
+    else:
+        (directory / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(directory)
+
+
+def _steps(root: Path) -> list[Path]:
+    """The folders of checkpoints, oldest first; not what else somebody keeps beside them."""
+    found = [path for path in root.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_number)
+
+
+def _number(directory: Path) -> int:
+    return int(directory.name.removeprefix("step-"))
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(f"{value!r:.40} is no count")
+    return value
+
+
+def _best(value: Any, step: int) -> tuple[float, int] | None:
+    if value is None:
+        return None
+    loss, at = value
+    if not math.isfinite(loss := float(loss)) or not 0 < _whole(at) <= step:
+        raise ValueError(f"its best is {value!r:.60}")
+    return loss, at
+
+
+# --- beside the model
+
+
+class Exchange(Protocol):
+    """How copies of a model meet; what of it a resumed run needs."""
+
+    def state(self) -> dict[str, torch.Tensor]: ...
+
+    def wanted(self, saved: Collection[str]) -> dict[str, torch.Tensor]: ...
+
+    def resume(self, loaded: Mapping[str, torch.Tensor]) -> None: ...
+
+
+class Carried:
+    """Names under which a rank keeps what its copy of the model alone has.
+
+    The first copy's optimizer has the name that the optimizer of any other layout has, so that a
+    run may go on under another strategy.
+
+    Args:
+        copy: which of the copies this rank belongs to, from 0.
+    """
+
+    def __init__(self, copy: int = 0, exchange: Exchange | None = None) -> None:
+        self._copy, self._exchange = copy, exchange
+
+    @property
+    def optimizer(self) -> str:
+        """What the names of this copy's optimizer state begin with."""
+        return _prefix(self._copy)
+
+    def optimizer_among(self, names: Collection[str]) -> str:
+        """The same in a checkpoint of these names. Copies that have no state there, as they are new
+        or had no work, take that of another."""
+        found = (re.match(r"copy\.(\d{1,9})\.", name) for name in names)
+        copies = {int(match[1]) for match in found if match}
+        if not copies or any(name.startswith(OPTIMIZER) for name in names):
+            copies.add(0)
+        there = sorted(copies)
+        return _prefix(self._copy if self._copy in there else there[self._copy % len(there)])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Tensors of the exchange, to be saved."""
+        state = {} if self._exchange is None else self._exchange.state()
+        return {_EXCHANGE + name: value for name, value in state.items()}
+
+    def wanted(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Tensors to be filled from a checkpoint of these names."""
+        if self._exchange is None:
+            return {}
+        saved = [n.removeprefix(_EXCHANGE) for n in names if n.startswith(_EXCHANGE)]
+        wanted = self._exchange.wanted(saved)
+        return {_EXCHANGE + name: value for name, value in wanted.items()}
+
+    def resume(self, loaded: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what was filled."""
+        if self._exchange is not None:
+            self._exchange.resume({n.removeprefix(_EXCHANGE): t for n, t in loaded.items()})
+
+
+def _prefix(copy: int) -> str:
+    return f"copy.{copy}.{OPTIMIZER}" if copy else OPTIMIZER

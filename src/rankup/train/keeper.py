@@ -15,12 +15,10 @@ from ..runtime.full import full_state
 from ..runtime.log import print0
 from ..runtime.save import write
 from ..runtime.world import is_root_process
-from . import checkpoint, marker
-from .carried import Carried
-from .marker import Saved
+from . import checkpoint
+from .checkpoint import Carried, Saved, Saver
 from .options import TrainOptions
 from .place import Place
-from .saver import Saver
 from .stop import Stop
 
 
@@ -88,7 +86,7 @@ class Keeper:
 
     def take_over(self, step: int) -> None:
         """Another process has written the checkpoints, up to `step`: its best one is to be kept."""
-        for candidate in marker.candidates(self._root)[0]:
+        for candidate in checkpoint.candidates(self._root)[0]:
             saved = candidate.saved
             if saved.place.step <= step:
                 self.newest = max(self.newest, saved.place.step)
@@ -130,7 +128,9 @@ class Keeper:
         if not is_root_process():
             return
         try:
-            marker.amend(self._root, Saved(place, self._options.identity, self.best, unvalidated))
+            checkpoint.amend(
+                self._root, Saved(place, self._options.identity, self.best, unvalidated)
+            )
         except (OSError, ValueError, TypeError) as error:  # a later life validates again
             self._say(f"the validation of this checkpoint was not noted ({error})")
 

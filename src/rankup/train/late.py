@@ -33,12 +33,18 @@ class Late:
 
 
 class Clock:
-    """Times a step on the device's own clock, since the host runs ahead of a GPU."""
+    """Times a step on the device's own clock, since the host runs ahead of a GPU.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        before: that of the step before, where nothing else lies between: a step begins when it
+            ends, so that what the host does between two steps is counted.
+    """
+
+    def __init__(self, device: torch.device, before: Clock | None = None) -> None:
         self._on_gpu = device.type == "cuda"
-        self._start = self._now()
-        self._stop = self._start
+        now = self._now()
+        self._start: float | torch.cuda.Event = now if before is None else before._stop
+        self._stop: float | torch.cuda.Event = now
 
     def stop(self) -> None:
         """Mark the end."""

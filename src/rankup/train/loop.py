@@ -117,6 +117,7 @@ class _Run:
                 after_first_step()  # the first round's numbers are here: every rank has done it
             if self._passed(self.every_valid, before):
                 wishes += self._validate(taken[-1], stop)
+                self.stepper.pause()
             if self.taker.at_once:
                 wishes += self._report()
             if (
@@ -128,6 +129,7 @@ class _Run:
                 wishes += self._report()
                 with stop.saving():
                     self._checkpoint(stop)
+                self.stepper.pause()
                 if wishes and self.place.step < self.last:
                     return self._stopped(wishes, stop)
             stop.tick()

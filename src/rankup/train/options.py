@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 from ..base.errors import UserError
 from ..base.files import user_path
 from ..base.flags import flag
-from ..parallel.layout import SELDOM, WITHOUT_WAITING, Layout, choose
-from ..parallel.pipeline.names import torch_name
+from ..parallel.choices import Choices, check, without_effect
+from ..parallel.layout import SELDOM, Layout, choose
 from ..runtime.compress.names import Compression, parse
 
 
@@ -38,6 +38,11 @@ class TrainOptions:
         "fp32", "bf16: compute in 16 bits; weights stay in 32"
     )
     compile: bool = flag(False, "compile the model with torch.compile")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = flag(
+        "default", "how --compile compiles: with CUDA graphs, or after trying kernels"
+    )
+    tf32: bool = flag(False, "float32 products in TF32, of 10 bits, on GPUs from A100 on")
+    deterministic: bool = flag(False, "the same bits in each run of one layout, at some speed")
     valid_every: int | None = flag(
         None, "steps between validations; default five times in the run", least=1
     )
@@ -160,7 +165,6 @@ class TrainOptions:
         Raises:
             UserError: the sizes do not make up the world, or an option does not go with them.
         """
-        torch_name(self.pp_schedule)
         found = choose(
             world_size,
             per_node,
@@ -171,12 +175,7 @@ class TrainOptions:
             pp=self.pp,
             fits=self.fits,
         )
-        if self.offload and found.only_replicas:
-            raise UserError(
-                "--offload keeps shards of a model in host memory, and here every rank holds all "
-                "of it; add --strategy fsdp, on two ranks or more"
-            )
-        self._refuse_compression(found)
+        check(found, self.choices, self.strategy)
         if self.pp_timeline and found.pp == 1:
             raise UserError(
                 "--pp-timeline draws the stages of a pipeline, and this model is not cut into "
@@ -184,27 +183,18 @@ class TrainOptions:
             )
         return found
 
-    def _refuse_compression(self, layout: Layout) -> None:
-        kind = parse(self.compress).kind
-        if kind == "none":
-            return
-        among_copies = self.strategy in (*SELDOM, *WITHOUT_WAITING)
-        if not among_copies and not layout.only_replicas:
-            raise UserError(
-                f"--compress {self.compress} is for what whole copies of a model send each other: "
-                "ddp, local-sgd, diloco, async-sgd, gossip; leave it out, or choose one of these"
-            )
-        if among_copies and (layout.tp > 1 or layout.pp > 1):
-            cut = "--tp" if layout.tp > 1 else "--pp"
-            raise UserError(
-                f"--compress {self.compress} would let what several ranks of a copy hold alike "
-                f"drift apart under {cut}; leave it out, or split copies by --shard"
-            )
-        if kind == "powersgd" and among_copies:
-            raise UserError(
-                f"--compress {self.compress} is for the gradients of ddp; under "
-                f"--strategy {self.strategy} give bf16, int8 or topk"
-            )
+    @property
+    def choices(self) -> Choices:
+        """How a model is built on the layout."""
+        return Choices(
+            half=self.precision == "bf16",
+            compiled=self.compile_mode if self.compile else None,
+            recompute=self.activation_checkpointing,
+            offload=self.offload,
+            reshard=self.reshard,
+            schedule=self.pp_schedule,
+            compression=self.compression,
+        )
 
     @property
     def compression(self) -> Compression:
@@ -222,11 +212,9 @@ class TrainOptions:
 
     def notes(self, layout: Layout) -> list[str]:
         """What was asked for and does nothing, or costs more than it seems."""
-        found = []
-        if layout.pp == 1 and self.pp_schedule != "1f1b":
-            found.append(f"--pp-schedule {self.pp_schedule} does nothing without --pp")
-        if not self.reshard and (layout.only_replicas or layout.data_size == 1):
-            found.append("--no-reshard does nothing where weights are not sharded (--shard)")
+        found = without_effect(layout, self.choices)
+        if self.compile_mode != "default" and not self.compile:
+            found.append(f"--compile-mode {self.compile_mode} does nothing without --compile")
         if self.gamma != 0.1 and self.schedule != "step":
             found.append(f"--gamma {self.gamma:g} does nothing without --schedule step")
         found += self._without_effect()

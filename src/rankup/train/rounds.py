@@ -14,7 +14,7 @@ from ..parallel.lowcomm.cost import NUMBERS, Cost, ring_bytes
 from ..parallel.lowcomm.flat import Flat
 from ..parallel.lowcomm.owed import OfGradients, Owed
 from .async_sgd import AsyncSGD
-from .carried import Carried
+from .checkpoint import Carried
 from .late import Late
 from .options import TrainOptions
 from .plan import Step

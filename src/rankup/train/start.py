@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from ..base.errors import RunFailed
-from ..parallel.build import Built, Choices, build
+from ..parallel.build import Built, build
 from ..parallel.mesh import Mesh
 from ..runtime.probe import probe, same_code
 from ..runtime.world import World
@@ -26,23 +29,29 @@ def start(task: Task, options: TrainOptions, world: World) -> Built:
         probe(world)
     except RuntimeError as error:
         raise RunFailed(str(error)) from None
+    set_arithmetic(options)
     layout = options.layout(world.world_size, world.local_world_size)
-    choices = Choices(
-        half=options.precision == "bf16",
-        compiled=options.compile,
-        recompute=options.activation_checkpointing,
-        offload=options.offload,
-        reshard=options.reshard,
-        schedule=options.pp_schedule,
-        by_name=task.by_name if isinstance(task, Valued) else True,
-        compression=options.compression,
-    )
+    choices = options.choices
+    if isinstance(task, Valued):
+        choices = replace(choices, by_name=task.by_name)
     example = None
     if layout.pp > 1 and len(task.train):
         some = torch.arange(min(options.micro_batch, len(task.train)))
         example = (task.loss, task.train.batch(some))
     mesh = Mesh(layout, world, apart=options.apart)
     return build(task.build_model, mesh, options.seed, choices, example)
+
+
+def set_arithmetic(options: TrainOptions) -> None:
+    """Choose how float32 products are computed, before anything is.
+
+    Torch's own defaults let cuDNN's convolutions use TF32, and differ from version to version.
+    """
+    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = options.tf32
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS's first use
+        torch.use_deterministic_algorithms(True)
 
 
 def refuse_unused(model: nn.Module) -> None:

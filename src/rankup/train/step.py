@@ -82,6 +82,7 @@ class Stepper:
         self.feed = Feed(task.train, options.seed)
         self.last = last
         self._taken = False
+        self._clock: Clock | None = None
         self.frozen = Frozen(task, options, built.model)
 
     def take(self, step: Step, stop: Stop) -> Taken:
@@ -91,8 +92,12 @@ class Stepper:
         self.trace.write(step)
         return taken
 
+    def pause(self) -> None:
+        """Something else lies between the last step and the next, which begins with its own."""
+        self._clock = None
+
     def _take(self, step: Step, stop: Stop) -> Taken:
-        clock = Clock(self.world.device)
+        clock = Clock(self.world.device, self._clock)
         lr = self.learning_rate(step)
         # Summed losses over the count of all that step together make uneven dealing exact.
         mine = self._of_my_copy(step) if self.mesh.apart else range(len(step.micro_batches))
@@ -118,6 +123,7 @@ class Stepper:
         if mine:
             self.statistics.end_step(turn.packed[4:], len(mine))
         clock.stop()
+        self._clock = clock
         dealt = step.dealt(self.mesh.data_rank, self.mesh.data_size)
         targets = self.task.train.count(step.samples)
         return Taken(step, lr, targets, Late(turn.packed[:4], norm), turn.losses, dealt, clock)

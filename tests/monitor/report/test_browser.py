@@ -143,7 +143,7 @@ def test_dark_and_light_an_address_that_names_a_stretch_and_the_printer(
 ) -> None:
     tab = browser.open(one_of_four, dark=True, fragment="#zoom=600,1200")
     paper = "getComputedStyle(document.body).backgroundColor"
-    grid = "document.querySelector('[data-plot=gpu-util] .area').layout.xaxis.gridcolor"
+    grid = "document.querySelector('[data-plot=gpu-util] .area').layout.font.color"
     tab.run("document.querySelector('[data-plot=gpu-util]').scrollIntoView()")
     tab.until("document.querySelector('[data-plot=gpu-util]').dataset.drawn")
     assert set(tab.run(RANGES)) == {"600,1200"}

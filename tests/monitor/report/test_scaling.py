@@ -165,7 +165,7 @@ def test_the_page_has_its_plots(browser: Browser, tmp_path: Path) -> None:
     assert "alert(1)" in tab.run("document.querySelector('.run').textContent")
 
     # Its plots follow light and dark.
-    grid = "document.querySelector('[data-plot=cost] .area').layout.xaxis.gridcolor"
+    grid = "document.querySelector('[data-plot=cost] .area').layout.font.color"
     before = tab.run(grid)
     tab.run("document.getElementById('theme').click()")
     assert tab.run(grid) != before

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rankup.parallel.choices import stages_per_rank
 from rankup.parallel.pipeline.cut import balance, costs, links
-from rankup.parallel.pipeline.names import stages_per_rank
 from rankup.parallel.pipeline.place import placement
 from rankup.parallel.pipeline.run import Pipeline
 from rankup.parallel.pipeline.stage import carve

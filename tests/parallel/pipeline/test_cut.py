@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rankup.base.errors import UserError
+from rankup.parallel.choices import stages_per_rank
 from rankup.parallel.pipeline.cut import balance, costs, links
-from rankup.parallel.pipeline.names import stages_per_rank
 from rankup.parallel.pipeline.place import padded, placement
 from tests.parallel.pipeline.models import Chained
 

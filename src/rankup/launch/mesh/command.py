@@ -35,7 +35,7 @@ def show(
     require_torch()
     ranks = per_node or max(1, gpus.visible_gpus(os.environ))
     found = find(target, args, Split(nodes, ranks, *asked))
-    from ...parallel.build import Choices
+    from ...parallel.choices import Choices
     from ...parallel.on_paper import on_paper
 
     choices = Choices(schedule=found.schedule, offload=found.offload)

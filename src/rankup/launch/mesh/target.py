@@ -88,7 +88,7 @@ def find(target: str, args: tuple[str, ...], asked: Split) -> Target:
             f"{' '.join(args)} follows {target}, and only a recipe has options of its own; "
             f"options of `rankup mesh` stand in front of TARGET"
         )
-    from ...parallel.build import Choices
+    from ...parallel.choices import Choices
     from ...parallel.on_paper import fitting
 
     build = _checked(_function(target), target)

@@ -503,7 +503,10 @@ def cores(recording: Recording) -> Figure | None:
         "yaxis": {**_row_ticks(names, pixels), "type": "category"},
         "shapes": [_box("x domain", (0, 1), "y domain", "--blank")],
     }
-    note = "Mean over the run. Few bright cores beside many dark ones: the ranks have too few."
+    note = (
+        "Mean over the run. Few bright cores beside many dark ones: the ranks were bound to too "
+        "few."
+    )
     return Figure("cpu-cores", "Each core", "%", [trace], layout, note=note, ceiling=100.0)
 
 

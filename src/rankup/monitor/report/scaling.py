@@ -124,21 +124,25 @@ def scaling_text(found: Scaling) -> str:
         (
             str(point.count),
             str(point.nodes),
-            _digits(point.speed),
-            _digits(point.speed_up),
-            _percent(point.efficiency),
+            digits(point.speed),
+            digits(point.speed_up),
+            percent(point.efficiency),
             words.duration(point.seconds),
             words.amount(point.cost),
         )
         for point in found.points
     ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    ]
     said = [found.headline, *found.sentences, *(f"Careful: {one}" for one in found.warnings)]
-    return "\n".join([*table, "", *said])
+    return "\n".join([aligned(lines), "", *said])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Return cells below one another, their ends in line."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def _gpus(recording: Recording) -> int:
@@ -232,12 +236,12 @@ def _words(points: Sequence[Point], thing: str, limit: int | None) -> tuple[str,
         return f"How these runs scale cannot be told from one number of {thing}s.", ()
     first, last = known[0], known[-1]
     sentences = [
-        f"{last.count} {thing}s were {_digits(last.speed_up)} times as fast as {first.count}, "
-        f"{_percent(last.efficiency)} of ideal."
+        f"{last.count} {thing}s were {digits(last.speed_up)} times as fast as {first.count}, "
+        f"{percent(last.efficiency)} of ideal."
     ]
     poor = next((one for one in known if one.count > limit), None)
     if poor is not None:
-        gave = "nothing" if (poor.marginal or 0) <= 0 else _percent(poor.marginal)
+        gave = "nothing" if (poor.marginal or 0) <= 0 else percent(poor.marginal)
         sentences.append(
             f"Each {thing} added from {limit} to {poor.count} gave {gave} of what one of the "
             f"first {first.count} gives."
@@ -300,13 +304,13 @@ def _work(command: str) -> str:
     return shlex.join(kept)
 
 
-def _digits(value: float | None) -> str:
+def digits(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 

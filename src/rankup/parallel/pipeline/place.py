@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from .names import V_SHAPED, VIRTUAL, stages_per_rank, torch_name
+from ..choices import V_SHAPED, VIRTUAL, stages_per_rank, torch_name
 
 
 def schedule_class(name: str) -> Any:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
-from .names import torch_name
+from ..choices import torch_name
 from .place import padded, placement, schedule_class
 from .sharded import exchange, exchange_now
 from .stage import StageModule

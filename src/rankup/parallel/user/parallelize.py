@@ -16,11 +16,11 @@ from ...runtime.keys import derive, reseed
 from ...runtime.model import wrap
 from ...runtime.probe import probe, same_code
 from ...runtime.world import World, setup
-from ..build import Built, Choices, Loss, build
+from ..build import Built, Loss, build
+from ..choices import Choices, Recompute, as_keyword, check, without_effect
 from ..layout import SELDOM, WITHOUT_WAITING, Layout, choose, crossing
-from ..memory import Recompute, recompute
+from ..memory import recompute
 from ..mesh import Mesh
-from ..pipeline.names import torch_name
 from ..sharded import blocks, release
 from .forward import Methods, Peers, around_peers, draws, in_half, refuse_call, replace_forward
 from .gradients import Gradients, no_sync
@@ -132,7 +132,7 @@ def parallelize(
     )
     choices = Choices(
         half=precision == "bf16",
-        compiled=compile,
+        compiled="default" if compile else None,
         recompute=activation_checkpointing,
         offload=offload,
         reshard=reshard,
@@ -140,7 +140,9 @@ def parallelize(
         by_name=False,
         plan=plan,
     )
-    _check(layout, choices, precision, loss, micro_batch)
+    _check_words(precision, activation_checkpointing)
+    check(layout, choices, strategy, as_keyword)
+    _check_pipeline(layout, loss, micro_batch)
     for warning in _notes(layout, choices, world.local_world_size) if world.is_root else ():
         warnings.warn(warning, stacklevel=2)
     mesh = Mesh(layout, world)
@@ -252,21 +254,16 @@ def _optimizer(build_optimizer: BuildOptimizer, model: nn.Module) -> torch.optim
     return optimizer
 
 
-def _check(
-    layout: Layout, choices: Choices, precision: str, loss: Loss | None, micro_batch: int | None
-) -> None:
+def _check_words(precision: str, recompute: str) -> None:
     for name, value, known in (
         ("precision", precision, ("fp32", "bf16")),
-        ("activation_checkpointing", choices.recompute, ("none", "selective", "full")),
+        ("activation_checkpointing", recompute, ("none", "selective", "full")),
     ):
         if value not in known:
             raise UserError(f"{name}={value!r} is unknown; known are: {', '.join(known)}")
-    torch_name(choices.schedule)
-    if choices.offload and layout.only_replicas:
-        raise UserError(
-            "offload=True keeps shards of a model in host memory, and here every rank holds all of "
-            'it: give strategy "fsdp" on two ranks or more, or leave offload out'
-        )
+
+
+def _check_pipeline(layout: Layout, loss: Loss | None, micro_batch: int | None) -> None:
     if micro_batch is not None and micro_batch < 1:
         raise UserError(f"micro_batch={micro_batch} is no number of samples; give 1 or more")
     if layout.pp > 1 and (loss is None or micro_batch is None):
@@ -283,12 +280,4 @@ def _notes(layout: Layout, choices: Choices, per_node: int) -> list[str]:
     A single process is left alone: there a script of any layout is tried out.
     """
     found = [warning] if (warning := crossing(layout, per_node)) else []
-    if layout.world_size == 1:
-        return found
-    if choices.plan is not None and layout.tp == 1:
-        found.append("plan= does nothing without tp")
-    if layout.pp == 1 and torch_name(choices.schedule) != "1F1B":
-        found.append(f"pp_schedule={choices.schedule!r} does nothing without pp")
-    if not choices.reshard and (layout.only_replicas or layout.data_size == 1):
-        found.append("reshard=False does nothing where weights are not sharded (shard=)")
-    return found
+    return found + (without_effect(layout, choices, as_keyword) if layout.world_size > 1 else [])

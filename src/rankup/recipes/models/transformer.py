@@ -1,9 +1,12 @@
-"""A causal transformer: pre-norm blocks, scaled dot-product attention (Vaswani et al., 2017;
-pre-norm after Radford et al., 2019)."""
+"""A causal transformer: pre-norm blocks, scaled dot-product attention (Vaswani et al., 2017).
+
+Pre-norm and initial values after GPT-2 (Radford et al., 2019): all maps start normal with 0.02, and
+those that add to the residual stream smaller by the square root of their number, so that the
+stream's deviation does not grow with depth.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +15,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+_STD = 0.02
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,10 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.head_size = shape.dim // shape.heads
-        std = 1 / math.sqrt(shape.dim)
-        self.query = Linear(shape.dim, shape.dim, std)
-        self.key = Linear(shape.dim, shape.dim, std)
-        self.value = Linear(shape.dim, shape.dim, std)
-        # What is added to the residual stream shrinks with depth, so that its sum does not grow.
-        self.output = Linear(shape.dim, shape.dim, std / math.sqrt(2 * shape.layers))
+        self.query = Linear(shape.dim, shape.dim, _STD)
+        self.key = Linear(shape.dim, shape.dim, _STD)
+        self.value = Linear(shape.dim, shape.dim, _STD)
+        self.output = Linear(shape.dim, shape.dim, _STD / (2 * shape.layers) ** 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
@@ -107,9 +110,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        std = 1 / math.sqrt(shape.dim)
-        self.up = Linear(shape.dim, 4 * shape.dim, std)
-        self.down = Linear(4 * shape.dim, shape.dim, std / math.sqrt(8 * shape.layers))
+        self.up = Linear(shape.dim, 4 * shape.dim, _STD)
+        self.down = Linear(4 * shape.dim, shape.dim, _STD / (2 * shape.layers) ** 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.down(F.gelu(self.up(x)))
@@ -143,15 +145,15 @@ class Transformer(nn.Module):
     def __init__(self, shape: Shape, logits: npt.NDArray[np.float32] | None = None) -> None:
         super().__init__()
         self.shape = shape
-        self.tokens = Embedding(shape.vocab_size, shape.dim, std=0.02)
-        self.positions = Embedding(shape.seq_len, shape.dim, std=0.02)
+        self.tokens = Embedding(shape.vocab_size, shape.dim, std=_STD)
+        self.positions = Embedding(shape.seq_len, shape.dim, std=_STD)
         self.dropout = nn.Dropout(shape.dropout)
         self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
         self.norm = nn.LayerNorm(shape.dim)
         self.head: nn.Linear = (
-            Head(shape.dim, shape.vocab_size, 0.02, logits)
+            Head(shape.dim, shape.vocab_size, _STD, logits)
             if shape.prior
-            else Linear(shape.dim, shape.vocab_size, 0.02)
+            else Linear(shape.dim, shape.vocab_size, _STD)
         )
         if shape.tied:
             self.head.weight = self.tokens.weight

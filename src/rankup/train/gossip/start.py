@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ...base.errors import RunFailed, UserError
-from ...parallel.build import Built, Choices, build
+from ...parallel.build import Built, build
 from ...parallel.layout import Layout
 from ...parallel.lowcomm.gossip import names
 from ...parallel.lowcomm.gossip.board import Board, look_again_after
@@ -58,12 +58,7 @@ class Who:
 
 def built(task: Task, options: TrainOptions, world: World) -> Built:
     """The whole model, in this one process."""
-    choices = Choices(
-        half=options.precision == "bf16",
-        compiled=options.compile,
-        recompute=options.activation_checkpointing,
-    )
-    return build(task.build_model, Mesh(Layout(), world), options.seed, choices)
+    return build(task.build_model, Mesh(Layout(), world), options.seed, options.choices)
 
 
 def restore(keeper: Keeper, last: int, worker: int) -> int:

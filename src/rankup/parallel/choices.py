@@ -1,0 +1,146 @@
+"""How a model is built on a layout, and the one check of what was asked for. No torch here: what
+cannot be is said before a job waits for its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..base.errors import UserError, nearest
+from ..runtime.compress.names import Compression
+from .layout import SELDOM, WITHOUT_WAITING, Layout
+
+Recompute = Literal["none", "selective", "full"]
+# How options are written: a name, and its value where that matters.
+Spelling = Callable[..., str]
+
+# Our words for torch's schedules.
+OURS = {
+    "naive": "GPipe",  # with one chunk at a time
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+}
+SEVERAL = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+# Stages go down the ranks and up again, so that one rank holds the first and the last.
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+VIRTUAL = 2  # stages per rank, where a schedule takes several
+
+
+def torch_name(name: str) -> str:
+    """torch's name of a schedule, given that or ours.
+
+    Raises:
+        UserError: it is neither; names the nearest.
+    """
+    theirs = {known.lower(): known for known in ("GPipe", "1F1B", *SEVERAL)}
+    found = OURS.get(name.lower()) or theirs.get(name.lower())
+    if found is None:
+        hint = nearest(name, {*OURS, *SEVERAL})
+        raise UserError(f"unknown pipeline schedule {name!r}; {hint}")
+    return found
+
+
+def stages_per_rank(name: str, virtual: int = VIRTUAL) -> int:
+    """Stages that one rank holds: `virtual` where the schedule takes several, else one."""
+    known = torch_name(name)
+    if known not in SEVERAL:
+        return 1
+    if known in V_SHAPED:
+        return 2
+    if virtual < 1:
+        raise UserError(f"{virtual} pipeline stages per rank were asked for; give 1 or more")
+    return virtual
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How a model is built on a mesh, beside the mesh.
+
+    Attributes:
+        half: compute in bfloat16: sharded parameters are gathered in it, and everything a model
+            does is in it, as after `model.bfloat16()`; where a rank holds its part of the model
+            whole, torch's autocast chooses. Weights, sums of gradients and outputs are float32.
+        compiled: mode in which torch compiles each block, or the model where every rank holds it
+            whole; None leaves them as they are.
+        recompute: what the backward computes again.
+        offload, reshard: see `sharded.shard`.
+        schedule: of the pipeline.
+        by_name: draw each parameter by its name; False keeps the constructor's own values.
+        plan: how modules are cut for tensor parallelism, where the model does not bring it.
+        compression: of the gradients that whole copies of the model send each other.
+    """
+
+    half: bool = False
+    compiled: str | None = None
+    recompute: Recompute = "none"
+    offload: bool = False
+    reshard: bool = True
+    schedule: str = "1f1b"
+    by_name: bool = True
+    plan: Mapping[str, str] | None = None
+    compression: Compression = field(default_factory=Compression)
+
+
+def as_flag(name: str, value: object = None) -> str:
+    """An option as it is written on the command line."""
+    text = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+    return text if value is None or isinstance(value, bool) else f"{text} {value}"
+
+
+def as_keyword(name: str, value: object = None) -> str:
+    """An option as it is written in a call."""
+    return name if value is None else f"{name}={value!r}"
+
+
+def check(
+    layout: Layout, choices: Choices, strategy: str | None = None, spell: Spelling = as_flag
+) -> None:
+    """Refuse what does not go with a layout.
+
+    Raises:
+        UserError: says what, and the way out.
+    """
+    torch_name(choices.schedule)
+    if choices.offload and layout.only_replicas:
+        raise UserError(
+            f"{spell('offload', True)} keeps shards of a model in host memory, and here every rank "
+            f"holds all of it; add {spell('strategy', 'fsdp')}, on two ranks or more"
+        )
+    if not choices.compression:
+        return
+    compress = spell("compress", str(choices.compression))
+    apart = strategy in (*SELDOM, *WITHOUT_WAITING)
+    if not apart and not layout.only_replicas:
+        raise UserError(
+            f"{compress} is for what whole copies of a model send each other: ddp, local-sgd, "
+            f"diloco, async-sgd, gossip; leave it out, or choose one of these"
+        )
+    if apart and (layout.tp > 1 or layout.pp > 1):
+        raise UserError(
+            f"{compress} would let what several ranks of a copy hold alike drift apart under "
+            f"{spell('tp' if layout.tp > 1 else 'pp')}; leave it out, or split copies by "
+            f"{spell('shard')}"
+        )
+    if apart and choices.compression.kind == "powersgd":
+        raise UserError(
+            f"{compress} is for the gradients of ddp; under {spell('strategy', strategy)} give "
+            f"bf16, int8 or topk"
+        )
+
+
+def without_effect(layout: Layout, choices: Choices, spell: Spelling = as_flag) -> list[str]:
+    """What was asked for and does nothing on a layout."""
+    found = []
+    if choices.plan is not None and layout.tp == 1:
+        found.append(f"{spell('plan')} does nothing without {spell('tp')}")
+    if layout.pp == 1 and torch_name(choices.schedule) != "1F1B":
+        schedule = spell("pp_schedule", choices.schedule)
+        found.append(f"{schedule} does nothing without {spell('pp')}")
+    if not choices.reshard and (layout.only_replicas or layout.data_size == 1):
+        found.append(
+            f"{spell('reshard', False)} does nothing where weights are not sharded "
+            f"({spell('shard')})"
+        )
+    return found
