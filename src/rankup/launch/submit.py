@@ -16,10 +16,10 @@ from typing import Any
 from .. import __version__
 from ..base.errors import UserError
 from ..base.files import user_path, write_atomic
-from ..site import detect, places, rundir
+from ..site import detect, rundir
 from ..site.config import Config
 from ..site.jobspec import JobSpec, refuse_own_directives, variables
-from ..site.profile import Profile
+from ..site.profile import Profile, scratch_folder, seen_by_nodes
 from ..site.rundir import Job
 from ..slurm import limits, script
 from ..slurm.client import Client
@@ -123,7 +123,7 @@ def runs_folder(config: Config, plan: Plan) -> tuple[Path, Path | None]:
     What `rankup.toml` says, or a `./runs` that is there; else the site's scratch: checkpoints are
     large, and home is not.
     """
-    scratch = places.scratch(plan.profile, os.environ, plan.options.account)
+    scratch = scratch_folder(plan.profile, os.environ, plan.options.account)
     if config.runs_set or os.path.lexists(config.runs) or scratch is None:
         return config.runs, None
     # One folder per project: `last` means the last run of this one.
@@ -146,7 +146,7 @@ def refuse_unmounted(plan: Plan, paths: Mapping[str, Path]) -> None:
     """
     doubtful = []
     for what, path in paths.items():
-        seen = places.mounted(plan.profile, path)
+        seen = seen_by_nodes(plan.profile, path)
         if seen is False:
             where = ", ".join(plan.profile.mounts) or "not known"
             raise UserError(
