@@ -11,9 +11,8 @@ import numpy as np
 import xxhash
 
 from rankup.data import indexes, stamp
-from rankup.data.blocks import Blocks
-from rankup.data.index import Field, Index, Split
-from rankup.data.strings import Strings
+from rankup.data.index import Field, Index, Split, Strings
+from rankup.data.verified import Blocks
 
 # key, bytes, label
 Sample = tuple[str | bytes, bytes, int]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import rankup.data
 from rankup.base.errors import UserError
-from rankup.data.bench.command import Raised, Request, bench_data, load_transform
+from rankup.data.bench import Raised, Request, bench_data, load_transform
 from rankup.data.bench.verdict import Data, Load, Measured, Parts, Spread, judge, lines
 
 GB = 10**9

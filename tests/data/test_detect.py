@@ -19,7 +19,7 @@ from rankup.data import npz, opened
 from rankup.data.containers.detect import detect
 from rankup.data.inspect import show
 from rankup.data.pack.command import pack
-from rankup.data.pack.request import Request
+from rankup.data.pack.source import Request
 
 
 def _tar(path: Path, kind: int, mode: str = "w") -> None:

@@ -17,9 +17,8 @@ import xxhash
 from rankup.base.errors import UserError
 from rankup.data import indexes
 from rankup.data.errors import BadContainer
-from rankup.data.index import Field, Index, Split
+from rankup.data.index import Field, Index, Split, Strings
 from rankup.data.inspect import show
-from rankup.data.strings import Strings
 
 from .made import finished, pack, samples
 

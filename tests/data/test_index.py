@@ -14,12 +14,11 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.data import indexes, npz
 from rankup.data.errors import BadContainer
-from rankup.data.index import Field, Index, Split, ordered
+from rankup.data.index import Field, Index, Split, Strings, ordered
 from rankup.data.inspect import show
+from rankup.data.keys import split_order
 from rankup.data.pack.command import pack as start
-from rankup.data.pack.request import Request
-from rankup.data.roles import split_order
-from rankup.data.strings import Strings
+from rankup.data.pack.source import Request
 
 from .made import pack, samples
 

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data.containers import Choice, isolated
+from rankup.data import finding
+from rankup.data.containers import Choice
 from rankup.data.errors import BadContainer
 
 # What the child finds in the place of HDF5: the file's first word says what it does.
@@ -22,7 +23,7 @@ def scan(path, choice):
     from rankup.base.errors import UserError
     from rankup.data.errors import BadContainer
     from rankup.data.index import Field, Index, Split
-    from rankup.data.strings import Strings
+    from rankup.data.index import Strings
     word = path.read_text()
     if word == "crash":
         print("last words\\x1b[2J", file=sys.stderr, flush=True)
@@ -71,12 +72,12 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _scan(data: Path, word: str, **bounds: float) -> None:
     data.write_text(word)
-    isolated.scan("hdf5", data, Choice(), **bounds)  # type: ignore[arg-type]
+    finding.scan("hdf5", data, Choice(), **bounds)  # type: ignore[arg-type]
 
 
 def test_the_index_comes_through(data: Path) -> None:
     data.write_text("sound")
-    index = isolated.scan("hdf5", data, Choice(label="y", fields=("a", "b")))
+    index = finding.scan("hdf5", data, Choice(label="y", fields=("a", "b")))
     assert len(index) == 5
     assert list(index.keys) == [b"0", b"1", b"2", b"3", b"4"]
     assert index.facts["choice"] == ["y", "a", "b"]
@@ -118,7 +119,7 @@ def test_time_is_bounded_and_nothing_is_left(data: Path, monkeypatch: pytest.Mon
         time.sleep(0.02)
     monkeypatch.setenv("RANKUP_SCAN_SECONDS", "soon")
     with pytest.raises(UserError, match="number of seconds"):
-        isolated.scan("hdf5", data, Choice())
+        finding.scan("hdf5", data, Choice())
 
 
 def test_the_folder_it_is_started_in_has_no_say(
@@ -127,4 +128,4 @@ def test_the_folder_it_is_started_in_has_no_say(
     (tmp_path / "json.py").write_text("raise SystemExit('not mine')")
     monkeypatch.chdir(tmp_path)
     data.write_text("ok")
-    assert len(isolated.scan("hdf5", Path("data"), Choice())) == 2
+    assert len(finding.scan("hdf5", Path("data"), Choice())) == 2

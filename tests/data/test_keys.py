@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rankup.data import keys
 from rankup.data.errors import BadContainer
-from rankup.data.strings import Strings
+from rankup.data.index import Strings
 
 SAFE = (
     b"a",

@@ -19,8 +19,8 @@ from rankup.base.errors import UserError
 from rankup.data import indexes, stamp
 from rankup.data.containers import Choice
 from rankup.data.errors import BadContainer
+from rankup.data.index import Strings
 from rankup.data.opened import Samples
-from rankup.data.strings import Strings
 
 from .made import pack, samples
 

@@ -18,11 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import rankup
-from rankup.data import indexes
-from rankup.data.containers import Choice, isolated
-from rankup.data.index import Field, Index, Split
+from rankup.data import finding, indexes
+from rankup.data.containers import Choice
+from rankup.data.index import Field, Index, Split, Strings
 from rankup.data.opened import Samples
-from rankup.data.strings import Strings
 
 from .made import samples
 
@@ -55,7 +54,7 @@ class _Scans:
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> _Scans:
     fake = _Scans()
-    monkeypatch.setattr(isolated, "module", lambda name: fake)
+    monkeypatch.setattr(finding, "module", lambda name: fake)
     return fake
 
 
@@ -139,7 +138,7 @@ def test_a_folder_that_changed_is_scanned_again(
         )
 
     fake = type("Fake", (), {"scan": staticmethod(scan)})
-    monkeypatch.setattr(isolated, "module", lambda name: fake)
+    monkeypatch.setattr(finding, "module", lambda name: fake)
     root = tmp_path / "tree"
     (root / "cat" / "deep").mkdir(parents=True)
     (root / "cat" / "a").write_bytes(b"a")

@@ -14,9 +14,8 @@ import pytest
 
 import rankup
 from rankup.data import indexes, stamp
-from rankup.data.index import Field, Index, Split
+from rankup.data.index import Field, Index, Split, Strings
 from rankup.data.opened import Samples
-from rankup.data.strings import Strings
 
 MANY = 10_000_000
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
 from rankup.data import Loader, Pad
+from rankup.data.fetch import Masked, Padded
 from rankup.data.orders import ByLength
-from rankup.data.padding import Masked, Padded
 
 
 @given(

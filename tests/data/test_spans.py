@@ -13,8 +13,8 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.data.errors import BadContainer
+from rankup.data.index import Strings
 from rankup.data.spans import VARIABLE, How, Spans, way
-from rankup.data.strings import Strings
 
 from .sparse import sparse as sparse
 
@@ -104,7 +104,7 @@ def test_more_than_two_gibibytes_are_read_at_once(sparse: Path) -> None:
     # In a process of its own: its memory is given back.
     program = (
         "import sys, numpy; from pathlib import Path\n"
-        "from rankup.data.spans import Spans; from rankup.data.strings import Strings\n"
+        "from rankup.data.spans import Spans; from rankup.data.index import Strings\n"
         "for how in sys.argv[2:]:\n"
         f" spans = Spans(Path(sys.argv[1]), Strings.of([b'']), numpy.array([{size}]), how)\n"
         f" data = spans.read(0, 0, {size})\n"

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset
 
 from rankup.base.errors import UserError
 from rankup.data import Loader, PackedDataset, random_split
-from rankup.data.splits import unwrapped
+from rankup.data.orders.plain import unwrapped
 
 from .feeding import Digest, small
 

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 import rankup
 from rankup.base.errors import UserError
 from rankup.data import BadSample, Batches, PackedDataset, orders, photos
-from rankup.data.padding import Pad
+from rankup.data.fetch import Pad
 
 from .feeding import Digest, digest, epochs, loader, small
 

@@ -16,7 +16,7 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.data.pack.command import pack as make_pack
-from rankup.data.pack.request import Request as PackRequest
+from rankup.data.pack.source import Request as PackRequest
 from rankup.data.stage import staging as data
 from rankup.launch import stage
 from rankup.site import mounts

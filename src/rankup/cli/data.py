@@ -56,7 +56,7 @@ def pack(
     With `srun --kill-on-bad-exit=1 -n N rankup pack ...` the tasks of the step share the work.
     """
     from ..data.pack.command import pack as start
-    from ..data.pack.request import Request
+    from ..data.pack.source import Request
 
     request = Request(
         source=source,
@@ -132,7 +132,7 @@ def bench_data(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say how fast a file feeds, which part is slow, and what to change."""
-    from ..data.bench.command import Request, bench_data
+    from ..data.bench import Request, bench_data
 
     request = Request(file, split, field, transform, size, batch, demand, workers, seconds, as_json)
     raise typer.Exit(bench_data(request))

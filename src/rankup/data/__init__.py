@@ -10,13 +10,12 @@ from ..base.errors import UserError
 if TYPE_CHECKING:
     from .batches import Batches
     from .dali import DaliLoader
-    from .fetch import BadSample
+    from .fetch import BadSample, Pad
     from .loader import Loader
     from .opened import Samples
     from .opened import open as open
-    from .padding import Pad
+    from .orders.plain import random_split
     from .reader import PackedDataset
-    from .splits import random_split
     from .tokens import Tokens, Windows, text
     from .transforms import Shaped, Transform
 
@@ -26,10 +25,10 @@ _HOME = {
     "PackedDataset": "reader",
     "Loader": "loader",
     "Batches": "batches",
-    "Pad": "padding",
+    "Pad": "fetch",
     "Tokens": "tokens",
     "Windows": "tokens",
-    "random_split": "splits",
+    "random_split": "orders.plain",
     "text": "tokens",
     "Shaped": "transforms",
     "Transform": "transforms",

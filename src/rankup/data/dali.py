@@ -25,10 +25,10 @@ from .engines import Engine, Threads, default_workers
 from .errors import BadContainer, require_positive
 from .fetch import Fetch, Made, allocate
 from .loader import Loader
+from .orders.plain import unwrapped
 from .photos.decoding import measure
 from .photos.shaping import Photo, View
 from .reader import PackedDataset
-from .splits import unwrapped
 
 _FAILURES = (RuntimeError, IndexError, ValueError, TypeError, OSError)  # as DALI's errors arrive
 

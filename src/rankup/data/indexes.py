@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from . import keys, npz
 from .errors import DAMAGE, BadContainer
-from .index import Field, Index, Split
-from .strings import Strings
+from .index import Field, Index, Split, Strings
 
 VERSION = 1
 _MOST = 1 << 62  # bytes of a sample; more does not fit into a column of lengths

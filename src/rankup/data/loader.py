@@ -24,8 +24,8 @@ from .errors import BadContainer
 from .fetch import Bad, Fetch, Made, Tally
 from .index import Int64s
 from .orders import Blocks, Ordering, Sequential, Shuffled
+from .orders.plain import unwrapped
 from .reader import PackedDataset
-from .splits import unwrapped
 
 Kind = Literal["auto", "threads", "processes"]
 # What was made, and the batch of it.

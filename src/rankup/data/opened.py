@@ -18,7 +18,7 @@ from .containers import Choice, Fallbacks, files
 from .errors import BadContainer
 from .index import Index, Int64s
 from .spans import How, Spans, way
-from .stage import find, mount
+from .stage import mount, place
 
 _CHUNK = 16 << 20
 _Asked = Literal["auto", "mmap", "pread"] | None
@@ -60,14 +60,14 @@ def open(
     """
     root = Path(path)
     part = root.with_name(f"{root.name}.part")
-    place = indexes.place(root)
-    if (part / "published").exists() and not (place.exists() and place.stat().st_size):
+    marker = indexes.place(root)
+    if (part / "published").exists() and not (marker.exists() and marker.stat().st_size):
         raise UserError(
             f"{root} has no index yet: `rankup pack` was interrupted while it gave the container "
             f"its name, or does so now. {part} is there still: run the same command with --resume"
         )
     choice = choice or Choice()
-    copy = find.copy_of(root, os.environ) if staged else None
+    copy = place.copy_of(root, os.environ) if staged else None
     near = None  # all bytes of the one file that the source is
     if copy is not None:
         with suppress(FileNotFoundError):  # it was removed just now
@@ -347,7 +347,7 @@ def _again(
         if len(samples) != count:
             raise BadContainer(f"{root} was changed while it was in use: {len(samples)} samples")
     else:
-        copy = find.copy_of(root, os.environ) if staged else None
+        copy = place.copy_of(root, os.environ) if staged else None
         data = copy.root if copy is not None and copy.of_files(index) else None
         samples = Samples(index, root, how, copy=data, staged=staged)
     return samples if split is None else samples.split(split)

@@ -19,8 +19,7 @@ from typing import Any, Literal, cast
 from ..base.errors import UserError
 from ..site import mounts
 from .errors import BadContainer
-from .index import Int64s, data_path
-from .strings import Strings
+from .index import Int64s, Strings, data_path
 
 How = Literal["mmap", "pread"]
 VARIABLE = "RANKUP_READ"

@@ -18,11 +18,10 @@ from .batches import BatchRequest
 from .containers import arrays
 from .errors import BadContainer, require_positive
 from .fetch import Made, allocate
-from .index import Int64s
+from .index import Int64s, Strings
 from .reader import PackedDataset
 from .spans import Spans, way
-from .stage import find
-from .strings import Strings
+from .stage import place
 
 _LOOK = 32  # tokens at least, from which their type is seen
 
@@ -286,7 +285,7 @@ def _bytes(path: Path, size: int) -> tuple[Spans, Path | None]:
     Args:
         size: bytes that the file has.
     """
-    copy = find.copy_of(path, os.environ)
+    copy = place.copy_of(path, os.environ)
     staged = copy.root if copy is not None and copy.size == size else None
     here = path if staged is None else staged
     spans = Spans(here, Strings.of([b""]), np.array([size], np.int64), way(here))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from ..base.errors import EXIT_FAILED, UserError, nearest
 from ..base.files import user_path, write_atomic
+from ..base.findings import Finding
 from ..base.text import clean
 from ..monitor import words
 from ..monitor.cost import Cost, cost
@@ -216,9 +217,13 @@ def _compare(judged: Sequence[Judged], wish: Wish) -> int:
 
 
 def _as_json(judged: Judged) -> dict[str, object]:
+    findings = []
+    for one in map(asdict, judged.diagnoses):
+        general = {field.name: one.pop(field.name) for field in fields(Finding)}
+        findings.append({"finding": general, **one})
     return {
         "run": judged.recording.facts.run,
         "verdict": asdict(judged.verdict),
         "cost": asdict(judged.cost),
-        "findings": [asdict(one) for one in judged.diagnoses],
+        "findings": findings,
     }

@@ -22,13 +22,13 @@ import numpy as np
 from . import jsonl, samples
 from . import steps as training
 from .gaps import Span, gaps, spans
+from .jsonl import number
 from .lines import KINDS
 from .node import Grid, Node, Window, scan
 from .node import grid as bins_of
 from .recording import GPU, HOST, RANK, Band, Event, Facts, Recording
 from .samples import Journal
 from .steps import Training
-from .values import number
 
 EVERY = 10.0  # seconds between samples, where nobody says
 _SELDOM = 3600.0  # nobody samples less often

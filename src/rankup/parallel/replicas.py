@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..runtime.compress.ddp import CompressedExchange, compressed, mean
+from ..runtime.compress.ddp import CompressedExchange, compressed
 from ..runtime.compress.names import Compression
-from ..runtime.model import no_buffer_sync
+from ..runtime.model import exchange_by, no_buffer_sync
 from ..runtime.world import World
 
 
@@ -22,6 +22,5 @@ def replicate(
         return model, None
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
     exchange = compressed(model, compression)
-    if exchange is not None:
-        replica.register_comm_hook(exchange, mean)
+    exchange_by(replica, exchange)
     return replica, exchange

@@ -20,8 +20,8 @@ from ..data import photos
 from ..data.errors import BadContainer
 from ..data.images import SUFFIXES
 from ..data.opened import open as open_samples
+from ..data.orders.plain import random_split
 from ..data.reader import PackedDataset
-from ..data.splits import random_split
 from ..runtime.world import setup
 from ..train.gossip.loop import train as train_by_gossip
 from ..train.loop import train

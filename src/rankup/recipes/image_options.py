@@ -15,7 +15,7 @@ from ..base.errors import UserError
 from ..base.files import user_path, write_json
 from ..base.flags import flag
 from ..base.text import say
-from ..data.roles import kind_of
+from ..data.keys import kind_of
 from ..parallel.layout import WITHOUT_WAITING, Layout
 from ..train.options import TrainOptions
 from .drawings import draw

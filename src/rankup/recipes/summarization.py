@@ -17,8 +17,8 @@ from torch import nn
 from ..base.errors import UserError
 from ..base.files import open_regular, write_json
 from ..base.text import clean
+from ..data.fetch import Pad
 from ..data.orders import ByLength
-from ..data.padding import Pad
 from ..runtime.collectives import all_gather_object, barrier
 from ..runtime.world import World, setup
 from ..train.evaluate import to_device

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .collectives import broadcast
-from .compress.ddp import compressed, mean
+from .compress.ddp import CompressedExchange, compressed, mean
 from .compress.names import Compression, parse
 from .deal import LEDGER
 from .exchange import Exchange
@@ -82,6 +83,18 @@ def no_buffer_sync() -> dict[str, Any]:
     return {name: False}
 
 
+def exchange_by(replica: DistributedDataParallel, compression: CompressedExchange | None) -> None:
+    """Let DDP average its buckets of gradients over the ranks, compressed or whole.
+
+    Torch's own hook divides a bucket at once, where DDP without one divides each gradient: a kernel
+    per parameter.
+    """
+    if compression is None:
+        replica._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    else:
+        replica.register_comm_hook(compression, mean)
+
+
 class Wrapped(DistributedDataParallel):
     """See `wrap`."""
 
@@ -102,8 +115,7 @@ class Wrapped(DistributedDataParallel):
         self._compression = compression
         self._exchange = Exchange(self, RunningStatistics(model))
         self._compressed = compressed(model, compression)
-        if self._compressed is not None:
-            self.register_comm_hook(self._compressed, mean)
+        exchange_by(self, self._compressed)
         self._ready = True
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

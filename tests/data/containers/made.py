@@ -13,11 +13,10 @@ import numpy.typing as npt
 import xxhash
 
 from rankup.data.containers import module
-from rankup.data.index import Field, Index, Split, data_path
+from rankup.data.index import Field, Index, Split, Strings, data_path
 from rankup.data.indexes import inconsistency
 from rankup.data.pack.layout import Layout, Shape, plan
 from rankup.data.spans import Spans
-from rankup.data.strings import Strings
 
 Values = Sequence[bytes] | npt.NDArray[np.generic]
 

@@ -15,10 +15,9 @@ import xxhash
 
 import rankup
 from rankup.data.containers.squashfs import Buffer, indexed, members, write
-from rankup.data.index import Field, Index, Split
+from rankup.data.index import Field, Index, Split, Strings
 from rankup.data.spans import Spans
 from rankup.data.stage.mount import release
-from rankup.data.strings import Strings
 
 from ...slurm.fixtures import require
 

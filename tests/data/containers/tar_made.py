@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from rankup.data.containers.tar_layout import TarLayout
-from rankup.data.index import Field, Index, Split
+from rankup.data.index import Field, Index, Split, Strings
 from rankup.data.pack.layout import Shape, plan
-from rankup.data.strings import Strings
 
 Data = Mapping[str, Sequence[bytes]]
 

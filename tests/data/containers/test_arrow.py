@@ -275,6 +275,9 @@ def test_keys_that_files_have_otherwise_are_passed_over(tmp_path: Path, other: p
     assert list(found.keys) == [b"%06d.bin" % number for number in range(4)]
     with pytest.raises(UserError, match=r"different columns|cannot be keys"):
         arrow.scan(tmp_path, Choice(fields=("v",), key="key"))
+    said = rf"key \(string in train-00000-of-00002.arrow, {other.type} in .*--fields v and"
+    with pytest.raises(UserError, match=said):
+        arrow.scan(tmp_path, Choice())
 
 
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:

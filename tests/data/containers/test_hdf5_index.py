@@ -12,8 +12,7 @@ import pytest
 import rankup
 from rankup.data import indexes, stamp
 from rankup.data.errors import BadContainer
-from rankup.data.index import Field, Index, Split
-from rankup.data.strings import Strings
+from rankup.data.index import Field, Index, Split, Strings
 
 
 @pytest.fixture

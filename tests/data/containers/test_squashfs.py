@@ -21,7 +21,7 @@ from rankup.data.containers import Choice
 from rankup.data.inspect import show
 from rankup.data.opened import Samples
 from rankup.data.pack.command import pack
-from rankup.data.pack.request import Request
+from rankup.data.pack.source import Request
 from rankup.data.stage.mount import release
 
 from ..stage.made import until

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from rankup.base.errors import UserError
 from rankup.data.containers.squashfs import LABELS, Member, indexed, members, write
 from rankup.data.errors import BadContainer
-from rankup.data.index import Field, Index, Split, folders
+from rankup.data.index import Field, Index, Split, Strings, folders
 from rankup.data.stage.mount import files_of
-from rankup.data.strings import Strings
 
 from .squashfs_made import (
     BLOCK,

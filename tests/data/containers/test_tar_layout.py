@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data.containers import Choice, tar, tar_headers
+from rankup.data.containers import Choice, tar
 from rankup.data.errors import BadContainer
 from rankup.data.index import Index, Split
 from rankup.data.keys import safe
@@ -315,7 +315,7 @@ def test_headers_are_those_of_tarfile(size: int, key: bytes | None) -> None:
     """Of odd names too, which are made here since tarfile takes ten times as long."""
     names = [b"a" * length for length in (1, 99, 100, 101, 988, 989, 990)]
     names += ["ü/日本.jpg".encode(), b"\xff.jpg", "ü".encode() * 70, b"a\nb"]
-    found = tar_headers.headers(
+    found = tar.headers(
         names, np.full(len(names), size), dict.fromkeys(range(len(names)), key) if key else {}
     )
     for name, header in zip(names, found, strict=True):
@@ -328,4 +328,4 @@ def test_headers_are_those_of_tarfile(size: int, key: bytes | None) -> None:
             assert header[:148] == wanted[:148]
         else:
             assert header == wanted
-        assert tar_headers.length(name, size, key) == len(header)
+        assert tar.length(name, size, key) == len(header)

@@ -1,17 +1,25 @@
-"""What orders are made of: numbers, or a data set that knows them."""
+"""The orders of single samples, and their numbers, which a data set may know."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from math import factorial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
 from torch.utils.data import Dataset, Subset
 
 from rankup.base.errors import UserError
+from rankup.data import Loader
+from rankup.data.index import Int64s
 from rankup.data.orders import Balanced, Blocks, ByLength, Ordering, Sequential, Shuffled
+from rankup.data.orders.plain import keys, permuted
 
 from .test_blocks import epoch_of
 
@@ -54,9 +62,9 @@ _ORDERS: list[tuple[Callable[[Any], Ordering], str]] = [
 @pytest.mark.parametrize(("made", "name"), _ORDERS)
 def test_a_data_set_in_the_place_of_its_numbers(made: Callable[[Any], Ordering], name: str) -> None:
     data = Known()
-    for given in (data, Subset(data, [4, 1, 7, 22, 9, 13])):
-        same = given if given is data else data.subset(np.array([4, 1, 7, 22, 9, 13]))
-        order, expected = made(given), made(getattr(same, name))
+    for one in (data, Subset(data, [4, 1, 7, 22, 9, 13])):
+        same = one if one is data else data.subset(np.array([4, 1, 7, 22, 9, 13]))
+        order, expected = made(one), made(getattr(same, name))
         assert order.identity == expected.identity
         assert np.array_equal(epoch_of(order), epoch_of(expected))
     with pytest.raises(UserError, match=f"Unknown has no {name}.*as an array"):
@@ -67,3 +75,180 @@ def test_a_data_set_in_the_place_of_its_numbers(made: Callable[[Any], Ordering],
 def test_a_slice_ends_with_the_epoch(order: Ordering) -> None:
     assert np.array_equal(order.slice(0, 7, 99), order.slice(0, 7, order.n))
     assert len(order.slice(0, order.n, 99)) == 0
+
+
+@given(
+    labels=st.lists(st.integers(0, 9), min_size=1, max_size=120),
+    seed=st.integers(0, 99),
+    per_class=st.none() | st.integers(1, 30),
+)
+def test_classes_are_equal_and_samples_do_not_come_again(
+    labels: list[int], seed: int, per_class: int | None
+) -> None:
+    known = np.array(labels)
+    order = Balanced(known, seed, per_class)
+    epochs = [epoch_of(order, epoch) for epoch in range(3)]
+    for one in epochs:
+        times = Counter(known[one].tolist())
+        assert set(times) == set(labels)
+        assert len(set(times.values())) == 1
+    # From the first epoch on, each class goes through all of its samples before it begins anew.
+    together = np.concatenate(epochs)
+    for label in set(labels):
+        members = np.flatnonzero(known == label)
+        mine = together[known[together] == label]
+        for start in range(0, len(mine), len(members)):
+            through = mine[start : start + len(members)].tolist()
+            assert len(set(through)) == len(through)
+
+
+def test_ranks_agree_on_it() -> None:
+    labels = torch_like = np.repeat([0, 1, 2], [40, 7, 3])
+    numbers = [[i] for i in range(len(torch_like))]
+    order = Balanced(labels, 5)
+    one = [batch.reshape(-1).tolist() for batch in loader(numbers, order, 0, 1)]
+    two = zip(loader(numbers, order, 0, 2), loader(numbers, order, 1, 2), strict=True)
+    assert [a.reshape(-1).tolist() + b.reshape(-1).tolist() for a, b in two] == one
+
+
+def loader(numbers: list[list[int]], order: Balanced, rank: int, world: int) -> Loader:
+    def collate(items: list[list[int]]) -> np.ndarray:
+        return np.array(items)
+
+    return Loader(numbers, 8, shuffle=order, workers=0, collate=collate, rank=rank,  # type: ignore[arg-type]
+                  world_size=world)  # fmt: skip
+
+
+def test_samples_without_a_label() -> None:
+    labels = np.array([0, -1, 2, 2, -1])
+    with pytest.raises(UserError, match=r"2 of 5 samples have no label.*unlabelled='skip'"):
+        Balanced(labels)
+    order = Balanced(labels, unlabelled="skip")
+    # Class 1 has no samples to give; -1 is no class.
+    assert Counter(labels[epoch_of(order)].tolist()) == {0: 2, 2: 2}
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        (None, {}, "has no labels"),
+        ([], {}, "no sample with a label"),
+        ([-1], {"unlabelled": "skip"}, "no sample with a label"),
+        ([0.5, 1.0], {}, "whole numbers"),
+        ([[0], [1]], {}, "whole numbers"),
+        ([0, 1], {"per_class": 0}, "per_class=0 has to be"),
+        ([0, 1], {"unlabelled": "drop"}, "not known"),
+    ],
+)
+def test_what_cannot_be_balanced(labels: object, options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Balanced(labels, **options)  # type: ignore[arg-type]
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> ByLength:
+    n = draw(st.integers(0, 400))
+    lengths = np.random.default_rng(n).integers(0, 50, n)
+    window = draw(st.none() | st.integers(1, 300))
+    return ByLength(lengths, draw(st.integers(0, 99)), draw(st.integers(1, 50)), window)
+
+
+@pytest.mark.slow
+@given(order=orders(), epoch=st.integers(0, 5), batch=st.integers(0, 400))
+def test_each_sample_once_and_any_batch_by_itself(order: ByLength, epoch: int, batch: int) -> None:
+    whole = epoch_of(order, epoch)
+    assert np.array_equal(np.sort(whole), np.arange(order.n))
+    start = batch * order.global_batch
+    if start < order.n:
+        stop = min(start + order.global_batch, order.n)
+        again = ByLength(order.lengths, order.seed, order.global_batch, order.window)
+        assert np.array_equal(again.slice(epoch, start, stop), whole[start:stop])
+
+
+def padded(lengths: Int64s, order: Int64s, batch: int) -> float:
+    """Values of an epoch with padding, by those without."""
+    parts = [lengths[order[at : at + batch]] for at in range(0, len(order), batch)]
+    return sum(len(one) * int(one.max()) for one in parts) / int(lengths.sum())
+
+
+def test_it_pads_little_and_is_no_curriculum() -> None:
+    lengths = np.random.default_rng(0).lognormal(5, 0.8, 40_000).astype(np.int64) + 1
+    order = ByLength(lengths, 1, 64)
+    by_length, shuffled = epoch_of(order), epoch_of(Shuffled(len(lengths), 1, 64))
+    assert padded(lengths, shuffled, 64) > 2.5
+    assert padded(lengths, by_length, 64) < 1.2
+    assert padded(lengths, epoch_of(ByLength(lengths, 1, 64, 40_000)), 64) < 1.05
+    # Short and long batches come in random order.
+    means = [lengths[by_length[at : at + 64]].mean() for at in range(0, len(lengths), 64)]
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.15
+    # Another epoch has other batches.
+    first = {frozenset(by_length[at : at + 64].tolist()) for at in range(0, 40_000, 64)}
+    other = epoch_of(order, 1)
+    assert not first & {frozenset(other[at : at + 64].tolist()) for at in range(0, 40_000, 64)}
+
+
+def test_the_short_batch_is_not_always_of_the_longest() -> None:
+    lengths = np.arange(1, 111)
+    order = ByLength(lengths, 0, 20)
+    last = [lengths[order.slice(epoch, 100, 110)].mean() for epoch in range(40)]
+    assert min(last) < 30
+    assert max(last) > 80
+    assert len(set(last)) > 3
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "message"),
+    [
+        ([3, -1, 5], {}, "lengths of 1 of 3 samples are not known"),
+        ([3.5], {}, "whole numbers"),
+        ([[3]], {}, "whole numbers"),
+        ([3], {"window": 0}, "window=0"),
+        ([3], {"global_batch": 0}, "global_batch=0"),
+    ],
+)
+def test_what_cannot_be_sorted(lengths: object, options: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ByLength(lengths, 0, **{"global_batch": 4, **options})  # type: ignore[arg-type]
+
+
+def test_each_is_a_bijection() -> None:
+    sizes = np.array([*range(130), 255, 256, 257, 1023, 1024, 1025])
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    places = np.concatenate([np.arange(size) for size in sizes])
+    found = permuted(places, sizes[owner], keys(5, owner))
+    for number, size in enumerate(sizes):
+        assert sorted(found[owner == number]) == list(range(size))
+
+
+@pytest.mark.parametrize(("n", "draws"), [(2, 400), (3, 600), (4, 2400), (5, 12000)])
+def test_uniform_over_permutations(n: int, draws: int) -> None:
+    owner = np.repeat(np.arange(draws), n)
+    places = np.tile(np.arange(n), draws)
+    found = permuted(places, np.full(draws * n, n), keys(0, owner)).reshape(draws, n)
+    counts = Counter(map(tuple, found.tolist()))
+    cells, expected = factorial(n), draws / factorial(n)
+    statistic = sum((count - expected) ** 2 / expected for count in counts.values())
+    statistic += (cells - len(counts)) * expected
+    assert chi2.sf(statistic, cells - 1) > 1e-3
+
+
+def test_keys_differ_by_every_part_and_its_place() -> None:
+    first, second = np.meshgrid(np.arange(50), np.arange(50))
+    assert len(np.unique(np.stack([keys(1, first, second), keys(2, first, second)]))) == 5000
+
+
+def test_the_order_is_the_one_of_earlier_versions() -> None:
+    """A run that goes on with a newer rankup, or numpy, must not change its order."""
+    key = keys(7, np.full(12, 3), np.full(12, 4))
+    few = permuted(np.arange(12), np.full(12, 12), key)
+    assert few.tolist() == [2, 7, 8, 11, 0, 10, 5, 4, 1, 9, 6, 3]
+    many = permuted(np.arange(12) * 8, np.full(12, 100), key)
+    assert many.tolist() == [27, 35, 48, 16, 52, 18, 10, 13, 37, 33, 89, 78]
+    blocks = Blocks(1000, 3, 50, 16, 64, 8).slice(2, 100, 150)
+    assert blocks[:10].tolist() == [615, 534, 536, 611, 263, 261, 537, 802, 80, 208]
+    balanced = Balanced(np.arange(100) % 7, 3).slice(2, 20, 30)
+    assert balanced.tolist() == [68, 9, 63, 89, 71, 6, 24, 25, 65, 85]
+    by_length = ByLength(np.arange(1000) % 37, 3, 50, 200).slice(2, 100, 150)
+    assert by_length[:10].tolist() == [158, 825, 196, 603, 418, 381, 344, 530, 49, 123]
+    shuffled = Shuffled(1000, 3).slice(2, 100, 110)
+    assert shuffled.tolist() == [119, 631, 826, 694, 99, 938, 66, 671, 384, 37]

@@ -20,7 +20,7 @@ from rankup.data.containers import arrow_layout
 from rankup.data.index import UInt64s
 from rankup.data.pack import layout, write
 from rankup.data.pack.command import pack
-from rankup.data.pack.request import Request
+from rankup.data.pack.source import Request
 from rankup.data.verified import Reader, Span
 
 # OUT's name and --to of the containers that are written at final offsets, and of the streamed one.

@@ -16,7 +16,7 @@ import xxhash
 
 from rankup.base.processes import end_group
 from rankup.data import opened
-from rankup.data.pack.request import Request
+from rankup.data.pack.source import Request
 
 from .made import request
 

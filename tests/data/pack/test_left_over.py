@@ -10,7 +10,7 @@ import pytest
 
 from rankup.base import lock
 from rankup.data.pack.journal import Pack
-from rankup.data.pack.request import Request
+from rankup.data.pack.source import Request
 
 from .made import Running, held, made, request, run, tree
 

@@ -18,8 +18,8 @@ import pytest
 from rankup.base import progress
 from rankup.base.errors import UserError
 from rankup.data import indexes, opened
-from rankup.data.inspect.command import show
-from rankup.data.pack.request import Request
+from rankup.data.inspect import show
+from rankup.data.pack.source import Request
 
 from .made import (
     ALL,
@@ -111,15 +111,29 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads((Path(as_json.out) / "report.json").read_text()) == json.loads(told.out)
 
 
-def test_a_reader_of_its_lines_that_is_gone_does_not_end_it(tmp_path: Path, source: Path) -> None:
+def unread(source: Path, out: Path, *options: str) -> tuple[int, bytes]:
+    """Pack with nobody at the other end of its output; the exit code and what is on stderr."""
     reading, writing = os.pipe()
     os.close(reading)
     words = [sys.executable, "-c", "from rankup.cli import main; raise SystemExit(main())"]
-    words += ["pack", str(source), str(tmp_path / "o.h5")]
+    words += ["pack", str(source), str(out), *options]
     done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=120)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (0, b"")
+    return done.returncode, done.stderr
+
+
+def test_a_reader_of_its_lines_that_is_gone_does_not_end_it(tmp_path: Path, source: Path) -> None:
+    assert unread(source, tmp_path / "o.h5") == (0, b"")
     assert show(str(tmp_path / "o.h5"), verify=True) == 0
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--dry-run"], ["--dry-run", "--json"]])
+def test_output_that_nobody_reads_ends_it_in_silence(
+    tmp_path: Path, source: Path, options: list[str]
+) -> None:
+    """As it ends any other verb; what was made is whole."""
+    assert unread(source, tmp_path / "o.h5", *options) == (1, b"")
+    assert (tmp_path / "o.h5").exists() == ("--dry-run" not in options)
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

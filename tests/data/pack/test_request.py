@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data.pack.request import Request, checked, target
+from rankup.data.pack.source import Request, checked, target
 from tests.conftest import RunRankup
 
 from .made import tree

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankup.data.pack import write
-from rankup.data.pack.request import Request, Step
+from rankup.data.pack.source import Request, Step
 from tests.slurm.cluster import Cluster
 
 from .made import Running, made, request, run, same_samples, slow, small_units, tree

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from rankup.base.errors import UserError
 from rankup.data import indexes, keys, opened
 from rankup.data.errors import BadContainer
-from rankup.data.index import Index, Split
+from rankup.data.index import Index, Split, Strings
 from rankup.data.pack import source as sources
-from rankup.data.strings import Strings
 
 from .made import ALL, files, made, request, run, same_samples, tree
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
 from rankup.data.containers import Choice
-from rankup.data.sources import scan_source, tables
+from rankup.data.sources import lists, scan_source
 
 
 def load(path: Path) -> dict[str, Any]:
     """Path -> label, or such dicts by split, out of the table that a pickle is read as."""
-    columns = tables.read(path, []).columns
+    columns = lists.read(path, []).columns
     rows = zip(columns.get("path", []), columns.get("label", []), strict=False)
     if "split" not in columns:
         return dict(rows)

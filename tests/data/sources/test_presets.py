@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
+from rankup.data import sources
 from rankup.data.containers import Choice
 from rankup.data.index import Index
-from rankup.data.sources import presets, scan_source
+from rankup.data.sources import scan_source
 
 WNIDS = ("n01440764", "n01443537", "n02119789")
 WORDS = ("tench, Tinca tinca", "goldfish, Carassius auratus", "kit fox, Vulpes macrotis")
@@ -119,7 +120,7 @@ def test_other_class_folders_are_no_imagenet(tmp_path: Path) -> None:
 
 
 def woof(root: Path) -> Path:
-    for wnid in presets.WOOFS:
+    for wnid in sources.WOOFS:
         for split in ("train", "val"):
             write(root / split / wnid / f"{split}_{wnid}.JPEG", "")
     return root

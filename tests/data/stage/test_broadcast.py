@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data.stage import broadcast
+from rankup.data.stage import staging
 
 from .made import flip, left, packed
 
@@ -140,11 +140,11 @@ def test_one_task_on_each_node_is_what_it_takes(tmp_path: Path) -> None:
     environment |= {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "RANKUP_RUN_DIR": str(tmp_path)}
     with (
         pytest.raises(UserError, match=r"4 tasks on 2 nodes.*--ntasks-per-node=1"),
-        broadcast.together(tmp_path / "p", environment, print),
+        staging.together(tmp_path / "p", environment, print),
     ):
         pass
     lines: list[str] = []
-    with broadcast.together(tmp_path / "p", {}, lines.append):
+    with staging.together(tmp_path / "p", {}, lines.append):
         assert "no other nodes here" in lines[0]
 
 

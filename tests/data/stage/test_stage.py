@@ -16,10 +16,10 @@ import rankup
 from rankup.base.errors import UserError
 from rankup.base.progress import Progress
 from rankup.data import finding, indexes, spans
-from rankup.data.containers import Choice, isolated
+from rankup.data.containers import Choice
 from rankup.data.errors import BadContainer
 from rankup.data.index import Index
-from rankup.data.stage import copying, find, place
+from rankup.data.stage import copying, place
 from rankup.data.stage.copying import Plan
 from rankup.data.stage.staging import listed, release, stage
 
@@ -78,7 +78,7 @@ def test_data_of_others_is_staged_and_found(
     assert done.checked is False
     with monkeypatch.context() as patched:
         # Nothing is scanned; of one file the index in the cache serves, of a folder its own.
-        patched.setattr(*((finding, "found") if path.is_dir() else (isolated, "scan")), None)
+        patched.setattr(*((finding, "found") if path.is_dir() else (finding, "scan")), None)
         found = rankup.data.open(path)
         assert (found.staged, contents(found)) == (done.root, expected)
         again = pickle.loads(pickle.dumps(found))
@@ -100,14 +100,14 @@ def test_one_file_is_copied_without_an_index_of_its_samples(
 ) -> None:
     path = tmp_path / "tokens.npy"
     np.save(path, np.arange(100_000, dtype=np.uint16))
-    scan = isolated.scan
+    scan = finding.scan
     scanned: list[Path] = []
 
     def noted(name: str, path: Path, choice: Choice) -> Index:
         scanned.append(path)
         return scan(name, path, choice)
 
-    monkeypatch.setattr(isolated, "scan", noted)
+    monkeypatch.setattr(finding, "scan", noted)
     done = stage(path, reserve=0)
     assert scanned == []
     assert sum(one.stat().st_size for one in home.rglob("*") if one.is_file()) < 220_000
@@ -155,7 +155,7 @@ def test_a_wrong_byte_anywhere_publishes_nothing(tmp_path: Path, home: Path) -> 
     (root / "index.npz").write_bytes(written)
     assert left(home) == []
     stage(root, reserve=0)
-    equal(root, find.copy_of(root, os.environ).root)  # type: ignore[union-attr]
+    equal(root, place.copy_of(root, os.environ).root)  # type: ignore[union-attr]
 
 
 def test_a_source_that_changes_while_it_is_copied_is_refused(tmp_path: Path, home: Path) -> None:
@@ -278,7 +278,7 @@ def test_only_what_is_ours_is_believed(
 def test_what_is_no_pack_is_refused_before_it_is_scanned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolated, "scan", None)
+    monkeypatch.setattr(finding, "scan", None)
     photos = tree(tmp_path / "photos", 20)
     with pytest.raises(UserError, match=r"`rankup pack .*photos NAME.h5`"):
         stage(photos)
@@ -292,7 +292,7 @@ def test_names_that_are_no_text_come_through(tmp_path: Path, command: Command) -
     assert (code, errors) == (0, "")
     assert r"caf\udce9" in said_
     assert "\x1b[31m" not in place.keyed(root)
-    equal(root, find.copy_of(root, os.environ).root)  # type: ignore[union-attr]
+    equal(root, place.copy_of(root, os.environ).root)  # type: ignore[union-attr]
     code, said_, _ = command("--list")
     assert (code, r"caf\udce9" in said_) == (0, True)
     flip(root / "train.bin", 60_000)
@@ -303,7 +303,7 @@ def test_names_that_are_no_text_come_through(tmp_path: Path, command: Command) -
 def test_a_marker_that_makes_no_sense_is_no_copy(tmp_path: Path) -> None:
     root = packed(tmp_path / "p")
     done = stage(root, reserve=0)
-    marker = done.root.parent.parent / find.MARKER
+    marker = done.root.parent.parent / place.MARKER
     text = marker.read_text()
     for wrong in (
         "",

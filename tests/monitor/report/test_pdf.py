@@ -12,7 +12,6 @@ import matplotlib
 import numpy as np
 import pytest
 
-from rankup.base.findings import Finding
 from rankup.monitor import lines
 from rankup.monitor.cost import cost
 from rankup.monitor.diagnose import Diagnosis, diagnose
@@ -160,7 +159,7 @@ def test_names_from_elsewhere_are_text_and_long_tables_go_on(tmp_path: Path) -> 
     long = "so long a line of what to change that it takes some more room than one has; " * 4
     said = [f"finding {n}: {hostile} {long}" for n in range(14)]
     found = tuple(
-        Diagnosis(Finding("RK7$1$", "error", hostile, one, f"{hostile} " * 7), 12.5, hostile[:12])
+        Diagnosis("RK7$1$", "error", hostile, one, f"{hostile} " * 7, cost=12.5, unit=hostile[:12])
         for one in said
     )
     path = _made(replace(recording, heads=tuple(heads)), tmp_path, found)

@@ -19,7 +19,7 @@ from ..fetch import allocate
 from ..loader import Kind, Loader
 from ..reader import PackedDataset, plain
 from ..transforms import Shaped
-from .command import Raised
+from . import Raised
 from .verdict import Load, Parts, Spread
 
 _SAMPLES = 512  # that are measured with, at most

@@ -1,7 +1,7 @@
 """Formats with many samples in few files, each reduced to an index. No torch.
 
 A format is a module with the functions of `Format`, and a line in `FORMATS`. Both functions may use
-a C library on a file from anywhere, so that `isolated.py` runs the first in a child process.
+a C library on a file from anywhere, so that `finding.py` runs the first in a child process.
 """
 
 from __future__ import annotations

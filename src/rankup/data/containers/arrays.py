@@ -21,10 +21,9 @@ from ...base.amounts import size
 from ...base.errors import UserError
 from .. import npz
 from ..errors import DAMAGE, BadContainer
-from ..index import Field, Index
-from ..roles import SPLITS, split_order
+from ..index import Field, Index, Strings
+from ..keys import SPLITS, split_order
 from ..stage import memory
-from ..strings import Strings
 from . import Choice, Fallback
 from .columns import Column, Table, check_known, indexed
 

@@ -23,9 +23,8 @@ import pyarrow.types as t
 from ...base.errors import UserError
 from .. import images, keys
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s
-from ..roles import kind_of, split_in, split_order
-from ..strings import Strings
+from ..index import Field, Index, Int64s, Strings
+from ..keys import KEYS, LABELS, kind_of, split_in, split_order
 from . import Choice
 from .arrow_layout import ABOUT
 from .arrow_values import (
@@ -289,18 +288,35 @@ class _Column(Column):
                 f"a column named {keys.shown(self.name.encode())} cannot be a field, since files "
                 "are named after it; choose others with --fields"
             )
-        types = {
-            column_type(self.name, one.field(self.name).type) if self.name in one.names else None
-            for one in self._schemas
-        }
+        valued = sum(_has_values(one, self.name) for one in self._schemas)
+        if 0 < valued < len(self._schemas):
+            raise self._different()
+        types = {column_type(self.name, one.field(self.name).type) for one in self._schemas}
         if len(types) > 1:
             raise self._different()
         return next(iter(types))
 
     def _different(self) -> UserError:
+        found: dict[str, str] = {}
+        for _, file, schema in self._files:
+            type_ = str(schema.field(self.name).type) if self.name in schema.names else "none"
+            found.setdefault(type_, file.name)
+        # Names of types where these differ, not only the names of classes.
+        about = ", ".join(f"{type_} in {name}" for type_, name in found.items())
+        about = f" ({about})" if len(found) > 1 else ""
+        first, *others = self._schemas
+        shared = ",".join(
+            one.name
+            for one in first
+            if one.name.lower() not in (*KEYS, *LABELS)
+            and all(
+                one.name in more.names and more.field(one.name).type == one.type for more in others
+            )
+        )
+        share = f", or choose what they share with --fields {shared} and --label" if shared else ""
         return UserError(
-            f"its files have different columns or classes, as {self.name}, and cannot be one data "
-            "set; pack them apart, or choose what they share with --fields and --label"
+            f"its files have different columns or classes, as {self.name}{about}, and cannot be "
+            f"one data set; pack them apart{share}"
         )
 
     def field(self, first: int) -> Field:

@@ -24,9 +24,8 @@ import pyarrow as pa
 
 from ...base.errors import UserError
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split, UInt64s
+from ..index import Field, Index, Int64s, Split, Strings, UInt64s
 from ..pack.layout import Piece, Shape, units
-from ..strings import Strings
 
 _ROWS, _BYTES = 256, 16 << 20  # of a batch, at most
 _BEGIN = b"ARROW1\0\0"

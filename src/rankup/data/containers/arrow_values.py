@@ -21,8 +21,7 @@ import pyarrow.types as t
 
 from ...base.errors import UserError
 from ..errors import DAMAGE, BadContainer
-from ..index import Index, Int64s, data_path
-from ..strings import Strings
+from ..index import Index, Int64s, Strings, data_path
 
 _ROW_BITS, _GROUP_BITS, _FILE_BITS = 26, 21, 16
 _HELD = 256 << 20  # bytes of decoded values that a process keeps

@@ -1,6 +1,6 @@
 """Tables whose rows are samples: the same rules for HDF5, numpy's arrays, Arrow and Parquet.
 
-Labels and keys are in the columns named so (`roles`), all others are fields. Splits are tables of
+Labels and keys are in the columns named so (`keys`), all others are fields. Splits are tables of
 the same columns.
 """
 
@@ -15,9 +15,8 @@ import numpy as np
 from ...base.errors import UserError, nearest
 from .. import keys
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split
-from ..roles import KEYS, LABELS
-from ..strings import Strings
+from ..index import Field, Index, Int64s, Split, Strings
+from ..keys import KEYS, LABELS
 from . import Choice
 
 NO_KEYS = Strings.of([b""])

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from ...base.errors import UserError
 from ...base.text import clean
-from .. import roles
+from .. import keys
 from . import FORMATS
 
 KNOWN = (
@@ -87,7 +87,7 @@ def _file(path: Path) -> str:
             at = max(512, at * 2)
     if _is_tar(head) or (path.suffix == ".tar" and not any(head)):
         return "tar"
-    for begin, name in roles.COMPRESSED.items():
+    for begin, name in keys.COMPRESSED.items():
         if head.startswith(begin):
             raise UserError(
                 f"{path} is compressed as a whole ({name}), so that no sample in it can be read "
@@ -129,7 +129,7 @@ def _folder(path: Path) -> str:
             f"{path} is an interrupted pack; `rankup pack … {whole} --resume` finishes it"
         )
     with os.scandir(path) as entries:
-        names = [one.name for one in entries if not roles.hidden(os.fsencode(one.name))]
+        names = [one.name for one in entries if not keys.hidden(os.fsencode(one.name))]
     if not names:
         raise UserError(f"{path} is an empty folder; what can be opened: {KNOWN}")
     if any(name in names for name in HUGGING_FACE):
@@ -153,12 +153,12 @@ def _all_below(path: Path, names: Iterable[str], end: str) -> bool:
     """Return whether the splits in a folder, or else all folders in it, hold files of one kind."""
     folders = [name for name in names if (path / name).is_dir()]
     found = False
-    for name in [one for one in folders if roles.kind_of(one)] or folders:
+    for name in [one for one in folders if keys.kind_of(one)] or folders:
         with os.scandir(path / name) as entries:
             some = [
                 entry.name.lower()
                 for entry in itertools.islice(entries, _LOOKED_AT)
-                if not roles.hidden(os.fsencode(entry.name)) and entry.is_file()
+                if not keys.hidden(os.fsencode(entry.name)) and entry.is_file()
             ]
         if some and not any(one.endswith(end) for one in some):
             return False

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...base.errors import UserError
-from .. import keys, roles
-from ..index import Field, Index, Int64s, Split, ordered
+from .. import keys
+from ..index import Field, Index, Int64s, Split, Strings, ordered
 from ..spans import network
-from ..strings import Strings
 from . import Choice
 from .detect import SEVERAL
 from .grouping import group
@@ -202,7 +201,7 @@ def _list(base: bytes, folder: _Folder) -> _Listed:
     skipped = 0
     for entry in entries:
         name, link = folder.name + entry.name, entry.is_symlink()
-        if roles.hidden(entry.name):
+        if keys.hidden(entry.name):
             skipped += 1
         elif link and (target := _outside(entry.path, folder.root)):
             found.problems.append(

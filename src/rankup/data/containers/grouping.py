@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...base.errors import UserError
-from .. import roles
+from .. import keys
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split
-from ..strings import Strings
+from ..index import Field, Index, Int64s, Split, Strings
 from . import Choice
 
 LONE = "data"
@@ -205,7 +204,7 @@ def group(
         raise UserError(_mixed(below, tops))
     part = np.zeros(len(kept), np.int64) if parts is None else parts.of[kept]
     if by_folder:
-        folders = sorted(tops, key=lambda top: roles.split_order(_text(top[:-1]).lower()))
+        folders = sorted(tops, key=lambda top: keys.split_order(_text(top[:-1]).lower()))
         number_of = {top: number for number, top in enumerate(folders)}
         lengths = [path.find(b"/") + 1 for path in below]
         pairs = zip(below, lengths, strict=True)
@@ -236,7 +235,7 @@ def _text(name: bytes) -> str:
 
 def _kind(top: bytes) -> str:
     """The kind of split that a first folder is."""
-    return roles.kind_of(_text(top[:-1])) if top else ""
+    return keys.kind_of(_text(top[:-1])) if top else ""
 
 
 def _tops(paths: Sequence[bytes]) -> set[bytes]:
@@ -289,7 +288,7 @@ def _by_part(
         folder = _text(outer.removesuffix(b"/"))
         return np.zeros(len(part), np.int64), [Split(choice.split, 0, 0, folder)]
     named = [name or choice.split for name in parts.splits]
-    order = sorted(set(named), key=lambda name: roles.split_order(name.lower()))
+    order = sorted(set(named), key=lambda name: keys.split_order(name.lower()))
     rows = np.array([order.index(name) for name in named], np.int64)
     return rows[part], [Split(name, 0, 0, name) for name in order]
 

@@ -22,12 +22,11 @@ import numpy.typing as npt
 from ...base.errors import UserError
 from .. import images
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s
-from ..roles import CLASSES, KEYS, LABELS, kind_of, split_order
-from ..strings import Strings
-from . import Choice, hdf5_data
+from ..index import Field, Index, Int64s, Strings
+from ..keys import CLASSES, KEYS, LABELS, kind_of, split_order
+from . import Choice, hdf5_layout
 from .columns import Column, Table, check_known, indexed
-from .hdf5_data import column, members, opened, place
+from .hdf5_layout import column, members, opened, place
 
 _FACT = "hdf5"
 _DEPTH = 16
@@ -48,8 +47,8 @@ def scan(path: Path, choice: Choice) -> Index:
         size = os.fstat(file.fileno()).st_size
     try:
         with opened(path) as file:
-            if hdf5_data.MARK in file.attrs:
-                raise BadContainer(_ours(path, int(file.attrs[hdf5_data.MARK])))
+            if hdf5_layout.MARK in file.attrs:
+                raise BadContainer(_ours(path, int(file.attrs[hdf5_layout.MARK])))
             return _scan(file, size, choice)
     except UserError as error:
         raise type(error)(f"{path}: {error}") from None
@@ -88,7 +87,7 @@ def _scan(file: h5py.File, size: int, choice: Choice) -> Index:
         [groups[row][0], split.stop - split.start, _heaps(groups[row][1], size)]
         for row, split in zip(order, index.splits, strict=True)
     ]
-    base, lone = hdf5_data.base(file), index.facts["columns"].get("data", "")
+    base, lone = hdf5_layout.base(file), index.facts["columns"].get("data", "")
     return replace(index, facts={_FACT: {"tables": lies, "base": base, "data": lone}})
 
 
@@ -144,7 +143,7 @@ def _heaps(data: dict[str, h5py.Dataset], size: int) -> dict[str, int]:
     places = {
         name: place(one, size)
         for name, one in data.items()
-        if one.dtype.kind == "O" and hdf5_data.is_heap(one)
+        if one.dtype.kind == "O" and hdf5_layout.is_heap(one)
     }
     return {name: at for name, at in places.items() if at is not None}
 
@@ -168,10 +167,10 @@ class _Column(Column):
     def suffix(self) -> str:
         data = self._data
         at = place(data, self._size)
-        if data.dtype.kind != "O" or not len(data) or at is None or not hdf5_data.is_heap(data):
+        if data.dtype.kind != "O" or not len(data) or at is None or not hdf5_layout.is_heap(data):
             return ""
         try:
-            rows = hdf5_data.Rows(Path(data.file.filename), hdf5_data.base(data.file))
+            rows = hdf5_layout.Rows(Path(data.file.filename), hdf5_layout.base(data.file))
             head = next(rows.row(at), b"")
         except BadContainer:  # a damaged sample is named by who reads it
             return ""
@@ -231,9 +230,9 @@ def _check_variable(data: h5py.Dataset) -> None:
 
 def _lengths(data: h5py.Dataset, at: int | None, size: int) -> Int64s:
     n = int(data.shape[0])
-    if at is None or not hdf5_data.is_heap(data):
+    if at is None or not hdf5_layout.is_heap(data):
         return np.fromiter((len(one) for one in _each(data)), np.int64, n)
-    length = hdf5_data.lengths(data, at)
+    length = hdf5_layout.lengths(data, at)
     if int(length.sum()) > size:
         raise BadContainer(f"the rows of {data.name} are longer together than the file")
     return length
@@ -303,7 +302,7 @@ class Rows:
 
     def __init__(self, path: Path, groups: list[Group], base: int, lone: str) -> None:
         self._path, self._groups, self._lone = path, groups, lone
-        self._heaps = hdf5_data.Rows(path, base)
+        self._heaps = hdf5_layout.Rows(path, base)
         self._ends = list(itertools.accumulate(group.rows for group in groups))
         self._file: h5py.File | None = None
         self._known: dict[str, h5py.Dataset] = {}
@@ -324,7 +323,7 @@ class Rows:
             if heap is None:
                 yield self._row(f"{group.path.rstrip('/')}/{name}", row)
                 return
-            yield from self._heaps.row(heap + row * hdf5_data.WIDTH)
+            yield from self._heaps.row(heap + row * hdf5_layout.WIDTH)
         except Exception as error:  # as in `scan`
             why = str(error) if isinstance(error, BadContainer) else repr(error)
             raise BadContainer(
@@ -357,5 +356,5 @@ class Rows:
         if self._file is None:
             self._file = opened(self._path)
         if path not in self._known:  # an index from elsewhere may name what `scan` would refuse
-            self._known[path] = hdf5_data.at(self._file, path)
+            self._known[path] = hdf5_layout.at(self._file, path)
         return self._known[path]

@@ -34,10 +34,9 @@ from ...base.errors import UserError
 from ...base.processes import die_with, end_group
 from .. import npz
 from ..errors import BadContainer
-from ..index import Index, UInt64s, folders
+from ..index import Index, Strings, UInt64s, folders
 from ..keys import shown
-from ..strings import Strings
-from . import Choice, tar_headers
+from . import Choice, tar
 from .grouping import LONE
 
 # In the image: labels of samples whose folders do not tell them. Hidden, so that it is no sample.
@@ -307,7 +306,7 @@ def _feed(process: subprocess.Popen[bytes], files: Iterable[Member]) -> None:
     try:
         while some := list(itertools.islice(left_over, _TOGETHER)):
             sizes = np.array([one.size for one in some], np.int64)
-            headers = tar_headers.headers([_checked(one.path) for one in some], sizes, {})
+            headers = tar.headers([_checked(one.path) for one in some], sizes, {})
             for one, header in zip(some, headers, strict=True):
                 if one.path == last:
                     raise UserError(
@@ -345,7 +344,7 @@ def _hand_on(one: Member, pipe: IO[bytes]) -> None:
             f"{shown(one.path)} has {'more' if left < 0 else 'less'} than the {one.size} bytes it "
             f"had at first: it changed meanwhile; pack again"
         )
-    pipe.write(bytes(-one.size % tar_headers.BLOCK))
+    pipe.write(bytes(-one.size % tar.BLOCK))
 
 
 def _drop(pipe: IO[bytes] | None) -> None:

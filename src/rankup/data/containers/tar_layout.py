@@ -22,13 +22,11 @@ from ...base.errors import UserError
 from ...base.files import write_atomic
 from .. import keys as safe_keys
 from .. import npz
-from ..index import Field, Index, Int64s, Split, UInt64s
+from ..index import Field, Index, Int64s, Split, Strings, UInt64s
 from ..pack.layout import Piece, Shape, units
-from ..strings import Strings
-from . import tar_headers
+from . import tar
 from .grouping import LABEL, LONE, cut
-from .tar import CLASSES
-from .tar_headers import BLOCK, END, RECORD
+from .tar import BLOCK, CLASSES, END, RECORD
 
 INFO = "info.json"
 _SPACE = re.compile(r"\s")
@@ -71,7 +69,7 @@ class TarLayout:
         true = {row - start: index.keys[row] for row in changed}
         for field, of, npy in zip(index.fields, names, self.heads, strict=True):
             sizes = field.length[start:stop] + len(npy)
-            found = tar_headers.headers(of, sizes, true)
+            found = tar.headers(of, sizes, true)
             heads.append([one + npy for one in found] if npy else found)
             true = {}  # it stands in the first member of a sample
         labels = self._labels(stems, start, stop)
@@ -125,12 +123,14 @@ class TarLayout:
         for of, field, npy in zip(names, index.fields, self.heads, strict=True):
             offsets = (field.offset[start:stop] - len(npy)).tolist()
             sizes = (field.length[start:stop] + len(npy)).tolist()
-            columns.append(_index_words(of, offsets, sizes))
+            extensions = [cut(name)[1] for name in of]
+            columns.append(_index_words(of, extensions, offsets, sizes))
         if index.labels is not None:
             labels = index.labels[start:stop].tolist()
             offsets = (self.ends[start:stop] - BLOCK).tolist()
             of = [stem + b"." + LABEL.encode() for stem in stems]
-            found = _index_words(of, offsets, [len(str(label)) for label in labels])
+            extensions = [LABEL.encode()] * len(of)
+            found = _index_words(of, extensions, offsets, [len(str(label)) for label in labels])
             columns.append(
                 [word if label >= 0 else "" for word, label in zip(found, labels, strict=True)]
             )
@@ -155,7 +155,7 @@ class TarLayout:
         rows = np.flatnonzero(labels >= 0).tolist()
         texts = [b"%d" % label for label in labels[rows].tolist()]
         names = [stems[row] + b"." + LABEL.encode() for row in rows]
-        found = tar_headers.headers(names, np.array([len(t) for t in texts], np.int64), {})
+        found = tar.headers(names, np.array([len(t) for t in texts], np.int64), {})
         for row, header, text in zip(rows, found, texts, strict=True):
             result[row] = header + text.ljust(BLOCK, b"\0")
         return result
@@ -171,9 +171,7 @@ def plan(source: Index, shape: Shape) -> TarLayout:
     _check(source)
     lone = _is_lone(source)
     spans = [(split.start, split.stop) for split in source.splits]
-    changed = (
-        tar_headers.lone_names(source.keys, spans) if lone else tar_headers.stem_names(source.keys)
-    )
+    changed = tar.lone_names(source.keys, spans) if lone else tar.stem_names(source.keys)
     # A row of an array field is an .npy file.
     heads = tuple(
         npz.array_header(one.dtype, one.shape) if one.dtype else b"" for one in source.fields
@@ -247,11 +245,11 @@ def _lengths(
         for number, (field, suffix) in enumerate(zip(source.fields, suffixes, strict=True)):
             size = int(field.length[row]) + len(heads[number])
             true = key if number == 0 and row in changed else None
-            header = tar_headers.length(name + suffix, size, true)
+            header = tar.length(name + suffix, size, true)
             before[number][row] = header + len(heads[number])
         if label[row]:
             stem = cut(name)[0] if lone else name
-            label[row] = tar_headers.length(stem + b"." + LABEL.encode(), 1) + BLOCK
+            label[row] = tar.length(stem + b"." + LABEL.encode(), 1) + BLOCK
     total = label
     for field, head in zip(source.fields, before, strict=True):
         total = total + head + field.length
@@ -303,9 +301,10 @@ def _shards(
     return starts, files, names, np.array(sizes, np.int64)
 
 
-def _index_words(names: Sequence[bytes], offsets: list[int], sizes: list[int]) -> list[str]:
+def _index_words(
+    names: Sequence[bytes], extensions: Sequence[bytes], offsets: list[int], sizes: list[int]
+) -> list[str]:
     """Return what DALI's index says of members; their names, which it only shows, without spaces"""
-    extensions = [cut(name)[1] for name in names]
     words = zip(_unspaced(extensions), offsets, sizes, _unspaced(names), strict=True)
     return [f"{extension} {offset} {size} {name}" for extension, offset, size, name in words]
 

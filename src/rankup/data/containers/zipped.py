@@ -15,13 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from .. import keys
 from .. import keys as safe_keys
-from .. import roles
 from ..errors import DAMAGE, BadContainer
-from ..index import Index, Int64s
+from ..index import Index, Int64s, Strings
 from ..npz import LOCAL, local
 from ..spans import Spans
-from ..strings import Strings
 from . import Choice
 from .grouping import Members, archived, plain
 
@@ -164,7 +163,7 @@ def _files(
                 f"{path}: {safe_keys.shown(name)} is {what}: zip the files themselves"
             )
         _check_readable(path, name, info)
-        if roles.hidden(name):
+        if keys.hidden(name):
             members.passed["hidden"] += 1
             continue
         if last.pop(name, None) is not None:

@@ -13,13 +13,12 @@ import xxhash
 from ...base.errors import UserError
 from ...base.progress import Progress
 from .. import finding, indexes, keys, stamp
-from ..blocks import Blocks, blocks_of
 from ..containers.grouping import LONE
 from ..errors import BadContainer
 from ..index import Index, Int64s, Split, folders
 from ..pack.source import unsound
 from ..pool import cores, spread
-from ..verified import Reader, SourceProblem, Span
+from ..verified import Blocks, Reader, SourceProblem, Span, blocks_of
 
 # Of a part of the work: few enough for a bar that moves, enough to be worth a message.
 _BYTES = 64 << 20

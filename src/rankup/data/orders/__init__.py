@@ -6,9 +6,7 @@ of an epoch: a place in a run is `(seed, epoch, consumed)`.
 
 from __future__ import annotations
 
-from .balanced import Balanced
 from .blocks import Blocks
-from .lengths import ByLength
-from .plain import Ordering, Sequential, Shuffled
+from .plain import Balanced, ByLength, Ordering, Sequential, Shuffled
 
 __all__ = ["Balanced", "Blocks", "ByLength", "Ordering", "Sequential", "Shuffled"]

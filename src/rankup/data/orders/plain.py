@@ -1,20 +1,27 @@
-"""The protocol of an order, what orders are made of, and two: as stored, and fully shuffled."""
+"""The protocol of an order, what orders are made of, and those of single samples.
+
+As stored, fully shuffled, each class equally often, or in batches of similar lengths. A data set is
+cut into random parts by one (`random_split`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import xxhash
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from ...base.errors import UserError
+from ...runtime.keys import derive
 from ...runtime.order import Order
+from ..errors import require_positive
 from ..index import Int64s, UInt64s
-from ..splits import unwrapped
 
 # Positions of an epoch that are computed together: numpy's calls cost microseconds each, whatever
 # their length, so that a short batch would mostly pay for them.
@@ -25,6 +32,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _ONE = np.uint64(1)
 _WORD = (1 << 64) - 1
+_BATCHES = 64
 
 
 def column(given: npt.ArrayLike | Dataset[Any] | None, name: str) -> Int64s | None:
@@ -247,3 +255,210 @@ def _mixed(state: UInt64s) -> UInt64s:
     state = (state ^ (state >> np.uint64(27))) * _MIX2
     mixed: UInt64s = state ^ (state >> np.uint64(31))
     return mixed
+
+
+class Balanced(Computed):
+    """Each class equally often: the epoch is rounds, and each round has one sample of each class.
+
+    A class's samples come in random order, and none again before all were there; that goes on from
+    epoch to epoch, so that all samples of a large class are seen in the end. Classes without
+    samples have none to give: they are left out. Any number of ranks agrees on it.
+
+    Args:
+        labels: int64 (samples,), as `PackedDataset.labels`; or a data set that has them.
+        seed: of the run.
+        per_class: samples of each class in an epoch; by default so many that an epoch is about as
+            long as the data set.
+        unlabelled: `error`, or `skip` samples that have no class (label -1).
+
+    Raises:
+        UserError: there are no labels, or samples without one.
+    """
+
+    def __init__(
+        self,
+        labels: npt.ArrayLike | Dataset[Any] | None,
+        seed: int = 0,
+        per_class: int | None = None,
+        unlabelled: str = "error",
+        global_batch: int | None = None,
+    ) -> None:
+        self.seed, self.global_batch = seed, global_batch
+        known = column(labels, "labels")
+        if known is None:
+            raise UserError("this data has no labels, and so no classes to balance")
+        if unlabelled not in ("error", "skip"):
+            raise UserError(f"unlabelled={unlabelled!r} is not known: error or skip")
+        require_positive(per_class=per_class)
+        labels = self.labels = known
+        without = int((labels < 0).sum())
+        if without and unlabelled == "error":
+            raise UserError(
+                f"{without} of {len(labels)} samples have no label: leave them out with "
+                "unlabelled='skip'"
+            )
+        rows = np.flatnonzero(labels >= 0)
+        rows = rows[np.argsort(labels[rows], kind="stable")]
+        _, starts, counts = np.unique(labels[rows], return_index=True, return_counts=True)
+        if not len(starts):
+            raise UserError("there is no sample with a label to balance classes with")
+        rounds = -(-len(rows) // len(starts)) if per_class is None else per_class
+        self.n = rounds * len(starts)
+        self.identity = identity("Balanced", per_class=rounds, labels=labels)
+        self._rounds = rounds
+        self._members = rows  # samples, class by class
+        self._starts, self._counts = starts, counts  # of each class in it
+
+    @property
+    def samples(self) -> int:
+        return len(self.labels)
+
+    def at(self, epoch: int, positions: Int64s) -> Int64s:
+        classes = len(self._starts)
+        turn, slot = np.divmod(positions, classes)
+        turn = turn + epoch * self._rounds
+        base = derive(self.seed, "balanced")
+        one = permuted(slot, np.full_like(slot, classes), keys(base, turn))
+        size = self._counts[one]
+        through, place = np.divmod(turn, size)
+        place = permuted(place, size, keys(derive(base, "class"), one, through))
+        return self._members[self._starts[one] + place]
+
+
+class ByLength(Computed):
+    """Each sample once, in batches of similar lengths.
+
+    The epoch's random order is cut into windows, each is sorted by length and cut into batches, and
+    the batches of a window are permuted. Every global batch but the last of the epoch has its exact
+    size; the last one's samples are of a random length, too. Within a batch samples rise in length,
+    so that a rank's part is padded less than the whole. A larger window sorts better and shuffles
+    less.
+
+    Args:
+        lengths: int64 (n,) of each sample in any unit: bytes (`PackedDataset.lengths`), tokens; or
+            a data set that has them.
+        seed: of the run.
+        global_batch: the Loader's.
+        window: samples that are sorted together, by default 64 batches; made whole batches.
+
+    Raises:
+        UserError: a length is not known (-1), or a number makes no sense.
+    """
+
+    def __init__(
+        self,
+        lengths: npt.ArrayLike | Dataset[Any],
+        seed: int,
+        global_batch: int,
+        window: int | None = None,
+    ) -> None:
+        self.seed, self.global_batch, self.window = seed, global_batch, window
+        require_positive(global_batch=global_batch, window=window)
+        known = column(lengths, "lengths")
+        lengths = self.lengths = np.empty(0, np.int64) if known is None else known
+        unknown = int((lengths < 0).sum())
+        if unknown:
+            raise UserError(
+                f"the lengths of {unknown} of {len(lengths)} samples are not known before they are "
+                "read: give lengths of your own, or pack the data with `rankup pack`"
+            )
+        batches = _BATCHES if window is None else -(-window // global_batch)
+        whole = len(lengths) // global_batch
+        self.n = len(lengths)
+        # Windows, as equal as can be: one of a single batch would not be sorted at all.
+        self._count = max(1, round(whole / batches))
+        self.identity = identity("ByLength", windows=self._count, lengths=lengths)
+
+    def piece(self, epoch: int, start: int) -> tuple[int, Int64s]:
+        """Return the samples of the window that a position is in, batch by batch."""
+        whole = max(1, self.n // self.global_batch)
+        batch = min(start // self.global_batch, whole - 1)  # a short one is of the last window
+        number = batch * self._count // whole
+        first, until = self._first(number), self._first(number + 1)
+        samples = Order(self.n, self.seed, epoch)[first:until]
+        assert not isinstance(samples, int)
+        rows = samples.numpy()
+        rows = rows[np.argsort(self.lengths[rows], kind="stable")]
+        count, short = divmod(len(rows), self.global_batch)
+        # A short batch of the longest samples would come last in every epoch.
+        cut = derive(self.seed, "short batch", epoch) % (count + 1) * self.global_batch
+        last, rows = rows[cut : cut + short], np.delete(rows, np.s_[cut : cut + short])
+        order = np.arange(count, dtype=np.int64)
+        key = keys(derive(self.seed, "batches", epoch), np.full_like(order, number))
+        order = permuted(order, np.full_like(order, count), key)
+        rows = rows.reshape(count, self.global_batch)[order].reshape(-1)
+        return first, np.concatenate([rows, last])
+
+    def _first(self, number: int) -> int:
+        """The position at which a window begins."""
+        if number == self._count:
+            return self.n
+        whole = self.n // self.global_batch
+        return -(-number * whole // self._count) * self.global_batch
+
+
+def random_split(
+    dataset: Dataset[Any], parts: Sequence[float] | Sequence[int], seed: int = 0
+) -> list[Dataset[Any]]:
+    """Cut a data set into random parts without a common sample: a function of its size and `seed`.
+
+        train, val = rankup.data.random_split(photos, [0.9, 0.1], seed=1)
+
+    Args:
+        dataset: map-style; its `subset` is taken where it has one, else torch's Subset.
+        parts: counts (int) that sum to its size, or fractions (float) that sum to 1. Fractions are
+            rounded so that each part is less than one sample off and their sum is exact.
+        seed: that the parts are drawn from.
+
+    Returns:
+        A data set for each part; its samples are in the order in which they are stored.
+
+    Raises:
+        UserError: the parts are negative, of both kinds, or do not sum to what they should.
+    """
+    n = len(dataset)  # type: ignore[arg-type]
+    bounds = np.cumsum([0, *_counts(n, parts)])
+    order = Order(n, derive(seed, "split"))(torch.arange(n)).numpy()
+    rows = [np.sort(order[a:b]) for a, b in pairwise(bounds)]
+    return [_subset(dataset, one) for one in rows]
+
+
+def unwrapped(dataset: Dataset[Any]) -> Dataset[Any]:
+    """The same samples without torch's Subset around a data set that has subsets of its own.
+
+    Such a data set makes batches whole, and its orders, labels and policies are seen.
+    """
+    if type(dataset) is not Subset:
+        return dataset
+    inner = unwrapped(dataset.dataset)
+    if not hasattr(inner, "subset"):
+        return dataset
+    subset: Dataset[Any] = inner.subset(np.asarray(dataset.indices, np.int64))
+    return subset
+
+
+def _subset(dataset: Dataset[Any], rows: Int64s) -> Dataset[Any]:
+    if hasattr(dataset, "subset"):
+        subset: Dataset[Any] = dataset.subset(rows)
+        return subset
+    return Subset(dataset, rows.tolist())
+
+
+def _counts(n: int, parts: Sequence[float] | Sequence[int]) -> list[int]:
+    shown, total = list(parts), sum(parts)
+    whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in shown)
+    fractions = all(isinstance(one, float | np.floating) for one in shown)
+    sound = bool(shown) and (whole or fractions) and all(one >= 0 for one in shown)
+    if not sound or abs(total - (n if whole else 1)) > 1e-6:
+        raise UserError(
+            f"parts of a data set are counts (int) that sum to its {n} samples, or fractions "
+            f"(float) that sum to 1, none below 0; these are {shown}, and their sum is {total:g}"
+        )
+    if whole:
+        return [int(one) for one in shown]
+    exact = np.asarray(shown) * (n / total)
+    counts = np.floor(exact).astype(np.int64)
+    # The largest remainders get what is left.
+    left = n - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:left]] += 1
+    return [int(one) for one in counts]

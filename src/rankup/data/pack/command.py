@@ -21,11 +21,10 @@ from .. import indexes
 from ..errors import BadContainer
 from ..index import Index
 from ..verified import SourceDamaged, SourceProblem
-from . import checks, finish, journal, report, write
+from . import checks, journal, report, write
 from .journal import Pack
 from .layout import LAYOUTS, Layout, plan
-from .request import Request, Step, checked, differences
-from .source import files_before, root, scanned
+from .source import Request, Step, checked, differences, files_before, root, scanned
 
 Quota = Callable[[Path], list[str]]
 
@@ -64,6 +63,8 @@ def pack(request: Request, quota: Quota = lambda path: []) -> int:
                 write.help_to_fill(of)
             else:
                 _lead(of, quota)
+    except BrokenPipeError:  # nobody reads what --json or --dry-run print: as with any verb
+        raise
     except (UserError, OSError, RunFailed, SourceProblem, Interrupted, KeyboardInterrupt) as error:
         message, code = _failure(error, of)
         say(message)
@@ -89,7 +90,7 @@ def _lead(of: Pack, quota: Quota) -> None:
         else:
             # Of an earlier pack there may be only names left to give.
             copied = 0 if of.index.is_file() else _made(of, quota, started)
-            finish.publish(of)
+            write.publish(of)
             done = report.read(of.named(of.report))
             of.remove()
             seconds = time.monotonic() - started
@@ -98,7 +99,7 @@ def _lead(of: Pack, quota: Quota) -> None:
             for line in report.lines_after(done, of.named(of.report)):
                 of.say(line)
     if of.request.as_json:
-        print(json.dumps(done, indent=2))
+        print(json.dumps(done, indent=2), flush=True)
 
 
 def _made(of: Pack, quota: Quota, started: float) -> int:
@@ -125,13 +126,13 @@ def _made(of: Pack, quota: Quota, started: float) -> int:
             base, layout = of.part, _layout(of, source, resized=True)
         if layout is not None:
             layout, hashes, read = write.fill(of, source, base, layout)
-            index = finish.hashed(layout, hashes, of.data)
+            index = write.hashed(layout, hashes, of.data)
         else:
             index, read = write.stream(of, source, base)
-        index = finish.complete(of, index, files_before(original))
+        index = write.complete(of, index, files_before(original))
         of.watch()
         done = report.after(of, planned, original, index, time.monotonic() - started)
-        finish.save(of, index, done)
+        write.save(of, index, done)
     return read if copied < 0 else copied
 
 
@@ -144,16 +145,17 @@ def _preview(of: Pack, quota: Quota) -> None:
     done = _there(of)
     if done is not None:
         text = f"{of.out} is complete already"
-        print(json.dumps(done, indent=2) if of.request.as_json else text)
+        print(json.dumps(done, indent=2) if of.request.as_json else text, flush=True)
         return
     source = scanned(of.request)
     layout = _layout(of, source)
     planned = report.before(of, source, layout)
     lines = quota(of.out.parent)
     if of.request.as_json:
-        print(json.dumps({**planned, "free": report.free(of.out), "quota": lines}, indent=2))
+        text = json.dumps({**planned, "free": report.free(of.out), "quota": lines}, indent=2)
     else:
-        print("\n".join(report.lines_before(of.request.source, planned, lines)))
+        text = "\n".join(report.lines_before(of.request.source, planned, lines))
+    print(text, flush=True)
     report.fits(planned, layout, journal.allocated(of.part))
 
 
@@ -198,7 +200,7 @@ def _there(of: Pack) -> dict[str, Any] | None:
             f"{of.part} to begin anew"
         )
     if not saved:
-        finish.free(of)
+        write.free(of)
         source = root(of.request)
         if source.is_dir() and of.out.resolve().is_relative_to(source.resolve()):
             raise UserError(

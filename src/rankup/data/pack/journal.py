@@ -35,7 +35,7 @@ from ...base.text import clean
 from ..index import Index, UInt64s
 from ..pool import cores
 from .layout import Layout, Shape, sample_bytes
-from .request import Request, Step, asked, target
+from .source import Request, Step, asked, target
 
 VERSION = 2
 

@@ -18,9 +18,8 @@ from ...base.amounts import size
 from ...base.holder import boot
 from .. import images, indexes
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s
+from ..index import Field, Index, Int64s, Strings
 from ..pool import spread
-from ..strings import Strings
 from ..verified import Reader, SourceDamaged
 from . import journal
 from .checks import UNDECODABLE, Looker, usable

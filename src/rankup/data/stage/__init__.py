@@ -12,7 +12,7 @@
                 ready.json          the marker, written last
             mounts/                 SquashFS images that the job has mounted
 
-`place` names the folders and says whose job is over; `find` reads the marker; `memory` says what
+`place` names the folders, says whose job is over and reads the marker; `memory` says what
 fits. `staging` has the order in which a copy is made, by `copying`, which compares the hashes, or
-by a `broadcast`; it lists and removes copies. `mount` mounts images.
+by a broadcast; it lists and removes copies. `mount` mounts images.
 """

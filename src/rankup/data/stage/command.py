@@ -16,9 +16,8 @@ from ...base.files import user_path
 from ...base.processes import ended_as_an_exception
 from ...base.text import say
 from ..inspect.printing import safe
-from . import broadcast, copying, mount, place, staging
-from .find import Copy
-from .place import Alive
+from . import copying, mount, place, staging
+from .place import Alive, Copy
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def _stage(request: Request, paths: Sequence[Path], to: Path | None, alive: Aliv
     done = []
     for name, path in zip(request.files, paths, strict=True):
         together = (
-            broadcast.together(path, os.environ, say)
+            staging.together(path, os.environ, say)
             if request.broadcast
             else nullcontext(copying.fill)
         )

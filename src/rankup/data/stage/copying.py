@@ -24,7 +24,7 @@ from ..errors import BadContainer
 from ..index import Index, Int64s, data_path
 from ..inspect import verify
 from ..stamp import Look
-from . import find
+from . import place
 
 # A buffer of 2 MiB stays in the caches between reading and writing it: with 16 MiB the same took
 # 13 % more of a core. File systems with larger blocks get one of them at a time.
@@ -102,7 +102,7 @@ def planned(source: Path) -> Plan:
         index = own
     elif source.is_file() and not source.name.endswith("index.npz"):
         # One file is copied whatever is in it: of tokens each would be a sample of an index.
-        index = find.bare(source.stat().st_size)
+        index = place.bare(source.stat().st_size)
     elif detect.detect(source) == "files":
         raise UserError(
             f"{source} is a folder of single files, and what is staged are few large ones: "

@@ -23,7 +23,7 @@ from ...site import mounts
 from .. import indexes
 from ..containers.detect import is_squashfs
 from ..errors import BadContainer
-from . import find, place
+from . import place
 
 _SECONDS = 60.0  # for a tool that mounts or unmounts: a disk that does not answer
 _PACKAGES = (
@@ -137,7 +137,7 @@ def mount(
     root = place.ours(bases[0])
     job = place.current(os.environ) if job is None else job
     point = root / job / place.MOUNTS / place.keyed(source)
-    copy = find.copy_of(source, os.environ)
+    copy = place.copy_of(source, os.environ)
     lower = copy.root if copy is not None else source
     with place.alone(root, say):
         if str(point) in _points():

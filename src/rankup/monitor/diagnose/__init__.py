@@ -140,4 +140,4 @@ def _priced(one: Diagnosis, cost: float, bill: Bill) -> Diagnosis:
     if cost < LIMITS.named_waste * bill.units:
         return replace(one, cost=cost, unit=bill.unit)
     said = f"{one.message}. Wasted: {words.amount(cost)} of {words.amount(bill.units)} {bill.unit}"
-    return replace(one, finding=replace(one.finding, message=said), cost=cost, unit=bill.unit)
+    return replace(one, message=said, cost=cost, unit=bill.unit)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...base.findings import Finding, Level
+from ...base.findings import Finding
 
 UNUSED = "RK701"
 IDLE = "RK702"
@@ -167,11 +167,10 @@ Window = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """A finding with its cost and its place in the plots.
+class Diagnosis(Finding):
+    """A finding about a run, with its cost and its place in the plots.
 
     Attributes:
-        finding: code RK7xx, level, place, message, what to do.
         cost: in `unit`; what the finding wasted and no other finding of the run has counted
             already; None where it has no cost that can be told.
         unit: the site's, see `billing.Bill`.
@@ -181,33 +180,12 @@ class Diagnosis:
             finding explains; 0 for one that wastes nothing by itself.
     """
 
-    finding: Finding
     cost: float | None = None
     unit: str = ""
     windows: tuple[Window, ...] = ()
     gpus: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
     share: float = 0.0
-
-    @property
-    def code(self) -> str:
-        return self.finding.code
-
-    @property
-    def level(self) -> Level:
-        return self.finding.level
-
-    @property
-    def place(self) -> str:
-        return self.finding.place
-
-    @property
-    def message(self) -> str:
-        return self.finding.message
-
-    @property
-    def todo(self) -> str:
-        return self.finding.todo
 
 
 def merged(windows: Iterable[Window]) -> tuple[Window, ...]:

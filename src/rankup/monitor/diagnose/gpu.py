@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...base.findings import Finding
 from .. import billing, words
 from ..recording import Recording
 from ..thresholds import LIMITS
@@ -34,14 +33,12 @@ def unused(recording: Recording) -> Iterator[Diagnosis]:
     span = words.duration(sum(billing.bill(recording).seconds))
     billed = int(billing.billed(recording).sum())
     yield Diagnosis(
-        Finding(
-            codes.UNUSED,
-            "warning",
-            "GPU",
-            f"{words.gpus(recording, columns)} did nothing for {span}: "
-            f"0 % use, {words.memory(memory)}, {seen}; {len(columns)} of {billed} billed GPUs",
-            _start_more(recording, columns, billed),
-        ),
+        codes.UNUSED,
+        "warning",
+        "GPU",
+        f"{words.gpus(recording, columns)} did nothing for {span}: "
+        f"0 % use, {words.memory(memory)}, {seen}; {len(columns)} of {billed} billed GPUs",
+        _start_more(recording, columns, billed),
         gpus=columns,
         share=1.0,
     )
@@ -59,15 +56,13 @@ def idle(recording: Recording) -> Iterator[Diagnosis]:
     if columns:
         memory = float(np.nanmean(mean(recording.gpu["memory"].mean, seconds)[always]))
         yield Diagnosis(
-            Finding(
-                codes.IDLE,
-                "warning",
-                "GPU",
-                f"{words.gpus(recording, columns)} idled: {np.nanmean(use[always]):.1f} % use on "
-                f"average, though something holds {words.memory(memory)} there",
-                "see that each rank computes on a GPU of its own: "
-                "`torch.cuda.set_device(local_rank)` or `rankup.setup()` before the model is made",
-            ),
+            codes.IDLE,
+            "warning",
+            "GPU",
+            f"{words.gpus(recording, columns)} idled: {np.nanmean(use[always]):.1f} % use on "
+            f"average, though something holds {words.memory(memory)} there",
+            "see that each rank computes on a GPU of its own: "
+            "`torch.cuda.set_device(local_rank)` or `rankup.setup()` before the model is made",
             gpus=columns,
             share=1.0,
         )
@@ -91,15 +86,13 @@ def low(recording: Recording) -> Iterator[Diagnosis]:
         else "`py-spy dump --pid` on a rank shows what the CPU does meanwhile"
     )
     yield Diagnosis(
-        Finding(
-            codes.LOW,
-            "warning",
-            "GPU",
-            f"{words.gpus(recording, columns)} worked little: "
-            f"{np.nanmean(use[which]):.0f} % use on average"
-            + (" (no DataLoader workers were seen)" if workers == 0 else ""),
-            todo,
-        ),
+        codes.LOW,
+        "warning",
+        "GPU",
+        f"{words.gpus(recording, columns)} worked little: "
+        f"{np.nanmean(use[which]):.0f} % use on average"
+        + (" (no DataLoader workers were seen)" if workers == 0 else ""),
+        todo,
         gpus=columns,
         share=1.0,
     )
@@ -118,20 +111,18 @@ def waiting(recording: Recording) -> Iterator[Diagnosis]:
         return
     several = len(recording.gpus) > 1
     yield Diagnosis(
-        Finding(
-            codes.WAITING,
-            "warning",
-            "GPU",
-            f"{words.gpus(recording, columns)} said {np.nanmean(use[which]):.0f} % use and drew "
-            f"only {words.percent(np.nanmean(power[which]))} of the power limit: waiting for "
-            "other ranks, or kernels too small to matter",
-            "a larger `--micro-batch`, `--compile`"
-            + (
-                ", or fewer exchanges (gradient accumulation, `--strategy` for a slow network); "
-                "compare with 1 GPU: `rankup run --nproc 1`"
-                if several
-                else ""
-            ),
+        codes.WAITING,
+        "warning",
+        "GPU",
+        f"{words.gpus(recording, columns)} said {np.nanmean(use[which]):.0f} % use and drew "
+        f"only {words.percent(np.nanmean(power[which]))} of the power limit: waiting for "
+        "other ranks, or kernels too small to matter",
+        "a larger `--micro-batch`, `--compile`"
+        + (
+            ", or fewer exchanges (gradient accumulation, `--strategy` for a slow network); "
+            "compare with 1 GPU: `rankup run --nproc 1`"
+            if several
+            else ""
         ),
         gpus=columns,
         share=1.0,
@@ -168,17 +159,15 @@ def _idle_stretches(recording: Recording, others: Mask) -> Iterator[Diagnosis]:
     begin, end = max(windows, key=lambda window: window[1] - window[0])
     last = end >= recording.end - LIMITS.warm_up
     yield Diagnosis(
-        Finding(
-            codes.IDLE,
-            "warning",
-            "GPU",
-            f"{words.gpus(recording, columns)} idled for {words.duration(end - begin)}, "
-            + words.window(begin, end)
-            + (", until the job's end" if last else ""),
-            "let the script end when the work is done: `rankup logs` shows what it did at that time"
-            if last
-            else "`rankup logs` shows what the script did at that time",
-        ),
+        codes.IDLE,
+        "warning",
+        "GPU",
+        f"{words.gpus(recording, columns)} idled for {words.duration(end - begin)}, "
+        + words.window(begin, end)
+        + (", until the job's end" if last else ""),
+        "let the script end when the work is done: `rankup logs` shows what it did at that time"
+        if last
+        else "`rankup logs` shows what the script did at that time",
         windows=windows,
         gpus=columns,
         share=1.0,
@@ -225,17 +214,15 @@ def power_limited(recording: Recording) -> Iterator[Diagnosis]:
     limits = [recording.gpus[column].power_limit for column in columns]
     watts = min((limit for limit in limits if limit), default=None)
     yield Diagnosis(
-        Finding(
-            codes.POWER,
-            "warning",
-            "GPU",
-            f"{words.gpus(recording, columns)} ran at {words.percent(np.nanmean(clock[which]))} "
-            "of the highest clock, held back by the power limit "
-            f"{words.percent(np.nanmean(share[which]))} of the time"
-            + (f" ({watts:.0f} W)" if watts else ""),
-            "ask the site whether the power limit of these nodes is lowered (`nvidia-smi -q -d "
-            "POWER`); lower precision (bf16) does more for each watt",
-        ),
+        codes.POWER,
+        "warning",
+        "GPU",
+        f"{words.gpus(recording, columns)} ran at {words.percent(np.nanmean(clock[which]))} "
+        "of the highest clock, held back by the power limit "
+        f"{words.percent(np.nanmean(share[which]))} of the time"
+        + (f" ({watts:.0f} W)" if watts else ""),
+        "ask the site whether the power limit of these nodes is lowered (`nvidia-smi -q -d "
+        "POWER`); lower precision (bf16) does more for each watt",
         gpus=columns,
     )
 
@@ -258,16 +245,14 @@ def heat_limited(recording: Recording) -> Iterator[Diagnosis]:
     nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))
     what = "heat" if np.nansum(heat[which]) >= np.nansum(hardware[which]) else "its hardware"
     yield Diagnosis(
-        Finding(
-            codes.HEAT,
-            "warning",
-            words.node_names(recording, nodes),
-            f"{words.gpus(recording, columns)} slowed down by {what} "
-            f"{words.percent(np.nanmean(share[which]))} of the time"
-            + (f", up to {hottest:.0f} °C" if hottest > 0 else ""),
-            "tell the site: nodes are cooled so that this does not happen; until then "
-            f"`sbatch --exclude={words.node_names(recording, nodes[:1])}`",
-        ),
+        codes.HEAT,
+        "warning",
+        words.node_names(recording, nodes),
+        f"{words.gpus(recording, columns)} slowed down by {what} "
+        f"{words.percent(np.nanmean(share[which]))} of the time"
+        + (f", up to {hottest:.0f} °C" if hottest > 0 else ""),
+        "tell the site: nodes are cooled so that this does not happen; until then "
+        f"`sbatch --exclude={words.node_names(recording, nodes[:1])}`",
         gpus=columns,
         nodes=nodes,
     )

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.findings import Finding
 from .. import billing, words
 from ..lines import Head
 from ..recording import Recording
@@ -97,7 +96,11 @@ def _few(recording: Recording, nodes: tuple[int, ...], seen: str) -> Diagnosis:
     if asked and missing:
         seen += "; SRUN_CPUS_PER_TASK is not set"
     return Diagnosis(
-        Finding(codes.FEW_CORES, "warning", words.node_names(recording, nodes), seen, todo),
+        codes.FEW_CORES,
+        "warning",
+        words.node_names(recording, nodes),
+        seen,
+        todo,
         nodes=nodes,
         share=_slack(recording),
     )
@@ -115,17 +118,15 @@ def _over(
     each = max(1, head.cores // ranks)
     threads = head.environment.get("OMP_NUM_THREADS")
     return Diagnosis(
-        Finding(
-            codes.OVERSUBSCRIBED,
-            "warning",
-            words.node_names(recording, nodes),
-            f"load {load[worst]:.0f} on the {head.cores} cores of "
-            f"{words.node_names(recording, [worst])} ({words.plural(ranks, 'rank')}, "
-            f"{own:.0f} workers): processes take turns",
-            f"`DataLoader(num_workers={max(1, each - 1)})` at most, and "
-            f"`export OMP_NUM_THREADS={max(1, each // (1 + round(own / ranks)))}`"
-            + (f" (it is {words.shown(threads)})" if threads else ""),
-        ),
+        codes.OVERSUBSCRIBED,
+        "warning",
+        words.node_names(recording, nodes),
+        f"load {load[worst]:.0f} on the {head.cores} cores of "
+        f"{words.node_names(recording, [worst])} ({words.plural(ranks, 'rank')}, "
+        f"{own:.0f} workers): processes take turns",
+        f"`DataLoader(num_workers={max(1, each - 1)})` at most, and "
+        f"`export OMP_NUM_THREADS={max(1, each // (1 + round(own / ranks)))}`"
+        + (f" (it is {words.shown(threads)})" if threads else ""),
         nodes=nodes,
         share=_slack(recording),
     )
@@ -169,15 +170,13 @@ def gpu_memory(recording: Recording) -> Iterator[Diagnosis]:
     if top >= LIMITS.memory_near:
         columns = tuple(np.flatnonzero(peaks >= LIMITS.memory_near).tolist())
         yield Diagnosis(
-            Finding(
-                codes.MEMORY_NEAR,
-                "warning",
-                "GPU memory",
-                f"{words.gpus(recording, columns)} came to {held} of {whole} "
-                f"({words.percent(top)}): a longer sequence or a little fragmentation ends the run",
-                "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, a smaller `--micro-batch`, or "
-                "`--strategy fsdp`",
-            ),
+            codes.MEMORY_NEAR,
+            "warning",
+            "GPU memory",
+            f"{words.gpus(recording, columns)} came to {held} of {whole} "
+            f"({words.percent(top)}): a longer sequence or a little fragmentation ends the run",
+            "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, a smaller `--micro-batch`, or "
+            "`--strategy fsdp`",
             gpus=columns,
         )
     power = mean(power_share(recording, np.arange(len(recording.gpus))), seconds)[which]
@@ -185,15 +184,13 @@ def gpu_memory(recording: Recording) -> Iterator[Diagnosis]:
         columns = tuple(np.flatnonzero(which).tolist())
         fits = max(2, 2 ** int(np.log2(0.8 / max(top, 0.01))))
         yield Diagnosis(
-            Finding(
-                codes.MEMORY_FAR,
-                "warning",
-                "GPU memory",
-                f"{words.gpus(recording, columns)} never held more than {held} of {whole} "
-                f"({words.percent(top)})",
-                f"a `--micro-batch` {fits} times as large fits, with the same `--global-batch`, "
-                "and gives each kernel more to do",
-            ),
+            codes.MEMORY_FAR,
+            "warning",
+            "GPU memory",
+            f"{words.gpus(recording, columns)} never held more than {held} of {whole} "
+            f"({words.percent(top)})",
+            f"a `--micro-batch` {fits} times as large fits, with the same `--global-batch`, "
+            "and gives each kernel more to do",
             gpus=columns,
         )
 
@@ -207,16 +204,14 @@ def swap(recording: Recording) -> Iterator[Diagnosis]:
     if not nodes:
         return
     yield Diagnosis(
-        Finding(
-            codes.SWAP,
-            "warning",
-            words.node_names(recording, nodes),
-            f"{words.memory(float(np.nanmax(grown)))} went into swap on "
-            f"{words.plural(len(nodes), 'node')}: memory that is read back from a disk is "
-            "thousands of times slower",
-            "fewer DataLoader workers, or a smaller `prefetch_factor`; load data by parts "
-            "(`rankup.data.open` maps files instead of reading them)",
-        ),
+        codes.SWAP,
+        "warning",
+        words.node_names(recording, nodes),
+        f"{words.memory(float(np.nanmax(grown)))} went into swap on "
+        f"{words.plural(len(nodes), 'node')}: memory that is read back from a disk is "
+        "thousands of times slower",
+        "fewer DataLoader workers, or a smaller `prefetch_factor`; load data by parts "
+        "(`rankup.data.open` maps files instead of reading them)",
         nodes=nodes,
     )
 
@@ -237,19 +232,17 @@ def host_memory(recording: Recording) -> Iterator[Diagnosis]:
     is_limit = bool(limited[worst])
     used, most = (cgroup, limit) if is_limit else (whole, size)
     yield Diagnosis(
-        Finding(
-            codes.HOST_MEMORY,
-            "warning",
-            words.node_names(recording, nodes),
-            f"{words.memory(float(used[worst]))} of {words.memory(float(most[worst]))} "
-            f"({words.percent(share[worst])}) of the {'memory limit' if is_limit else 'memory'} "
-            f"were used on {words.node_names(recording, [worst])}: at 100 % the "
-            "kernel kills a process",
-            "fewer DataLoader workers (each has its own copy of what the data set holds), or a "
-            "larger `--mem`"
-            if is_limit
-            else "fewer DataLoader workers (each has its own copy of what the data set holds)",
-        ),
+        codes.HOST_MEMORY,
+        "warning",
+        words.node_names(recording, nodes),
+        f"{words.memory(float(used[worst]))} of {words.memory(float(most[worst]))} "
+        f"({words.percent(share[worst])}) of the {'memory limit' if is_limit else 'memory'} "
+        f"were used on {words.node_names(recording, [worst])}: at 100 % the "
+        "kernel kills a process",
+        "fewer DataLoader workers (each has its own copy of what the data set holds), or a "
+        "larger `--mem`"
+        if is_limit
+        else "fewer DataLoader workers (each has its own copy of what the data set holds)",
         nodes=nodes,
     )
 

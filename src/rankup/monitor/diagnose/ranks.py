@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.findings import Finding
 from .. import billing, words
 from ..recording import Array, Recording
 from ..thresholds import LIMITS
@@ -38,21 +37,19 @@ def spinning(recording: Recording) -> Iterator[Diagnosis]:
     drawn = float(np.nanmean(power[inside])) if inside.any() else float("nan")
     others = _others(recording, columns, inside)
     yield Diagnosis(
-        Finding(
-            codes.SPINNING,
-            "error" if last else "warning",
-            "GPU",
-            f"{words.gpus(recording, columns)} waited in a collective for "
-            f"{words.duration(end - begin)}, {words.window(begin, end)}"
-            f"{', until the end' if last else ''}: 100 % use at {words.percent(drawn)} of the "
-            "power limit"
-            + (f"; {others} did not take part" if others else "")
-            + (f" ({len(windows)} times)" if len(windows) > 1 else ""),
-            "all ranks must call the same collectives in the same order: look for code behind "
-            "`if rank == 0`, or loaders of unequal length; `rankup logs "
-            f"{words.argument(recording.facts)}` names the rank that stopped, "
-            "`TORCH_NCCL_DUMP_ON_TIMEOUT=1` the collective",
-        ),
+        codes.SPINNING,
+        "error" if last else "warning",
+        "GPU",
+        f"{words.gpus(recording, columns)} waited in a collective for "
+        f"{words.duration(end - begin)}, {words.window(begin, end)}"
+        f"{', until the end' if last else ''}: 100 % use at {words.percent(drawn)} of the "
+        "power limit"
+        + (f"; {others} did not take part" if others else "")
+        + (f" ({len(windows)} times)" if len(windows) > 1 else ""),
+        "all ranks must call the same collectives in the same order: look for code behind "
+        "`if rank == 0`, or loaders of unequal length; `rankup logs "
+        f"{words.argument(recording.facts)}` names the rank that stopped, "
+        "`TORCH_NCCL_DUMP_ON_TIMEOUT=1` the collective",
         windows=windows,
         gpus=columns,
         share=1.0,
@@ -78,16 +75,14 @@ def stalled(recording: Recording) -> Iterator[Diagnosis]:
     begin, end = max(windows, key=lambda window: window[1] - window[0])
     last = end >= recording.end - LIMITS.warm_up
     yield Diagnosis(
-        Finding(
-            codes.STALLED,
-            "warning",
-            "steps",
-            f"no step ended for {words.duration(end - begin)}, {words.window(begin, end)}"
-            + (", until the end" if last else "")
-            + f"; a step usually takes {words.duration(float(np.median(steps.seconds[known])))}",
-            f"`rankup logs {words.argument(recording.facts)}` shows what the script said then; "
-            "`py-spy dump --pid` on a rank shows where it stands",
-        ),
+        codes.STALLED,
+        "warning",
+        "steps",
+        f"no step ended for {words.duration(end - begin)}, {words.window(begin, end)}"
+        + (", until the end" if last else "")
+        + f"; a step usually takes {words.duration(float(np.median(steps.seconds[known])))}",
+        f"`rankup logs {words.argument(recording.facts)}` shows what the script said then; "
+        "`py-spy dump --pid` on a rank shows where it stands",
         windows=windows,
         share=1.0,
     )
@@ -260,15 +255,13 @@ def _between_gpus(
             "similar length, and no work on rank 0 alone (logging, evaluation)"
         )
     return Diagnosis(
-        Finding(
-            codes.IMBALANCE,
-            "warning",
-            place,
-            f"{named} did {rather} than the others: {what} {np.nanmean(values[apart]):.0f}{unit} "
-            f"against {np.nanmean(values[~apart]):.0f}{unit}{clock}, and each step lasts as long "
-            "as its slowest rank",
-            todo,
-        ),
+        codes.IMBALANCE,
+        "warning",
+        place,
+        f"{named} did {rather} than the others: {what} {np.nanmean(values[apart]):.0f}{unit} "
+        f"against {np.nanmean(values[~apart]):.0f}{unit}{clock}, and each step lasts as long "
+        "as its slowest rank",
+        todo,
         gpus=tuple(columns.tolist()),
         nodes=nodes,
         share=min(1.0, by),
@@ -300,15 +293,13 @@ def _of_ranks(recording: Recording) -> Iterator[Diagnosis]:
     nodes = tuple(sorted({int(node) for node in recording.rank_node[apart]}))
     word = "rank" if len(ranks) == 1 else "ranks"
     yield Diagnosis(
-        Finding(
-            codes.IMBALANCE,
-            "warning",
-            words.node_names(recording, nodes) if len(nodes) <= 2 else "ranks",
-            f"{word} {words.numbers(ranks.tolist())} computed {'less' if lower else 'more'} than "
-            f"the others: {np.nanmean(use[apart]):.0f} % of a core against "
-            f"{np.nanmean(use[~apart]):.0f} %, and each step lasts as long as its slowest rank",
-            "give every rank the same work: `rankup.shard(loader)` deals it evenly",
-        ),
+        codes.IMBALANCE,
+        "warning",
+        words.node_names(recording, nodes) if len(nodes) <= 2 else "ranks",
+        f"{word} {words.numbers(ranks.tolist())} computed {'less' if lower else 'more'} than "
+        f"the others: {np.nanmean(use[apart]):.0f} % of a core against "
+        f"{np.nanmean(use[~apart]):.0f} %, and each step lasts as long as its slowest rank",
+        "give every rank the same work: `rankup.shard(loader)` deals it evenly",
         nodes=nodes,
         share=min(1.0, by),
     )

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...base.findings import Finding
 from .. import billing, words
 from ..recording import Recording
 from ..thresholds import LIMITS
@@ -46,19 +45,17 @@ def gaps(recording: Recording) -> Iterator[Diagnosis]:
     why = whys.get(longest.why, words.shown(longest.why))
     none = recording.samples == 0
     yield Diagnosis(
-        Finding(
-            codes.GAPS,
-            "warning",
-            "record",
-            "not a single sample was taken"
-            if none
-            else f"{words.percent(lost / paid.node_seconds)} of the time of all nodes is not on "
-            f"record, the longest part {words.duration(longest.end - longest.begin)} on "
-            f"{words.shown(longest.node)}, {words.window(longest.begin, longest.end)}: {why}",
-            f"`rankup logs {words.argument(recording.facts)}` may say what ended the sampler (no "
-            "memory, a full disk, a dead node); what is said of the run holds for the rest of the "
-            "time",
-        ),
+        codes.GAPS,
+        "warning",
+        "record",
+        "not a single sample was taken"
+        if none
+        else f"{words.percent(lost / paid.node_seconds)} of the time of all nodes is not on "
+        f"record, the longest part {words.duration(longest.end - longest.begin)} on "
+        f"{words.shown(longest.node)}, {words.window(longest.begin, longest.end)}: {why}",
+        f"`rankup logs {words.argument(recording.facts)}` may say what ended the sampler (no "
+        "memory, a full disk, a dead node); what is said of the run holds for the rest of the "
+        "time",
         windows=tuple(sorted((gap.begin, gap.end) for gap in missing)),
         nodes=places,
     )
@@ -80,21 +77,19 @@ def gpu_lost(recording: Recording) -> Iterator[Diagnosis]:
             missing.setdefault(seen, []).append(node)
     for seen, alike in missing.items():
         name = words.node_names(recording, alike)
-        finding = Finding(codes.GPU_LOST, "warning", name, f"{name}: {seen}", _TELL)
-        yield Diagnosis(finding, nodes=tuple(alike))
+        said = f"{name}: {seen}"
+        yield Diagnosis(codes.GPU_LOST, "warning", name, said, _TELL, nodes=tuple(alike))
     columns, windows = _vanished(recording)
     if columns:
         nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))
         begin = min(window[0] for window in windows)
         yield Diagnosis(
-            Finding(
-                codes.GPU_LOST,
-                "error",
-                words.node_names(recording, nodes),
-                f"{words.gpus(recording, columns)} could not be read from {words.clock(begin)} on: "
-                "the driver lost it, or it fell off the bus",
-                _TELL,
-            ),
+            codes.GPU_LOST,
+            "error",
+            words.node_names(recording, nodes),
+            f"{words.gpus(recording, columns)} could not be read from {words.clock(begin)} on: "
+            "the driver lost it, or it fell off the bus",
+            _TELL,
             windows=windows,
             gpus=columns,
             nodes=nodes,
@@ -140,7 +135,7 @@ def failed(recording: Recording) -> Iterator[Diagnosis]:
         todo = "fewer DataLoader workers, or more `--mem`; " + todo
     elif life.state == "NODE_FAIL":
         todo = f"`{words.resume(recording.facts)}` goes on from the last checkpoint"
-    yield Diagnosis(Finding(codes.FAILED, "error", "run", seen, todo))
+    yield Diagnosis(codes.FAILED, "error", "run", seen, todo)
 
 
 def _vanished(recording: Recording) -> tuple[tuple[int, ...], tuple[tuple[float, float], ...]]:
@@ -183,15 +178,13 @@ def limit_long(recording: Recording) -> Iterator[Diagnosis]:
         return
     enough = max(600.0, 1.5 * took)
     yield Diagnosis(
-        Finding(
-            codes.LIMIT_LONG,
-            "warning",
-            "time limit",
-            f"the run took {words.duration(took)} of the {words.duration(life.limit)} that it "
-            f"asked for ({words.percent(took / life.limit)}): short jobs start earlier, "
-            "in gaps of others",
-            f"`--time {_option(enough)}`",
-        )
+        codes.LIMIT_LONG,
+        "warning",
+        "time limit",
+        f"the run took {words.duration(took)} of the {words.duration(life.limit)} that it "
+        f"asked for ({words.percent(took / life.limit)}): short jobs start earlier, "
+        "in gaps of others",
+        f"`--time {_option(enough)}`",
     )
 
 
@@ -206,14 +199,12 @@ def limit_hit(recording: Recording) -> Iterator[Diagnosis]:
     if lost is not None:
         after = f"; the last checkpoint is {words.duration(lost)} older, that work is lost"
     yield Diagnosis(
-        Finding(
-            codes.LIMIT_HIT,
-            "warning",
-            "time limit",
-            f"the run was ended by its time limit{limit}{after}",
-            f"`{words.resume(recording.facts)}` goes on from the last checkpoint; a script of "
-            "your own saves in time with `rankup.Deadline()` (docs/time-limit.md)",
-        )
+        codes.LIMIT_HIT,
+        "warning",
+        "time limit",
+        f"the run was ended by its time limit{limit}{after}",
+        f"`{words.resume(recording.facts)}` goes on from the last checkpoint; a script of "
+        "your own saves in time with `rankup.Deadline()` (docs/time-limit.md)",
     )
 
 
@@ -232,15 +223,11 @@ def short(recording: Recording) -> Iterator[Diagnosis]:
     judged = f"{TOO_SHORT}: " if brief else ""
     seen = f"{judged}the run took {words.duration(took)}{after}"
     yield Diagnosis(
-        Finding(
-            codes.SHORT,
-            "ok",
-            "run",
-            seen,
-            "try short runs on a partition for development, or several in one job"
-            if waited
-            else "",
-        )
+        codes.SHORT,
+        "ok",
+        "run",
+        seen,
+        "try short runs on a partition for development, or several in one job" if waited else "",
     )
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...base import amounts
-from ...base.findings import Finding
 from .. import billing, words
 from ..recording import Recording
 from ..thresholds import LIMITS
@@ -75,17 +74,15 @@ def slow_files(recording: Recording) -> Iterator[Diagnosis]:
     each = feeding.read / feeding.operations if feeding.operations > 0 else math.nan
     small = each < LIMITS.small_read and feeding.operations >= LIMITS.many_operations
     yield Diagnosis(
-        Finding(
-            codes.FILE_SYSTEM,
-            "warning",
-            "data",
-            f"{seen}, and the {feeding.workers:.0f} workers of a rank waited too "
-            f"({feeding.busy:.0f} % of a core each): files come at "
-            f"{amounts.size(feeding.read)}/s per node"
-            + (f", {amounts.number(feeding.operations)} operations/s" if small else ""),
-            "`rankup pack` makes a few large files of many small ones; `rankup run --stage DATA …` "
-            "copies them into the node's memory first",
-        ),
+        codes.FILE_SYSTEM,
+        "warning",
+        "data",
+        f"{seen}, and the {feeding.workers:.0f} workers of a rank waited too "
+        f"({feeding.busy:.0f} % of a core each): files come at "
+        f"{amounts.size(feeding.read)}/s per node"
+        + (f", {amounts.number(feeding.operations)} operations/s" if small else ""),
+        "`rankup pack` makes a few large files of many small ones; `rankup run --stage DATA …` "
+        "copies them into the node's memory first",
         gpus=columns,
         share=share,
     )
@@ -130,9 +127,7 @@ def _starved(
             f"`DataLoader(num_workers={asked}, pin_memory=True, persistent_workers=True, …)`; "
             "`rankup bench-data` says how fast the data can be fed"
         )
-    return Diagnosis(
-        Finding(codes.STARVED, "warning", "data", seen, todo), gpus=columns, share=share
-    )
+    return Diagnosis(codes.STARVED, "warning", "data", seen, todo, gpus=columns, share=share)
 
 
 def _cores_left(recording: Recording, workers: float) -> float:
@@ -193,16 +188,14 @@ def checkpoint_stalls(recording: Recording) -> Iterator[Diagnosis]:
     if not time or stalled < LIMITS.checkpoint_least or stalled / time < LIMITS.checkpoint_share:
         return
     yield Diagnosis(
-        Finding(
-            codes.CHECKPOINTS,
-            "warning",
-            "checkpoints",
-            f"training waited {words.duration(stalled)} for "
-            f"{words.plural(len(windows), 'checkpoint')} ({words.percent(stalled / time)} of "
-            f"the time, {words.duration(stalled / len(windows))} each)",
-            "fewer of them (`--checkpoint-every`), write them beside the training "
-            "(`--async-checkpoints`), all ranks together (`rankup.save_sharded_model`)",
-        ),
+        codes.CHECKPOINTS,
+        "warning",
+        "checkpoints",
+        f"training waited {words.duration(stalled)} for "
+        f"{words.plural(len(windows), 'checkpoint')} ({words.percent(stalled / time)} of "
+        f"the time, {words.duration(stalled / len(windows))} each)",
+        "fewer of them (`--checkpoint-every`), write them beside the training "
+        "(`--async-checkpoints`), all ranks together (`rankup.save_sharded_model`)",
         windows=windows,
         share=1.0,
     )
@@ -237,14 +230,12 @@ def not_a_number(recording: Recording) -> Iterator[Diagnosis]:
         else f"from step {first} on{when}, to the end"
     )
     yield Diagnosis(
-        Finding(
-            codes.LOSS_NAN,
-            "warning" if len(good) else "error",
-            "loss",
-            f"the loss is not a number {scope}",
-            f"{_try(recording)}; with float16 a `GradScaler`, or bf16; the checkpoints before are "
-            "sound",
-        ),
+        codes.LOSS_NAN,
+        "warning" if len(good) else "error",
+        "loss",
+        f"the loss is not a number {scope}",
+        f"{_try(recording)}; with float16 a `GradScaler`, or bf16; the checkpoints before are "
+        "sound",
         windows=windows,
     )
 
@@ -269,26 +260,22 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
     best = "; `rankup export --best` takes the checkpoint that validated best" if recipe else ""
     if last - lowest > max(LIMITS.loss_rise * size, 5 * noise):
         yield Diagnosis(
-            Finding(
-                codes.LOSS_FLAT,
-                "warning",
-                "loss",
-                f"the loss rises: {lowest:.4g} around step {at}, {last:.4g} at the end",
-                f"{_try(recording)}{best}",
-            )
+            codes.LOSS_FLAT,
+            "warning",
+            "loss",
+            f"the loss rises: {lowest:.4g} around step {at}, {last:.4g} at the end",
+            f"{_try(recording)}{best}",
         )
     # A fine-tuning that starts near its end may be flat; so may a run that goes on.
     elif number[0] <= 1 and first - last < LIMITS.loss_flat * size and _level(means, noise, size):
         yield Diagnosis(
-            Finding(
-                codes.LOSS_FLAT,
-                "warning",
-                "loss",
-                f"the loss does not fall: {first:.4g} over the first tenth of "
-                f"{words.plural(len(loss), 'step')}, {last:.4g} over the last",
-                "see that the optimizer has the model's parameters and steps, that labels belong "
-                f"to their samples, and try another {'`--lr`' if recipe else 'learning rate'}",
-            )
+            codes.LOSS_FLAT,
+            "warning",
+            "loss",
+            f"the loss does not fall: {first:.4g} over the first tenth of "
+            f"{words.plural(len(loss), 'step')}, {last:.4g} over the last",
+            "see that the optimizer has the model's parameters and steps, that labels belong "
+            f"to their samples, and try another {'`--lr`' if recipe else 'learning rate'}",
         )
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, TypeGuard
 
 from .. import lines
-from ..values import number
+from ..jsonl import number
 
 KEPT = 120.0  # seconds of samples, up to so many
 _MOST = 120

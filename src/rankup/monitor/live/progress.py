@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ours import is_final
-from ..values import number
+from ..jsonl import is_final, number
 from .node import mean
 
 KEPT = 1000  # steps
