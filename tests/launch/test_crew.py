@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from rankup.launch.crew_workers import own_gpus
+from rankup.launch.crew import own_gpus
 from tests.conftest import RunRankup, TextFiles
 
 from .live import TINY, Live, live, losses, records
