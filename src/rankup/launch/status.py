@@ -41,15 +41,15 @@ class Summary:
     id: str
     name: str
     path: str
-    where: str
-    state: str
-    since: float | None
-    until: float | None
-    step: int | None
-    steps: int | None
-    words: str
-    source: str
-    live: bool
+    where: str = ""
+    state: str = "NEW"
+    since: float | None = None
+    until: float | None = None
+    step: int | None = None
+    steps: int | None = None
+    words: str = "It has not been started."
+    source: str = "own record"
+    live: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
                 continue
             except Exception as error:  # whatever is wrong with one run, the others are shown
                 job = UserError(f"its files are damaged: {type(error).__name__}: {error}")
-        found.append(_broken(path, job))
+        name = path.parent.name
+        found.append(Summary(path.name, name, str(path), state="DAMAGED", words=str(job)))
     return found, note
 
 
@@ -137,29 +138,30 @@ def report(path: Path, config: Config, client: Client) -> Report:
 
 def summary(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     """A run in a line, from its attempts."""
-    last = attempts.newest(found)
     metrics = last_metrics(path)
-    step = metrics.get("step")
     jobs = [attempt.job.partition("_")[0] for attempt in found if attempt.job]
-    where = ", ".join(dict.fromkeys(jobs)) or (last.nodes[0] if last and last.nodes else "")
     short = Summary(
         id=job.id,
         name=job.name,
         path=str(path),
-        where=where,
-        state=last.state if last else "NEW",
-        since=(last.started or last.expected) if last else None,
-        until=last.ended if last else None,
-        step=step if isinstance(step, int) else None,
+        where=", ".join(dict.fromkeys(jobs)),
+        step=metrics.get("step"),
         steps=None if metrics.get("final") else steps(job),
-        words=last.words if last else "It has not been started.",
-        source=last.source if last else "own record",
-        live=bool(last and last.live),
     )
+    last = attempts.newest(found)
+    if last is None:
+        return short
     tasks = newest_of_tasks(found)
-    if len(tasks) > 1:
-        short = replace(short, state=_counted(attempt.state for attempt in tasks))
-    return short
+    return replace(
+        short,
+        where=short.where or "".join(last.nodes[:1]),
+        state=_counted(one.state for one in tasks) if len(tasks) > 1 else last.state,
+        since=last.started or last.expected,
+        until=last.ended,
+        words=last.words,
+        source=last.source,
+        live=last.live,
+    )
 
 
 def newest_of_tasks(found: Sequence[Attempt]) -> list[Attempt]:
@@ -211,23 +213,6 @@ def _job(path: Path) -> Job | UserError:
         return error
     except Exception as error:
         return UserError(f"its files cannot be read: {type(error).__name__}: {error}")
-
-
-def _broken(path: Path, error: UserError) -> Summary:
-    return Summary(
-        id=path.name,
-        name=path.parent.name,
-        path=str(path),
-        where="",
-        state="DAMAGED",
-        since=None,
-        until=None,
-        step=None,
-        steps=None,
-        words=str(error),
-        source="own record",
-        live=False,
-    )
 
 
 def _counted(states: Iterable[str]) -> str:
