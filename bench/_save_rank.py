@@ -25,7 +25,7 @@ from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.runtime.collectives import all_reduce, barrier
 from rankup.runtime.world import setup
 from rankup.train.checkpoint import Saved, Saver
-from rankup.train.place import Place
+from rankup.train.plan import Place
 
 SHAPE = Shape(vocab_size=256, seq_len=64, layers=14, dim=512, heads=8, dropout=0.0)
 MODES = {"asynchronous": True, "synchronous": False}

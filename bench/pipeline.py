@@ -22,10 +22,10 @@ from torch import nn
 from _ranks import run_ranks
 from common import claim, machine, parse_effort, table
 from rankup.parallel.pipeline.cut import balance, links
-from rankup.parallel.pipeline.place import placement
 from rankup.parallel.pipeline.run import Pipeline
+from rankup.parallel.pipeline.schedule import Span, placement
 from rankup.parallel.pipeline.stage import carve
-from rankup.parallel.pipeline.timeline import Span, bubble, idle
+from rankup.train.timeline import bubble, idle
 
 SLEEP = 0.02  # seconds, forward and backward alike
 RANKS = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.parallel.pipeline import timeline
+from rankup.train import timeline
 from tests.drawn import pipelines
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -21,7 +21,7 @@ from rankup.launch.export import export
 from rankup.runtime.folder import fingerprint
 from rankup.runtime.world import World
 from rankup.train.checkpoint import Saved, Saver
-from rankup.train.place import Place
+from rankup.train.plan import Place
 from tests.conftest import RunRankup
 from tests.pool import RankPool
 from tests.runtime.split import SIZES, Net, advance, assert_equal, make

@@ -11,8 +11,8 @@ import pytest
 
 from rankup.launch import facts
 from rankup.launch.attempts import NO_SLURM
-from rankup.monitor import cost
 from rankup.monitor.recording import Facts
+from rankup.monitor.verdict import cost
 from rankup.site import rundir
 from rankup.site.config import Config
 
@@ -81,7 +81,7 @@ def test_each_attempt_has_the_limit_and_the_price_that_it_was_asked_for_with(
     assert [attempt.limit for attempt in found.lives] == [7200, 7200, 1800]
     assert [attempt.per_node_hour for attempt in found.lives] == [128.0, 128.0, 64.0]
     samples = made(util=50)
-    paid = cost.cost(replace(samples, facts=found), ())
+    paid = cost(replace(samples, facts=found), ())
     assert paid.lives == (128.0, 128.0, 128.0)
 
 

@@ -10,14 +10,13 @@ import pytest
 
 from rankup.launch import facts
 from rankup.launch.attempts import NO_SLURM
-from rankup.monitor.cost import cost
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.lines import FOLDER, header
 from rankup.monitor.load import load
 from rankup.monitor.recording import Facts, Recording
 from rankup.monitor.report.html import html
 from rankup.monitor.report.text import text
-from rankup.monitor.verdict import verdict
+from rankup.monitor.verdict import cost, verdict
 from rankup.site.config import Config
 
 from .record import HERE, PLANS

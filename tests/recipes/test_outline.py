@@ -9,7 +9,7 @@ import torch
 
 from rankup.base.errors import UserError
 from rankup.parallel.pipeline.cut import costs, links
-from rankup.parallel.pipeline.ends import model_args
+from rankup.parallel.pipeline.run import model_args
 from rankup.recipes.image_options import ImageClassificationOptions
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pickle
@@ -23,6 +24,8 @@ from rankup.runtime.folder import fingerprint
 from rankup.runtime.full import full_state, load_full_model, save_full_model
 from rankup.runtime.sharded import load_sharded_model, save_sharded_model
 from rankup.runtime.world import World, destroy_process_group
+from rankup.train.checkpoint import Saved, Saver
+from rankup.train.plan import Place
 from tests.pool import RankPool
 
 from .killed import until_killed
@@ -362,6 +365,26 @@ def test_no_space_on_one_rank_is_an_error_on_every_rank_and_the_old_one_stays(
 # --- old or new
 
 
+def _save_while_taken(world: World, folder: Path) -> str:
+    try:
+        save_sharded_model(nn.Linear(2, 2), folder)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def test_one_process_saves_at_a_time(ranks: RankPool, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_sharded_model(nn.Linear(2, 2), folder)
+    with (folder / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for said in ranks.run(2, _save_while_taken, folder):
+            assert "another process is saving into this folder" in said
+            assert str(folder) in said
+    load_sharded_model(nn.Linear(2, 2), folder)
+    assert ranks.run(2, _save_while_taken, folder) == ["", ""]
+
+
 def test_parts_that_somebody_removed_never_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,7 +434,7 @@ def _overwrite_for_ever(folder: Path) -> None:
         with torch.no_grad():
             model.weight.fill_(number)
             model.bias.fill_(number)
-        save_sharded_model(model, folder)
+        save_sharded_model(model, folder, asynchronous=number % 2 == 0)
 
 
 # A file that an earlier test has left open may be collected here; what stands first counts more.
@@ -442,3 +465,14 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         assert (model.weight == model.bias[0]).all()
         written += model.bias[0].item()
     assert written >= 10, "it was killed while it wrote, not before"
+
+
+def test_a_checkpoint_of_a_recipe_is_such_a_folder(tmp_path: Path) -> None:
+    model, fresh = nn.Linear(2, 2), nn.Linear(2, 2)
+    saver, place = Saver(tmp_path, 1, asynchronous=False), Place(3, 1, 24)
+    saver.save(model, torch.optim.SGD(model.parameters()), Saved(place, {"seed": 1}, None))
+    assert saver.wait() == ""
+    [folder] = tmp_path.iterdir()
+    extra = load_sharded_model(fresh, folder, torch.optim.SGD(fresh.parameters()))
+    assert extra["place"] == {"step": 3, "epoch": 1, "consumed": 24}
+    assert_equal(fresh.state_dict(), model.state_dict())

@@ -15,7 +15,7 @@ from rankup.runtime.full import load_full_model, save_full_model
 from rankup.runtime.sharded import load_sharded_model, save_sharded_model
 from rankup.runtime.world import World
 from rankup.train.checkpoint import Saved, Saver, restore
-from rankup.train.place import Place
+from rankup.train.plan import Place
 from tests.pool import RankPool
 
 from .split import Net, Split, advance, assert_equal

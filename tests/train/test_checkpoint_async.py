@@ -20,7 +20,7 @@ from rankup.runtime.pieces import HostCopy
 from rankup.runtime.world import World
 from rankup.train import checkpoint
 from rankup.train.checkpoint import Saved, Saver, of_step, restore
-from rankup.train.place import Place
+from rankup.train.plan import Place
 from tests.conftest import CHECKOUT
 from tests.pool import RankPool
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -14,9 +13,9 @@ from rankup.base.errors import UserError
 from rankup.runtime.full import full_state
 from rankup.runtime.world import World
 from rankup.train.checkpoint import Saved, Saver, restore
-from rankup.train.place import Place
+from rankup.train.plan import Place
 from tests.pool import RankPool
-from tests.runtime.split import SIZES, SMALL, Split, advance, assert_equal, expected, make
+from tests.runtime.split import SIZES, Split, advance, assert_equal, expected, make
 
 IDENTITY = {"seed": 1}
 
@@ -53,14 +52,10 @@ def _uninterrupted(world: World, optimizer: str) -> dict[str, torch.Tensor]:
     return expected(4, optimizer)
 
 
-@pytest.mark.parametrize("before", ["fsdp", "pp"])
-def test_saved_in_one_layout_and_resumed_in_another(
-    ranks: RankPool, tmp_path: Path, before: str
-) -> None:
-    """Each writes once and reads once; runs from strategy to strategy are in `tests/parallel`."""
-    ranks.run(SIZES[before], _save, before, tmp_path, "adamw", True)
-    after = SMALL[SMALL.index(before) - 1]
-    found = ranks.run(SIZES[after], _resume, after, tmp_path, "adamw")[0]
+def test_saved_in_one_layout_and_resumed_in_another(ranks: RankPool, tmp_path: Path) -> None:
+    """Other layouts are in `tests/runtime/test_sharded_model.py`, runs in `tests/parallel`."""
+    ranks.run(SIZES["pp"], _save, "pp", tmp_path, "adamw", True)
+    found = ranks.run(SIZES["tp"], _resume, "tp", tmp_path, "adamw")[0]
     assert_equal(found, ranks.run(1, _uninterrupted, "adamw")[0])
     marker = json.loads((tmp_path / "step-00000002" / "COMPLETE").read_text())
     assert marker["aliases"] == {"head.weight": "tokens.weight"}
@@ -100,9 +95,8 @@ def _other(world: World, layout: str, root: Path, change: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("layout", ["plain", "pp"])
 def test_a_checkpoint_of_another_model_is_refused_on_every_rank(
-    ranks: RankPool, tmp_path: Path, layout: str
+    ranks: RankPool, tmp_path: Path
 ) -> None:
     """In a pipeline the differing names are on the last stage alone."""
     ranks.run(1, _save, "plain", tmp_path, "adamw", False)
@@ -110,7 +104,7 @@ def test_a_checkpoint_of_another_model_is_refused_on_every_rank(
         "shape": "norm.bias: [5] in the checkpoint, [4] in this model",
         "name": "norm.bias: [5] in the checkpoint, absent in this model",
     }.items():
-        for said in ranks.run(SIZES[layout], _other, layout, tmp_path, change):
+        for said in ranks.run(SIZES["pp"], _other, "pp", tmp_path, change):
             assert "is of another model" in said
             assert words in said
     for said in ranks.run(1, _other, "plain", tmp_path, "optimizer"):

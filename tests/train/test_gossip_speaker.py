@@ -22,7 +22,7 @@ from rankup.train.gossip import speaker as speaking
 from rankup.train.gossip.record import cut_back
 from rankup.train.gossip.speaker import Speaker
 from rankup.train.keeper import Keeper
-from rankup.train.place import Place
+from rankup.train.plan import Place
 from rankup.train.stop import Stop
 
 LAST = 20

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from rankup.parallel.lowcomm.gossip.board import Board
 from rankup.runtime.order import Window
 from rankup.train.gossip.tickets import Tickets
-from rankup.train.place import Place
-from rankup.train.plan import Plan
+from rankup.train.plan import Place, Plan
 
 
 def _board(workers: int) -> Board:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD
 
 from rankup.train.checkpoint import Saved, Saver, amend, candidates, of_step
-from rankup.train.place import Place
+from rankup.train.plan import Place
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 FILES = {"COMPLETE", ".metadata", "__0_0.distcp"}

@@ -10,9 +10,10 @@ import pytest
 from matplotlib.image import imread
 
 from rankup.base.errors import UserError
-from rankup.parallel.pipeline.timeline import Span, draw
+from rankup.parallel.pipeline.schedule import Span
 from rankup.runtime.world import World
 from rankup.train.options import TrainOptions
+from rankup.train.timeline import draw
 from tests.parallel.tasks import SmallLM
 from tests.pool import RankPool
 

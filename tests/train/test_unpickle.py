@@ -197,6 +197,11 @@ def test_the_metadata_unpickler_knows_record_types_alone(name: str, dotted: str)
         MetadataUnpickler(io.BytesIO(stream)).load()
 
 
+def test_the_metadata_may_not_name_bytes() -> None:
+    with pytest.raises(pickle.UnpicklingError, match="BytesStorageMetadata"):
+        MetadataUnpickler(io.BytesIO(pickle.dumps(BytesStorageMetadata()))).load()
+
+
 def _short(text: str) -> bytes:
     return b"\x8c" + bytes([len(text)]) + text.encode()
 

@@ -15,12 +15,11 @@ from ..base.files import user_path, write_atomic
 from ..base.findings import Finding
 from ..base.text import clean
 from ..monitor import words
-from ..monitor.cost import Cost, cost
 from ..monitor.diagnose import Diagnosis, diagnose
 from ..monitor.export import FORMS
 from ..monitor.load import load
 from ..monitor.recording import Recording
-from ..monitor.verdict import Verdict, verdict
+from ..monitor.verdict import Cost, Verdict, cost, verdict
 from ..site import config
 from ..slurm.client import Client
 from . import attempts, facts, meant

@@ -21,12 +21,11 @@ import numpy as np
 
 from . import jsonl, samples
 from . import steps as training
-from .gaps import Span, gaps, spans
 from .jsonl import number
 from .lines import KINDS
-from .node import Grid, Node, Window, scan
+from .node import SHORTEST_GAP, Grid, Node, Window, merged, scan
 from .node import grid as bins_of
-from .recording import GPU, HOST, RANK, Band, Event, Facts, Recording
+from .recording import GPU, HOST, RANK, Band, Event, Facts, Gap, Recording
 from .samples import Journal
 from .steps import Training
 
@@ -34,6 +33,8 @@ EVERY = 10.0  # seconds between samples, where nobody says
 _SELDOM = 3600.0  # nobody samples less often
 _MUCH = 64 << 20  # bytes that are worth starting processes for
 _MOST_PROCESSES = 8
+# A job prepares before its sampler starts, and tidies up after the sampler has ended.
+_AROUND = 60.0
 _SLACK = 1.0  # s beyond what is known in which a time can be
 _DAY = 86400.0
 _YEAR = 365 * _DAY
@@ -68,7 +69,7 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
     nodes = _scan(journals, grid, window, processes)
     if not facts.lives:
         # Only now is it known which samplers there were, and when each life began.
-        begins = [span.begin for span in spans(facts, nodes, grid.end)]
+        begins = [span.begin for span in _spans(facts, nodes, grid.end)]
         trained = training.read(metrics, window, begins)
     return _recording(facts, grid, nodes, trained)
 
@@ -192,9 +193,9 @@ def _recording(facts: Facts, grid: Grid, nodes: list[Node], trained: Training) -
     reach = _reach(facts, trained, (node.last for node in sampled))
     end = max(grid.begin, reach[1]) if reach else grid.end - grid.width
     running = _running(facts, sampled, end)
-    lives = spans(facts, nodes, end)
+    lives = _spans(facts, nodes, end)
     # A life that still goes on is due until now only as far as anything was heard of the run.
-    missing = gaps(lives, nodes) if facts.lives or sampled else []
+    missing = _gaps(lives, nodes) if facts.lives or sampled else []
     places = range(len(sampled))
     many = [len(node.gpus) for node in sampled]
     ranks = [len(node.ranks) for node in sampled]
@@ -255,7 +256,7 @@ def _running(facts: Facts, nodes: list[Node], end: float) -> bool:
 
 
 def _events(
-    facts: Facts, lives: list[Span], nodes: list[Node], trained: Training
+    facts: Facts, lives: list[_Span], nodes: list[Node], trained: Training
 ) -> Iterator[Event]:
     yield from trained.events
     if facts.lives:
@@ -285,3 +286,76 @@ def _events(
             yield Event(first, "note", text)
     if trained.error:
         yield Event(first, "note", f"{training.FILE} could not be read: {trained.error}")
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A life as far as samples can be expected of it: unix seconds, and the nodes' names.
+
+    `nodes` is empty where nobody knows them: then all that have a file.
+    """
+
+    begin: float
+    end: float
+    nodes: tuple[str, ...] = ()
+
+
+def _spans(facts: Facts, nodes: Sequence[Node], last: float) -> list[_Span]:
+    """The lives of a run, up to the `last` thing known of it; without facts as samplers tell."""
+    if facts.lives:
+        files = {node.name for node in nodes}
+        # Names of which none is that of a file are names that the samplers do not go by.
+        named = any(files.intersection(life.nodes) for life in facts.lives) or not files
+        found = []
+        for life in sorted(facts.lives, key=lambda life: life.begin):
+            end = last if life.end is None else life.end
+            found.append(_Span(life.begin, max(end, life.begin), life.nodes if named else ()))
+        return found
+    lives: dict[str, tuple[float, float]] = {}
+    for node in nodes:
+        for sampler in node.samplers:
+            if not math.isnan(sampler.begin):
+                known = lives.get(sampler.head.life, (math.inf, -math.inf))
+                begin, end = min(known[0], sampler.begin), max(known[1], sampler.end)
+                lives[sampler.head.life] = (begin, end)
+    return [_Span(*life) for life in sorted(lives.values())]
+
+
+def _gaps(spans: Sequence[_Span], nodes: Sequence[Node]) -> list[Gap]:
+    """All gaps, by node and time; nodes of a life that have no file among them."""
+    by_name = {node.name: node for node in nodes}
+    names = dict.fromkeys([*by_name, *(name for span in spans for name in span.nodes)])
+    found = []
+    for name in names:
+        own = [span for span in spans if name in span.nodes or not span.nodes]
+        for at, span in enumerate(own):
+            if at and span.begin > own[at - 1].end:
+                found.append(Gap(name, own[at - 1].end, span.begin, "between attempts"))
+            found += _within(span, name, by_name.get(name))
+    return found
+
+
+def _within(span: _Span, name: str, node: Node | None) -> list[Gap]:
+    """The gaps of a node in one life."""
+    if span.end <= span.begin:
+        return []
+    if node is None or not len(node.stretches):
+        broken = node is not None and node.errors
+        return [Gap(name, span.begin, span.end, "torn" if broken else "not started")]
+    longest = max(3 * node.every, SHORTEST_GAP)
+    inside = node.stretches.clip(span.begin, span.end)
+    # A sampler's first sample stands for no time, but shows that it was there.
+    kept = (node.stretches[:, 1] >= span.begin) & (node.stretches[:, 0] <= span.end)
+    covered = merged(inside[kept], longest)
+    if not len(covered):
+        return [Gap(name, span.begin, span.end, "not started")]
+    found = []
+    if covered[0, 0] - span.begin > max(longest, _AROUND):
+        found.append((span.begin, float(covered[0, 0]), "not started"))
+    for before, after in pairwise(covered):
+        found.append((float(before[1]), float(after[0]), "killed"))
+    end = float(covered[-1, 1])
+    closed = any(s.ended is not None and s.ended >= end - longest for s in node.samplers)
+    if span.end - end > (max(longest, _AROUND) if closed else longest):
+        found.append((end, span.end, "killed"))
+    return [Gap(name, a, b, why) for a, b, why in found]

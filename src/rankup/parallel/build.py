@@ -25,17 +25,14 @@ from .layout import Layout
 from .memory import recompute
 from .mesh import Mesh
 from .pipeline.cut import costs, cut, links
-from .pipeline.ends import model_args
-from .pipeline.place import placement
-from .pipeline.run import Pipeline
-from .pipeline.stage import StageModule, carve
-from .pipeline.ties import Ties, copies, find_ties
+from .pipeline.run import Pipeline, model_args
+from .pipeline.schedule import placement
+from .pipeline.stage import StageModule, Ties, carve, copies, find_ties
 from .replicas import replicate
 from .sharded import beside_blocks, blocks, has_statistics, shard
-from .tensor.apply import apply
+from .tensor.apply import apply, loss_context, plain
 from .tensor.check import check as check_plan
 from .tensor.gradients import finish_gradients
-from .tensor.loss import loss_context, plain
 from .tensor.plan import plan_of
 
 Batch = tuple[torch.Tensor, ...]

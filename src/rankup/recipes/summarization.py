@@ -25,8 +25,7 @@ from ..train.evaluate import to_device
 from ..train.gossip.loop import train as train_by_gossip
 from ..train.loop import train
 from ..train.optimizer import build_optimizer
-from ..train.place import Place
-from ..train.plan import Plan, micro_batches
+from ..train.plan import Place, Plan, micro_batches
 from ..train.task import Batch
 from . import articles
 from .article_options import ARTICLES, SummarizationOptions

@@ -22,7 +22,7 @@ import shutil
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -84,7 +84,8 @@ class Marker:
 
     @classmethod
     def read(cls, folder: Path) -> Marker:
-        """
+        """Return the marker of a folder.
+
         Raises:
             DamagedError: there is none, or it is not as it was written.
         """
@@ -127,27 +128,19 @@ class Marker:
             hash_like: hash of a file, of the kind of a given one; by default the one of today.
         """
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        mine = self.changed(sorted(self.files)[rank::ranks], hash_like)
-        return [line for part in gather(mine) for line in part]
-
-    def changed(
-        self, names: Iterable[str], hash_like: Callable[[Path, str], str] | None = None
-    ) -> list[str]:
-        """Which of the files are not what they were, each with what was found."""
         found = []
-        for name in names:
+        for name in sorted(self.files)[rank::ranks]:
             path, (size, code) = self.parts / name, self.files[name]
             try:
                 if not path.is_file():
                     found.append(f"{path.name} is missing")
-                elif path.stat().st_size != size:
-                    has = path.stat().st_size
+                elif (has := path.stat().st_size) != size:
                     found.append(f"{path.name} has {has} bytes instead of {size}")
                 elif (hash_like or _hash_of)(path, code) != code:
                     found.append(f"{path.name} has changed since it was written")
             except OSError as error:
                 found.append(f"{path.name} cannot be read ({error.strerror})")
-        return found
+        return [line for part in gather(found) for line in part]
 
 
 def fingerprint(path: Path) -> tuple[int, str]:
@@ -290,6 +283,7 @@ class Writer:
     ) -> None:
         """Everything after the copy."""
         root = is_root_process()
+        failure: BaseException | None = None
         try:
             agree(trouble, group)
             everywhere(target.begin if root else nothing, group)
@@ -316,14 +310,15 @@ class Writer:
             marker = Marker(target.folder, files, {**about, "aliases": all_aliases})
             everywhere(partial(_commit, target, marker) if root else nothing, group)
         except BaseException as error:
+            failure = cause(error)
             if root:
-                target.undo(error)
-            done.set_exception(cause(error))
-        else:
+                target.undo(failure)
+        if root:
+            target.end()
+        if failure is None:
             done.set_result(None)
-        finally:
-            if root:
-                target.end()
+        else:
+            done.set_exception(failure)
 
 
 def _commit(target: Target, marker: Marker) -> None:
@@ -448,7 +443,8 @@ class SafeReader(dcp.FileSystemReader):
     """Reads `.metadata` through an unpickler that knows torch's own record types only."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """
+        """As torch's own, of a file that may be anybody's.
+
         Raises:
             DamagedError: it holds something else, or is no such file.
         """

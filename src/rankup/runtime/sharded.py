@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from .collectives import broadcast
-from .folder import MARKER, Marker, Target, Writer, cause, load, named, nothing
+from .folder import MARKER, Marker, Target, Writer, load, named, nothing
 from .state import DamagedError, everywhere
 from .world import before_leaving, is_root_process
 
@@ -185,7 +185,7 @@ class _Replaced(Target):
         if not self._may_count():
             shutil.rmtree(self.parts, ignore_errors=True)
         if self._asynchronous:  # who does not ask the future would not know
-            line = f"rankup: {self.folder} could not be written: {cause(error)}"
+            line = f"rankup: {self.folder} could not be written: {error}"
             print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:

@@ -29,7 +29,7 @@ from ..runtime.log import print0
 from ..runtime.state import DamagedError, OtherModelError
 from ..runtime.world import is_root_process
 from .options import refuse_other_run
-from .place import Place
+from .plan import Place
 
 # What the end of a failing run gives a checkpoint that is being written.
 GRACE_SECONDS = 60.0
@@ -174,7 +174,9 @@ def restore(
                 why = f"{error}"
             else:
                 carried.resume(beside)
-                return _without_lost_best(candidate.saved, found)
+                # What is said to be best has to be there: else the next validation is the best.
+                saved, there = candidate.saved, {other.saved.place.step for other in found}
+                return saved if saved.best and saved.best[1] in there else replace(saved, best=None)
         print0(f"checkpoint {candidate.directory.name} is torn ({why}); passed over", flush=True)
     if found or spoiled:
         raise UserError(
@@ -182,13 +184,6 @@ def restore(
             "new run"
         )
     return None
-
-
-def _without_lost_best(saved: Saved, found: list[Candidate]) -> Saved:
-    """What is said to be best has to be there: else the next validation is the best."""
-    if saved.best is None or saved.best[1] in {other.saved.place.step for other in found}:
-        return saved
-    return replace(saved, best=None)
 
 
 # --- writing

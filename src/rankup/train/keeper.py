@@ -18,7 +18,7 @@ from ..runtime.world import is_root_process
 from . import checkpoint
 from .checkpoint import Carried, Saved, Saver
 from .options import TrainOptions
-from .place import Place
+from .plan import Place
 from .stop import Stop
 
 

@@ -19,8 +19,7 @@ from .keeper import Keeper
 from .metrics import Metrics, Silence, step_record
 from .options import TrainOptions
 from .outcome import Outcome
-from .place import Place
-from .plan import Plan
+from .plan import Place, Plan
 from .rounds import rounds, taker
 from .start import start
 from .step import Stepper

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .place import Place
+from .plan import Place
 
 
 @dataclass(frozen=True)

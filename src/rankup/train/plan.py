@@ -11,8 +11,22 @@ from ..data.orders import Ordering
 from ..runtime.order import Window
 from ..runtime.shard import part
 from .options import TrainOptions
-from .place import Place
 from .task import Ordered, Task
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a run has come.
+
+    Attributes:
+        step: optimizer steps done.
+        epoch: the one the last of them belongs to, from 0.
+        consumed: samples of that epoch that are done.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    consumed: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rankup.monitor.collect import cores, memory
 from rankup.monitor.collect.cores import Cores
 from rankup.monitor.collect.devices import Devices
 from rankup.monitor.collect.memory import Limit
-from rankup.monitor.collect.rates import Rates
+from rankup.monitor.collect.reading import Rates
 
 from .trees import G, write
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankup.monitor.cost import cost
 from rankup.monitor.diagnose import RULES, diagnose
 from rankup.monitor.recording import Event, Facts, Gap, Life, Recording, Steps
-from rankup.monitor.verdict import verdict
+from rankup.monitor.verdict import cost, verdict
 
 from ..handmade import BEGIN, HEALTHY, HOST, RANK, made
 

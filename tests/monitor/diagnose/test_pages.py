@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rankup.monitor.diagnose import codes
+from rankup.monitor.diagnose import CODES
 from rankup.monitor.thresholds import GIB, LIMITS, MIB
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -31,11 +31,11 @@ def shown(name: str) -> str:
 
 
 def test_pages_and_codes_are_the_same() -> None:
-    assert {path.stem for path in PAGES.glob("RK7*.md")} == set(codes.CODES)
+    assert {path.stem for path in PAGES.glob("RK7*.md")} == set(CODES)
 
 
 def test_a_page_has_all_its_parts_and_its_links_lead_somewhere() -> None:
-    for code, known in codes.CODES.items():
+    for code, known in CODES.items():
         page = text(code)
         lines = page.splitlines()
         assert lines[0] == f"# {code}: {known.title}"
@@ -47,7 +47,7 @@ def test_a_page_has_all_its_parts_and_its_links_lead_somewhere() -> None:
 
 def test_thresholds_are_those_of_the_table_and_every_one_is_on_a_page() -> None:
     named = set()
-    for page in (*codes.CODES, *GENERAL):
+    for page in (*CODES, *GENERAL):
         for name, value in _ROW.findall(text(page)):
             assert value == shown(name), name
             named.add(name)

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from rankup.base.findings import Level
-from rankup.monitor.diagnose import codes, diagnose
+from rankup.monitor.diagnose import CODES, diagnose
 from rankup.monitor.verdict import verdict
 
 from ..handmade import made
@@ -62,7 +62,7 @@ def test_planted(case: Case) -> None:
 
 
 def test_every_code_is_planted() -> None:
-    assert set(FIRST) == set(codes.CODES)
+    assert set(FIRST) == set(CODES)
 
 
 @pytest.mark.slow

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from rankup.monitor import lines
-from rankup.monitor.cost import cost
 from rankup.monitor.diagnose import Diagnosis, diagnose
 from rankup.monitor.load import load
 from rankup.monitor.recording import Facts, Recording
 from rankup.monitor.report.pdf import pdf
-from rankup.monitor.verdict import Verdict, verdict
+from rankup.monitor.verdict import Verdict, cost, verdict
 
 from ..traces import Stay, cpu_only, healthy, one_of_four
 

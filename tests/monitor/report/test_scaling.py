@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.monitor.cost import cost
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.recording import Life, Recording
 from rankup.monitor.report.scaling import scaling, scaling_text
 from rankup.monitor.report.scaling_page import scaling_html
-from rankup.monitor.verdict import verdict
+from rankup.monitor.verdict import cost, verdict
 
 from ..handmade import BEGIN, NO_STEPS, made
 from .browser import Browser

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rankup.parallel.pipeline.run import Pipeline
-from rankup.parallel.pipeline.ties import Ties
+from rankup.parallel.pipeline.stage import Ties
 from tests.parallel.pipeline.models import (
     Batch,
     Pair,

@@ -10,7 +10,7 @@ from torch import nn
 
 from rankup.base.errors import UserError
 from rankup.parallel.pipeline.cut import links
-from rankup.parallel.pipeline.ends import loss_of, model_args
+from rankup.parallel.pipeline.run import loss_of, model_args
 from rankup.parallel.pipeline.stage import carve
 from tests.parallel.pipeline.models import Chained, cut, token_batches
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from rankup.base.errors import UserError
 from rankup.parallel.pipeline.cut import balance, links
-from rankup.parallel.pipeline.place import placement
 from rankup.parallel.pipeline.run import Pipeline
+from rankup.parallel.pipeline.schedule import Span, placement
 from rankup.parallel.pipeline.stage import carve
-from rankup.parallel.pipeline.timeline import Span, bubble, draw, idle
+from rankup.train.timeline import bubble, draw, idle
 from tests.drawn import pipelines
 from tests.pool import RankPool
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rankup.base.errors import UserError
-from rankup.parallel.tensor.loss import loss_context, plain
+from rankup.parallel.tensor.apply import loss_context, plain
 from rankup.runtime.world import World
 from tests.pool import RankPool
 

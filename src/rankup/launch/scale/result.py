@@ -112,9 +112,15 @@ def _table(rows: Sequence[_Row], found: Scaling | None, thing: str) -> str:
             continue
         lines.append(
             [
-                *(str(point.count), str(point.nodes), words.duration(point.seconds)),
-                *(digits(point.speed), digits(point.speed_up), percent(point.efficiency)),
-                *(digits(point.batch), f"{point.steps:,}", _value(point.loss)),
+                str(point.count),
+                str(point.nodes),
+                words.duration(point.seconds),
+                digits(point.speed),
+                digits(point.speed_up),
+                percent(point.efficiency),
+                digits(point.batch),
+                f"{point.steps:,}",
+                _value(point.loss),
                 *(_value(metrics.get(name)) for name in names),
             ]
         )

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from ..lines import FOLDER, STOP
-from . import processes, starter
+from . import STARTER, processes
 
 _ENDING = frozenset({signal.SIGTERM})
 _ENDED = ("Z", "X")  # nobody has waited for it yet
@@ -29,7 +29,7 @@ class Ending:
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         self._run = str(run)
         self._stop = str(run / FOLDER / STOP)
-        self._parent = starter.PID if parent is None else parent
+        self._parent = STARTER if parent is None else parent
         # Another process may get the number of one that has ended: the start tells them apart.
         self._start = None if parent is None else _start(parent)
         # One that is there already was meant for an earlier life; which of two times is later is

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from . import starter  # noqa: F401 (notes who started this, before anything else takes time)
-
 if TYPE_CHECKING:
     from pathlib import Path
 

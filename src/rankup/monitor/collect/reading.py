@@ -1,8 +1,9 @@
-"""Small files of /proc and /sys, read with as few system calls as can be."""
+"""Small files of /proc and /sys, read with as few system calls as can be, and rates of counters."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 
 _BLOCK, _SHORT = 1 << 16, 1 << 12  # bytes per read
 
@@ -45,3 +46,25 @@ def names(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
+
+
+class Rates:
+    """Counters that only grow, as what they grew by per second: the last value of each, by key."""
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, float] = {}
+
+    def of(self, key: Hashable, value: float | None, seconds: float | None) -> float | None:
+        """Growth per second since the last call with this key.
+
+        None for the first one, for a counter that cannot be read, and for one that went back: it
+        was reset or overflowed, and what it counted meanwhile is not known.
+        """
+        if value is None:
+            self._last.pop(key, None)
+            return None
+        before = self._last.get(key)
+        self._last[key] = value
+        if before is None or not seconds or value < before:
+            return None
+        return (value - before) / seconds

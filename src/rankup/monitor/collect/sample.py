@@ -16,8 +16,7 @@ from .gpu import Gpus, Source
 from .memory import Limit
 from .processes import Table
 from .ranks import Ranks
-from .rates import Rates
-from .reading import text
+from .reading import Rates, text
 
 Row = list[str | float | None]
 

@@ -12,7 +12,7 @@ took is gone. What nobody claims (start-up, small waits) stays the run's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,39 +22,194 @@ from ..billing import Bill, bill
 from ..recording import Recording
 from ..thresholds import LIMITS
 from ..work import Work, work
-from . import gpu, host, ranks, record, training
-from .codes import CODES, Diagnosis
+from . import codes, gpu, host, ranks, record, training
+from .codes import Diagnosis
 
-__all__ = ["RULES", "Diagnosis", "diagnose"]
+__all__ = ["CODES", "RULES", "Diagnosis", "diagnose"]
 
 Rule = Callable[[Recording], Iterable[Diagnosis]]
 
-RULES: tuple[Rule, ...] = (
-    gpu.unused,
-    gpu.idle,
-    gpu.low,
-    gpu.waiting,
-    training.starved,
-    training.slow_files,
-    ranks.imbalance,
-    ranks.spinning,
-    ranks.stalled,
-    host.gpu_memory,
-    host.swap,
-    host.host_memory,
-    host.cores,
-    gpu.power_limited,
-    gpu.heat_limited,
-    training.checkpoint_stalls,
-    record.limit_long,
-    record.limit_hit,
-    record.short,
-    training.not_a_number,
-    training.flat_or_rising,
-    record.gaps,
-    record.gpu_lost,
-    record.failed,
+
+@dataclass(frozen=True)
+class Code:
+    """A row of the table: the words for a finding, wherever it is shown.
+
+    Attributes:
+        rule: finds it.
+        headline: of a run whose worst finding it is; empty where the finding's own words say more.
+        section: of the page, where it is to be seen.
+        explains: findings that are not said again on the same GPUs.
+        remark: about a run that is sound: it comes last, whatever it costs.
+        failure: as an error it comes first.
+    """
+
+    code: str
+    rule: Rule
+    title: str
+    headline: str = ""
+    section: str = "gpu"
+    explains: tuple[str, ...] = ()
+    remark: bool = False
+    failure: bool = False
+
+
+# In the order in which findings claim wasted time: the most definite cause first.
+_TABLE = (
+    Code(codes.UNUSED, gpu.unused, "unused GPU", explains=(codes.IMBALANCE,)),
+    Code(
+        codes.GPU_LOST,
+        record.gpu_lost,
+        "GPU lost or unreadable",
+        "A GPU could not be read",
+        explains=(codes.IMBALANCE,),
+    ),
+    Code(
+        codes.SPINNING,
+        ranks.spinning,
+        "spinning in a collective",
+        "The run hung in a collective",
+        explains=(codes.IDLE, codes.WAITING, codes.STALLED, codes.IMBALANCE),
+        failure=True,
+    ),
+    Code(
+        codes.STALLED,
+        ranks.stalled,
+        "no step for a long time",
+        "The run stood still for a while",
+        section="progress",
+        explains=(codes.IDLE,),
+    ),
+    Code(
+        codes.CHECKPOINTS,
+        training.checkpoint_stalls,
+        "training waits for checkpoints",
+        "The training waited for its checkpoints",
+        section="progress",
+        explains=(codes.LOW,),
+    ),
+    Code(
+        codes.FILE_SYSTEM,
+        training.slow_files,
+        "slow file system",
+        "The run waited for its files",
+        section="io",
+        explains=(codes.LOW, codes.STARVED),
+    ),
+    Code(
+        codes.STARVED,
+        training.starved,
+        "starved by data",
+        "The run waited for data",
+        section="progress",
+        explains=(codes.LOW,),
+    ),
+    Code(
+        codes.IDLE, gpu.idle, "idle GPU", "GPUs idled", explains=(codes.IMBALANCE, codes.MEMORY_FAR)
+    ),
+    Code(
+        codes.IMBALANCE,
+        ranks.imbalance,
+        "imbalance between ranks or nodes",
+        "The work was divided unevenly, and all waited for the slowest",
+    ),
+    Code(
+        codes.FEW_CORES,
+        host.cores,
+        "ranks share few cores",
+        "The ranks could use only a few of the cores",
+        section="cpu",
+        explains=(codes.OVERSUBSCRIBED, codes.LOW, codes.STARVED),
+    ),
+    Code(
+        codes.OVERSUBSCRIBED,
+        host.cores,
+        "CPU oversubscribed",
+        "More processes than cores took turns",
+        section="cpu",
+    ),
+    Code(
+        codes.WAITING, gpu.waiting, "busy without computing", "The GPUs were busy without computing"
+    ),
+    Code(codes.LOW, gpu.low, "low utilisation", "The GPUs worked little"),
+    Code(
+        codes.SWAP,
+        host.swap,
+        "swap is used",
+        "The node's memory was too small: it swapped",
+        section="memory",
+    ),
+    Code(
+        codes.POWER,
+        gpu.power_limited,
+        "slowed down by the power limit",
+        "The power limit slowed GPUs down",
+    ),
+    Code(codes.HEAT, gpu.heat_limited, "slowed down by heat or hardware", "Heat slowed GPUs down"),
+    Code(
+        codes.LIMIT_HIT,
+        record.limit_hit,
+        "time limit hit",
+        "The run was ended by its time limit",
+        section="progress",
+    ),
+    Code(
+        codes.LOSS_NAN,
+        training.not_a_number,
+        "loss is not a number",
+        "The loss is not a number",
+        section="progress",
+        failure=True,
+    ),
+    Code(
+        codes.LOSS_FLAT,
+        training.flat_or_rising,
+        "loss does not fall",
+        "The loss does not fall",
+        section="progress",
+    ),
+    Code(codes.FAILED, record.failed, "the run failed", section="progress", failure=True),
+    Code(
+        codes.MEMORY_FAR,
+        host.gpu_memory,
+        "GPU memory far from full",
+        "Sound, but most of the GPU memory lay bare",
+        remark=True,
+    ),
+    Code(
+        codes.MEMORY_NEAR,
+        host.gpu_memory,
+        "GPU memory nearly full",
+        "Sound, but the GPU memory was nearly full",
+        remark=True,
+    ),
+    Code(
+        codes.HOST_MEMORY,
+        host.host_memory,
+        "memory of the node nearly full",
+        "Sound, but the node's memory was nearly full",
+        section="memory",
+        remark=True,
+    ),
+    Code(
+        codes.LIMIT_LONG,
+        record.limit_long,
+        "time limit far too long",
+        "Sound, but it asked for far more time than it took",
+        section="progress",
+        remark=True,
+    ),
+    Code(
+        codes.GAPS,
+        record.gaps,
+        "the record has gaps",
+        "What was recorded is sound, but a part is missing",
+        section="progress",
+        remark=True,
+    ),
+    Code(codes.SHORT, record.short, "short run", section="progress", remark=True),
 )
+CODES = {one.code: one for one in _TABLE}
+RULES = tuple(dict.fromkeys(one.rule for one in _TABLE))
 
 
 def diagnose(recording: Recording) -> tuple[Diagnosis, ...]:

@@ -60,8 +60,8 @@ def _silent(nodes: Sequence[Node], now: float) -> Iterator[str]:
 def _no_gpus(nodes: Sequence[Node]) -> Iterator[str]:
     reasons: dict[str, list[str]] = {}
     for node in nodes:
-        if node.gpu_error and not node.gpus:
-            reasons.setdefault(node.gpu_error, []).append(node.name)
+        if node.head and node.head.gpu_error and not node.gpus:
+            reasons.setdefault(node.head.gpu_error, []).append(node.name)
     for reason, names in reasons.items():
         yield f"no GPU is seen on {_named(names, len(nodes))}: {reason}"
 

@@ -30,11 +30,9 @@ from numpy.typing import NDArray
 from ...base.findings import Level
 from ...base.text import clean
 from .. import words
-from ..cost import Cost
-from ..diagnose import Diagnosis
-from ..diagnose.codes import CODES
+from ..diagnose import CODES, Diagnosis
 from ..recording import Recording
-from ..verdict import Verdict, not_judged
+from ..verdict import Cost, Verdict, not_judged
 from . import job
 from .figures import (
     Figure,

@@ -12,10 +12,9 @@ import numpy as np
 from ...base.amounts import some
 from ...base.files import replacing
 from .. import words
-from ..cost import Cost
 from ..diagnose import Diagnosis
 from ..recording import Recording
-from ..verdict import Verdict, not_judged
+from ..verdict import Cost, Verdict, not_judged
 from . import charts, job
 from .charts import ACCENT, COLOURS, FAINT, GREY, PALE, written
 from .figures import Drawn, Figure, blank, curves, left_out, sections, timeline

@@ -26,8 +26,20 @@ SAME = 0.02  # relative: a global batch or a number of steps that differs by les
 
 # Options of `rankup run` that say where and how long, not what.
 _PLACEMENT = {
-    *("--nodes", "-N", "--nproc", "--gpus", "--time", "-t", "--partition", "-p", "--account"),
-    *("-A", "--name", "--out", "--runs", "--micro-batch"),
+    "--nodes",
+    "-N",
+    "--nproc",
+    "--gpus",
+    "--time",
+    "-t",
+    "--partition",
+    "-p",
+    "--account",
+    "-A",
+    "--name",
+    "--out",
+    "--runs",
+    "--micro-batch",
 }
 
 

@@ -9,10 +9,9 @@ import numpy as np
 
 from ...base.findings import Level
 from .. import words
-from ..cost import Cost
 from ..diagnose import Diagnosis
 from ..recording import Recording
-from ..verdict import Verdict
+from ..verdict import Cost, Verdict
 from .figures import Figure, label, points
 from .html import LEVELS, render
 from .job import Table, number

@@ -13,11 +13,10 @@ import numpy as np
 from ...base import amounts
 from ...base.findings import Level
 from .. import billing, words
-from ..cost import Cost, cost
 from ..diagnose import Diagnosis
 from ..diagnose.judged import mean
 from ..recording import Recording
-from ..verdict import Verdict, verdict
+from ..verdict import Cost, Verdict, cost, verdict
 
 _SIGNS: dict[Level, str] = {"ok": "ok", "warning": "WARN", "error": "ERROR"}
 _COLOURS: dict[Level, str] = {"ok": "32", "warning": "33", "error": "1;31"}
@@ -35,11 +34,12 @@ def text(
     *,
     paid: Cost | None = None,
     said: Verdict | None = None,
+    colours: bool = False,
 ) -> str:
     """The report in plain text, lines of at most `width` columns where words allow it.
 
     The verdict comes first, then the run, its GPUs, its steps, its cost, and a block for each
-    finding. There are no colours in it: it is written to `report.txt`.
+    finding.
 
     Args:
         more: where the HTML report lies, or the command that draws it.
@@ -48,7 +48,9 @@ def text(
     width = max(_NARROWEST, width)
     paid = cost(recording, diagnoses) if paid is None else paid
     said = verdict(recording, diagnoses, paid) if said is None else said
-    lines = _headline(said, width)
+    lines = _wrapped(said.headline, width)
+    if colours:
+        lines = [_coloured(line, said.level) for line in lines]
     # The others are said below, with their numbers.
     lines += _wrapped(said.sentences[0], width)
     lines.append("")
@@ -56,7 +58,10 @@ def text(
         lines += _labelled(label, line, width)
     for one in diagnoses:
         if one.message.lower() not in said.headline.lower():
-            lines += _finding(one, width)
+            block = _finding(one, width)
+            if colours:
+                block[0] = _coloured(block[0][:_LABEL], one.level) + block[0][_LABEL:]
+            lines += block
     lines += _explained(diagnoses, width)
     if more is not None:
         lines += _labelled("more", words.shown(more), width)
@@ -72,23 +77,10 @@ def show(
     paid: Cost | None = None,
     said: Verdict | None = None,
 ) -> None:
-    """Print the report: as wide as the terminal, up to 100 columns, and in its colours.
-
-    What is no terminal gets it as `text` has it. Arguments are those of `text`.
-    """
-    said = verdict(recording, diagnoses, paid) if said is None else said
-    if not out.isatty():
-        out.write(text(recording, diagnoses, more=more, paid=paid, said=said))
-        return
-    width = min(100, shutil.get_terminal_size().columns)
-    lines = text(recording, diagnoses, width, more, paid=paid, said=said).split("\n")
-    for at in range(len(_headline(said, width))):
-        lines[at] = _coloured(lines[at], said.level)
-    for at, line in enumerate(lines):
-        for sign_level, sign in _SIGNS.items():
-            if line.startswith(f"{sign:{_LABEL}}[RK"):
-                lines[at] = _coloured(line[:_LABEL], sign_level) + line[_LABEL:]
-    out.write("\n".join(lines))
+    """Print the report: on a terminal as wide as that, up to 100 columns, and in its colours."""
+    colours = out.isatty()
+    width = min(100, shutil.get_terminal_size().columns) if colours else 80
+    out.write(text(recording, diagnoses, width, more, paid=paid, said=said, colours=colours))
 
 
 def _rows(recording: Recording, paid: Cost) -> Iterator[tuple[str, str]]:
@@ -193,10 +185,6 @@ def _cost(paid: Cost) -> str:
         f"{line}: {words.amount(paid.used)} used, {words.amount(paid.wasted)} wasted; efficiency "
         f"{words.percent(paid.efficiency)} = {paid.formula}"
     )
-
-
-def _headline(said: Verdict, width: int) -> list[str]:
-    return _wrapped(said.headline, max(_NARROWEST, width))
 
 
 def _explained(diagnoses: Sequence[Diagnosis], width: int) -> list[str]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 
-from .ends import Loss, loss_of, model_args
-from .place import padded
-from .schedule import Entry, Record, Schedule, Stage
-from .sharded import hold, release
+from ...base.errors import UserError
+from ..sharded import release
+from .schedule import Entry, Record, Schedule, Stage, hold, padded
 from .stage import StageModule
 
+Loss = Callable[[Any, Any], torch.Tensor]
 Batch = tuple[torch.Tensor, ...]
 # Each keeps buffers for the activations of its chunks; a run has a few shapes, as a rule.
 _KEPT = 8
@@ -184,3 +185,71 @@ def _nothing(output: Any) -> torch.Tensor:
 
 def _shape(batch: Batch) -> tuple[Any, ...]:
     return tuple((tuple(t.shape), t.dtype) for t in batch)
+
+
+# The two ends of a pipeline, as a task's `loss(model, batch)` sees them: the same function serves
+# both. On the first stage its model notes what it is called with, on the last one it answers with
+# what came out of the pipeline.
+
+
+class _Called(Exception):  # noqa: N818 - no error: it leaves `loss` as soon as enough is known
+    pass
+
+
+class _Notes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.args: tuple[Any, ...] = ()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            raise UserError(
+                f"the loss calls the model with the keywords {', '.join(kwargs)}; under pipeline "
+                f"parallelism the model takes positional arguments alone: write model(x, y)"
+            )
+        self.args = args
+        raise _Called
+
+
+class _Answers(nn.Module):
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+        self.calls = 0
+
+    def forward(self, *args: Any) -> Any:
+        self.calls += 1
+        return self.output
+
+
+def model_args(loss: Loss, batch: Any) -> tuple[Any, ...]:
+    """What `loss` calls its model with, for this batch.
+
+    Raises:
+        UserError: it does not call the model, or with keywords.
+    """
+    notes = _Notes()
+    try:
+        loss(notes, batch)
+    except _Called:
+        return notes.args
+    raise UserError(
+        "the loss did not call the model it was given; under pipeline parallelism it must call "
+        "model(...) once, with what the first stage needs"
+    )
+
+
+def loss_of(loss: Loss, output: Any, batch: Any) -> torch.Tensor:
+    """The loss of a batch whose output the last stage has computed.
+
+    Raises:
+        UserError: it calls the model more than once, so that one output cannot answer it.
+    """
+    answers = _Answers(output)
+    value = loss(answers, batch)
+    if answers.calls != 1:
+        raise UserError(
+            f"the loss calls the model {answers.calls} times per batch; under pipeline "
+            f"parallelism it can call it once"
+        )
+    return value

@@ -10,18 +10,37 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
 
-from ..choices import torch_name
-from .place import padded, placement, schedule_class
-from .sharded import exchange, exchange_now
+from ..choices import V_SHAPED, VIRTUAL, stages_per_rank, torch_name
+from ..sharded import sharded_parts
 from .stage import StageModule
-from .timeline import Span
+
+
+@dataclass(frozen=True)
+class Span:
+    """One computation of one stage on one chunk.
+
+    Attributes:
+        kind: "forward", "backward", or "weights" where a schedule computes their gradient apart.
+        start, end: seconds on this machine's monotonic clock.
+    """
+
+    rank: int
+    stage: int
+    chunk: int
+    kind: str
+    start: float
+    end: float
+
 
 Record = Callable[[Span], None]
 Recorder = Callable[[], Record | None]  # what to tell of computations just now, if anything
@@ -127,6 +146,82 @@ class Stage(PipelineStage):
                 torch.cuda.synchronize(self.device)
             rank = self.group_rank
             record(Span(rank, self.stage_index, chunk, kind, start, time.monotonic()))
+
+
+# FSDP2 under a pipeline: parameters are gathered once per step, gradients summed once.
+#
+# A stage's forward and backward run many times per step. Were each a collective, ranks with more
+# chunks, or chunks of another shape, would wait for ranks that have none. So from the first forward
+# of a step on the parameters stay whole, gradients add up unreduced, and the last backward alone
+# exchanges them: what the data ranks do together does not depend on how many chunks each has.
+
+
+def hold(stage: nn.Module) -> None:
+    """From now on parameters stay whole and gradients are not exchanged."""
+    for module in sharded_parts(stage):
+        module.set_reshard_after_forward(False, recurse=False)
+        module.set_reshard_after_backward(False, recurse=False)
+        module.set_requires_gradient_sync(False, recurse=False)
+        module.set_is_last_backward(False)
+
+
+def exchange(stage: nn.Module) -> None:
+    """The backward that comes next sums the gradients.
+
+    Parameters stay whole also in it: what one block gave back, FSDP would gather again for a
+    neighbour that it takes for the next.
+    """
+    for module in sharded_parts(stage):
+        module.set_requires_gradient_sync(True, recurse=False)
+        module.set_is_last_backward(True)
+
+
+def exchange_now(stage: nn.Module) -> None:
+    """Sum the gradients outside of a backward.
+
+    A backward that is split into inputs and weights passes by the hooks in which FSDP does that.
+    torch's own schedules call the same two functions, which have no public name.
+    """
+    exchange(stage)
+    for module in sharded_parts(stage):
+        state: Any = fully_shard.state(module)  # type: ignore[attr-defined]
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # before torch 2.11 a module had one
+            groups = [state._fsdp_param_group] if state._fsdp_param_group else []
+        for group in groups:
+            group.post_backward()
+    for module in sharded_parts(stage):
+        state = fully_shard.state(module)  # type: ignore[attr-defined]
+        if state._is_root:
+            state._root_post_backward_final_callback()
+
+
+def schedule_class(name: str) -> Any:
+    """torch's class for a schedule's name; UserError for an unknown one."""
+    return get_schedule_class(torch_name(name))
+
+
+def placement(name: str, pp: int, virtual: int = VIRTUAL) -> tuple[int, ...]:
+    """For each stage of the model, in order, the place on the pp axis of the rank that holds it.
+
+    Interleaved schedules deal the stages in rounds, as cards; V-shaped ones turn at each end.
+    """
+    rounds = stages_per_rank(name, virtual)
+    there = list(range(pp))
+    if torch_name(name) in V_SHAPED:
+        return tuple(there + there[::-1])
+    return tuple(there * rounds)
+
+
+def padded(name: str, chunks: int, pp: int) -> int:
+    """The next number of chunks that the schedule can run, `chunks` or a little more."""
+    known = torch_name(name)
+    if known == "DualPipeV":
+        return max(chunks, 2 * pp)
+    if known in ("Interleaved1F1B", "InterleavedZeroBubble"):
+        while chunks % max(1, chunks // pp):
+            chunks += 1
+    return chunks
 
 
 class Schedule:

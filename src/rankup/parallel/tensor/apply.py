@@ -1,16 +1,30 @@
-"""A plan applied to a model, or to the part of it that a rank holds."""
+"""A plan applied to a model, or to the part of it that a rank holds, word by word."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 from ...base.errors import UserError
-from .held import Held
-from .styles import style_of
-from .words import Plan, named, uncovered
+from .words import Plan, Word, named, uncovered
+
+SEQUENCE = Shard(1)
+_SEEDS = 2**62
 
 
 def apply(model: nn.Module, plan: Plan, tp_mesh: DeviceMesh) -> None:
@@ -64,3 +78,220 @@ def _tie(ties: list[list[_Place]]) -> None:
                     f"both modules words that cut alike (embedding and loss-parallel do)"
                 )
             other._parameters[local] = first
+
+
+def is_loss_parallel(plan: Plan) -> bool:
+    """Whether the model gives its logits as a DTensor, cut by classes."""
+    return any(text.startswith("loss-parallel") for text in plan.values())
+
+
+def loss_context(plan: Plan) -> contextlib.AbstractContextManager[None]:
+    """Stands round forward, loss and backward: `F.cross_entropy` then never gathers the logits.
+
+    It must not be entered twice.
+    """
+    if not is_loss_parallel(plan):
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[None] = loss_parallel()
+    return context
+
+
+def plain(loss: torch.Tensor) -> torch.Tensor:
+    """The loss as an ordinary tensor, the same on every tensor-parallel rank; differentiable."""
+    if not isinstance(loss, DTensor):
+        return loss
+    whole: torch.Tensor = loss.full_tensor()
+    return whole
+
+
+def style_of(word: Word, module: nn.Module) -> ParallelStyle:
+    """The style that a word means for this module."""
+    if isinstance(module, nn.Dropout) and word.name in ("sequence", "dropout"):
+        return OwnDraws()
+    return _STYLES[word.name]()
+
+
+class ToSequence(ParallelStyle):
+    """An embedding that every rank has, looked up for the rank's part of the sequence alone."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, parameter in list(module.named_parameters()):
+            whole = distribute_tensor(parameter, device_mesh, [Replicate()], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(whole, parameter.requires_grad))
+
+        def take(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            check_length(inputs[0], device_mesh)
+            whole = DTensor.from_local(inputs[0], device_mesh, [Replicate()], run_check=False)
+            return (whole.redistribute(placements=[SEQUENCE]), *inputs[1:])
+
+        def give(_: nn.Module, __: tuple[Any, ...], output: DTensor) -> torch.Tensor:
+            local: torch.Tensor = output.to_local()
+            return local
+
+        module.register_forward_pre_hook(take)
+        module.register_forward_hook(give)
+        return module
+
+
+class RowsToSequence(RowwiseParallel):
+    """An embedding cut by rows, whose sum over the ranks is handed out in parts of the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__(input_layouts=Replicate(), output_layouts=SEQUENCE)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def look(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            check_length(inputs[0], device_mesh)
+
+        module.register_forward_pre_hook(look)
+        return super()._apply(module, device_mesh)
+
+
+class Gather(ParallelStyle):
+    """Bring the parts of the sequence together in front of a module.
+
+    What is inside gets a DTensor, so that the gradients of several maps are added up before the
+    one reduce-scatter of the backward.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            part = DTensor.from_local(inputs[0], device_mesh, [SEQUENCE], run_check=False)
+            return (part.redistribute(placements=[Replicate()]), *inputs[1:])
+
+        module.register_forward_pre_hook(gather)
+        return module
+
+
+def check_length(tokens: torch.Tensor, mesh: DeviceMesh) -> None:
+    """Raises:
+    UserError: the sequence does not come out even over the tensor-parallel ranks.
+    """
+    if tokens.ndim < 2 or tokens.shape[1] % mesh.size():
+        raise UserError(
+            f"tensor parallelism over {mesh.size()} ranks cuts dimension 1, the sequence, into "
+            f"equal parts; the model got token numbers of shape {tuple(tokens.shape)}. Take a "
+            f"sequence length that is a multiple of {mesh.size()}, or another --tp"
+        )
+
+
+class Held(ParallelStyle):
+    """Parameters become DTensors; while the module runs, it sees the ordinary tensors in them.
+
+    Any forward works so, also one that reads the weights of modules inside it.
+
+    Args:
+        partial: ranks compute on different parts, so that their gradients add up.
+        deep: also the modules inside.
+    """
+
+    def __init__(self, *, partial: bool, deep: bool = True) -> None:
+        self.partial = partial
+        self.deep = deep
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        owners = list(module.modules()) if self.deep else [module]
+        for owner in owners:
+            for name, parameter in list(owner.named_parameters(recurse=False)):
+                whole = distribute_tensor(parameter, device_mesh, [Replicate()], src_data_rank=None)
+                owner.register_parameter(name, nn.Parameter(whole, parameter.requires_grad))
+        gradient = Partial() if self.partial else Replicate()
+        inner = module.forward
+
+        # Not as hooks: what computes a forward a second time, in the backward, skips those.
+        @functools.wraps(inner)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            held: list[tuple[nn.Module, str, Any]] = [
+                (owner, name, parameter)
+                for owner in owners
+                for name, parameter in owner._parameters.items()
+                if isinstance(parameter, DTensor)
+            ]
+            local: dict[int, torch.Tensor] = {}
+            for _, _, parameter in held:  # one that stands twice is one tensor
+                if id(parameter) not in local:
+                    local[id(parameter)] = parameter.to_local(grad_placements=[gradient])
+            for owner, name, parameter in held:
+                owner._parameters[name] = local[id(parameter)]  # type: ignore[assignment]
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                for owner, name, parameter in held:
+                    owner._parameters[name] = parameter
+
+        module.forward = forward  # type: ignore[method-assign]
+        return module
+
+
+class OwnDraws(ParallelStyle):
+    """A module whose draws differ over the ranks, and leave the ranks' random states equal.
+
+    The ranks of a tensor-parallel group start a micro-batch from the same random state, so that
+    they drop the same values of what all of them have. Where a rank has a part, the same draws
+    would drop the same places of every part; here the common state gives a seed, and the rank's
+    number goes into it.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        rank = device_mesh.get_local_rank()
+        inner = module.forward
+
+        @functools.wraps(inner)
+        def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not module.training or getattr(module, "p", 1.0) == 0.0:
+                return inner(x, *args, **kwargs)
+            before = _begin(x.device, rank)
+            try:
+                return inner(x, *args, **kwargs)
+            finally:
+                _end(*before)
+
+        module.forward = forward  # type: ignore[method-assign]
+        return module
+
+
+def _enter(device: torch.device, rank: int) -> tuple[torch.device, torch.Tensor]:
+    seed = int(torch.randint(_SEEDS, (), dtype=torch.int64)) ^ rank
+    generator = _generator(device)
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    return device, state
+
+
+def _leave(device: torch.device, state: torch.Tensor) -> None:
+    _generator(device).set_state(state)
+
+
+# Generators cannot be traced: a compiled block that drops something runs in pieces.
+_begin = torch.compiler.disable(_enter)
+_end = torch.compiler.disable(_leave)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type == "cpu":
+        return torch.default_generator
+    return torch.cuda.default_generators[
+        torch.cuda.current_device() if device.index is None else device.index
+    ]
+
+
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "column": ColwiseParallel,
+    "column-gathered": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "row": RowwiseParallel,
+    "row-split": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "row-sequence": lambda: RowwiseParallel(output_layouts=SEQUENCE),
+    "embedding": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "embedding-sequence": RowsToSequence,
+    "embedding-column": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "positions-sequence": ToSequence,
+    "sequence": lambda: SequenceParallel(use_local_output=True),
+    "gather-sequence": Gather,
+    "loss-parallel": lambda: ColwiseParallel(use_local_output=False),
+    "loss-parallel-sequence": lambda: ColwiseParallel(
+        input_layouts=SEQUENCE, use_local_output=False
+    ),
+    "replicate": lambda: Held(partial=False),
+    "replicate-partial": lambda: Held(partial=True),
+    "dropout": OwnDraws,
+}

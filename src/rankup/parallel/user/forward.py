@@ -18,7 +18,7 @@ from ...base.errors import UserError
 from ...runtime.collectives import all_gather_object
 from ...runtime.keys import derive, reseed
 from ..mesh import Mesh
-from ..tensor.loss import plain
+from ..tensor.apply import plain
 
 Forward = Callable[..., Any]
 

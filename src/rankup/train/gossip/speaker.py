@@ -17,7 +17,7 @@ from ..evaluate import Loss, Stopped, evaluate
 from ..keeper import Keeper
 from ..options import TrainOptions
 from ..outcome import Outcome
-from ..place import Place
+from ..plan import Place
 from ..stop import Stop
 from ..task import Split, Task
 from .record import RunLines, closing_lines, summary

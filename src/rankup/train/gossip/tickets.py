@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from ...parallel.lowcomm.gossip.board import Board
 from ...runtime.shard import part
-from ..place import Place
-from ..plan import Plan, Step
+from ..plan import Place, Plan, Step
 
 
 @dataclass(frozen=True)
