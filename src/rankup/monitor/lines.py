@@ -23,7 +23,8 @@ A sampler that is killed may leave part of a last line, which the next one cuts 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 VERSION = 2
@@ -149,6 +150,19 @@ class Head:
     gpu_error: str | None = None
     ranks: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Head:
+        """Return that of its JSON object; what this version does not know is left out.
+
+        Raises:
+            KeyError, TypeError: it is none.
+        """
+        known = {each.name: record[each.name] for each in fields(cls) if each.name in record}
+        names = [each.name for each in fields(Gpu)]
+        gpus = [{name: gpu[name] for name in names if name in gpu} for gpu in record["gpus"]]
+        known["gpus"] = tuple(Gpu(**gpu) for gpu in gpus)
+        return cls(**{**known, "usable": tuple(record["usable"])})
 
     def line(self) -> dict[str, Any]:
         """Return the JSON object of it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ from .lines import Gpu, Head
 
 Numbers = NDArray[np.float64]
 _PEEK = 16 << 10  # bytes of a file's begin and of its end: some hundred rows
-_HEAD = [each.name for each in fields(Head)]
-_GPU = [each.name for each in fields(Gpu)]
 # What each character of `cores` stands for, in %; NaN: no such character.
 _TENTHS = np.full(256, np.nan, np.float32)
 _TENTHS[np.frombuffer(b"0123456789a", np.uint8)] = np.arange(11) * 10
@@ -155,13 +153,7 @@ def _take(found: Journal, record: dict[str, Any], path: Path) -> None:
             "the steps alone"
         )
     if kind == "head":
-        known = {name: record[name] for name in _HEAD if name in record}
-        known["node"] = node_name(path)
-        known["usable"] = tuple(record["usable"])
-        known["gpus"] = tuple(
-            Gpu(**{name: gpu[name] for name in _GPU if name in gpu}) for gpu in record["gpus"]
-        )
-        found.heads.append(Head(**known))
+        found.heads.append(replace(Head.of(record), node=node_name(path)))
     elif kind == "note":
         found.notes.append(Note(record["t"], record["code"], encodable(record["text"])))
     elif kind == "end":

@@ -11,12 +11,13 @@ from statistics import fmean
 from rich.table import Table
 from rich.text import Text
 
-from ...base.amounts import ago, number, size, words
+from ...base.amounts import duration, number, size, words
 from ...base.text import clean
 from .. import lines
+from ..lines import Gpu
 from ..thresholds import LIMITS
 from ..unused import untouched
-from ..words import duration, percent
+from ..words import percent
 from .node import Node, mean
 from .troubles import memory, troubles
 from .watch import Watch
@@ -221,10 +222,10 @@ def _worst_first(nodes: Sequence[Node], now: float) -> list[Node]:
 
 
 def _of_node(node: Node, now: float, width: int) -> Iterator[Text | str]:
-    load = node.host("load")
+    load, cores = node.host("load"), len(node.head.usable) if node.head else 0
     yield Text(clean(node.name), style="bold").append("  CPU" if width else "", style="not bold")
     yield _silence(node, now) or _use(node.host("cpu"), width, plain=bool(node.gpus))
-    yield "" if load is None else f"{'load ' if width else ''}{load:.0f}/{node.cores}"
+    yield "" if load is None else f"{'load ' if width else ''}{load:.0f}/{cores}"
     yield _part(memory(node), node.memory, " GiB" if width else "")
     if width >= _WIDE:
         net = [node.host(name) for name in ("net_rx", "net_tx", "ib_rx", "ib_tx")]
@@ -237,11 +238,11 @@ def _of_node(node: Node, now: float, width: int) -> Iterator[Text | str]:
 
 def _of_gpu(node: Node, place: int, width: int) -> Iterator[Text | str]:
     gpu = node.gpus[place]
-    power, limit = node.gpu(place, "power"), _known(gpu.get("power_limit"))
-    yield f"  GPU {clean(str(gpu.get('index', place)))[:4]}"
+    power, limit = node.gpu(place, "power"), gpu.power_limit
+    yield f"  GPU {gpu.index}"
     yield _use(node.gpu(place, "util"), width)
     yield "" if power is None else f"{power:.0f}" + (f"/{limit:.0f}" if limit else "") + " W"
-    yield _part(node.gpu(place, "memory"), _known(gpu.get("memory")))
+    yield _part(node.gpu(place, "memory"), gpu.memory or None)
     yield _or(node.gpu(place, "temperature"), "°C")
     if width >= _WIDE:
         yield _or(node.gpu(place, "clock"), "MHz")
@@ -255,7 +256,7 @@ def _in_a_line(node: Node, now: float, width: int) -> Iterator[Text | str]:
         util = node.gpu(place, "util")
         level = "?" if util is None else _LEVELS[min(8, max(0, math.ceil(util / 12.5 - 0.02)))]
         levels.append(level, style=_style(util))
-    totals = [total for gpu in node.gpus if (total := _known(gpu.get("memory")))]
+    totals = [gpu.memory for gpu in node.gpus if gpu.memory]
     yield Text(clean(node.name), style="bold")
     yield levels
     yield _silence(node, now) or _use(node.util() if node.gpus else None, width)
@@ -279,12 +280,12 @@ def _rest(nodes: Sequence[Node]) -> Text:
     return _line(text + (f", {_span(powers, 'W')}" if powers else ""), "dim")
 
 
-def _remark(node: Node, place: int, gpu: dict[str, object]) -> str:
+def _remark(node: Node, place: int, gpu: Gpu) -> str:
     """What strikes about a GPU, in words: not everybody sees colours."""
     newest = node.samples[-1].gpus if node.samples else ()
     row = newest[place] if place < len(newest) else {}
     throttle = int(row.get("throttle", 0))
-    if gpu.get("granted") is False:
+    if gpu.granted is False:
         return "not this job's"
     if untouched(row.get("util"), row.get("memory"), row.get("processes")):
         return "nobody uses it"
@@ -302,7 +303,7 @@ def _silence(node: Node, now: float) -> Text | None:
     age = node.stale(now)
     if age is None and (node.samples or node.ended is not None):
         return None
-    return _line("no sample yet" if age is None else f"no sample for {ago(age)}", "bold red")
+    return _line("no sample yet" if age is None else f"no sample for {duration(age)}", "bold red")
 
 
 def _ended(node: Node) -> Text:
@@ -366,10 +367,6 @@ def _part(used: float | None, total: float | None, unit: str = " GiB") -> str:
 def _span(values: Sequence[float], unit: str) -> str:
     low, high = min(values), max(values)
     return f"{low:.0f}-{high:.0f} {unit}" if round(low) != round(high) else f"{low:.0f} {unit}"
-
-
-def _known(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and 0 < value < 1e18 else None
 
 
 def _log(watch: Watch, width: int, room: int) -> list[Text]:

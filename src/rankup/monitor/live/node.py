@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, TypeGuard
+from typing import Any
 
 from .. import lines
 from ..jsonl import number
+from ..lines import Gpu, Head
 
 KEPT = 120.0  # seconds of samples, up to so many
 _MOST = 120
@@ -39,19 +41,12 @@ class Node:
     """A node of the run.
 
     Attributes:
-        gpus: static facts of its GPUs, from the head: name, memory in bytes, power_limit in W.
-        memory: bytes that the job may use.
+        head: of its newest sampler.
         ended: why its sampler ended; None while it goes on.
     """
 
     name: str
-    begun: float | None = None
-    every: float = 2.0
-    gpus: tuple[dict[str, Any], ...] = ()
-    gpu_error: str = ""
-    cores: int = 0
-    memory: float | None = None
-    swap: float = 0.0
+    head: Head | None = None
     ended: str | None = None
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_MOST))
     notes: dict[tuple[str, str], Note] = field(default_factory=dict)
@@ -73,32 +68,24 @@ class Node:
         for row in hosts:
             if (time := _number(row.get("t"))) is not None:
                 found = self._waiting.pop(time, {})
-                own = tuple(found.get(gpu.get("index", -1), {}) for gpu in self.gpus)
+                own = tuple(found.get(gpu.index, {}) for gpu in self.gpus)
                 self._add(Sample(time, own, _numbers(lines.HOST, row)))
         self._waiting = {t: rows for t, rows in self._waiting.items() if t > (self.last or 0.0)}
 
     def _take(self, record: Mapping[str, Any]) -> None:
         kind = record.get("kind")
-        time = number(record.get("t"))
         if kind == "head":
-            self._take_head(record, time)
+            with suppress(KeyError, TypeError):  # of a version that this one does not know
+                self.head, self.ended = Head.of(record), None
         elif kind == "end":
             self.ended = str(record.get("why") or "without a reason")
         elif kind == "note":
-            note = Note(time or 0.0, str(record.get("code", "")), str(record.get("text", "")))
+            note = Note(
+                number(record.get("t")) or 0.0,
+                str(record.get("code", "")),
+                str(record.get("text", "")),
+            )
             self.notes[note.code, note.text] = note
-
-    def _take_head(self, record: Mapping[str, Any], time: float | None) -> None:
-        self.ended = None
-        self.begun = time
-        self.name = str(record.get("node") or self.name)
-        self.every = number(record.get("every")) or self.every
-        gpus = record.get("gpus")
-        self.gpus = tuple(g for g in gpus if isinstance(g, dict)) if _listed(gpus) else ()
-        self.gpu_error = str(record.get("gpu_error") or "")
-        self.cores = len(usable) if _listed(usable := record.get("usable")) else 0
-        self.memory = number(record.get("memory_limit")) or number(record.get("memory"))
-        self.swap = number(record.get("swap")) or 0.0
 
     def _add(self, sample: Sample) -> None:
         if self.samples and sample.time < self.samples[-1].time:
@@ -106,6 +93,21 @@ class Node:
         self.samples.append(sample)
         while sample.time - self.samples[0].time > KEPT:
             self.samples.popleft()
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All of the node."""
+        return self.head.gpus if self.head else ()
+
+    @property
+    def begun(self) -> float | None:
+        """Unix seconds at which its newest sampler began."""
+        return self.head.t if self.head else None
+
+    @property
+    def memory(self) -> float | None:
+        """Bytes that the job may use."""
+        return (self.head.memory_limit or self.head.memory or None) if self.head else None
 
     @property
     def last(self) -> float | None:
@@ -123,9 +125,10 @@ class Node:
     @property
     def pace(self) -> float:
         """Seconds between samples: of the newest ones, else what the head says."""
+        every = self.head.every if self.head else 2.0
         if len(self.samples) < 2:
-            return self.every
-        return max(self.every, self.samples[-1].time - self.samples[-2].time)
+            return every
+        return max(every, self.samples[-1].time - self.samples[-2].time)
 
     def recent(self, seconds: float = NOW) -> list[Sample]:
         """Samples of the last seconds before the newest one, and that."""
@@ -168,7 +171,3 @@ def _number(text: str | None) -> float | None:
         return number(float(text or ""))
     except ValueError:
         return None
-
-
-def _listed(value: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, list | tuple)
