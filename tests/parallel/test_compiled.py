@@ -112,6 +112,6 @@ def _with_little_patience(world: World, directory: Path, layout: Layout, alike: 
 def test_every_block_of_a_deep_model_is_compiled(
     ranks: RankPool, tmp_path: Path, alike: bool
 ) -> None:
-    """Blocks that are cut alike share a graph; each that differs has its own, past eight as well."""
+    """Blocks that are cut alike share a graph; one that differs has its own, past eight too."""
     frames = ranks.run(2, _with_little_patience, tmp_path, Layout(tp=2), alike, timeout=200)
     assert all(number == 1 if alike else number >= 2 for number in frames)
