@@ -118,7 +118,7 @@ def _course(folder: Path) -> Path:
     facts = trace.facts()
     run = folder / "runs" / "train" / "20261120-120000-abcd"
     rundir.create(run)
-    (life,) = facts.lives
+    (attempt,) = facts.lives
     bill = {
         **{"site": facts.site, "partition": facts.partition, "gpus": facts.gpus},
         **{"unit": facts.unit, "per_node_hour": facts.per_node_hour, "minutes": 120},
@@ -128,8 +128,8 @@ def _course(folder: Path) -> Path:
         run, Job(run.name, "script", "/home/user/train.py", [], str(folder), {}, {}, [asked])
     )
     lines = [
-        {"job": "7", "task": None, "restart": 0, "start": life.begin, "nodes": life.nodes[0]},
-        {"job": "7", "task": None, "restart": 0, "end": life.end, "code": 0},
+        {"job": "7", "task": None, "restart": 0, "start": attempt.begin, "nodes": attempt.nodes[0]},
+        {"job": "7", "task": None, "restart": 0, "end": attempt.end, "code": 0},
     ]
     (run / rundir.ATTEMPTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     trace.write(run)
