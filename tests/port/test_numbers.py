@@ -213,6 +213,7 @@ LOWER = "for group in optimizer.param_groups: group['lr'] "
         ("sched.step(loss)", "sched.step(rankup.batch_mean(loss))", False),
         ("sched.step(c)", "sched.step(rankup.broadcast(c))", True),
         (f"if c > 0.5:\n            {LOWER}= 0.01", "if rankup.broadcast(c > 0.5):", True),
+        (f"{LOWER}= (0.1 *\n            c)", "= rankup.broadcast((0.1 *", True),
         (f"{LOWER}= 0.1 * c", "group['lr'] = rankup.broadcast(0.1 * c)", True),
         ("if c > 0.5: lower(optimizer)", "if rankup.broadcast(c > 0.5): lower(optimizer)", True),
         ("if c > 0.5: b += 1\n        if b > 3: break", "if rankup.broadcast(b > 3): break", True),

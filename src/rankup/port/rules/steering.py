@@ -236,20 +236,22 @@ def _given_alike(context: Context, region: ast.AST) -> None:
         for value in values:
             if not _of_this_rank(context, region, value):
                 continue
+            code = " ".join(script.code(value).split())
             if _each_its_own_rounds(context, region, value):
-                context.leave(value, f"`{script.code(value)}` is of each rank's own: {_AGREE}")
+                context.leave(value, f"`{code}` is of each rank's own: {_AGREE}")
                 continue
             context.alike.add(value)
             context.around(value, "rankup.broadcast(")
             context.leave(
                 value,
-                f"`{script.code(value)}` is rank 0's on all ranks, of its part of the batch "
-                "(rankup.broadcast)",
+                f"`{code}` is rank 0's on all ranks, of its part of the batch (rankup.broadcast)",
             )
 
 
 def _reckoned(context: Context, region: ast.AST, value: ast.expr) -> bool:
     """True of a number, a dictionary of numbers, and a name that is given nothing else."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mod):
+        return False  # a text, most likely
     if not isinstance(value, ast.Name):
         return is_number(value)
     made = [
