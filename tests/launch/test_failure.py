@@ -133,7 +133,14 @@ def test_where_all_waited_in_vain_the_silent_rank_is_named(tmp_path: Path) -> No
     assert (killed.rank, killed.exit_code) == (1, 137)
 
 
-@pytest.mark.parametrize("text", [PEER, "NCCL Error 6: remote", "Broken pipe"])
+NCCL = (
+    "NCCL Error 6: remote",
+    "[Rank 3] Last error: NCCL communicator was aborted on rank 3.",
+    "NCCL error in: NCCLUtils.cpp:94, remote process exited or there was a network error",
+)
+
+
+@pytest.mark.parametrize("text", [PEER, "Broken pipe", *NCCL])
 def test_broken_connections_are_known(text: str) -> None:
     assert of_exception(RuntimeError(text), 0).consequence is True
 

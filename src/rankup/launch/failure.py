@@ -26,6 +26,7 @@ _BROKEN_BY_PEER = (
     "Broken pipe",
     "connection was likely closed",
     "NCCL Error 6",
+    "NCCL communicator was aborted",
     "remote process exited",
     "sendBytes failed",
 )
