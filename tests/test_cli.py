@@ -280,7 +280,7 @@ def test_resume_of_another_target(started: list[tuple[Any, ...]], tmp_path: Path
     assert [call[0].args for call in started] == [["x"], ["x", "y"], ["x", "y"]]
     assert [call[3] for call in started] == [False, True, True]
     [run] = (tmp_path / "runs" / "a").iterdir()
-    assert [life["nproc"] for life in rundir.read(run).lives] == [1, 1, 3]
+    assert [life["nproc"] for life in rundir.read(run).attempts] == [1, 1, 3]
 
 
 def test_the_exit_code_is_the_jobs_whatever_happens_later(

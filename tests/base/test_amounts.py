@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankup.base.amounts import bytes_of, ranges
+from rankup.base.amounts import bytes_of, duration, ranges
 from rankup.base.errors import UserError
 
 
@@ -25,3 +25,17 @@ def test_no_sizes(text: str) -> None:
 @pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([7, 1, 0, 2], "0-2,7")])
 def test_ranges(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.42, "0.42 s"),
+        (90, "1 min 30 s"),
+        (700, "12 min"),
+        (12_000, "3 h 20 min"),
+        (190_000, "2 d 4 h"),
+    ],
+)
+def test_spans_of_time(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -18,9 +18,9 @@ RECORDED = Path(__file__).with_name("recorded")
 _SCRIPT = """#!/bin/bash
 #SBATCH --output={log} --open-mode=append --requeue
 run={run}
-life=${{SLURM_RESTART_COUNT:-0}}
+attempt=${{SLURM_RESTART_COUNT:-0}}
 record() {{ printf '{{"job": "%s", "task": %s, "restart": %d, %s}}\\n' \
-"${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}" "${{SLURM_ARRAY_TASK_ID:-null}}" "$life" "$1" \
+"${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}" "${{SLURM_ARRAY_TASK_ID:-null}}" "$attempt" "$1" \
 >>"$run/attempts.jsonl"; }}
 finish() {{ record "\\"end\\": $(date +%s), \\"code\\": $1"; exit "$1"; }}
 record "\\"start\\": $(date +%s), \\"nodes\\": \\"$SLURM_JOB_NODELIST\\""
@@ -49,8 +49,8 @@ def make_run(runs: Path, name: str = "20261120-120000-abcd", **changes: Any) -> 
 def asked(path: Path, job_id: str) -> None:
     """Write down that a Slurm job was submitted for the run."""
     job = rundir.read(path)
-    life = {"started": "2026-11-20T12:00:00+0000", "job": job_id}
-    rundir.write(path, Job(**{**vars(job), "lives": [*job.lives, life]}))
+    attempt = {"started": "2026-11-20T12:00:00+0000", "job": job_id}
+    rundir.write(path, Job(**{**vars(job), "attempts": [*job.attempts, attempt]}))
 
 
 def record(path: Path, **fields: Any) -> None:
@@ -61,7 +61,7 @@ def record(path: Path, **fields: Any) -> None:
 
 
 def submit(slurm: Cluster, path: Path, body: str, *options: str) -> str:
-    """Submit `body` as a life of the run; the job's id."""
+    """Submit `body` as an attempt of the run; the job's id."""
     array = any(option.startswith("--array") for option in options)
     log = path / "log" / ("%A_%a.out" if array else "%j.out")
     script = path / "job.sh"

@@ -101,7 +101,7 @@ def until(condition: Callable[[], Any], run: Path, timeout: float = SECONDS) -> 
     return found
 
 
-def lives(run: Path) -> list[dict[str, Any]]:
+def attempts(run: Path) -> list[dict[str, Any]]:
     """What the job scripts wrote down about their beginnings, ends and successors."""
     path = run / "attempts.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -109,9 +109,9 @@ def lives(run: Path) -> list[dict[str, Any]]:
 
 def asked(run: Path) -> list[str]:
     """Ids of the jobs that were submitted for a run by its user, in order."""
-    return [life["job"] for life in json.loads((run / "job.json").read_text())["lives"]]
+    return [attempt["job"] for attempt in json.loads((run / "job.json").read_text())["attempts"]]
 
 
 def starts(run: Path) -> int:
-    """How many lives have begun."""
-    return sum("start" in record for record in lives(run))
+    """How many attempts have begun."""
+    return sum("start" in record for record in attempts(run))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import cancel, lives
+from rankup.launch import attempts, cancel
 from rankup.site import rundir
 from rankup.slurm.client import Client, SlurmError
 from rankup.slurm.parse import Queued
@@ -42,17 +42,19 @@ def test_a_job_that_may_run_cannot_be_cancelled_without_slurm(tmp_path: Path) ->
         cancel.cancel(path, NO_SLURM)
 
 
-def test_a_run_that_waits_for_its_next_life_is_not_over_without_slurm(tmp_path: Path) -> None:
+def test_a_run_that_waits_for_its_next_attempt_is_not_over_without_slurm(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     asked(path, "12")
     record(path, start=100, nodes="n1")
     record(path, end=200, code=0, stopped=True)
     with pytest.raises(SlurmError, match="starts of this run from now on ends at once"):
-        cancel.cancel(path, lives.NO_SLURM)
+        cancel.cancel(path, attempts.NO_SLURM)
     (last,) = [
-        life for life in lives.of_run(path, lives.read_job(path), lives.NO_SLURM) if life.live
+        attempt
+        for attempt in attempts.of_run(path, rundir.read(path), attempts.NO_SLURM)
+        if attempt.live
     ]
-    assert (last.state, "its next life ends as it starts" in last.words) == ("PENDING", True)
+    assert (last.state, "its next attempt ends as it starts" in last.words) == ("PENDING", True)
 
 
 def test_the_verb_says_what_came_of_it(rankup_here: RunRankup, tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def process(program: Path, path: Path, *words: str) -> Iterator[subprocess.Popen
 def test_a_local_run_is_asked_to_stop(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     with process(tmp_path / "bin" / "rankup", path, "run") as running:
-        assert lives.holder(path) == running.pid
+        assert attempts.holder(path) == running.pid
         assert cancel.cancel(path, NO_SLURM) == [f"process {running.pid}: stopped"]
         assert running.wait(timeout=10) == -signal.SIGTERM
 
@@ -114,7 +116,7 @@ def test_a_process_that_is_not_rankup_run_is_left_alone(
 ) -> None:
     path = make_run(tmp_path)
     with process(tmp_path / "bin" / name, path, *words) as running:
-        assert lives.held(path)
+        assert attempts.held(path)
         assert cancel.cancel(path, NO_SLURM) == NOTHING
         assert running.poll() is None
 
@@ -123,14 +125,14 @@ def test_who_stands_in_the_lock_without_holding_it_is_left_alone(tmp_path: Path)
     path, other = make_run(tmp_path), make_run(tmp_path, "20261120-120000-efgh")
     with process(tmp_path / "bin" / "rankup", other, "run", "--follow") as running:
         (path / "log" / "lock").write_text(f"process {running.pid} on {os.uname().nodename}")
-        assert not lives.held(path)
+        assert not attempts.held(path)
         assert cancel.cancel(path, NO_SLURM) == NOTHING
         assert running.poll() is None
 
 
 def test_a_job_script_whose_rankup_was_killed_is_named_with_what_to_do(tmp_path: Path) -> None:
     path = make_run(tmp_path)
-    rundir.write(path, replace(lives.read_job(path), lives=[{"allocation": "77", "nodes": 1}]))
+    rundir.write(path, replace(rundir.read(path), attempts=[{"allocation": "77", "nodes": 1}]))
     with process(tmp_path / "bin" / "job.sh", path):
         (path / "log" / "lock").write_text(f"process 4194305 on {os.uname().nodename}")
         (line,) = cancel.cancel(path, NO_SLURM)
@@ -138,7 +140,7 @@ def test_a_job_script_whose_rankup_was_killed_is_named_with_what_to_do(tmp_path:
         assert "scancel --signal=TERM 77" in line
 
 
-def test_a_life_that_starts_later_finds_that_the_run_was_cancelled(tmp_path: Path) -> None:
+def test_an_attempt_that_starts_later_finds_that_the_run_was_cancelled(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     asked(path, "12")
     with pytest.raises(SlurmError):
@@ -148,8 +150,8 @@ def test_a_life_that_starts_later_finds_that_the_run_was_cancelled(tmp_path: Pat
 
 def test_a_run_on_another_host_is_named(tmp_path: Path) -> None:
     path = make_run(tmp_path)
-    job = lives.read_job(path)
-    rundir.write(path, replace(job, lives=[{"started": "x", "node": "login7"}]))
+    job = rundir.read(path)
+    rundir.write(path, replace(job, attempts=[{"started": "x", "node": "login7"}]))
     (path / "log" / "lock").write_text("process 77 on login7")
     (line,) = cancel.cancel(path, NO_SLURM)
     assert "ssh login7 kill 77" in line
@@ -194,4 +196,4 @@ def test_a_job_that_merely_has_the_number_is_left_alone(tmp_path: Path) -> None:
     slurm = Queue(("12", "RUNNING", other))
     assert cancel.cancel(mine, slurm) == NOTHING
     assert slurm.cancelled == []
-    assert lives.jobs(other, lives.read_job(other), slurm) == ["12"]
+    assert attempts.jobs(other, rundir.read(other), slurm) == ["12"]

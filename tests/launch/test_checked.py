@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import arguments, ready
+from rankup.launch import ready
 from rankup.site.rundir import Job
 from tests.conftest import RunRankup
 
@@ -99,12 +99,12 @@ def test_no_rank_starts_with_arguments_that_the_script_refuses(
     tmp_path: Path, words: list[str], why: str
 ) -> None:
     asked = replace(job(tmp_path, PARSER), args=words)
-    arguments.refuse(asked, wanted=False)
+    ready.refuse_arguments(asked, wanted=False)
     if not why:
-        arguments.refuse(asked, wanted=True)
+        ready.refuse_arguments(asked, wanted=True)
         return
     with pytest.raises(UserError, match=f"train.py would end at once: {re.escape(why)}"):
-        arguments.refuse(asked, wanted=True)
+        ready.refuse_arguments(asked, wanted=True)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,8 @@ def test_no_rank_starts_with_arguments_that_the_script_refuses(
         PARSER.replace("    return", "    if amp:\n        parser.add_argument('-b')\n    return"),
         PARSER.replace("    options()", "    sys.argv.pop()\n    options()"),
         PARSER.replace("    options()", "    pass"),
+        PARSER.replace("import argparse", "import jsonargparse").replace("argparse.A", "A", 1),
+        PARSER.replace("    options()", "    from sys import argv\n    argv.pop()\n    options()"),
         PARSER.replace("ArgumentParser(", "ArgumentParser(parents=[BASE], "),
         PARSER.replace("ArgumentParser(", "ArgumentParser(fromfile_prefix_chars='-', "),
         PARSER + "other = argparse.ArgumentParser()\n",
@@ -127,7 +129,7 @@ def test_no_rank_starts_with_arguments_that_the_script_refuses(
     ],
 )
 def test_arguments_that_may_be_right_are_no_error(tmp_path: Path, text: str) -> None:
-    arguments.refuse(replace(job(tmp_path, text), args=["--bogus"]), wanted=True)
+    ready.refuse_arguments(replace(job(tmp_path, text), args=["--bogus"]), wanted=True)
 
 
 def test_beside_a_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a report says of a run beside its samples: its lives, its machine and its price."""
+"""What a report says of a run beside its samples: its attempts, its machine and its price."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rankup.launch import facts
-from rankup.launch.lives import NO_SLURM
-from rankup.monitor import cost
+from rankup.launch.attempts import NO_SLURM
 from rankup.monitor.recording import Facts
+from rankup.monitor.verdict import cost
 from rankup.site import rundir
 from rankup.site.config import Config
 
@@ -30,8 +30,8 @@ BILL: dict[str, Any] = {
 }
 
 
-def _lives(path: Path, *found: dict[str, Any], **launch: Any) -> None:
-    rundir.write(path, replace(rundir.read(path), lives=list(found), launch=launch))
+def _attempts(path: Path, *found: dict[str, Any], **launch: Any) -> None:
+    rundir.write(path, replace(rundir.read(path), attempts=list(found), launch=launch))
 
 
 def _facts(path: Path, ended: int | None = None, task: str | None = None) -> Facts:
@@ -41,7 +41,7 @@ def _facts(path: Path, ended: int | None = None, task: str | None = None) -> Fac
 def test_a_job_has_its_machine_its_price_and_its_time_in_the_queue(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     submitted = {"submitted": "2026-11-20T12:00:00+0000", "nodes": 2, "nproc": 4, "job": "7"}
-    _lives(path, {**submitted, "bill": BILL}, nodes=2)
+    _attempts(path, {**submitted, "bill": BILL}, nodes=2)
     begin = 1_795_176_000.0  # 2026-11-20T12:00:00+0000
     record(path, job="7", task=None, restart=0, start=begin + 600, nodes="n[1-2]", id="7")
     record(path, job="7", task=None, restart=0, end=begin + 4200, code=0)
@@ -49,75 +49,68 @@ def test_a_job_has_its_machine_its_price_and_its_time_in_the_queue(tmp_path: Pat
     assert (found.site, found.partition, found.account) == ("JURECA-DC", "dc-gpu", "hai_1")
     assert (found.nodes, found.ranks, found.gpus) == (2, 4, 4)
     assert (found.unit, found.per_node_hour) == ("core-h", 128.0)
-    (life,) = found.lives
-    assert (life.begin, life.end, life.limit) == (begin + 600, begin + 4200, 7200)
-    assert (life.state, life.nodes, life.job) == ("COMPLETED", ("n1", "n2"), "7")
+    (attempt,) = found.lives
+    assert (attempt.begin, attempt.end, attempt.limit) == (begin + 600, begin + 4200, 7200)
+    assert (attempt.state, attempt.nodes, attempt.job) == ("COMPLETED", ("n1", "n2"), "7")
     assert found.queued == 600
     assert found.command.startswith("rankup run --nodes 2 --nproc 4 ")
 
 
 def test_a_job_that_asks_at_its_own_end_has_ended(tmp_path: Path) -> None:
     path = make_run(tmp_path)
-    _lives(path, {"submitted": rundir.now(), "nodes": 1, "nproc": 1, "job": "7", "bill": BILL})
+    _attempts(path, {"submitted": rundir.now(), "nodes": 1, "nproc": 1, "job": "7", "bill": BILL})
     record(path, job="7", task=None, restart=0, start=time.time() - 60, nodes="n1", id="7")
-    (life,) = _facts(path, ended=3).lives
-    assert life.state == "FAILED"
-    assert life.end == pytest.approx(time.time(), abs=30)
+    (attempt,) = _facts(path, ended=3).lives
+    assert attempt.state == "FAILED"
+    assert attempt.end == pytest.approx(time.time(), abs=30)
 
 
-def test_each_life_has_the_limit_and_the_price_that_it_was_asked_for_with(tmp_path: Path) -> None:
+def test_each_attempt_has_the_limit_and_the_price_that_it_was_asked_for_with(
+    tmp_path: Path,
+) -> None:
     path = make_run(tmp_path)
     more = {**BILL, "minutes": 30, "per_node_hour": 64.0}
     first = {"submitted": rundir.now(), "nodes": 1, "nproc": 4, "job": "7", "bill": BILL}
-    _lives(path, first, {**first, "nodes": 2, "job": "9", "bill": more})
+    _attempts(path, first, {**first, "nodes": 2, "job": "9", "bill": more})
     for number, (job, nodes) in enumerate((("7", "n1"), ("8", "n1"), ("9", "n[1-2]"))):
         begin = 1e9 + 10_000 * number
         record(path, job=job, task=None, restart=0, start=begin, nodes=nodes, id=job)
         record(path, job=job, task=None, restart=0, end=begin + 3600, code=0)
     record(path, job="8", task=None, follows="7")
     found = _facts(path)
-    assert [life.limit for life in found.lives] == [7200, 7200, 1800]
-    assert [life.per_node_hour for life in found.lives] == [128.0, 128.0, 64.0]
+    assert [attempt.limit for attempt in found.lives] == [7200, 7200, 1800]
+    assert [attempt.per_node_hour for attempt in found.lives] == [128.0, 128.0, 64.0]
     samples = made(util=50)
-    paid = cost.cost(replace(samples, facts=found), ())
+    paid = cost(replace(samples, facts=found), ())
     assert paid.lives == (128.0, 128.0, 128.0)
 
 
 def test_a_local_run_costs_nothing_and_never_waited(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     began = {"started": "2026-11-20T12:00:00+0000", "nproc": 2, "node": "here"}
-    _lives(path, {**began, "code": 0, "ended": "2026-11-20T12:01:00+0000"})
+    _attempts(path, {**began, "code": 0, "ended": "2026-11-20T12:01:00+0000"})
     found = _facts(path)
     assert (found.unit, found.per_node_hour, found.queued) == (None, None, None)
     assert found.gpus is None
-    (life,) = found.lives
-    assert (life.end or 0) - life.begin == 60
-    assert life.limit is None
+    (attempt,) = found.lives
+    assert (attempt.end or 0) - attempt.begin == 60
+    assert attempt.limit is None
 
 
-def test_a_task_of_an_array_has_its_own_lives_and_folder(tmp_path: Path) -> None:
+def test_a_task_of_an_array_has_its_own_attempts_and_folder(tmp_path: Path) -> None:
     path = make_run(tmp_path)
-    _lives(path, {"submitted": rundir.now(), "nodes": 1, "nproc": 1, "job": "7", "bill": BILL})
+    _attempts(path, {"submitted": rundir.now(), "nodes": 1, "nproc": 1, "job": "7", "bill": BILL})
     for task in (0, 1):
         record(path, job="7", task=task, restart=0, start=1e9 + task, nodes="n1", id="8")
         record(path, job="7", task=task, restart=0, end=1e9 + 100, code=task)
     found = _facts(path, task="1")
-    assert [life.job for life in found.lives] == ["7_1"]
+    assert [attempt.job for attempt in found.lives] == ["7_1"]
     assert found.directory == str(path / "array" / "1")
 
 
-@pytest.mark.parametrize(
-    "bill",
-    [
-        None,
-        [],
-        {"gpus": "4", "minutes": float("nan"), "unit": 3, "per_node_hour": -1},
-        {"gpus": True, "minutes": "x", "per_node_hour": 1e300, "site": None},
-    ],
-)
-def test_a_bill_that_is_none_is_not_taken_for_one(tmp_path: Path, bill: Any) -> None:
+def test_a_run_without_a_bill_has_no_price(tmp_path: Path) -> None:
     path = make_run(tmp_path)
-    _lives(path, {"submitted": 3, "nodes": "x", "nproc": None, "job": "7", "bill": bill})
+    _attempts(path, {"submitted": rundir.now(), "job": "7"})
     record(path, job="7", task=None, restart=0, start=1e9, nodes="n1", id="7")
     found = _facts(path)
     assert (found.gpus, found.unit, found.per_node_hour) == (None, None, None)
@@ -129,7 +122,9 @@ def test_the_command_is_what_was_typed_first_and_last_without_its_secrets(
 ) -> None:
     path = make_run(tmp_path)
     typed = ["rankup", "run", "train.py", "--token", "hunter22", "--api-key=abc", "--lr", "0.1"]
-    life = {"started": "2026-11-20T12:00:00+0000", "nproc": 2, "node": "here"}
-    _lives(path, {**life, "command": typed}, {**life, "command": ["rankup", "run", "--resume"]})
+    attempt = {"started": "2026-11-20T12:00:00+0000", "nproc": 2, "node": "here"}
+    _attempts(
+        path, {**attempt, "command": typed}, {**attempt, "command": ["rankup", "run", "--resume"]}
+    )
     first = "rankup run train.py --token ... --api-key=... --lr 0.1"
     assert _facts(path).command == f"{first}; then rankup run --resume"

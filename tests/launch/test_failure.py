@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,7 +79,7 @@ def test_damaged_notes_are_passed_over(tmp_path: Path) -> None:
     assert _found(tmp_path, [CAUSE], {0: 3, 2: 1}) == CAUSE
 
 
-def test_an_earlier_life_is_forgotten(tmp_path: Path) -> None:
+def test_an_earlier_attempt_is_forgotten(tmp_path: Path) -> None:
     write(tmp_path, CAUSE)
     (tmp_path / "torchrun.log").write_text("kept")
     forget(tmp_path)
@@ -133,7 +133,14 @@ def test_where_all_waited_in_vain_the_silent_rank_is_named(tmp_path: Path) -> No
     assert (killed.rank, killed.exit_code) == (1, 137)
 
 
-@pytest.mark.parametrize("text", [PEER, "NCCL Error 6: remote", "Broken pipe"])
+NCCL = (
+    "NCCL Error 6: remote",
+    "[Rank 3] Last error: NCCL communicator was aborted on rank 3.",
+    "NCCL error in: NCCLUtils.cpp:94, remote process exited or there was a network error",
+)
+
+
+@pytest.mark.parametrize("text", [PEER, "Broken pipe", *NCCL])
 def test_broken_connections_are_known(text: str) -> None:
     assert of_exception(RuntimeError(text), 0).consequence is True
 
@@ -152,13 +159,10 @@ def test_frames_before_the_script_are_left_out() -> None:
     assert "test_frames_before" in whole.splitlines()[1]
 
 
-@pytest.mark.parametrize("name", ["rank", "node", "time", "message", "traceback", "world_size"])
-def test_a_note_of_a_wrong_kind_is_passed_over(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("text", ["", '{"rank": 3, "no', '{"rank": 3}', "[]"])
+def test_a_torn_note_is_passed_over(tmp_path: Path, text: str) -> None:
     write(tmp_path, CAUSE)
-    for rank, value in enumerate([float("inf"), float("nan"), [], None, 10**400], start=3):
-        fields = {**asdict(CAUSE), "rank": rank, "time": 1.0, name: value}
-        (tmp_path / f"failure-rank{rank}.json").write_text(json.dumps(fields))
-    (tmp_path / "failure-rank9.json").write_text("[" * 100_000)
+    (tmp_path / "failure-rank9.json").write_text(text)
     assert read_all(tmp_path) == [CAUSE]
 
 

@@ -130,6 +130,6 @@ def test_the_run_is_found_by_the_name_that_was_printed(
         assert run.wait(300) == 138
         lines = run.err.splitlines()
     last = records(out)[-1]["step"]
-    assert f"stopped at step {last} of {ENDLESS}, to go on in a next life" in lines
+    assert f"stopped at step {last} of {ENDLESS}, to go on in a next attempt" in lines
     assert lines[-1] == f"go on with: rankup run --resume {out.name}"
     assert rundir.find(tmp_path / "runs", out.name) == out

@@ -75,9 +75,9 @@ def _resume(run_rankup: RunRankup, out: Path, nproc: int) -> None:
     _each_once(out.with_suffix(".trace"))
     final = records(out)[-1]
     assert final["final"] is True
-    lives = json.loads((out / "job.json").read_text())["lives"]
-    assert lives[-1]["nproc"] == nproc
-    assert len(lives) == 2
+    attempts = json.loads((out / "job.json").read_text())["attempts"]
+    assert attempts[-1]["nproc"] == nproc
+    assert len(attempts) == 2
 
 
 def test_killed_and_resumed_on_another_number_each_sample_is_drawn_once(gallery: Gallery) -> None:
@@ -93,8 +93,8 @@ def test_killed_and_resumed_on_another_number_each_sample_is_drawn_once(gallery:
     assert len(set(pairs)) == len(pairs)
     assert losses(run) == pytest.approx(losses(whole), rel=1e-5)
     assert records(run)[-1]["final"] is True
-    started = json.loads((run / "job.json").read_text())["lives"]
-    assert [(life["nproc"], life["code"]) for life in started] == [(2, 137), (3, 0)]
+    started = json.loads((run / "job.json").read_text())["attempts"]
+    assert [(attempt["nproc"], attempt["code"]) for attempt in started] == [(2, 137), (3, 0)]
 
 
 @pytest.mark.slow

@@ -306,8 +306,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
 
 
-def _life(path: Path, restart: int, said: str, **end: object) -> None:
-    """A life that has begun, printed something and, where `end` says how, ended."""
+def _attempt(path: Path, restart: int, said: str, **end: object) -> None:
+    """An attempt that has begun, printed something and, where `end` says how, ended."""
     with (path / "log" / "12.out").open("a") as file:
         record(path, restart=restart, start=1 + restart, nodes="n1", offset=file.tell())
         file.write(f"{said}\n")
@@ -327,7 +327,7 @@ def test_following_shows_a_job_from_the_queue_over_a_requeue_to_its_end(
         return [Queued("12", state, reason, nodes, None, os.getuid(), str(path))]
 
     def first() -> list[Queued]:
-        _life(path, 0, "hello")
+        _attempt(path, 0, "hello")
         return queued("RUNNING")
 
     def requeued() -> list[Queued]:
@@ -335,7 +335,7 @@ def test_following_shows_a_job_from_the_queue_over_a_requeue_to_its_end(
         return queued("PENDING", "BeginTime")
 
     def second() -> list[Queued]:
-        _life(path, 1, "bye", code=3)
+        _attempt(path, 1, "bye", code=3)
         return []
 
     waits = lambda: queued("PENDING", "JobHeldUser")  # noqa: E731
@@ -349,7 +349,7 @@ def test_following_shows_a_job_from_the_queue_over_a_requeue_to_its_end(
 def test_ctrl_c_ends_the_view_and_not_the_job(tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")
-    _life(path, 0, "here")
+    _attempt(path, 0, "here")
     slurm = FakeSlurm(tmp_path)
     slurm.answers("squeue", out=f"12|RUNNING|N/A|n1|None|{os.getuid()}|{path}\n")
     slurm.answers("scontrol show job", err="Invalid job id specified", code=1)
@@ -379,7 +379,7 @@ def test_of_a_local_run_that_kept_no_output_it_is_said(
     monkeypatch.setenv("PATH", os.devnull)
     began = {"started": "2026-11-20T12:00:00+0000", "nproc": 2, "node": "here"}
     ended = {"code": 0, "ended": "2026-11-20T12:01:00+0000"}
-    path = make_run(tmp_path / "runs", lives=[{**began, **ended}])
+    path = make_run(tmp_path / "runs", attempts=[{**began, **ended}])
     (path / "log" / "torchrun.log").write_text("a remark\n")
     assert logs.show(str(path)) == 0
     note, remark = capsys.readouterr().out.splitlines()

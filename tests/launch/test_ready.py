@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import ready, submit
+from rankup.launch import environment, ready, submit
 from rankup.launch.submit import Plan
 from rankup.login import record
 from rankup.login.record import Item, Proof, Record
@@ -299,10 +299,10 @@ def test_parts_of_one_name_are_all_kept(project: Path) -> None:
 
 def test_a_cache_that_has_moved_meanwhile_is_noted() -> None:
     variables = {"HF_HOME": "/then", "TORCH_HOME": "/same", "FASTAI_HOME": "/f"}
-    environment = {"HF_HOME": "/now", "TORCH_HOME": "/same"}
-    [line] = ready.elsewhere(variables, environment, {})
+    here = {"HF_HOME": "/now", "TORCH_HOME": "/same"}
+    [line] = ready.elsewhere(variables, here, {})
     assert line.startswith("note: HF_HOME is /now here; what was fetched lies in /then")
-    assert ready.elsewhere(variables, environment, {"HF_HOME": "/asked"}) == []
+    assert ready.elsewhere(variables, here, {"HF_HOME": "/asked"}) == []
 
 
 def _plan(**values: object) -> Plan:
@@ -373,15 +373,15 @@ def test_the_projects_environment_is_taken_where_this_python_is_in_none(
 ) -> None:
     script = _environment(project)
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
-    found, note = submit.of_project(project)
+    found, note = environment.of_project(project)
     assert found == str(script)
     assert note == f"note: the job gets the environment of {script}, not that of this Python"
     script.chmod(0o666)
-    found, note = submit.of_project(project)
+    found, note = environment.of_project(project)
     assert found is None
     assert note.startswith(f"warning: {script} could be somebody else's work")
     script.unlink()
-    assert submit.of_project(project) == (None, "")
+    assert environment.of_project(project) == (None, "")
 
 
 def test_an_environment_without_its_venv_is_not_taken(
@@ -390,7 +390,7 @@ def test_an_environment_without_its_venv_is_not_taken(
     script = _environment(project)
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
     (script.parent / "venv" / "bin" / "python").unlink()
-    assert submit.of_project(project) == (None, "")
+    assert environment.of_project(project) == (None, "")
 
 
 def test_the_environment_of_this_python_comes_first_where_it_has_torch(
@@ -400,9 +400,9 @@ def test_the_environment_of_this_python_comes_first_where_it_has_torch(
     (project / "other" / "bin").mkdir(parents=True)
     (project / "other" / "bin" / "activate").touch()
     monkeypatch.setattr(sys, "prefix", str(project / "other"))
-    assert submit.of_project(project) == (None, "")
-    monkeypatch.setattr(submit.importlib.util, "find_spec", lambda name: None)
-    assert submit.of_project(project)[0] == str(script)
+    assert environment.of_project(project) == (None, "")
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+    assert environment.of_project(project)[0] == str(script)
 
 
 def test_a_job_gets_the_active_environment_where_that_has_rankup_too(
@@ -415,19 +415,20 @@ def test_a_job_gets_the_active_environment_where_that_has_rankup_too(
     python.chmod(0o755)
     (other / "bin" / "activate").touch()
     monkeypatch.setenv("VIRTUAL_ENV", str(other))
-    activate, _ = submit.own_environment()
+    activate, _ = environment.own_environment()
     assert not str(activate).startswith(str(other)), "its ranks would not start"
-    found, note = submit.of_project(project)
+    found, note = environment.of_project(project)
     assert found is None
     assert note.startswith(f"note: the job gets {sys.executable}; the active environment {other}")
     (other / "bin" / "rankup-rank").touch()
-    assert submit.own_environment() == (str(other / "bin" / "activate"), None)
-    assert submit.of_project(project)[1].startswith("note: the job gets the active environment")
+    assert environment.own_environment() == (str(other / "bin" / "activate"), None)
+    note = environment.of_project(project)[1]
+    assert note.startswith("note: the job gets the active environment")
 
 
 def test_no_environment_is_older_than_its_requirements_where_there_are_none(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
-    assert submit.staleness(None) == ""
-    assert submit.staleness(str(project / "activate.sh")) == ""
+    assert environment.staleness(None) == ""
+    assert environment.staleness(str(project / "activate.sh")) == ""

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rankup.launch import local, report
+from rankup.launch import report, request
 from rankup.monitor.lines import FOLDER
 from tests.conftest import RunRankup
 from tests.monitor import traces
@@ -95,9 +95,9 @@ def test_the_sampler_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_switch_for_the_whole_shell() -> None:
-    assert local.wanted(True, {})
-    assert not local.wanted(True, {local.SWITCH: "0"})
-    assert not local.wanted(False, {local.SWITCH: "1"})
+    assert request.wanted(True, {})
+    assert not request.wanted(True, {request.SWITCH: "0"})
+    assert not request.wanted(False, {request.SWITCH: "1"})
 
 
 def test_json_has_verdict_cost_and_findings(rankup_here: RunRankup, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def _course(folder: Path) -> Path:
     facts = trace.facts()
     run = folder / "runs" / "train" / "20261120-120000-abcd"
     rundir.create(run)
-    (life,) = facts.lives
+    (attempt,) = facts.lives
     bill = {
         **{"site": facts.site, "partition": facts.partition, "gpus": facts.gpus},
         **{"unit": facts.unit, "per_node_hour": facts.per_node_hour, "minutes": 120},
@@ -128,8 +128,8 @@ def _course(folder: Path) -> Path:
         run, Job(run.name, "script", "/home/user/train.py", [], str(folder), {}, {}, [asked])
     )
     lines = [
-        {"job": "7", "task": None, "restart": 0, "start": life.begin, "nodes": life.nodes[0]},
-        {"job": "7", "task": None, "restart": 0, "end": life.end, "code": 0},
+        {"job": "7", "task": None, "restart": 0, "start": attempt.begin, "nodes": attempt.nodes[0]},
+        {"job": "7", "task": None, "restart": 0, "end": attempt.end, "code": 0},
     ]
     (run / rundir.ATTEMPTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     trace.write(run)

@@ -78,7 +78,7 @@ def recorded(tmp_path: Path) -> Iterator[Path]:
     trace = traces.healthy(nodes=NODES, seconds=LENGTH, limit=LENGTH + 3600, step=1.4)
     bill = {"gpus": 4, "unit": "core-h", "per_node_hour": 48.0, "minutes": int(LENGTH // 60) + 60}
     asked = {"submitted": rundir.now(), "nodes": NODES, "nproc": 4, "job": "7", "bill": bill}
-    run = make_run(tmp_path / "runs", lives=[asked])
+    run = make_run(tmp_path / "runs", attempts=[asked])
     record(run, job="7", start=trace.begin, nodes=f"jrc[0001-{NODES:04d}]")
     record(run, job="7", end=trace.begin + LENGTH, code=0)
     try:

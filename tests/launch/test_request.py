@@ -175,8 +175,8 @@ def test_a_submission_says_the_jobs_number_alone_to_other_programs(
         f"script {run}/job.sh",
         f"next: rankup logs -f {run.name} · status · cancel",
     ]
-    [life] = rundir.read(run).lives
-    assert (life["job"], life["nodes"], life["nproc"]) == ("4242", 1, 2)
+    [attempt] = rundir.read(run).attempts
+    assert (attempt["job"], attempt["nodes"], attempt["nproc"]) == ("4242", 1, 2)
     assert stat.S_IMODE((run / "job.sh").stat().st_mode) == 0o600
 
 
@@ -209,7 +209,7 @@ def test_where_it_is_not_known_whether_there_is_a_job_its_files_stay(
         _submit(Site(job=error))
     [run] = _runs(here)
     assert (run / "job.sh").is_file()
-    assert rundir.read(run).lives == []
+    assert rundir.read(run).attempts == []
 
 
 def test_a_job_that_cannot_be_written_down_is_named(here: Path) -> None:

@@ -98,10 +98,10 @@ def test_a_script_finds_what_plain_python_gives_it(
 
 def _check_job(run: Path, probe: Path, cwd: Path) -> None:
     job = json.loads((run / "job.json").read_text())
-    [life] = job.pop("lives")
-    assert life["nproc"] == 2
-    assert life["node"] == os.uname().nodename
-    assert time.strptime(life["started"], "%Y-%m-%dT%H:%M:%S%z")
+    [attempt] = job.pop("attempts")
+    assert attempt["nproc"] == 2
+    assert attempt["node"] == os.uname().nodename
+    assert time.strptime(attempt["started"], "%Y-%m-%dT%H:%M:%S%z")
     versions = {
         "rankup": rankup.__version__,
         "python": sys.version.split()[0],
@@ -180,14 +180,14 @@ def test_the_commit_is_noted(rankup_here: RunRankup, started: list[Job], tmp_pat
 STOPS = """
 import os
 from pathlib import Path
-from rankup.runtime.deadline import ask_for_next_life
+from rankup.runtime.deadline import ask_for_next_attempt
 if os.environ["RANKUP_RESUME"] == "0":
-    assert ask_for_next_life() == Path(os.environ["RANKUP_RUN_DIR"]) / "requeue"
+    assert ask_for_next_attempt() == Path(os.environ["RANKUP_RUN_DIR"]) / "requeue"
 """
 
 
 @pytest.mark.slow
-def test_a_life_that_stopped_before_its_end_says_how_to_go_on(
+def test_an_attempt_that_stopped_before_its_end_says_how_to_go_on(
     run_rankup: RunRankup, tmp_path: Path
 ) -> None:
     path = script(tmp_path, STOPS)
@@ -198,8 +198,11 @@ def test_a_life_that_stopped_before_its_end_says_how_to_go_on(
     again = run_rankup(["run", "--resume", run.name])
     assert again.returncode == 0, again.stderr
     assert "go on with" not in again.stderr
-    lives = json.loads((run / "job.json").read_text())["lives"]
-    assert [(life["code"], life.get("stopped")) for life in lives] == [(0, True), (0, None)]
+    attempts = json.loads((run / "job.json").read_text())["attempts"]
+    assert [(attempt["code"], attempt.get("stopped")) for attempt in attempts] == [
+        (0, True),
+        (0, None),
+    ]
     assert not (run / "requeue").exists()
 
 
@@ -264,7 +267,7 @@ def test_a_run_is_not_started_twice(rankup_here: RunRankup, tmp_path: Path) -> N
         same = rankup_here(["run", "--out", out, path])
         assert same.returncode == 2
         assert "is a run already" in same.stderr
-        assert len(json.loads((out / "job.json").read_text())["lives"]) == 1
+        assert len(json.loads((out / "job.json").read_text())["attempts"]) == 1
 
 
 def test_a_run_in_a_folder_of_its_own_is_listed_and_is_the_last(
@@ -435,7 +438,7 @@ print("now")
 """
 
 
-def test_a_process_that_a_run_left_behind_lives_and_prints_on(
+def test_a_process_that_a_run_left_behind_attempts_and_prints_on(
     run_rankup: RunRankup, tmp_path: Path
 ) -> None:
     done = run_rankup(["run", "--local", "--no-monitor", script(tmp_path, LEAVES)])

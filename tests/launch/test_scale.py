@@ -50,9 +50,9 @@ class Fake:
         with created(directory, job, runs):
             pass
         start = 1.7e9
-        life = {"started": "2026-11-22T10:00:00+0000", "nproc": ranks, "node": "n", "code": code,
+        attempt = {"started": "2026-11-22T10:00:00+0000", "nproc": ranks, "node": "n", "code": code,
                 "ended": "2026-11-22T10:01:00+0000"}  # fmt: skip
-        rundir.write(directory, replace(job, lives=[life]))
+        rundir.write(directory, replace(job, attempts=[attempt]))
         batch = _value(request.args, "--global-batch", 8)
         steps = _value(request.args, "--steps", 12)
         seconds = 1 / ranks

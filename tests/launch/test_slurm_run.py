@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from rankup.launch import cancel, lives, status
+from rankup.launch import attempts, cancel, status
 from rankup.monitor.lines import FOLDER
+from rankup.site import rundir
 from rankup.site.config import Config
 from tests.conftest import RunRankup
 from tests.gallery import STEPS, WORDS, Gallery
@@ -230,8 +231,11 @@ def test_a_running_job_and_the_one_that_follows_it_are_cancelled(
     record(path, job=second, follows=first)
     (path / "requeue").touch()
     until(lambda: (path / "attempts.jsonl").exists(), path)
-    found = status.report(path, Config(), client(slurm)).lives
-    assert [(life.state, len(life.nodes)) for life in found] == [("RUNNING", 2), ("PENDING", 0)]
+    found = status.report(path, Config(), client(slurm)).attempts
+    assert [(attempt.state, len(attempt.nodes)) for attempt in found] == [
+        ("RUNNING", 2),
+        ("PENDING", 0),
+    ]
     said = cancel.cancel(path, client(slurm))
     assert said == [f"job {first}: cancelled", f"job {second}: cancelled"]
     assert not (path / "requeue").exists()
@@ -262,14 +266,14 @@ def test_a_job_that_is_just_stopping_to_be_requeued_does_not_come_back(
 def test_states_over_a_requeue_and_without_a_controller(slurm: Cluster, tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     body = (
-        'if [ "$life" = 0 ]; then record "\\"end\\": $(date +%s), \\"code\\": 0, '
+        'if [ "$attempt" = 0 ]; then record "\\"end\\": $(date +%s), \\"code\\": 0, '
         '\\"stopped\\": true"; scontrol requeue $SLURM_JOB_ID; sleep 60; fi'
     )
     job_id = int(submit(slurm, path, body))
 
     def states() -> list[tuple[int, str]]:
-        found = lives.of_run(path, lives.read_job(path), client(slurm))
-        return [(life.restart, life.state) for life in found]
+        found = attempts.of_run(path, rundir.read(path), client(slurm))
+        return [(attempt.restart, attempt.state) for attempt in found]
 
     until(lambda: states() == [(0, "COMPLETED"), (1, "PENDING")], path)
     slurm.wait(job_id)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import request, submit
+from rankup.launch import environment, request, submit
 from rankup.launch.submit import Plan
 from rankup.site import profile as profiles
 from rankup.site import rundir
@@ -164,13 +164,13 @@ def test_the_templates_activate_is_taken_before_that_of_the_environment(
     (prefix / "bin").mkdir(parents=True)
     monkeypatch.setattr(sys, "prefix", str(prefix))
     monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
-    assert submit.own_environment() == (None, str(prefix / "bin")), "neither is there"
+    assert environment.own_environment() == (None, str(prefix / "bin")), "neither is there"
     (prefix / "bin" / "activate").touch()
-    assert submit.own_environment() == (str(prefix / "bin" / "activate"), None)
+    assert environment.own_environment() == (str(prefix / "bin" / "activate"), None)
     (tmp_path / "activate.sh").touch()
-    assert submit.own_environment() == (str(tmp_path / "activate.sh"), None)
+    assert environment.own_environment() == (str(tmp_path / "activate.sh"), None)
     monkeypatch.setattr(sys, "base_prefix", str(prefix))
-    assert submit.own_environment() == (None, str(prefix / "bin")), "no environment at all"
+    assert environment.own_environment() == (None, str(prefix / "bin")), "no environment at all"
 
 
 def test_an_activate_that_anybody_could_have_written_is_not_taken(
@@ -182,9 +182,9 @@ def test_an_activate_that_anybody_could_have_written_is_not_taken(
     (prefix / "bin" / "activate").touch()
     (tmp_path / "activate.sh").touch()
     (tmp_path / "activate.sh").chmod(0o666)
-    assert submit.own_environment() == (str(prefix / "bin" / "activate"), None)
+    assert environment.own_environment() == (str(prefix / "bin" / "activate"), None)
     (tmp_path / "activate.sh").chmod(0o664)
-    assert submit.own_environment() == (str(tmp_path / "activate.sh"), None)
+    assert environment.own_environment() == (str(tmp_path / "activate.sh"), None)
 
 
 def test_an_environment_that_is_no_file_is_refused(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_script_and_variables_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert _sourced(tmp_path / "env") == values
 
 
-def test_variables_of_an_earlier_life_stay_unless_given_anew(tmp_path: Path) -> None:
+def test_variables_of_an_earlier_attempt_stay_unless_given_anew(tmp_path: Path) -> None:
     first = {"A": "1\n2=3 'x'", "B": "old"}
     submit.write_script(_plan(variables=first), tmp_path, "")
     submit.write_script(_plan(), tmp_path, "")
@@ -305,7 +305,7 @@ def test_variables_of_an_earlier_life_stay_unless_given_anew(tmp_path: Path) -> 
     assert found.private, "a resume without --env still reads the file"
 
 
-def test_threads_of_an_earlier_life_stay(tmp_path: Path) -> None:
+def test_threads_of_an_earlier_attempt_stay(tmp_path: Path) -> None:
     assert submit.job_script(_plan(), _job(tmp_path), tmp_path, resume=True).threads
     submit.write_script(_plan(variables={"OMP_NUM_THREADS": "3", "A": "größe"}), tmp_path, "")
     assert not submit.job_script(_plan(), _job(tmp_path), tmp_path, resume=True).threads

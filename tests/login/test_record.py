@@ -11,8 +11,7 @@ import pytest
 
 from rankup.login import record
 from rankup.login.record import Item, Record, key_of_url
-from rankup.site.config import Config
-from rankup.site.needs import Needs, Url
+from rankup.site.config import Config, Needs, Url
 
 
 def _record(path: Path, key: str = "model:gpt2", at: str = "2026-01-01") -> Record:

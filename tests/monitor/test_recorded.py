@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankup.launch import facts
-from rankup.launch.lives import NO_SLURM
+from rankup.launch.attempts import NO_SLURM
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.lines import FOLDER, header
 from rankup.monitor.load import load

@@ -111,3 +111,16 @@ def test_half(ranks: RankPool, tmp_path: Path, size: int, asked: dict[str, Any])
         assert here[name].dtype == torch.float32
         if options.optimizer == "sgd":
             assert float((here[name] - value).abs().max()) <= WEIGHTS_WITHIN * largest, name
+
+
+def _stages(world: World, directory: Path, options: TrainOptions) -> None:
+    assert train_task(world, SmallLM(options), options, directory, False).error == ""
+
+
+@pytest.mark.slow
+def test_half_in_sharded_stages(ranks: RankPool, tmp_path: Path) -> None:
+    """Stages pass activations on in bfloat16; the last one gives float32 to the loss."""
+    ranks.run(1, _stages, tmp_path / "one", OPTIONS, timeout=200)
+    ranks.run(4, _stages, tmp_path / "split", replace(OPTIONS, pp=2, shard=2), timeout=200)
+    ours, theirs = (torch.tensor(losses(tmp_path / name)) for name in ("split", "one"))
+    torch.testing.assert_close(ours, theirs, rtol=SGD_WITHIN, atol=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -179,14 +180,117 @@ def test_what_is_known_of_a_batch_is_of_the_whole_one(
         "print(loss.item() / x.num_graphs)",
         "a = 0.9 * a + 0.1 * accuracy(out, y)",
         "print(criterion(out, y + 1).item())",
+        "tell(out, y)",
         "if random.random() < 0.1:\n            print(loss.item())",
     ],
 )
 def test_what_is_not_known_is_rank_0s_and_said(line: str, tmp_path: Path) -> None:
     """Means, counts and ratios are not told apart by their names."""
-    ported = _ported(tmp_path, "import random\n" + HEAD + TRAINING.replace("# in training", line))
+    tell = "import random\ndef tell(out, y):\n    c = (out > y).sum()\n    print('right', c)\n"
+    ported = _ported(tmp_path, tell + HEAD + TRAINING.replace("# in training", line))
     assert line in ported.text
-    assert ported.left or "random" in line
+    assert ported.left
+
+
+ACCURACY = "c = (out.argmax(1) == y.argmax(1)).float().mean().item()"
+LOWER = "for group in optimizer.param_groups: group['lr'] "
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes", "said"),
+    [
+        (  # a test and what is kept by it are of one kind: of the whole batch
+            "if loss.item() < best:\n            best = loss.item()",
+            "if rankup.batch_mean(loss.item()) < best:\n            best = rankup.batch_mean(loss.",
+            False,
+        ),
+        (
+            "if loss.item() < best + c:\n            best = loss.item()\n    print(best)",
+            "if loss.item() < best + c:\n            best = loss.item()\n    print(best)",
+            True,
+        ),
+        ("if 0 < c < loss.item(): print(1)", "if 0 < c < loss.item(): print(1)", False),
+        ("sched.step(loss)", "sched.step(rankup.batch_mean(loss))", False),
+        ("sched.step(c)", "sched.step(rankup.broadcast(c))", True),
+        (f"if c > 0.5:\n            {LOWER}= 0.01", "if rankup.broadcast(c > 0.5):", True),
+        (f"{LOWER}= 0.1 * c", "group['lr'] = rankup.broadcast(0.1 * c)", True),
+        ("if c > 0.5: lower(optimizer)", "if rankup.broadcast(c > 0.5): lower(optimizer)", True),
+        ("if c > 0.5: b += 1\n        if b > 3: break", "if rankup.broadcast(b > 3): break", True),
+        ("if c > 0.5: b += 1", "if c > 0.5: b += 1", True),
+        ("found['c'] = c\n        if found['c'] > 1: break", "if rankup.broadcast(found[", True),
+        ("found['c'] = c\n        if found['n'] > 1: break", "if found['n'] > 1: break", False),
+        ("stops(c)\n        if stops.now: break", "if rankup.broadcast(stops.now): break", True),
+        ("stops(c)\n    if stops.now: break", "if rankup.broadcast(stops.now): break", True),
+        ("for row in out:\n            if row.max() > c: break", "if row.max() > c: break", False),
+        ("if c > 0.5: print(c)", "if c > 0.5: print(c)", True),
+    ],
+)
+def test_ranks_do_not_part_by_what_each_has_its_own_of(
+    line: str, becomes: str, said: bool, tmp_path: Path
+) -> None:
+    """What later steps go by is rank 0's; a counter is each its own, and said."""
+    head = HEAD + "def lower(it):\n    it.param_groups[0]['lr'] *= 0.5\n\nbest = 9.0\n"
+    head += "found = {'c': 0, 'n': 0}\nstops = Stopper()\n"
+    head += "sched = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n"
+    text = head + TRAINING.replace("# in training", f"{ACCURACY}\n        {line}")
+    ported = _ported(tmp_path, text)
+    assert becomes in re.sub(r" *# rankup: .*\n", "", ported.text)
+    assert bool(ported.left) is said
+
+
+TRAINER = """
+class Trainer:
+    def __init__(self):
+        self.model = torch.nn.Linear(5, 5)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.right, self.best, self.wait = 0.0, 0.0, 0
+
+    def step(self, x, y):
+        out = self.model(x)
+        loss = criterion(out, y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.right = 0.9 * self.right + (out > y).float().mean().item()
+
+    def improved(self):
+        BODY
+
+    def fit(self):
+        for epoch in range(9):
+            for x, y in loader:
+                self.step(x, y)
+            if not self.improved():
+                break
+
+Trainer().fit()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "becomes"),
+    [
+        (
+            "if self.right > self.best:\n            self.wait = 0\n        return self.wait < 3",
+            "if rankup.broadcast(self.right > self.best):",
+        ),
+        ("return self.right > self.best", "if not rankup.broadcast(self.improved()):"),
+        ("if self.right > self.best:\n            print(1)", "if self.right > self.best:"),
+    ],
+)
+def test_what_another_method_decides_by_a_part_of_the_batches_is_rank_0s(
+    body: str, becomes: str, tmp_path: Path
+) -> None:
+    made = next(line for line in HEAD.splitlines() if line.startswith("optimizer ="))
+    text = HEAD.replace(made, "") + TRAINER.replace("BODY", body)
+    assert becomes in _ported(tmp_path, text).text
+
+
+def test_a_schedule_takes_the_loss_of_the_whole_last_batch(tmp_path: Path) -> None:
+    head = HEAD + "sched = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n"
+    ported = _ported(tmp_path, head + TRAINING.replace("print(a, b)", "sched.step(loss)"))
+    assert "    sched.step(rankup.batch_mean(loss))\n" in ported.text
+    assert "rankup.broadcast" not in ported.text
 
 
 DECIDES = """def evaluate():
@@ -356,6 +460,10 @@ EACH = "F.cross_entropy(out, y.argmax(1), reduction='none')"
         ("(out - y).abs().gather(0, (out - y).argsort(0)[:4]).mean()", False),
         ("(out - y).masked_select(y > 0).view(-1).pow(2).mean()", False),
         ("by_mask(out, y, x)", False),
+        ("(out - y).pow(2)[:4].mean()", False),
+        ("criterion(out[2:], y[2:])", False),
+        ("criterion(out[: len(x)], y[: len(x)])", True),
+        ("(out - y).pow(2)[:, :4].mean()", True),
     ],
 )
 def test_a_loss_that_is_not_seen_to_be_a_mean_is_said(
@@ -484,6 +592,36 @@ def test_of_drawn_batches_those_of_an_evaluation_are_whole(tmp_path: Path) -> No
     assert "criterion(model(p), q).item())" in ported.text
 
 
+HELD = """it = iter(held)
+for epoch in range(2):
+    for x, y in loader:
+        with torch.no_grad():
+            try:
+                p, q = next(it)
+            except StopIteration:
+                it = iter(held)
+                p, q = next(it)
+            seen = criterion(model(p), q)
+            print(seen.item())
+        loss = criterion(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_a_batch_that_is_drawn_without_gradients_before_a_step_is_whole(tmp_path: Path) -> None:
+    """Unless what is made of it is differentiated."""
+    ported = _ported(tmp_path, HEAD + HELD)
+    assert "held = DataLoader(" in ported.text
+    assert not ported.left
+    for line in ("criterion(model(p), q)", "criterion(model(x), y) + seen"):
+        trained = HELD.replace("criterion(model(x), y)", line)
+        assert "held = rankup.shard(DataLoader(" in _ported(tmp_path, HEAD + trained).text
+    stops = HELD.replace("print(seen.item())", "if seen < 1: break")
+    assert "if rankup.broadcast(seen < 1): break" in _ported(tmp_path, HEAD + stops).text
+
+
 def test_no_collective_stands_where_not_all_ranks_come(tmp_path: Path) -> None:
     """In a data worker, and where rank 0 alone writes what a sharded evaluation gives."""
     worker = """import random
@@ -509,6 +647,35 @@ def test_a_sum_beside_a_mean_is_refused(tmp_path: Path) -> None:
     text = TRAINING.replace("criterion(out, y)", "criterion(out, y) + (out - y).abs().sum()")
     with pytest.raises(UserError, match="adds up over the samples in one part"):
         _ported(tmp_path, HEAD + text)
+
+
+MASKED = "F.cross_entropy(out, q, ignore_index=0)"
+
+
+@pytest.mark.parametrize(
+    ("loss", "refused"),
+    [
+        (f"{MASKED} + criterion(out, y)", True),
+        (f"{MASKED} + F.cross_entropy(out, r, ignore_index=0)", True),
+        (f"sum([{MASKED}, criterion(out, y)])", True),
+        ("sum(one(out, q) for one in criteria)", True),
+        (f"{MASKED} + F.cross_entropy(2 * out, q, ignore_index=0)", False),
+        (f"{MASKED} + 0.1 * sum(p.pow(2).sum() for p in model.parameters())", False),
+    ],
+)
+def test_means_over_different_targets_are_not_weighed_as_one(
+    loss: str, refused: bool, tmp_path: Path
+) -> None:
+    criteria = "criteria = [torch.nn.CrossEntropyLoss(ignore_index=0), torch.nn.CrossEntropyLoss()]"
+    text = f"{HEAD}{criteria}\n" + TRAINING.replace(
+        "loss = criterion(out, y)", f"q, r = y.argmax(1), x.argmax(1)\n        loss = {loss}"
+    )
+    if refused:
+        with pytest.raises(UserError, match="a mean over some targets in one part"):
+            _ported(tmp_path, text)
+    else:
+        counts = _ported(tmp_path, text).text.count("rankup.count((q != 0).sum())")
+        assert counts == 1
 
 
 def test_noise_of_a_batch_is_left_alone_but_for_its_size(tmp_path: Path) -> None:

@@ -551,13 +551,19 @@ def test_an_order_of_each_process_own_is_named(line: str, becomes: str, tmp_path
         ("table.values()", "warning"),
     ],
 )
+@pytest.mark.parametrize(
+    "made",
+    [
+        "names = set()\nfor w in words:\n    names.update(w)\nids = list(names)",
+        "ids = {w: i for i, w in enumerate(set(words))}",
+        "def all(rows):\n    return {w: i for i, w in enumerate(set(rows))}\nids = all(words)",
+    ],
+)
 def test_the_order_of_a_set_whose_items_are_not_seen_is_a_warning(
-    words: str, level: str, tmp_path: Path
+    made: str, words: str, level: str, tmp_path: Path
 ) -> None:
     """It may hold numbers, whose hashes are the same in each process."""
-    line = (
-        f"words = {words}\nnames = set()\nfor w in words:\n    names.update(w)\nids = list(names)"
-    )
+    line = f"words = {words}\n{made}"
     (tmp_path / "train.py").write_text(HEAD + MADE + line + IN_ORDER)
     found = [one for one in check([tmp_path / "train.py"]) if one.code == "RK130"]
     assert [one.level for one in found] == [level]

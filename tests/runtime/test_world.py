@@ -254,6 +254,25 @@ def test_raw_torch_distributed_calls(ranks: RankPool, world_size: int) -> None:
         assert found == [total, everyone, everyone, "from 0", True]
 
 
+def test_groups_one_after_another_under_torchrun(tmp_path: Path) -> None:
+    """The store is torchrun's, and keeps what earlier groups have written."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist, rankup\n"
+        "for _ in range(3):\n"
+        "    rankup.setup()\n"
+        "    total = torch.ones(())\n"
+        "    dist.all_reduce(total)\n"
+        "    assert total == 2\n"
+        "    rankup.destroy_process_group()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    environment = {key: value for key, value in os.environ.items() if key not in LAUNCH_VARIABLES}
+    subprocess.run(
+        [*command, "--nproc-per-node=2", str(script)], check=True, timeout=120, env=environment
+    )
+
+
 def _join_as_slurm_step(world: World, job: int) -> tuple[object, ...]:
     dist.barrier()  # a peer may still be connecting to the group that is destroyed here
     destroy_process_group()

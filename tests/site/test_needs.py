@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.site.config import load
-from rankup.site.needs import Url
+from rankup.site.config import Url, load
 
 SHA = "AB" * 32
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.site import places, profile, rules
+from rankup.site import profile, rules
 from rankup.site.profile import Billing, Partition
 
 JSC = {"jureca-dc", "juwels-booster", "jusuf", "jupiter", "jedi"}
@@ -117,56 +117,64 @@ def test_an_unknown_profile() -> None:
 def test_folders_at_jsc(name: str) -> None:
     found = profile.load(name)
     mine = {"SCRATCH": "/s/mine", "SCRATCH_abc": "/s/abc", "PROJECT_abc": "/p1/abc", "DATA": "/d"}
-    assert places.scratch(found, mine, "abc") == Path("/s/abc")
-    assert places.scratch(found, mine, "other") == Path("/s/mine")
-    assert places.scratch(found, mine) == Path("/s/mine")
-    assert places.scratch(found, {}, "abc") is None
-    assert places.folder(found.project, mine, "abc") == Path("/p1/abc")
-    assert places.folder(found.data, mine, "abc") == Path("/d")
+    assert profile.scratch_folder(found, mine, "abc") == Path("/s/abc")
+    assert profile.scratch_folder(found, mine, "other") == Path("/s/mine")
+    assert profile.scratch_folder(found, mine) == Path("/s/mine")
+    assert profile.scratch_folder(found, {}, "abc") is None
+    assert profile.first_folder(found.project, mine, "abc") == Path("/p1/abc")
+    assert profile.first_folder(found.data, mine, "abc") == Path("/d")
     assert found.jutil
     assert found.purge_days == 90
 
 
 def test_folders_elsewhere() -> None:
     lumi, perlmutter = profile.load("lumi-g"), profile.load("perlmutter")
-    assert places.scratch(lumi, {}, "project_465") == Path("/scratch/project_465")
-    assert places.scratch(lumi, {}) is None
-    assert places.scratch(perlmutter, {"PSCRATCH": "/pscratch/sd/x"}) == Path("/pscratch/sd/x")
+    assert profile.scratch_folder(lumi, {}, "project_465") == Path("/scratch/project_465")
+    assert profile.scratch_folder(lumi, {}) is None
+    assert profile.scratch_folder(perlmutter, {"PSCRATCH": "/pscratch/sd/x"}) == Path(
+        "/pscratch/sd/x"
+    )
     cfs = {"CFS": "/global/cfs/cdirs"}
-    assert places.folder(perlmutter.project, cfs, "m1") == Path("/global/cfs/cdirs/m1")
-    assert places.scratch(profile.load("generic"), {"SCRATCH": "/lustre/me"}) == Path("/lustre/me")
-    assert places.scratch(profile.load("local"), {"SCRATCH": "/lustre/me"}) is None
+    assert profile.first_folder(perlmutter.project, cfs, "m1") == Path("/global/cfs/cdirs/m1")
+    assert profile.scratch_folder(profile.load("generic"), {"SCRATCH": "/lustre/me"}) == Path(
+        "/lustre/me"
+    )
+    assert profile.scratch_folder(profile.load("local"), {"SCRATCH": "/lustre/me"}) is None
 
 
 @pytest.mark.parametrize(
     "project", ["../../etc", "a/b", "$HOME", "{project}", "", " ", "a\n", ".."]
 )
 def test_a_hostile_project_fills_no_template(project: str) -> None:
-    assert places.scratch(profile.load("lumi-g"), {"HOME": "/home/x"}, project) is None
+    assert profile.scratch_folder(profile.load("lumi-g"), {"HOME": "/home/x"}, project) is None
 
 
 def test_a_folder_is_absolute() -> None:
-    assert places.folder(("$A", "$B"), {"A": "here", "B": "/there"}, None) == Path("/there")
-    assert places.folder(("$A/x",), {"A": ""}, None) is None, "not /x"
+    assert profile.first_folder(("$A", "$B"), {"A": "here", "B": "/there"}, None) == Path("/there")
+    assert profile.first_folder(("$A/x",), {"A": ""}, None) is None, "not /x"
 
 
 def test_what_compute_nodes_mount(tmp_path: Path) -> None:
     jupiter, jureca = profile.load("jupiter"), profile.load("jureca-dc")
-    assert places.mounted(jupiter, Path("/e/scratch/abc/run")) is True
-    assert places.mounted(jupiter, Path("/p/project1/abc")) is False
-    assert places.mounted(jupiter, Path("/e/../p/project1")) is False
-    assert places.mounted(jupiter, Path("/home/me")) is False, "only /e is"
-    assert places.mounted(jureca, Path("/p/project1/abc")) is True
-    assert places.mounted(jureca, Path("/tmp/x")) is False
-    assert places.mounted(jureca, Path("/home/me")) is None, "its list is not sure to be complete"
-    assert places.mounted(profile.load("generic"), Path("/tmp/x")) is None
+    assert profile.seen_by_nodes(jupiter, Path("/e/scratch/abc/run")) is True
+    assert profile.seen_by_nodes(jupiter, Path("/p/project1/abc")) is False
+    assert profile.seen_by_nodes(jupiter, Path("/e/../p/project1")) is False
+    assert profile.seen_by_nodes(jupiter, Path("/home/me")) is False, "only /e is"
+    assert profile.seen_by_nodes(jureca, Path("/p/project1/abc")) is True
+    assert profile.seen_by_nodes(jureca, Path("/tmp/x")) is False
+    assert profile.seen_by_nodes(jureca, Path("/home/me")) is None, (
+        "its list is not sure to be complete"
+    )
+    assert profile.seen_by_nodes(profile.load("generic"), Path("/tmp/x")) is None
     sub = profile.override(jureca, {"not_mounted": ["/p/arch"]})
-    assert places.mounted(sub, Path("/p/arch/x")) is False, "the longer prefix counts"
-    assert places.mounted(sub, Path("/p/archive")) is True, "whole names count"
+    assert profile.seen_by_nodes(sub, Path("/p/arch/x")) is False, "the longer prefix counts"
+    assert profile.seen_by_nodes(sub, Path("/p/archive")) is True, "whole names count"
     for key, holds in (("mounts", True), ("not_mounted", False)):
         for folder in ("/p", "/tmp"):
             said = profile.override(jureca, {key: [f"{folder}/"]})
-            assert places.mounted(said, Path(folder) / "x") is holds, "what the user says wins"
+            assert profile.seen_by_nodes(said, Path(folder) / "x") is holds, (
+                "what the user says wins"
+            )
     # A link from a mounted folder to one that is not.
     seen, unseen = tmp_path / "e", tmp_path / "p"
     seen.mkdir()
@@ -174,8 +182,8 @@ def test_what_compute_nodes_mount(tmp_path: Path) -> None:
     (seen / "link").symlink_to(unseen)
     here = {"mounts": [str(seen)], "not_mounted": [str(unseen)]}
     both = profile.override(profile.load("local"), here)
-    assert places.mounted(both, seen / "x") is True
-    assert places.mounted(both, seen / "link" / "x") is False
+    assert profile.seen_by_nodes(both, seen / "x") is True
+    assert profile.seen_by_nodes(both, seen / "link" / "x") is False
 
 
 def test_profiles_need_the_standard_library_only() -> None:

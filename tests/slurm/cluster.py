@@ -146,7 +146,7 @@ class Cluster:
 
     def release(self, job_id: int) -> None:
         """Let a requeued job start now instead of at the end of its wait."""
-        # A node refuses what was granted in the second in which it ended the life before.
+        # A node refuses what was granted in the second in which it ended the attempt before.
         now = int(time.time())
         while int(time.time()) == now:
             time.sleep(0.05)

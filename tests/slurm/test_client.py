@@ -289,12 +289,12 @@ def test_accounting_that_is_disabled_has_no_records(fake: FakeSlurm, client: Cli
         client.account_records("1")
 
 
-def test_accounting_lists_the_lives_of_a_job(fake: FakeSlurm, client: Client) -> None:
+def test_accounting_lists_the_attempts_of_a_job(fake: FakeSlurm, client: Client) -> None:
     fake.answers("sacct --duplicates -j 9001", out=recorded("24.05/sacct.txt"))
-    lives = client.account_records("9001")
-    assert [life.state for life in lives] == ["REQUEUED", "NODE_FAIL", "OUT_OF_MEMORY"]
-    assert lives[1].nodes == ("jwb0001", "jwb0002")
-    assert (lives[1].exit_code, lives[2].signal) == (1, 125)
+    attempts = client.account_records("9001")
+    assert [attempt.state for attempt in attempts] == ["REQUEUED", "NODE_FAIL", "OUT_OF_MEMORY"]
+    assert attempts[1].nodes == ("jwb0001", "jwb0002")
+    assert (attempts[1].exit_code, attempts[2].signal) == (1, 125)
     fake.answers(
         "sacct", out="5|CANCELLED by 1000|0:15|Unknown|2026-11-20T10:00:00|None assigned|x\n"
     )

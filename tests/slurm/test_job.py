@@ -119,7 +119,7 @@ def test_forgotten_tasks_of_an_array_come_from_accounts_and_own_records(
     assert found == {"40_0": "sacct", "40_1": "own record", "40_3": "squeue"}
 
 
-def test_accounting_tells_the_last_life(fake: FakeSlurm, client: Client) -> None:
+def test_accounting_tells_the_last_attempt(fake: FakeSlurm, client: Client) -> None:
     fake.answers("sacct", out=recorded("24.05/sacct.txt"))
     (found,) = states(client, "9001", [{**START, "job": "9001"}])
     assert (found.state, found.restart, found.source) == ("OUT_OF_MEMORY", 2, "sacct")
@@ -147,7 +147,7 @@ def test_a_forgotten_job_ended_as_it_wrote(fake: FakeSlurm, client: Client) -> N
     assert not found.live
 
 
-def test_the_last_life_that_was_written_counts(fake: FakeSlurm, client: Client) -> None:
+def test_the_last_attempt_that_was_written_counts(fake: FakeSlurm, client: Client) -> None:
     second = [{**START, "restart": 1}, {**END, "restart": 1, "code": 0}]
     (found,) = states(client, "123", [START, END, *second, {"job": "124", "restart": 5}])
     assert (found.state, found.restart) == ("COMPLETED", 1)
@@ -203,21 +203,3 @@ def test_a_job_that_nobody_knows_is_unknown(fake: FakeSlurm, client: Client) -> 
     (found,) = states(client, "123")
     assert (found.state, found.source, found.live) == ("UNKNOWN", "none", False)
     assert "does not know it any more" in found.words
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        {},
-        {"job": 123},
-        {"job": "123", "restart": "x", "start": "y", "nodes": 7},
-        {"job": "123", "task": None, "restart": None, "end": True, "code": None},
-        {"job": "123", "nodes": "n[1-99999999999]", "start": 1.5},
-        {"job": "123", "restart": float("inf"), "start": float("nan"), "end": 10**400},
-    ],
-)
-def test_a_torn_or_odd_record_is_no_error(
-    fake: FakeSlurm, client: Client, line: dict[str, object]
-) -> None:
-    (found,) = states(client, "123", [line])
-    assert found.state == "UNKNOWN"

@@ -106,7 +106,7 @@ def test_a_value_that_is_no_text_is_refused_and_not_repeated() -> None:
     "name",
     [
         *("SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "RANKUP_END_TIME", "RANKUP_RUN_DIR"),
-        *("rankup_base", "rankup_lives", "UID", "EUID", "PPID", "PATH", "IFS"),
+        *("rankup_base", "rankup_attempts", "UID", "EUID", "PPID", "PATH", "IFS"),
         *("BASH_ENV", "BASHOPTS", "SHELLOPTS"),
     ],
 )

@@ -1,4 +1,4 @@
-"""No run goes on for ever: lives, restarts and short lives are counted, and a torn count stops."""
+"""No run goes on for ever: attempts and restarts are counted, and a torn count stops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankup.slurm.script import JobScript
 from .jobscripts import ONE, Bash
 
 _TORN = ["", "1\n2", "99999999999999999999"]
-# So near that no life is short.
+# So near that no attempt is short.
 SOON = {"SLURM_JOB_END_TIME": "1000"}
 
 
@@ -34,7 +34,7 @@ def _requeued(bash: Bash) -> bool:
 
 
 def _end(job: JobScript) -> tuple[int, int]:
-    """Restart and exit code of the last life, as it wrote them down."""
+    """Restart and exit code of the last attempt, as it wrote them down."""
     last = rundir.records(Path(job.run_dir))[-1]
     return last["restart"], last["code"]
 
@@ -59,14 +59,14 @@ def test_a_count_that_cannot_be_kept_stops_the_job(bash: Bash, job: JobScript, n
     assert f"cannot write to {job.run_dir}/log" in ran.output
 
 
-def test_the_lives_of_a_run_are_bounded(bash: Bash, job: JobScript) -> None:
+def test_the_attempts_of_a_run_are_bounded(bash: Bash, job: JobScript) -> None:
     job, count = replace(job, max_attempts=2), Path(job.run_dir) / "log" / "requeues"
     for restart in range(2):
         ran = bash.run(job, FAKE_RANKS="stop", SLURM_RESTART_COUNT=str(restart), **SOON)
         assert ran.torchrun
         assert (Path(job.run_dir) / "requeue").exists()
     assert count.read_text() == "1\n"
-    # A job that follows counts as a life as well.
+    # A job that follows counts as an attempt as well.
     ran = bash.run(job, SLURM_JOB_ID="4243", **SOON)
     assert (ran.code, ran.torchrun) == (1, ())
     assert (
@@ -76,7 +76,7 @@ def test_the_lives_of_a_run_are_bounded(bash: Bash, job: JobScript) -> None:
     assert _end(job) == (0, 1)
 
 
-def test_a_torn_count_of_lives_stops_the_run(bash: Bash, job: JobScript) -> None:
+def test_a_torn_count_of_attempts_stops_the_run(bash: Bash, job: JobScript) -> None:
     (Path(job.run_dir) / "log").mkdir()
     (Path(job.run_dir) / "log" / "requeues").write_text("x")
     (Path(job.run_dir) / "requeue").touch()
@@ -85,7 +85,7 @@ def test_a_torn_count_of_lives_stops_the_run(bash: Bash, job: JobScript) -> None
     assert "(--max-attempts)" in ran.output
 
 
-def test_three_short_lives_in_a_row_stop_the_run(bash: Bash, job: JobScript) -> None:
+def test_three_short_attempts_in_a_row_stop_the_run(bash: Bash, job: JobScript) -> None:
     ran = bash.run(job, FAKE_RANKS="stop")  # its time ends in years
     assert (ran.code, _requeued(bash)) == (0, True)
     (Path(job.run_dir) / "log" / "short").write_text("2\n")
@@ -96,21 +96,21 @@ def test_three_short_lives_in_a_row_stop_the_run(bash: Bash, job: JobScript) -> 
     assert _end(job) == (1, 1)
 
 
-def test_a_life_of_usual_length_is_the_end_of_the_row(bash: Bash, job: JobScript) -> None:
+def test_an_attempt_of_usual_length_is_the_end_of_the_row(bash: Bash, job: JobScript) -> None:
     (Path(job.run_dir) / "log").mkdir()
     (Path(job.run_dir) / "log" / "short").write_text("2\n")
     assert bash.run(job, FAKE_RANKS="stop", **SOON).code == 0
     assert bash.run(job, FAKE_RANKS="stop").code == 0
 
 
-def test_a_torn_count_of_short_lives_stops_the_run(bash: Bash, job: JobScript) -> None:
+def test_a_torn_count_of_short_attempts_stops_the_run(bash: Bash, job: JobScript) -> None:
     (Path(job.run_dir) / "log").mkdir()
     (Path(job.run_dir) / "log" / "short").write_text("")
     assert bash.run(job, FAKE_RANKS="stop").code == 1
 
 
 @pytest.mark.parametrize("array", [False, True])
-def test_a_cancelled_run_starts_no_other_life(bash: Bash, job: JobScript, array: bool) -> None:
+def test_a_cancelled_run_starts_no_other_attempt(bash: Bash, job: JobScript, array: bool) -> None:
     (Path(job.run_dir) / "log").mkdir()
     (Path(job.run_dir) / "log" / "cancelled").touch()
     (Path(job.run_dir) / "requeue").touch()

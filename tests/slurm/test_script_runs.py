@@ -237,7 +237,7 @@ def test_a_run_that_ended_well_without_a_crew_did_not_fail(
     job = in_folders(tmp_path, replace(ONE, crew=True, recipe=True))
     ended = Path(job.run_dir) / "log" / "ended"
     ended.parent.mkdir(parents=True, exist_ok=True)
-    ended.touch()  # of an earlier life
+    ended.touch()  # of an earlier attempt
     bash.program("python3", f'{says} "$RANKUP_RUN_DIR/log/ended"; exit 3')
     ran = bash.run(job)
     assert ran.code == code, ran.output

@@ -44,7 +44,7 @@ def _seen_environment(ran: Ran) -> list[tuple[str, str, str]]:
             "preflight() { exit 9; }",
             "on_every_node() { exit 9; }",
             "cd /",
-            "SLURM_CPUS_PER_TASK=8 retries=0 lives=1 resume=1",
+            "SLURM_CPUS_PER_TASK=8 retries=0 attempts=1 resume=1",
         ],
         [*(f"export {name}=x" for name in _TAKEN), "set -e\nfalse"],
         ["set -euo pipefail"],

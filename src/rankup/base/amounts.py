@@ -82,17 +82,3 @@ def duration(seconds: float) -> str:
         return f"{hours} h" + (f" {minutes} min" if minutes else "")
     days, hours = divmod(hours, 24)
     return f"{days} d" + (f" {hours} h" if hours else "")
-
-
-def ago(seconds: float) -> str:
-    """A span of time in words: "12 s", "5 min", "3 h 20 min", "2 d 4 h"."""
-    if not abs(seconds) < 1e12:
-        return "?"
-    whole = max(0, round(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min"
-    if whole < 172800:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"

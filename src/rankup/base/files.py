@@ -90,6 +90,18 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def tail(path: Path, most: int) -> list[bytes]:
+    """Return the last lines of a file, of at most so many bytes; none where it is not there."""
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most))
+            lines = file.read(most).split(b"\n")
+    except OSError:
+        return []
+    return lines[1:] if size > most else lines
+
+
 def pwrite_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of `data` at an offset; the system may take it in parts (2 GiB at most).
 

@@ -29,10 +29,15 @@ def freeze_in_children() -> None:
     os.register_at_fork(after_in_child=gc.freeze)
 
 
-def python(module: str, *args: str) -> list[str]:
-    """Return the command that runs a module's `main`; the current folder is not on its path."""
+def starting(module: str) -> str:
+    """Return the code that runs a module's `main`; the current folder is not on its path."""
     start = "import sys; sys.path = [p for p in sys.path if p]; "
-    return [sys.executable, "-c", f"{start}from {module} import main; sys.exit(main())", *args]
+    return f"{start}from {module} import main; sys.exit(main())"
+
+
+def python(module: str, *args: str) -> list[str]:
+    """Return the command that runs a module's `main` by this Python."""
+    return [sys.executable, "-c", starting(module), *args]
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:

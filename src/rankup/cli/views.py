@@ -28,7 +28,7 @@ def status(
 ) -> None:
     """Show how the newest runs are, or everything about one."""
     if live:
-        from ..launch.show_live import show_live
+        from ..launch.show_status import show_live
 
         raise typer.Exit(show_live(run or "last"))
     from ..launch.show_status import show

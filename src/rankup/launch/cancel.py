@@ -1,4 +1,4 @@
-"""`rankup cancel`: end every life of a run, so that none comes after it."""
+"""`rankup cancel`: end every attempt of a run, so that none comes after it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from ..base.amounts import ranges
 from ..base.errors import UserError
 from ..base.files import write_atomic
-from ..site import config
+from ..site import config, rundir
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError, base_id
 from ..slurm.parse import Queued
-from . import lives, meant
+from . import attempts, meant
 
-# A life that finds it at its start stops itself; a submission removes it.
+# An attempt that finds it at its start stops itself; a submission removes it.
 CANCELLED = Path("log") / "cancelled"
 # Slurm gives the ranks some 30 s (KillWait) before it kills them.
 PATIENCE = 40.0
@@ -35,7 +35,7 @@ def show(run: str) -> int:
     here, warning = config.for_views(Path.cwd())
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
-    client = Client(timeout=lives.TIMEOUT)
+    client = Client(timeout=attempts.TIMEOUT)
     path, task = meant.locate(here.runs, run, client)
     if task is not None:
         raise UserError(
@@ -55,10 +55,10 @@ def cancel(path: Path, client: Client, patience: float = PATIENCE) -> list[str]:
     Raises:
         UserError: there is no such run, or Slurm refused.
     """
-    job = lives.read_job(path)
+    job = rundir.read(path)
     _mark(path)
     said: list[str] = []
-    if pid := lives.holder(path):
+    if pid := attempts.holder(path):
         said.append(_stop(path, pid, patience))
     elif where := _elsewhere(path, job):
         said.append(where)
@@ -73,7 +73,7 @@ def _mark(path: Path) -> None:
         write_atomic(path / CANCELLED, b"")
     except OSError as error:
         print(
-            f"warning: {path / CANCELLED} cannot be written ({error.strerror}), so a life that "
+            f"warning: {path / CANCELLED} cannot be written ({error.strerror}), so an attempt that "
             "Slurm starts later is not stopped by it",
             file=sys.stderr,
         )
@@ -81,10 +81,14 @@ def _mark(path: Path) -> None:
 
 def _cancel_jobs(path: Path, job: Job, client: Client, patience: float) -> list[str]:
     try:
-        live = lives.live(path, job, client)
+        live = attempts.live(path, job, client)
     except SlurmError as error:
         # By our own records it is over, or was never a job.
-        if all(not life.live for life in lives.of_run(path, job, lives.NO_SLURM) if life.job):
+        if all(
+            not attempt.live
+            for attempt in attempts.of_run(path, job, attempts.NO_SLURM)
+            if attempt.job
+        ):
             return []
         raise SlurmError(
             error.command,
@@ -101,16 +105,16 @@ def _cancel_jobs(path: Path, job: Job, client: Client, patience: float) -> list[
     while live:
         # Before and after: a rank may just be stopping with a checkpoint, to be requeued.
         _forget_requeue(path)
-        new = [row for row in live if touched.get(row.job_id) != _life(row)]
+        new = [row for row in live if touched.get(row.job_id) != _attempt(row)]
         # Who waits for another job's end comes first, so that it does not start in between.
         new.sort(key=lambda row: (row.state != "PENDING", -int(base_id(row.job_id))))
         client.cancel(dict.fromkeys(base_id(row.job_id) for row in new))
-        touched |= {row.job_id: _life(row) for row in new}
+        touched |= {row.job_id: _attempt(row) for row in new}
         _forget_requeue(path)
         if time.monotonic() > deadline:
             break
         time.sleep(_PAUSE)
-        live = lives.live(path, job, client)
+        live = attempts.live(path, job, client)
     return list(_told(touched, {row.job_id: row.state for row in live}))
 
 
@@ -126,8 +130,8 @@ def _told(touched: Iterable[str], left: dict[str, str]) -> Iterable[str]:
         yield f"job {number}{some}: cancelled{still}"
 
 
-def _life(row: Queued) -> str:
-    """Waiting again after a requeue is another life, to be cancelled again."""
+def _attempt(row: Queued) -> str:
+    """Waiting again after a requeue is another attempt, to be cancelled again."""
     return "waits" if row.state == "PENDING" else "runs"
 
 
@@ -142,7 +146,7 @@ def _stop(path: Path, pid: int, patience: float) -> str:
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        if lives.holder(path) != pid:
+        if attempts.holder(path) != pid:
             return f"process {pid}: stopped"
         time.sleep(_PAUSE)
     return (
@@ -153,12 +157,12 @@ def _stop(path: Path, pid: int, patience: float) -> str:
 
 def _elsewhere(path: Path, job: Job) -> str | None:
     """Words for a run that goes on where it cannot be stopped from here, as its files tell."""
-    last = job.lives[-1] if job.lives else {}
+    last = job.attempts[-1] if job.attempts else {}
     if not last or "job" in last or "code" in last:
         return None
     number = str(last.get("allocation", ""))
     inside = number if number.isdecimal() else None
-    if pid := lives.orphaned(path):
+    if pid := attempts.orphaned(path):
         how = (
             f"end its ranks with `scancel --signal=TERM {inside}`, or with the whole allocation: "
             f"`scancel {inside}`"
@@ -166,7 +170,7 @@ def _elsewhere(path: Path, job: Job) -> str | None:
             else f"`fuser -v {path / 'log' / 'lock'}` names its processes"
         )
         return f"process {pid}, which started it, has ended, but its job script runs on; {how}"
-    taken = lives.written(path)
+    taken = attempts.written(path)
     if taken and taken[1] != os.uname().nodename:
         pid, host = taken
         return (

@@ -129,11 +129,11 @@ class Cause:
 
 
 def of_run(path: Path, task: str | None = None, job_id: str | None = None) -> Cause | None:
-    """The cause that stands in a run's newest life, as far as its files tell.
+    """The cause that stands in a run's newest attempt, as far as its files tell.
 
     Args:
         task: of an array, whose own run directory is `array/<task>`.
-        job_id: of the newest life; where that has written no log, what an earlier one has left
+        job_id: of the newest attempt; where that has written no log, what an earlier one has left
             is not its cause.
     """
     if job_id and not logfile.log_of(path, job_id.partition("_")[0], task).is_file():
@@ -152,14 +152,14 @@ def of_run(path: Path, task: str | None = None, job_id: str | None = None) -> Ca
 def newest_log(
     path: Path, records: Sequence[Mapping[str, Any]], task: str | None = None
 ) -> tuple[Path | None, int]:
-    """The log of the newest start that has one, and where its newest life begins in it."""
+    """The log of the newest start that has one, and where its newest attempt begins in it."""
     jobs = list(dict.fromkeys(str(record["job"]) for record in records))
     asked: list[str] = []
     try:
         job = rundir.read(path)
         asked = rundir.slurm_jobs(path, job)
-        if job.lives and "job" not in job.lives[-1] and (path / OUTPUT).is_file():
-            return path / OUTPUT, int(job.lives[-1].get("offset") or 0)
+        if job.attempts and "job" not in job.attempts[-1] and (path / OUTPUT).is_file():
+            return path / OUTPUT, int(job.attempts[-1].get("offset") or 0)
     except Exception:  # a damaged job.json: the records are enough
         asked = jobs
     for number in reversed(list(dict.fromkeys([*asked, *jobs]))):
@@ -175,7 +175,7 @@ def newest_log(
                 if record["job"] == number and (named is None or str(record.get("task")) == named)
             ]
             restarts = [r["restart"] for r in mine if isinstance(r.get("restart"), int)]
-            return file, logfile.life_start(file, mine, max(restarts, default=0))
+            return file, logfile.attempt_start(file, mine, max(restarts, default=0))
     return None, 0
 
 
@@ -185,7 +185,7 @@ def task_of(file: Path | None) -> str | None:
 
 
 def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | None:
-    """The cause by the ranks' notes in `log`, else by the lines of the newest life."""
+    """The cause by the ranks' notes in `log`, else by the lines of the newest attempt."""
     written = failure.read_all(log)
     own = [f for f in written if not f.consequence and not failure.timed_out(f.message)]
     if own:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import time
@@ -18,8 +17,8 @@ from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client
-from . import lives, meant, status
-from .lives import Attempt
+from . import attempts, meant, status
+from .attempts import Attempt
 
 
 def facts(
@@ -28,35 +27,36 @@ def facts(
     """Of the run in `path`, or of that task of its array.
 
     Args:
-        ended: exit code of the newest life, which Slurm still calls running as it asks for this.
+        ended: exit code of the newest attempt, which Slurm still calls running as it asks for this.
 
     Raises:
         UserError: `job.json` is missing or damaged.
     """
-    job = lives.read_job(path)
+    job = rundir.read(path)
     if ended is not None:
-        client = lives.NO_SLURM
-    found = [life for life in lives.of_run(path, job, client) if task in (None, life.task)]
+        client = attempts.NO_SLURM
+    found = [
+        attempt for attempt in attempts.of_run(path, job, client) if task in (None, attempt.task)
+    ]
     bill = _bill(job)
-    known = [_life(life, bill) for life in found if life.started is not None]
+    known = [_attempt(attempt, bill) for attempt in found if attempt.started is not None]
     if ended is not None and known and known[-1].end is None:
         known[-1] = _ended(known[-1], ended)
-    last = job.lives[-1] if job.lives else {}
-    gpus = bill.get("gpus")
+    last = job.attempts[-1] if job.attempts else {}
     return Facts(
         run=job.id if task is None else f"{job.id} task {task}",
         name=job.name,
         command=_command(job),
         directory=str(meant.folder(path, task)),
         kind=job.kind,
-        site=_text(bill.get("site")),
-        partition=_text(bill.get("partition")),
-        account=_text(bill.get("account")),
-        nodes=int(_positive(last.get("nodes")) or 1),
-        ranks=int(ranks) if (ranks := _positive(last.get("nproc"))) else None,
-        gpus=gpus if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus >= 0 else None,
-        unit=_text(bill.get("unit")) or None,
-        per_node_hour=_positive(bill.get("per_node_hour")),
+        site=bill.get("site", ""),
+        partition=bill.get("partition", ""),
+        account=bill.get("account", ""),
+        nodes=last.get("nodes") or 1,
+        ranks=last.get("nproc"),
+        gpus=bill.get("gpus"),
+        unit=bill.get("unit"),
+        per_node_hour=bill.get("per_node_hour"),
         lives=tuple(known),
         queued=_queued(job, found),
         portal=_link(status.monitoring(found, config)),
@@ -70,46 +70,50 @@ def bare(path: Path) -> Facts:
 
 
 def _bill(job: Job) -> Mapping[str, Any]:
-    """What the newest life of the run that has a bill says of its machine and price."""
-    for life in reversed(job.lives):
-        if isinstance(bill := life.get("bill"), dict):
-            return bill
+    """What the newest attempt of the run that has a bill says of its machine and price."""
+    for attempt in reversed(job.attempts):
+        if bill := attempt.get("bill"):
+            return dict(bill)
     return {}
 
 
-def _life(life: Attempt, newest: Mapping[str, Any]) -> recording.Life:
-    """A life with the limit and the price that it was asked for with; `newest` has the unit."""
-    assert life.started is not None
-    own = life.asked.get("bill")
-    own = own if isinstance(own, dict) else {}
+def _attempt(attempt: Attempt, newest: Mapping[str, Any]) -> recording.Life:
+    """An attempt with the limit and the price that it was asked for with; `newest` has the unit."""
+    assert attempt.started is not None
+    own = attempt.asked.get("bill") or {}
     same = own.get("unit") == newest.get("unit")
-    nodes = _positive(life.asked.get("nodes"))
     return recording.Life(
-        begin=life.started,
-        end=None if life.live else life.ended,
-        state=life.state,
-        words=life.words,
-        limit=life.limit,
-        nodes=life.nodes,
-        job=life.job,
-        billed_nodes=int(nodes) if nodes else None,
-        per_node_hour=_positive(own.get("per_node_hour")) if same else None,
+        begin=attempt.started,
+        end=None if attempt.live else attempt.ended,
+        state=attempt.state,
+        words=attempt.words,
+        limit=attempt.limit,
+        nodes=attempt.nodes,
+        job=attempt.job,
+        billed_nodes=attempt.asked.get("nodes"),
+        per_node_hour=own.get("per_node_hour") if same else None,
     )
 
 
-def _ended(life: recording.Life, code: int) -> recording.Life:
+def _ended(attempt: recording.Life, code: int) -> recording.Life:
     state = "FAILED" if code else "COMPLETED"
-    return replace(life, end=time.time(), state=state, words="")
+    return replace(attempt, end=time.time(), state=state, words="")
 
 
 def _queued(job: Job, found: Sequence[Attempt]) -> float | None:
-    """Seconds between what was submitted and the first life of each job; None: never in a queue."""
+    """Seconds from what was submitted to the first attempt of each job; None: never in a queue."""
     submitted = {
-        life["job"]: rundir.moment(life.get("submitted")) for life in job.lives if "job" in life
+        attempt["job"]: rundir.moment(attempt.get("submitted"))
+        for attempt in job.attempts
+        if "job" in attempt
     }
     waits = []
     for number, when in submitted.items():
-        starts = [life.started for life in found if life.job and life.job.split("_")[0] == number]
+        starts = [
+            attempt.started
+            for attempt in found
+            if attempt.job and attempt.job.split("_")[0] == number
+        ]
         began = min((start for start in starts if start is not None), default=None)
         if when is not None and began is not None:
             waits.append(max(0.0, began - when))
@@ -120,16 +124,14 @@ def _command(job: Job) -> str:
     """As it was typed at first and at the newest start, or what came to the same; no secrets."""
     typed = [
         shlex.join(secrets.without(words, os.environ))
-        for life in job.lives
-        if isinstance(words := life.get("command"), list)
-        and words
-        and all(isinstance(word, str) for word in words)
+        for attempt in job.attempts
+        if (words := attempt.get("command"))
     ]
     if typed:
         return "; then ".join(dict.fromkeys((typed[0], typed[-1])))
     nodes = job.launch.get("nodes")
     options = [] if nodes is None else ["--nodes", str(nodes)]
-    last = job.lives[-1] if job.lives else {}
+    last = job.attempts[-1] if job.attempts else {}
     if (ranks := last.get("nproc")) is not None:
         options += ["--nproc", str(ranks)]
     words = ["rankup", "run", *options, *job.words]
@@ -146,13 +148,3 @@ def _what(job: Job) -> dict[str, str]:
 def _link(text: str) -> str | None:
     address = text.partition(" ")[0]
     return address if address.startswith(("https://", "http://")) else None
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _positive(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) and 0 < value < 1e12 else None

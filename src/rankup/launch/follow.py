@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..base.amounts import ago
+from ..base.amounts import duration
 from ..base.text import clean
 from ..monitor.live.view import small
 from ..site import rundir
 from ..slurm import reasons
 from ..slurm.client import Client
-from . import cause, lives
-from .lives import Attempt
+from . import attempts, cause
+from .attempts import Attempt
 from .logfile import OUTPUT, harmless, log_of, say, tail_lines
 from .meant import folder
 from .status import steps
@@ -81,7 +81,7 @@ class _View:
     task: str | None
     raw: bool
     say: Callable[[str], None]
-    life: Attempt | None = None
+    attempt: Attempt | None = None
     tail: Tail | None = None
     said: str = ""
     last: str = ""
@@ -90,22 +90,22 @@ class _View:
 
     def ask(self, lines: int) -> None:
         """Where the run is now: another job may have taken over, the reason may have changed."""
-        found = lives.of_run(self.path, lives.read_job(self.path), self.client)
-        self.life = lives.last_job(found, self.task) or lives.newest(found)
-        if self.life is None:
+        found = attempts.of_run(self.path, rundir.read(self.path), self.client)
+        self.attempt = attempts.last_job(found, self.task) or attempts.newest(found)
+        if self.attempt is None:
             return
         if self.task is None:
-            self.task = self.life.task
-        news = self.life.words not in (self.said, _JUST_SUBMITTED)
-        if self.life.state == "PENDING" and news:
-            self.say(clean(f"job {self.life.job} waits: {self.life.words}"))
-        self.said = self.life.words
-        file = self._file(self.life)
+            self.task = self.attempt.task
+        news = self.attempt.words not in (self.said, _JUST_SUBMITTED)
+        if self.attempt.state == "PENDING" and news:
+            self.say(clean(f"job {self.attempt.job} waits: {self.attempt.words}"))
+        self.said = self.attempt.words
+        file = self._file(self.attempt)
         if self.tail is not None and self.tail.file == file:
             return
         if self.tail is not None:
             self.show(self.tail.read())
-            self.say(f"job {self.life.job} goes on")
+            self.say(f"job {self.attempt.job} goes on")
             self.tail = Tail(file)
             return
         size = file.stat().st_size if file.is_file() else 0
@@ -113,10 +113,10 @@ class _View:
         self.show(shown[-lines:] if size and lines else [])
         self.tail = Tail(file, size)
 
-    def _file(self, life: Attempt) -> Path:
-        if life.job is None:
+    def _file(self, attempt: Attempt) -> Path:
+        if attempt.job is None:
             return self.path / OUTPUT
-        return log_of(self.path, life.job.partition("_")[0], life.task)
+        return log_of(self.path, attempt.job.partition("_")[0], attempt.task)
 
     def show(self, lines: Sequence[str]) -> None:
         for line in map(clean, lines):
@@ -130,11 +130,11 @@ class _View:
 
     def look(self) -> None:
         """Now and then a line about steps and GPUs, of which the log itself may be silent."""
-        running = self.life is not None and self.life.state == "RUNNING"
+        running = self.attempt is not None and self.attempt.state == "RUNNING"
         if self.raw or not running or time.monotonic() - self.looked < _SMALL:
             return
         self.looked = time.monotonic()
-        if line := small(folder(self.path, self.task), steps(lives.read_job(self.path))):
+        if line := small(folder(self.path, self.task), steps(rundir.read(self.path))):
             self.say(f"· {line}")
 
 
@@ -158,7 +158,7 @@ def follow(
     Returns:
         The job's exit code; 1 where it failed without one; 130 for a view that was ended.
     """
-    view = _View(path, client or Client(timeout=lives.TIMEOUT), task, raw, say)
+    view = _View(path, client or Client(timeout=attempts.TIMEOUT), task, raw, say)
     try:
         return _until_the_end(view, lines)
     except KeyboardInterrupt:
@@ -173,18 +173,18 @@ def _until_the_end(view: _View, lines: int) -> int:
     while True:
         size = _size(view.path / rundir.ATTEMPTS)
         now = time.monotonic()
-        if size != written:  # a life has begun or ended; Slurm knows a little later
+        if size != written:  # an attempt has begun or ended; Slurm knows a little later
             written, noticed = size, now
-        pause = _ASK_PENDING if _waits(view.life) else _ASK
+        pause = _ASK_PENDING if _waits(view.attempt) else _ASK
         if now - noticed < _ASK or ended_at is not None:
             pause = _ASK_SOON
-        if view.life is None or now - asked >= pause:
-            before = view.life
+        if view.attempt is None or now - asked >= pause:
+            before = view.attempt
             view.ask(lines)
             asked = time.monotonic()
-            if before is not None and _differs(before, view.life):
+            if before is not None and _differs(before, view.attempt):
                 noticed = asked
-        ended = view.life is None or not view.life.live
+        ended = view.attempt is None or not view.attempt.live
         ended_at = (ended_at or time.monotonic()) if ended else None
         new = view.tail.read() if view.tail else []
         view.show(new)
@@ -201,26 +201,26 @@ def _until_the_end(view: _View, lines: int) -> int:
 
 
 def _end(view: _View) -> int:
-    life = view.life
-    if life is None:
+    attempt = view.attempt
+    if attempt is None:
         say("this run has not been started")
         return 1
-    name = f"job {life.job}" if life.job else "the run"
-    if life.state == "COMPLETED":
-        took = life.ended - life.started if life.ended and life.started else None
-        say(f"{name}: COMPLETED{'' if took is None else f' in {ago(took)}'}")
+    name = f"job {attempt.job}" if attempt.job else "the run"
+    if attempt.state == "COMPLETED":
+        took = attempt.ended - attempt.started if attempt.ended and attempt.started else None
+        say(f"{name}: COMPLETED{'' if took is None else f' in {duration(took)}'}")
         return 0
-    found = cause.of_run(view.path, view.task, life.job)
+    found = cause.of_run(view.path, view.task, attempt.job)
     # The job script has asked for the cause itself, so that it stands in the log.
     if found and cause.shown(found).splitlines()[-1] != view.last:
         say(cause.shown(found))
-    say(clean(f"{name}: {life.state}. {life.words}"))
-    return life.exit_code or 1
+    say(clean(f"{name}: {attempt.state}. {attempt.words}"))
+    return attempt.exit_code or 1
 
 
 def _stopped(view: _View) -> bool:
     """Whether the last that the job said is that it stops with a checkpoint and goes on."""
-    if view.life is None or view.life.job is None:
+    if view.attempt is None or view.attempt.job is None:
         return False
     records = [r for r in rundir.records(view.path) if "start" in r or "end" in r]
     return bool(records and records[-1].get("stopped"))
@@ -231,8 +231,8 @@ def _differs(before: Attempt, now: Attempt | None) -> bool:
     return now is None or (before.job, before.state) != (now.job, now.state)
 
 
-def _waits(life: Attempt | None) -> bool:
-    return life is not None and life.state == "PENDING"
+def _waits(attempt: Attempt | None) -> bool:
+    return attempt is not None and attempt.state == "PENDING"
 
 
 def _size(file: Path) -> int:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from ..base import processes
+from ..base.processes import starting
 from ..monitor.lines import FOLDER, STOP
 from ..site.gpus import usable_cores
 from ..site.rundir import Job
@@ -25,11 +27,6 @@ from .agent import PARENT
 from .logfile import OUTPUT
 from .request import by_crew
 
-_START = (
-    "import sys; sys.path = [p for p in sys.path if p]; "
-    "from rankup.{} import main; sys.exit(main())"
-)
-SWITCH = "RANKUP_MONITOR"  # 0: no run started from this shell is sampled
 _PATIENCE = 5.0  # seconds that the last sample may take
 _QUIET = 0.5  # seconds after which a process that was left running has nothing to say
 MOST_KEPT = 100 * 10**6  # bytes of what a run prints
@@ -267,9 +264,9 @@ def _launcher(job: Job, nproc: int, python: str) -> list[str]:
     # All programs start without the current folder on their path, as a script would. Behind `--`
     # torchrun takes no word for its own.
     if by_crew(job):
-        return [python, "-c", _START.format("launch.crew"), "--nproc", str(nproc), "--"]
-    agent = [python, "-c", _START.format("launch.agent")]
-    worker = [python, "-u", "-c", _START.format("launch.worker")]
+        return [python, "-c", starting("rankup.launch.crew"), "--nproc", str(nproc), "--"]
+    agent = [python, "-c", starting("rankup.launch.agent")]
+    worker = [python, "-u", "-c", starting("rankup.launch.worker")]
     return [*agent, "--standalone", f"--nproc-per-node={nproc}", "--no-python", "--", *worker]
 
 
@@ -319,11 +316,6 @@ def _kill_tree(agent: int) -> None:
         _send(process.pid, signal.SIGKILL)
 
 
-def wanted(asked: bool, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return False where the user wants no samples, of this run or in the whole shell."""
-    return asked and environment.get(SWITCH, "1") != "0"
-
-
 @contextlib.contextmanager
 def sampled(directory: Path, ranks: int, wish: bool) -> Iterator[None]:
     """Sample this machine into `<directory>/monitor` during the block.
@@ -342,15 +334,11 @@ def sampled(directory: Path, ranks: int, wish: bool) -> Iterator[None]:
 
 
 def _start_sampler(directory: Path, ranks: int) -> subprocess.Popen[bytes] | None:
-    command = [
-        sys.executable,
-        "-c",
-        _START.format("monitor.collect.main"),
-        str(directory),
-        "--ranks",
-        str(ranks),
-    ]
-    command += ["--parent", str(os.getpid())]  # which may have ended before it looks itself
+    command = processes.python(
+        "rankup.monitor.collect.main",
+        *(str(directory), "--ranks", str(ranks)),
+        *("--parent", str(os.getpid())),  # which may have ended before it looks itself
+    )
     try:
         (directory / FOLDER / STOP).unlink(missing_ok=True)
         # Of a session of its own: the terminal's Ctrl-C asks the ranks to save, and it goes on.

@@ -1,4 +1,4 @@
-"""The log of a Slurm job as lines that may be shown: which part belongs to the newest life."""
+"""The log of a Slurm job as lines that may be shown: which part belongs to the newest attempt."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ OUTPUT = Path("log") / "run.out"  # what a start prints that is no job of its ow
 HEAD_BYTES = 64 * 1024
 TAIL_BYTES = 2 * 1024 * 1024
 
-# What the last lines of a life say when the next one of the same job appends to the same file.
-_LIFE_OVER = re.compile(
+# What the last lines of an attempt say when the next one of the same job appends to the same file.
+_ATTEMPT_OVER = re.compile(
     r"^rankup: stopped with a checkpoint before the time limit; going on"
     r"|^slurmstepd[^ \n]{0,80}: error: \*\*\* JOB \S{1,80} ON \S{1,200} CANCELLED AT "
     r"\S{1,40} DUE TO "
@@ -73,11 +73,11 @@ def log_of(path: Path, job_id: str, task: str | None = None) -> Path:
     return path / "log" / (f"{job_id}.out" if task is None else f"{job_id}_{task}.out")
 
 
-def life_start(file: Path, records: Sequence[Mapping[str, Any]], restart: int) -> int:
-    """Where in the file the newest life begins, in bytes.
+def attempt_start(file: Path, records: Sequence[Mapping[str, Any]], restart: int) -> int:
+    """Where in the file the newest attempt begins, in bytes.
 
-    The job script says so (`offset` of its start); else the end of the life before shows in the
-    text. A life that has not printed anything yet leaves the one before to be read.
+    The job script says so (`offset` of its start); else the end of the attempt before shows in the
+    text. An attempt that has not printed anything yet leaves the one before to be read.
     """
     if restart <= 0:
         return 0
@@ -88,7 +88,7 @@ def life_start(file: Path, records: Sequence[Mapping[str, Any]], restart: int) -
             return offset
     base = max(0, size - TAIL_BYTES)
     data = _bytes(file, base, TAIL_BYTES)
-    ends = [match.end() for match in _LIFE_OVER.finditer(data.decode("latin-1"))]
+    ends = [match.end() for match in _ATTEMPT_OVER.finditer(data.decode("latin-1"))]
     for end in reversed(ends):
         line_end = data.find(b"\n", end)
         if line_end >= 0 and data[line_end:].strip():

@@ -16,7 +16,7 @@ from .logfile import harmless, say, tail_bytes, tail_lines
 # The cause is asked for at the end of a job, where it has to be quick: what only a look from
 # outside needs is imported there.
 if TYPE_CHECKING:
-    from .lives import Attempt
+    from .attempts import Attempt
 
 LINES = 40
 
@@ -30,7 +30,7 @@ def show(
     only_cause: bool = False,
     task: str | None = None,
 ) -> int:
-    """Print the log of a run's newest life; 0, or with `following` the job's exit code.
+    """Print the log of a run's newest attempt; 0, or with `following` the job's exit code.
 
     Args:
         run: id, Slurm job id (also "123_4"), `last`, or directory (also of an array's task).
@@ -71,12 +71,12 @@ def _locate(run: str) -> tuple[Path, str | None]:
         return Path(run).resolve(), None
     from ..site import config
     from ..slurm.client import Client
-    from . import lives
+    from . import attempts
 
     here, warning = config.for_views(Path.cwd())
     if warning:
         print(f"warning: {clean(warning)}", file=sys.stderr)
-    return meant.locate(here.runs, run, Client(timeout=lives.TIMEOUT))
+    return meant.locate(here.runs, run, Client(timeout=attempts.TIMEOUT))
 
 
 def _refuse_unknown_task(path: Path, task: str | None) -> None:
@@ -91,20 +91,22 @@ def _refuse_unknown_task(path: Path, task: str | None) -> None:
 
 
 def _show_cause(path: Path, task: str | None) -> None:
-    life = None
+    attempt = None
     if not _inside(path):
-        life = _life(path, task)
-        if life is not None and life.state == "COMPLETED":
+        attempt = _attempt(path, task)
+        if attempt is not None and attempt.state == "COMPLETED":
             say(f"{path.name} did not fail")
             return
-        if life is not None and life.live:
-            say(f"{path.name} has not ended. {life.words}")
+        if attempt is not None and attempt.live:
+            say(f"{path.name} has not ended. {attempt.words}")
             return
-    found = cause.of_run(path, life.task or task if life else task, life.job if life else None)
+    found = cause.of_run(
+        path, attempt.task or task if attempt else task, attempt.job if attempt else None
+    )
     if found:
         say(cause.shown(found))
-    elif life is not None:
-        say(f"{_named(life)}: {life.state}. {clean(life.words)}")
+    elif attempt is not None:
+        say(f"{_named(attempt)}: {attempt.state}. {clean(attempt.words)}")
     else:
         say(
             "no rank, torchrun or Slurm has left a word about the cause in "
@@ -113,9 +115,9 @@ def _show_cause(path: Path, task: str | None) -> None:
 
 
 def _show_tail(path: Path, task: str | None, lines: int, raw: bool) -> None:
-    life = _life(path, task)
-    if task is None and life is not None:
-        task = life.task
+    attempt = _attempt(path, task)
+    if task is None and attempt is not None:
+        task = attempt.task
     file, start = cause.newest_log(path, rundir.records(path), task)
     task = task if task is not None else cause.task_of(file)
     if file is not None and raw and not sys.stdout.isatty():
@@ -126,40 +128,48 @@ def _show_tail(path: Path, task: str | None, lines: int, raw: bool) -> None:
         say(f"note: {path / 'log'} is not there: whatever was printed is gone")
     if file is None:  # an older run on this machine
         start, file = 0, path / "log" / "torchrun.log"
-        if life is not None and life.job is None:
+        if attempt is not None and attempt.job is None:
             say("note: a local run's output went to its terminal; these are torchrun's remarks")
     shown = [clean(line) for line in tail_lines(file, 0 if raw else start)]
     if not raw:
-        meant = [harmless(line) for line in shown]
-        for words in dict.fromkeys(filter(None, meant)) if lines else ():
-            say(f"harmless: {words} ({meant.count(words)} lines)")
-        shown = [line for line, words in zip(shown, meant, strict=True) if not words]
+        kinds = [harmless(line) for line in shown]
+        for words in dict.fromkeys(filter(None, kinds)) if lines else ():
+            say(f"harmless: {words} ({kinds.count(words)} lines)")
+        shown = [line for line, words in zip(shown, kinds, strict=True) if not words]
     shown = shown[-lines:] if lines else []
     for line in shown:
         say(line)
-    if life is None:
+    if attempt is None:
         say("this run has not been started")
-    elif life.live:
-        if life.state == "PENDING":
-            say(f"{_named(life)} waits: {clean(life.words)}")
-        elif not shown and lines and life.job is not None:
-            say(_silent(life))
-    elif life.failed and not raw:
-        _say_why(path, task, life, shown)
+    elif attempt.live:
+        if attempt.state == "PENDING":
+            say(f"{_named(attempt)} waits: {clean(attempt.words)}")
+        elif not shown and lines and attempt.job is not None:
+            say(_silent(attempt))
+    elif attempt.failed and not raw:
+        _say_why(path, task, attempt, shown)
 
 
-def _silent(life: Attempt) -> str:
+def _silent(attempt: Attempt) -> str:
     from .status import clock
 
-    where = f" on {', '.join(life.nodes[:4])}{', …' if len(life.nodes) > 4 else ''}"
-    since = f" since {clock(life.started)}" if life.started else ""
-    doing = f"runs{where if life.nodes else ''}{since}" if life.state == "RUNNING" else life.state
-    return clean(f"{_named(life)} {doing}; nothing printed yet")
+    where = f" on {', '.join(attempt.nodes[:4])}{', …' if len(attempt.nodes) > 4 else ''}"
+    since = f" since {clock(attempt.started)}" if attempt.started else ""
+    doing = (
+        f"runs{where if attempt.nodes else ''}{since}"
+        if attempt.state == "RUNNING"
+        else attempt.state
+    )
+    return clean(f"{_named(attempt)} {doing}; nothing printed yet")
 
 
-def _say_why(path: Path, task: str | None, life: Attempt, shown: list[str]) -> None:
-    found = cause.of_run(path, task, life.job)
-    text = cause.shown(found) if found else f"{_named(life)}: {life.state}. {clean(life.words)}"
+def _say_why(path: Path, task: str | None, attempt: Attempt, shown: list[str]) -> None:
+    found = cause.of_run(path, task, attempt.job)
+    text = (
+        cause.shown(found)
+        if found
+        else f"{_named(attempt)}: {attempt.state}. {clean(attempt.words)}"
+    )
     # The job script has asked for the cause itself, so that it stands in the log.
     last = text.splitlines()[-1]
     if not any(last == line for line in shown[-3:]):
@@ -167,17 +177,17 @@ def _say_why(path: Path, task: str | None, life: Attempt, shown: list[str]) -> N
         say(text)
 
 
-def _life(path: Path, task: str | None) -> Attempt | None:
+def _attempt(path: Path, task: str | None) -> Attempt | None:
     from ..slurm.client import Client
-    from . import lives
+    from . import attempts
 
-    client = Client(timeout=lives.TIMEOUT)
+    client = Client(timeout=attempts.TIMEOUT)
     try:
-        found = lives.of_run(path, lives.read_job(path), client)
+        found = attempts.of_run(path, rundir.read(path), client)
     except UserError as error:  # the log is there all the same
         say(f"rankup: {error}")
         return None
-    return lives.last_job(found, task) or lives.newest(found)
+    return attempts.last_job(found, task) or attempts.newest(found)
 
 
 def _inside(path: Path) -> bool:
@@ -194,5 +204,5 @@ def _copy(file: Path, lines: int) -> None:
     sys.stdout.buffer.flush()
 
 
-def _named(life: Attempt) -> str:
-    return f"job {life.job}" if life.job else "the run"
+def _named(attempt: Attempt) -> str:
+    return f"job {attempt.job}" if attempt.job else "the run"

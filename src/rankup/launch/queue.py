@@ -25,16 +25,15 @@ from ..slurm import script
 from ..slurm.client import Client, SlurmError
 from ..slurm.limits import Grant
 from ..slurm.times import time_text
-from . import arguments, lives, local, ready, stage, status, submit
+from . import attempts, environment, local, ready, stage, status, submit
 from .logfile import OUTPUT, size_of
 from .request import (
-    active_environment,
     created,
     new,
-    require_torch,
     resumed,
     split_notes,
     typed,
+    wanted,
     without_values,
 )
 from .submit import Plan, bill, job_script, write_script
@@ -61,7 +60,10 @@ def run(spec: JobSpec, client: Client, inside: bool) -> int:
         raise UserError("--follow follows one job, not an array; use `rankup logs -f --task N`")
     plan = (_plan_inside if inside else submit.plan)(client, config, options)
     project = config.project(Path.cwd())
-    plan = _with_environment(plan, project)
+    if not plan.options.container:
+        chosen, notes = environment.of_job(plan.options.environment, project)
+        options = replace(plan.options, environment=chosen)
+        plan = replace(plan, options=options, notes=(*plan.notes, *notes))
     node = plan.granted.node
     stage.require_room(options, node.memory_gb, f"a node of {node.name or 'this allocation'}")
     link = None
@@ -83,11 +85,11 @@ def run(spec: JobSpec, client: Client, inside: bool) -> int:
     notes += ready.before_submit(
         job.kind, job.target, plan.granted.nodes * plan.granted.ranks, spec.check
     )
-    arguments.refuse(job, spec.check)
+    ready.refuse_arguments(job, spec.check)
     plan = replace(plan, fetched=found, notes=(*plan.notes, *notes))
     job = replace(job, launch=options.said())
     submit.refuse_unmounted(plan, _places(job, directory, plan))
-    monitor = local.wanted(spec.monitor)
+    monitor = wanted(spec.monitor)
     text = script.render(job_script(plan, job, directory, resume, monitor=monitor))
     for note in plan.notes:
         print(note, file=sys.stderr)
@@ -169,8 +171,8 @@ def _options(spec: JobSpec, config: Config, job: Job | None) -> JobSpec:
 
 
 def _refuse_second(client: Client, directory: Path, job: Job) -> None:
-    """UserError while a life of the run waits or runs: two would write one checkpoint folder."""
-    for row in lives.live(directory, job, client):
+    """UserError while an attempt waits or runs: two would write one checkpoint folder."""
+    for row in attempts.live(directory, job, client):
         raise UserError(
             f"{directory} is going on already: job {row.job_id} is {row.state}; wait for it, or "
             f"`rankup cancel {job.id}` first"
@@ -187,23 +189,6 @@ def _refuse_finished(directory: Path, job: Job, spec: JobSpec) -> None:
         )
 
 
-def _with_environment(plan: Plan, project: Path) -> Plan:
-    """The plan with the project's environment, where the job is to have that; with what to say."""
-    options = plan.options
-    if options.container:
-        return plan
-    notes = []
-    if not options.environment:
-        activate, note = submit.of_project(project)
-        notes += [note] if note else []
-        options = replace(options, environment=activate)
-    if not options.environment and active_environment()[0] is None:
-        require_torch()
-    stale = submit.staleness(options.environment)
-    notes += [f"warning: {stale}"] if stale else []
-    return replace(plan, options=options, notes=(*plan.notes, *notes))
-
-
 def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
     """What compute nodes have to see."""
     options = plan.options
@@ -215,7 +200,7 @@ def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
         if value is not None and "://" not in value:
             found[f"--{option}"] = Path(value)
     if not options.environment and not options.container:
-        found["the Python environment"] = active_environment()[0] or Path(sys.prefix)
+        found["the Python environment"] = environment.active_environment()[0] or Path(sys.prefix)
     found |= {f"what was fetched as {name}": path for name, path in plan.fetched.places.items()}
     found |= {f"--stage {name}": Path(name) for name in options.stage}
     found |= {f"--mount {name}": Path(name) for name in options.mount}
@@ -225,7 +210,7 @@ def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
 
 @contextmanager
 def _restored(directory: Path) -> Iterator[None]:
-    """What was written for a life that could not be submitted goes again."""
+    """What was written for an attempt that could not be submitted goes again."""
     names = [rundir.JOB, "job.sh", "env"]
     with rundir.locked(directory):
         # Read under the lock: what somebody else submits meanwhile is not to be taken back.
@@ -294,7 +279,7 @@ def _start_inside(client: Client, plan: Plan, job: Job, directory: Path, text: s
     The first Ctrl-C (or SIGTERM) asks the ranks to save and stop, the second ends them.
     """
     path = write_script(plan, directory, text)
-    life = {
+    attempt = {
         "started": rundir.now(),
         "nodes": plan.granted.nodes,
         "nproc": plan.granted.ranks,
@@ -305,18 +290,17 @@ def _start_inside(client: Client, plan: Plan, job: Job, directory: Path, text: s
     }
     (directory / "requeue").unlink(missing_ok=True)
     (directory / "log" / "cancelled").unlink(missing_ok=True)
-    rundir.write(directory, replace(job, lives=[*job.lives, life]))
+    rundir.write(directory, replace(job, attempts=[*job.attempts, attempt]))
     print(f"run {job.id} in {directory}", file=sys.stderr)
     granted = plan.granted
     print(
-        f"allocation {life['allocation']}: {granted.nodes} x {granted.ranks} ranks, "
+        f"allocation {attempt['allocation']}: {granted.nodes} x {granted.ranks} ranks, "
         f"{granted.gpus} GPU(s) and {granted.cpus} CPUs per node",
         file=sys.stderr,
     )
-    environment = {**_allocated(client, plan), "RANKUP_INTERACTIVE": str(os.getpid())}
     code = local.wait(
         ["bash", str(path)],
-        environment,
+        {**_allocated(client, plan), "RANKUP_INTERACTIVE": str(os.getpid())},
         _act,
         log=directory / OUTPUT,
         last=lambda shell: _tell(shell, signal.SIGTERM),
@@ -325,7 +309,7 @@ def _start_inside(client: Client, plan: Plan, job: Job, directory: Path, text: s
     ended: dict[str, Any] = {"code": code, "ended": rundir.now()}
     if (directory / "requeue").exists():
         ended["stopped"] = True
-    rundir.write(directory, replace(job, lives=[*job.lives, life | ended]))
+    rundir.write(directory, replace(job, attempts=[*job.attempts, attempt | ended]))
     if "stopped" in ended or (code and (directory / "checkpoints").is_dir()):
         print(f"go on with: rankup run --resume {directory}", file=sys.stderr)
     return code

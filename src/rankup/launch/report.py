@@ -22,7 +22,7 @@ from ..monitor.recording import Recording
 from ..monitor.verdict import Cost, Verdict, cost, verdict
 from ..site import config
 from ..slurm.client import Client
-from . import facts, lives, meant
+from . import attempts, facts, meant
 
 # The nodes of a job are billed as long as its end takes; the page is drawn where it is asked for.
 AT_THE_END = ("text",)
@@ -69,7 +69,7 @@ def show(runs: Sequence[str], wish: Wish) -> int:
     here, warning = config.for_views(Path.cwd())
     if warning:
         print(f"warning: {clean(warning)}", file=sys.stderr)
-    client = Client(timeout=lives.TIMEOUT)
+    client = Client(timeout=attempts.TIMEOUT)
     judged = [_judged(run, here, client, wish.ended) for run in runs]
     folders = [one.folder for one in judged]
     if twice := next((one for one in folders if folders.count(one) > 1), None):

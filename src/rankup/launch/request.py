@@ -10,10 +10,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,7 @@ from ..train.options import refuse_other_run
 # A script may have options of these names itself.
 _COMMON = frozenset(flag(name) for name, option in OPTIONS.items() if option.common)
 _OWN = frozenset(("--no-monitor", "--no-check", "--lives", *map(flag, OPTIONS)))
-_GET_TORCH = "load your site's PyTorch module, or pip install 'rankup[train]'"
-# The current folder is no place to find it in: a script's ranks do not look there.
-_LOOK = (
-    "import sys; sys.path = [p for p in sys.path if p]; import importlib.util as u; "
-    "spec = u.find_spec('torch'); print(bool(spec and spec.origin))"
-)
+SWITCH = "RANKUP_MONITOR"  # 0: no run started from this shell is sampled
 MOST_BYTES = 20 * 2**20  # a diff larger than this is data
 _MOST_NAMES = 200
 # Whatever the user's settings make of a diff that is looked at, this one has to apply.
@@ -159,71 +153,9 @@ def resumed(spec: JobSpec, runs: Path) -> tuple[Path, Job]:
     return directory, replace(job, args=args)
 
 
-def active_environment() -> tuple[Path | None, str]:
-    """Return the activated environment that the ranks get, and what to say of one passed over.
-
-    It is one with torch and rankup; None stands for that of the Python that runs this.
-    """
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        text = os.environ.get(name, "")
-        if not os.path.isabs(text) or os.environ.get("CONDA_DEFAULT_ENV") == "base":
-            continue
-        prefix = Path(text)
-        if prefix.resolve() == Path(sys.prefix).resolve():
-            return None, ""
-        python = prefix / "bin" / "python"
-        if not python.exists():
-            continue
-        torch = _sees_torch(python)
-        if torch is None:
-            return None, f"the Python of the active environment {prefix} does not answer"
-        if torch and (prefix / "bin" / "rankup-rank").exists():  # which starts a rank of a job
-            return prefix, ""
-        if torch:
-            return None, (
-                f"the active environment {prefix} has torch, and no rankup of its own: "
-                f"{shlex.quote(str(python))} -m pip install rankup"
-            )
-    return None, ""
-
-
-@cache
-def _sees_torch(python: Path) -> bool | None:
-    """Return whether another Python finds torch, wherever that lies; None without an answer."""
-    try:
-        done = subprocess.run(
-            [str(python), "-c", _LOOK],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=30,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.split()[-1:] == [b"True"]
-
-
-def python_of_ranks() -> str:
-    """Return the Python that starts ranks on this machine: the active environment's, else this one.
-
-    Raises:
-        UserError: it has no torch.
-    """
-    active, passed_over = active_environment()
-    if active is not None:
-        print(f"note: the ranks run in the active environment {active}", file=sys.stderr)
-        return str(active / "bin" / "python")
-    require_torch()
-    if passed_over:
-        print(f"note: the ranks run in {sys.executable}; {passed_over}", file=sys.stderr)
-    return sys.executable
-
-
-def require_torch() -> None:
-    """UserError where the Python that runs this has no torch."""
-    if importlib.util.find_spec("torch") is None:
-        more = active_environment()[1] or _GET_TORCH
-        raise UserError(f"{sys.executable}, which runs this, has no torch; {more}")
+def wanted(asked: bool, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return False where the user wants no samples, of this run or in the whole shell."""
+    return asked and environment.get(SWITCH, "1") != "0"
 
 
 def _target(text: str, module: bool = False) -> tuple[str, str]:

@@ -18,9 +18,10 @@ from ..site import config, gpus, rundir
 from ..site.jobspec import DATA, OPTIONS, SLURM, JobSpec, flag, of_record
 from ..site.rundir import Job
 from ..slurm.client import Client
-from . import arguments, lives, local, queue, ready, stage
+from . import attempts, local, queue, ready, stage
+from .environment import python_of_ranks
 from .logfile import OUTPUT, size_of
-from .request import created, new, python_of_ranks, resumed, same_result, split_notes, typed
+from .request import created, new, resumed, same_result, split_notes, typed, wanted
 
 Place = Literal["slurm", "allocation", "local"]
 
@@ -61,7 +62,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
         print(" " if caches else "", local.shown(job, nproc), sep="")
         return 0
     ready.beside(job, nproc, spec.check)
-    arguments.refuse(job, spec.check)
+    ready.refuse_arguments(job, spec.check)
     for note in notes:
         print(note, file=sys.stderr)
     staged = {name: value for name, value in spec.said().items() if OPTIONS[name].panel == DATA}
@@ -71,7 +72,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
         with nullcontext() if spec.resume else created(directory, job, runs):
             found = until_the_end.enter_context(stage.staged(spec))
         until_the_end.enter_context(rundir.locked(directory))
-        life: dict[str, Any] = {
+        attempt: dict[str, Any] = {
             "started": rundir.now(),
             "nproc": nproc,
             "node": platform.node(),
@@ -80,9 +81,9 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
         }
         before = rundir.read(directory)
         (directory / "requeue").unlink(missing_ok=True)
-        rundir.write(directory, replace(job, lives=[*job.lives, life]))
+        rundir.write(directory, replace(job, attempts=[*job.attempts, attempt]))
         print(f"run {job.id} in {directory}", file=sys.stderr)
-        wish = local.wanted(spec.monitor)
+        wish = wanted(spec.monitor)
         with local.sampled(directory, nproc, wish):
             code = local.start(
                 job, directory, nproc, spec.resume is not None, {**caches, **found, **extra}, python
@@ -91,14 +92,14 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
             if refused:  # what was refused does not stick
                 rundir.write(directory, before)
             else:
-                life |= {"code": code, "ended": rundir.now()}
+                attempt |= {"code": code, "ended": rundir.now()}
                 if (directory / "requeue").exists():
-                    life["stopped"] = True
-                _write_end(directory, replace(job, lives=[*job.lives, life]))
+                    attempt["stopped"] = True
+                _write_end(directory, replace(job, attempts=[*job.attempts, attempt]))
         if wish and not refused:
             _report(directory, settings, code)
     failed = code not in (0, EXIT_BAD_INPUT)
-    if "stopped" in life or (failed and (directory / "checkpoints").is_dir()):
+    if "stopped" in attempt or (failed and (directory / "checkpoints").is_dir()):
         print(f"go on with: rankup run --resume {_shown(directory, job)}", file=sys.stderr)
     return code
 
@@ -117,7 +118,7 @@ def _report(directory: Path, settings: config.Config, code: int) -> None:
 
     try:
         # A full disk may not have taken the end of the run; `code` is it.
-        known = facts.facts(directory, None, settings, lives.NO_SLURM, ended=code)
+        known = facts.facts(directory, None, settings, attempts.NO_SLURM, ended=code)
         judged = report.judge(directory, known)
         report.tell(judged, report.Wish(report.AT_THE_END), sys.stderr)
     except Exception as error:
@@ -125,7 +126,7 @@ def _report(directory: Path, settings: config.Config, code: int) -> None:
 
 
 def _write_end(directory: Path, job: Job) -> None:
-    """How a life ended; that it cannot be written takes nothing from the job's exit code."""
+    """How an attempt ended; that it cannot be written takes nothing from the job's exit code."""
     try:
         rundir.write(directory, job)
     except OSError as error:

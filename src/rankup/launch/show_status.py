@@ -1,4 +1,4 @@
-"""What `rankup status` prints: a table, a page about one run, or JSON."""
+"""What `rankup status` prints: a table, a page about one run, JSON, or the live view."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..base.amounts import ago
+from ..base.amounts import duration
+from ..base.files import user_path
 from ..base.text import clean
-from ..site import config
+from ..site import config, rundir
 from ..slurm import reasons
 from ..slurm.client import Client
 from ..slurm.hostlist import compress
-from . import lives, meant, status
-from .lives import Attempt
+from . import attempts, meant, status
+from .attempts import Attempt
+from .logfile import OUTPUT, log_of
 from .scale import series as scale_series
 from .status import Report, Summary, clock
+
+if TYPE_CHECKING:
+    from ..monitor.live.watch import Run
 
 _COLOURS = {
     "RUNNING": "green",
@@ -37,7 +42,7 @@ _COLOURS = {
     "OUT_OF_MEMORY": "red",
 }
 _TASKS = 12  # of an array, shown one by one up to so many
-_LIVES = 30
+_ATTEMPTS = 30
 _PLAIN = reasons.ended("COMPLETED", 0, 0, "")  # which its state says already
 
 
@@ -50,7 +55,7 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
     here, warning = config.for_views(Path.cwd())
     if warning:
         print(f"warning: {clean(warning)}", file=sys.stderr)
-    client = Client(timeout=lives.TIMEOUT)
+    client = Client(timeout=attempts.TIMEOUT)
     if run is None:
         found, note = status.newest(here.runs, client)
         if as_json:
@@ -74,6 +79,42 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
     else:
         print_page(full)
     return 0
+
+
+def show_live(run: str) -> int:
+    """Show a run until it has ended or the view is.
+
+    Args:
+        run: as `meant.locate` takes it, or a folder that holds a recording alone (`meant.bare`).
+
+    Raises:
+        UserError: there is no such run.
+    """
+    from ..monitor.live.view import live  # which the table can do without
+    from ..monitor.live.watch import Run
+
+    given = user_path(run, "RUN")
+    if meant.bare(given):
+        return live(given.resolve(), lambda: Run(given.resolve().name))
+    here, warning = config.for_views(Path.cwd())
+    if warning:
+        print(f"warning: {clean(warning)}", file=sys.stderr)
+    client = Client(timeout=attempts.TIMEOUT)
+    path, task = meant.locate(here.runs, run, client)
+    return live(meant.folder(path, task), lambda: _run(path, task, client))
+
+
+def _run(path: Path, task: str | None, client: Client) -> Run:
+    from ..monitor.live.watch import Run
+
+    job = rundir.read(path)
+    found = [one for one in attempts.of_run(path, job, client) if task in (None, one.task)]
+    attempt = attempts.newest(found)
+    log = path / OUTPUT
+    if attempt is not None and attempt.job is not None:
+        log = log_of(path, attempt.job.partition("_")[0], attempt.task)
+    name = job.id if task is None else f"{job.id} task {task}"
+    return Run(name, job.name, attempt or attempts.NEW, status.steps(job), log)
 
 
 def print_table(found: list[Summary], runs: Path) -> None:
@@ -112,7 +153,7 @@ def print_page(full: Report) -> None:
         "step": _metrics(short, full.metrics),
         "now": short.words,
         "cause": full.cause,
-        "says": _source(short.source) if any(life.job for life in full.lives) else "",
+        "says": _source(short.source) if any(attempt.job for attempt in full.attempts) else "",
         "may start": clock(short.since) if short.state == "PENDING" else "",
         "monitoring": full.monitoring,
     }
@@ -124,48 +165,50 @@ def print_page(full: Report) -> None:
             grid.add_row(name, _text(value))
     console.print(grid)
     console.print()
-    _lives(console, full)
+    _attempts(console, full)
     if full.next_steps:
         console.print()
         for command in full.next_steps:
             console.print(_text(f"next: {command}"))
 
 
-def _lives(console: Console, full: Report) -> None:
+def _attempts(console: Console, full: Report) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("job", "attempt", "state", "nodes", "start", "end", "took", "exit", ""):
         table.add_column(name, overflow="fold", no_wrap=name == "job")
-    tasks = status.newest_of_tasks(full.lives)
+    tasks = status.newest_of_tasks(full.attempts)
     if len(tasks) > _TASKS:
-        for numbers, life in status.grouped(tasks):
-            table.add_row(_text(f"tasks {numbers}"), *_cells(life, several=True))
-        rest = [life for life in full.lives if life.task is None]
+        for numbers, attempt in status.grouped(tasks):
+            table.add_row(_text(f"tasks {numbers}"), *_cells(attempt, several=True))
+        rest = [attempt for attempt in full.attempts if attempt.task is None]
     else:
-        rest = list(full.lives)
-    if len(rest) > _LIVES:
-        console.print(Text(f"{len(rest) - _LIVES} earlier attempts are not shown (--json has all)"))
-    places = {id(life): place for place, life in enumerate(full.lives, 1)}
-    for life in rest[-_LIVES:]:
-        number = life.restart + 1 if life.task else places[id(life)]
-        table.add_row(_text(life.job or "local"), *_cells(life, number))
+        rest = list(full.attempts)
+    if len(rest) > _ATTEMPTS:
+        console.print(
+            Text(f"{len(rest) - _ATTEMPTS} earlier attempts are not shown (--json has all)")
+        )
+    places = {id(attempt): place for place, attempt in enumerate(full.attempts, 1)}
+    for attempt in rest[-_ATTEMPTS:]:
+        number = attempt.restart + 1 if attempt.task else places[id(attempt)]
+        table.add_row(_text(attempt.job or "local"), *_cells(attempt, number))
     if table.row_count:
         console.print(table)
 
 
-def _cells(life: Attempt, number: int = 0, several: bool = False) -> list[Text]:
+def _cells(attempt: Attempt, number: int = 0, several: bool = False) -> list[Text]:
     restart = str(number)
-    if life.follows:
-        restart += f" (after {life.follows})"
-    words = life.words if life.state != "RUNNING" and life.words != _PLAIN else ""
+    if attempt.follows:
+        restart += f" (after {attempt.follows})"
+    words = attempt.words if attempt.state != "RUNNING" and attempt.words != _PLAIN else ""
     if several:
-        return [*map(_text, ("", life.state, "", "", "", "", "", words))]
-    end = life.ended or (time.time() if life.live and life.started else None)
-    took = ago(end - life.started) if end and life.started else ""
-    begins = life.started or life.expected
-    begin = ("~" if life.started is None and begins else "") + clock(begins)
-    code = "" if life.exit_code is None else str(life.exit_code)
-    state = _state(life.state)
-    cells = (restart, _nodes(life.nodes), begin, clock(life.ended), took, code, words)
+        return [*map(_text, ("", attempt.state, "", "", "", "", "", words))]
+    end = attempt.ended or (time.time() if attempt.live and attempt.started else None)
+    took = duration(end - attempt.started) if end and attempt.started else ""
+    begins = attempt.started or attempt.expected
+    begin = ("~" if attempt.started is None and begins else "") + clock(begins)
+    code = "" if attempt.exit_code is None else str(attempt.exit_code)
+    state = _state(attempt.state)
+    cells = (restart, _nodes(attempt.nodes), begin, clock(attempt.ended), took, code, words)
     first, *others = map(_text, cells)
     return [first, state, *others]
 
@@ -177,9 +220,9 @@ def _as_json(full: Report) -> dict[str, Any]:
         "target": full.job.target,
         "args": full.job.args,
         "cwd": full.job.cwd,
-        "lives": [
-            {name: value for name, value in asdict(life).items() if name != "asked"}
-            for life in full.lives
+        "attempts": [
+            {name: value for name, value in asdict(attempt).items() if name != "asked"}
+            for attempt in full.attempts
         ],
         "metrics": dict(full.metrics),
         "cause": full.cause or None,
@@ -199,7 +242,7 @@ def _metrics(short: Summary, metrics: Mapping[str, Any]) -> str:
     ]
     when = metrics.get("time")
     if isinstance(when, int | float):
-        said.append(f"{ago(time.time() - when)} ago")
+        said.append(f"{duration(time.time() - when)} ago")
     return " · ".join(said)
 
 

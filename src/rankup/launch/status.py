@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
@@ -12,16 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..base.amounts import ago, ranges
+from ..base.amounts import duration, ranges
 from ..base.errors import UserError
-from ..base.files import open_regular
 from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError
 from ..slurm.parse import Queued
-from . import cause, lives, meant
-from .lives import STOPPED, Attempt
+from . import attempts, cause, meant
+from .attempts import STOPPED, Attempt
 
 NEWEST = 20
 _TAIL = 64 * 1024
@@ -33,8 +31,8 @@ class Summary:
 
     Attributes:
         where: the Slurm jobs, or the node of a local run.
-        state: of the newest life; of an array, how many tasks are in which.
-        since, until: unix seconds of the newest life; the expected start of a pending one.
+        state: of the newest attempt; of an array, how many tasks are in which.
+        since, until: unix seconds of the newest attempt; the expected start of a pending one.
         step, steps: done, and of how many where that is known.
         words: why it waits or how it ended.
         source: who says so.
@@ -43,15 +41,15 @@ class Summary:
     id: str
     name: str
     path: str
-    where: str
-    state: str
-    since: float | None
-    until: float | None
-    step: int | None
-    steps: int | None
-    words: str
-    source: str
-    live: bool
+    where: str = ""
+    state: str = "NEW"
+    since: float | None = None
+    until: float | None = None
+    step: int | None = None
+    steps: int | None = None
+    words: str = "It has not been started."
+    source: str = "own record"
+    live: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Report:
 
     summary: Summary
     job: Job
-    lives: tuple[Attempt, ...]
+    attempts: tuple[Attempt, ...]
     metrics: Mapping[str, Any]
     cause: str
     next_steps: tuple[str, ...]
@@ -82,7 +80,7 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
             queued = client.mine()
         except SlurmError as error:
             note = f"Slurm cannot be asked, so this is from the runs' own records. {error}"
-            queued, asked = None, lives.NO_SLURM
+            queued, asked = None, attempts.NO_SLURM
     if len(everything) > NEWEST:
         more = f"the newest {NEWEST} of {len(everything)} runs; of another: rankup status RUN"
         note = f"{note}\n{more}" if note else more
@@ -90,18 +88,19 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
     for path, job in jobs.items():
         if isinstance(job, Job):
             try:
-                found.append(_row(path, job, lives.of_run(path, job, asked, queued)))
+                found.append(_row(path, job, attempts.of_run(path, job, asked, queued)))
                 continue
             except Exception as error:  # whatever is wrong with one run, the others are shown
                 job = UserError(f"its files are damaged: {type(error).__name__}: {error}")
-        found.append(_broken(path, job))
+        name = path.parent.name
+        found.append(Summary(path.name, name, str(path), state="DAMAGED", words=str(job)))
     return found, note
 
 
 def _row(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     """`summary`, with the cause where a rank has written one down."""
     short = summary(path, job, found)
-    last = lives.newest(found)
+    last = attempts.newest(found)
     if last is None or not last.failed:
         return short
     folder = meant.folder(path, last.task)
@@ -109,9 +108,9 @@ def _row(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     return replace(short, words=written.text.splitlines()[-1]) if written else short
 
 
-def _noted(folder: Path, life: Attempt) -> bool:
-    """Whether a rank of this life has left a note: of an earlier life they are removed."""
-    began = life.started or 0
+def _noted(folder: Path, attempt: Attempt) -> bool:
+    """Whether a rank of this attempt has left a note: of an earlier attempt they are removed."""
+    began = attempt.started or 0
     notes = (folder / "log").glob("failure-rank*.json")
     return any(note.stat().st_mtime >= began - 1 for note in notes)
 
@@ -122,14 +121,14 @@ def report(path: Path, config: Config, client: Client) -> Report:
     Raises:
         UserError: its `job.json` is missing or damaged.
     """
-    job = lives.read_job(path)
-    found = tuple(lives.of_run(path, job, client))
-    last = lives.newest(found)
+    job = rundir.read(path)
+    found = tuple(attempts.of_run(path, job, client))
+    last = attempts.newest(found)
     why = cause.of_run(path, last.task) if last and last.failed else None
     return Report(
         summary=summary(path, job, found),
         job=job,
-        lives=found,
+        attempts=found,
         metrics=last_metrics(path),
         cause=why.text.splitlines()[-1] if why else "",
         next_steps=tuple(_next_steps(path, job, found)),
@@ -138,72 +137,59 @@ def report(path: Path, config: Config, client: Client) -> Report:
 
 
 def summary(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
-    """A run in a line, from its lives."""
-    last = lives.newest(found)
+    """A run in a line, from its attempts."""
     metrics = last_metrics(path)
-    step = metrics.get("step")
-    jobs = [life.job.partition("_")[0] for life in found if life.job]
-    where = ", ".join(dict.fromkeys(jobs)) or (last.nodes[0] if last and last.nodes else "")
+    jobs = [attempt.job.partition("_")[0] for attempt in found if attempt.job]
     short = Summary(
         id=job.id,
         name=job.name,
         path=str(path),
-        where=where,
-        state=last.state if last else "NEW",
-        since=(last.started or last.expected) if last else None,
-        until=last.ended if last else None,
-        step=step if isinstance(step, int) else None,
+        where=", ".join(dict.fromkeys(jobs)),
+        step=metrics.get("step"),
         steps=None if metrics.get("final") else steps(job),
-        words=last.words if last else "It has not been started.",
-        source=last.source if last else "own record",
-        live=bool(last and last.live),
     )
+    last = attempts.newest(found)
+    if last is None:
+        return short
     tasks = newest_of_tasks(found)
-    if len(tasks) > 1:
-        short = replace(short, state=_counted(life.state for life in tasks))
-    return short
+    return replace(
+        short,
+        where=short.where or "".join(last.nodes[:1]),
+        state=_counted(one.state for one in tasks) if len(tasks) > 1 else last.state,
+        since=last.started or last.expected,
+        until=last.ended,
+        words=last.words,
+        source=last.source,
+        live=last.live,
+    )
 
 
 def newest_of_tasks(found: Sequence[Attempt]) -> list[Attempt]:
-    """The newest life of each task of an array."""
+    """The newest attempt of each task of an array."""
     last: dict[str, Attempt] = {}
-    for life in found:
-        if life.task:
-            before = last.get(life.task)
-            mine = [life] if before is None else [before, life]
-            last[life.task] = lives.newest(mine) or life
-    return sorted(last.values(), key=lambda life: _task_number(life))
+    for attempt in found:
+        if attempt.task:
+            before = last.get(attempt.task)
+            mine = [attempt] if before is None else [before, attempt]
+            last[attempt.task] = attempts.newest(mine) or attempt
+    return sorted(last.values(), key=lambda attempt: _task_number(attempt))
 
 
 def grouped(tasks: Sequence[Attempt]) -> list[tuple[str, Attempt]]:
     """Tasks in the same state, for the same reason, as "0-3,7" with one of them."""
     groups: dict[tuple[str, str], list[Attempt]] = {}
-    for life in tasks:
-        words = life.words if life.state != "RUNNING" else ""
-        groups.setdefault((life.state, words), []).append(life)
-    return [(ranges(_task_number(life) for life in group), group[0]) for group in groups.values()]
+    for attempt in tasks:
+        words = attempt.words if attempt.state != "RUNNING" else ""
+        groups.setdefault((attempt.state, words), []).append(attempt)
+    return [
+        (ranges(_task_number(attempt) for attempt in group), group[0]) for group in groups.values()
+    ]
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
-    """The last whole line of `metrics.jsonl` that has a step; empty without one."""
-    try:
-        with open_regular(path / "metrics.jsonl") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
-                return {name: value for name, value in record.items() if _sound(value)}
-    return {}
-
-
-def _sound(value: object) -> bool:
-    """Whether a value may be shown and counted with: not so the infinity that 1e999 is read as."""
-    return not isinstance(value, int | float) or abs(value) < 1e300
+    """The last record of `metrics.jsonl` that has a step; empty without one."""
+    found = reversed(rundir.metrics(path, _TAIL))
+    return next((one for one in found if isinstance(one.get("step"), int)), {})
 
 
 def steps(job: Job) -> int | None:
@@ -220,30 +206,13 @@ def steps(job: Job) -> int | None:
 
 def _job(path: Path) -> Job | UserError:
     try:
-        job = lives.read_job(path)
+        job = rundir.read(path)
         rundir.slurm_jobs(path, job)
         return job
     except UserError as error:
         return error
     except Exception as error:
         return UserError(f"its files cannot be read: {type(error).__name__}: {error}")
-
-
-def _broken(path: Path, error: UserError) -> Summary:
-    return Summary(
-        id=path.name,
-        name=path.parent.name,
-        path=str(path),
-        where="",
-        state="DAMAGED",
-        since=None,
-        until=None,
-        step=None,
-        steps=None,
-        words=str(error),
-        source="own record",
-        live=False,
-    )
 
 
 def _counted(states: Iterable[str]) -> str:
@@ -254,7 +223,7 @@ def _counted(states: Iterable[str]) -> str:
 
 
 def _next_steps(path: Path, job: Job, found: Sequence[Attempt]) -> Iterable[str]:
-    last = lives.newest(found)
+    last = attempts.newest(found)
     if last is None:
         return
     if last.live:
@@ -263,7 +232,9 @@ def _next_steps(path: Path, job: Job, found: Sequence[Attempt]) -> Iterable[str]
         return
     yield f"rankup logs {job.id}"
     waiting = (path / "requeue").exists() or any(path.glob("array/*/requeue"))
-    stopped = waiting or any(STOPPED in life.words for life in found)  # a script's own checkpoint
+    stopped = waiting or any(
+        STOPPED in attempt.words for attempt in found
+    )  # a script's own checkpoint
     saved = stopped or any(path.glob("checkpoints/*")) or any(path.glob("array/*/checkpoints/*"))
     if last.state == "COMPLETED" and not waiting:
         return
@@ -276,7 +247,7 @@ def _next_steps(path: Path, job: Job, found: Sequence[Attempt]) -> Iterable[str]
 
 def monitoring(found: Sequence[Attempt], config: Config) -> str:
     """Where the site itself shows the newest Slurm job; empty where it has no such page."""
-    last = lives.last_job(found)
+    last = attempts.last_job(found)
     if last is None or last.job is None:
         return ""
     from ..site import detect
@@ -291,22 +262,22 @@ def monitoring(found: Sequence[Attempt], config: Config) -> str:
     return f"{profile.monitoring} (job {number}{unsure})"
 
 
-def _task_number(life: Attempt) -> int:
-    text = life.task or ""
+def _task_number(attempt: Attempt) -> int:
+    text = attempt.task or ""
     return int(text) if text.isdecimal() else 0
 
 
 def elapsed(short: Summary) -> str:
-    """How long the newest life has gone on, or took; when a pending one may start."""
-    now = time.time()
+    """How long the newest attempt has gone on, or took; when a pending one may start."""
+    now = max(time.time(), short.since or 0, short.until or 0)  # clocks of nodes differ
     if short.live and short.state == "PENDING":
         return f"may start {clock(short.since)}" if short.since else ""
     if short.since is None:
         return ""
     if short.live:
-        return f"for {ago(now - short.since)}"
-    took = f"took {ago(short.until - short.since)}" if short.until else "?"
-    return f"{took}, {ago(now - (short.until or short.since))} ago"
+        return f"for {duration(now - short.since)}"
+    took = f"took {duration(short.until - short.since)}" if short.until else "?"
+    return f"{took}, {duration(now - (short.until or short.since))} ago"
 
 
 def clock(moment: float | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import hashlib
-import importlib.util
 import os
 import re
 import shlex
@@ -17,10 +16,10 @@ from typing import Any
 from .. import __version__
 from ..base.errors import UserError
 from ..base.files import user_path, write_atomic
-from ..site import detect, places, rundir
+from ..site import detect, rundir
 from ..site.config import Config
 from ..site.jobspec import JobSpec, refuse_own_directives, variables
-from ..site.profile import Profile
+from ..site.profile import Profile, scratch_folder, seen_by_nodes
 from ..site.rundir import Job
 from ..slurm import limits, script
 from ..slurm.client import Client
@@ -29,8 +28,9 @@ from ..slurm.parse import array_tasks
 from ..slurm.partitions import Partition
 from ..slurm.times import parse_seconds, time_text
 from . import stage
+from .environment import own_environment
 from .ready import Fetched
-from .request import active_environment, by_crew, typed
+from .request import by_crew, typed
 
 # Every node has its own; a run directory there is seen by nobody else.
 _LOCAL_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
@@ -83,7 +83,7 @@ def plan(client: Client, config: Config, options: JobSpec) -> Plan:
 
 
 def bill(plan: Plan) -> dict[str, Any]:
-    """What `job.json` keeps of a life's machine and its price, for the report."""
+    """What `job.json` keeps of an attempt's machine and its price, for the report."""
     granted, price = plan.granted, limits.price(plan.granted, plan.profile)
     return {
         "site": plan.profile.title,
@@ -123,7 +123,7 @@ def runs_folder(config: Config, plan: Plan) -> tuple[Path, Path | None]:
     What `rankup.toml` says, or a `./runs` that is there; else the site's scratch: checkpoints are
     large, and home is not.
     """
-    scratch = places.scratch(plan.profile, os.environ, plan.options.account)
+    scratch = scratch_folder(plan.profile, os.environ, plan.options.account)
     if config.runs_set or os.path.lexists(config.runs) or scratch is None:
         return config.runs, None
     # One folder per project: `last` means the last run of this one.
@@ -146,7 +146,7 @@ def refuse_unmounted(plan: Plan, paths: Mapping[str, Path]) -> None:
     """
     doubtful = []
     for what, path in paths.items():
-        seen = places.mounted(plan.profile, path)
+        seen = seen_by_nodes(plan.profile, path)
         if seen is False:
             where = ", ".join(plan.profile.mounts) or "not known"
             raise UserError(
@@ -176,7 +176,7 @@ def send(client: Client, plan: Plan, job: Job, directory: Path) -> str:
             (log / name).unlink(missing_ok=True)
     (directory / "requeue").unlink(missing_ok=True)
     number = client.submit(directory / "job.sh")
-    life = {
+    attempt = {
         "submitted": rundir.now(),
         "nodes": plan.granted.nodes,
         "nproc": plan.granted.ranks,
@@ -185,7 +185,7 @@ def send(client: Client, plan: Plan, job: Job, directory: Path) -> str:
         "command": typed(),
     }
     try:
-        rundir.write(directory, replace(job, lives=[*job.lives, life]))
+        rundir.write(directory, replace(job, attempts=[*job.attempts, attempt]))
     except OSError as error:
         raise OSError(
             f"job {number} is submitted, but {directory / rundir.JOB} could not be written "
@@ -218,7 +218,7 @@ def job_script(
     needs = [job.cwd, *([job.target] if job.kind == "script" else [])]
     needs += [str(path) for path in (*argument_paths(job), *plan.fetched.places.values())]
     needs += [*options.stage, *options.mount]
-    # A resume finds what an earlier life was given in the run's own file.
+    # A resume finds what an earlier attempt was given in the run's own file.
     given = {*plan.variables, *_earlier(directory / "env")}
     return script.JobScript(
         run_dir=str(directory),
@@ -297,55 +297,6 @@ def argument_paths(job: Job) -> list[Path]:
     return found
 
 
-def own_environment() -> tuple[str | None, str | None]:
-    """Return the way to the Python that runs this: a script to source, or a folder for PATH."""
-    active, _ = active_environment()
-    prefix = active or Path(sys.prefix)
-    # The template that JSC's users know keeps the environment in a folder beside activate.sh,
-    # which loads the modules, too.
-    for candidate in (prefix.parent / "activate.sh", prefix / "bin" / "activate"):
-        environment = active is not None or sys.prefix != sys.base_prefix
-        if environment and candidate.is_file() and _trusted(candidate):
-            return str(candidate), None
-    return None, str(prefix / "bin" if active else Path(sys.executable).parent)
-
-
-def of_project(project: Path) -> tuple[str | None, str]:
-    """The `activate.sh` of the environment in `project`/env, where the job should have that one.
-
-    It should where the Python that runs this is in no environment, or in one without torch. With it
-    comes what to say about the choice, also where it was passed over.
-    """
-    active, note = active_environment()
-    if active is not None:
-        return None, f"note: the job gets the active environment {active}, not that of this Python"
-    if note:
-        note = f"note: the job gets {sys.executable}; {note}"
-    here, _ = own_environment()
-    if here is not None and importlib.util.find_spec("torch") is not None:
-        return None, note
-    script = project / "env" / "activate.sh"
-    if not (script.is_file() and (script.parent / "venv" / "bin" / "python").exists()):
-        return None, note
-    if not _trusted(script):
-        return None, f"warning: {script} could be somebody else's work; not used"
-    return str(script), f"note: the job gets the environment of {script}, not that of this Python"
-
-
-def staleness(environment: str | None) -> str:
-    """Why the job's environment is older than its requirements, and what to do; empty if it is not.
-
-    Args:
-        environment: the file that the job sources; None for this Python's.
-    """
-    from ..login import env
-
-    script = own_environment()[0] if environment is None else environment
-    if script is None or not (why := env.staleness(Path(script))):
-        return ""
-    return f"{why}; run: {shlex.join(['rankup', 'env', 'create', str(Path(script).parent)])}"
-
-
 def in_container(image: str | None, profile: Profile, inside: list[str]) -> tuple[str, ...]:
     """The words that start a program in an Apptainer image; none without one.
 
@@ -373,9 +324,3 @@ def in_container(image: str | None, profile: Profile, inside: list[str]) -> tupl
             raise UserError(f"{folder} cannot be seen in a container: its name has a ':' or ','")
     binds = list(dict.fromkeys((*inside[:1], *binds)))
     return ("apptainer", "exec", *gpus, "--bind", ",".join(binds), image)
-
-
-def _trusted(path: Path) -> bool:
-    """Return whether it belongs to whom the environment belongs, and so is nobody else's."""
-    owners = {os.getuid(), 0, os.stat(sys.prefix).st_uid}
-    return path.stat().st_uid in owners and not path.stat().st_mode & 0o002

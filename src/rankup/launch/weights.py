@@ -11,7 +11,7 @@ from ..base.errors import UserError
 from ..base.text import clean
 from ..site import config
 from ..slurm.client import Client
-from . import lives, meant
+from . import attempts, meant
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ def folder(run: str) -> Path:
         UserError: no such run, or an array where one of its tasks is meant.
     """
     here, _ = config.for_views(Path.cwd())
-    path, task = meant.locate(here.runs, run, Client(timeout=lives.TIMEOUT))
+    path, task = meant.locate(here.runs, run, Client(timeout=attempts.TIMEOUT))
     tasks = sorted(p.name for p in (path / "array").glob("*")) if task is None else []
     if tasks and not (path / "checkpoints").exists():
         raise UserError(

@@ -22,8 +22,7 @@ from ..base.amounts import some
 from ..base.errors import UserError
 from ..base.files import open_regular, write_atomic, write_json
 from ..base.secrets import without
-from ..site.config import Config
-from ..site.needs import Url
+from ..site.config import Config, Url
 
 Proof = Literal["namespace", "blocked", "failed", "none"]
 _FOLDER = Path(".rankup") / "fetched"

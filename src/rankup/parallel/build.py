@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,14 +16,18 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from ..base.errors import UserError
 from ..runtime.compress.ddp import CompressedExchange
 from ..runtime.keys import derive
-from .choices import Choices, check
+from .choices import Choices, Recompute, check
 from .initial import Initial, initialize, materialize
 from .layout import Layout
-from .memory import recompute
 from .mesh import Mesh
 from .pipeline.cut import costs, cut, links
 from .pipeline.run import Pipeline, model_args
@@ -37,6 +42,23 @@ from .tensor.plan import plan_of
 
 Batch = tuple[torch.Tensor, ...]
 Loss = Callable[[Any, Batch], torch.Tensor]
+
+
+# Matrix products are most of a block's work and little of its memory: `selective` keeps them, and
+# what attention gives, whichever kernel computes it. Kept is, too, what ranks have added up, for
+# which a block would wait again. What they gather is larger by their number, and gathered anew.
+_KEPT = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops._c10d_functional.all_reduce.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+)
 
 
 @dataclass
@@ -156,7 +178,7 @@ def build(
     built.draws_apart = ("stage", mesh.pp) if layout.pp > 1 else ()
     if layout.pp > 1:
         group = mesh.group("pp")
-        built.pipeline = Pipeline(stages, group, device, choices.schedule, built.autocast)
+        built.pipeline = Pipeline(stages, group, device, choices.schedule, built.precision)
     return built
 
 
@@ -202,12 +224,32 @@ def split(
     return built, stages
 
 
+def recompute(units: list[nn.Module], how: Recompute) -> None:
+    """Let each unit keep its inputs alone (`full`), or matrix products as well (`selective`).
+
+    The modules stay what they are, so that parameter names do: torch's own wrapper would change
+    them. Random draws are the same in both computations.
+    """
+    if how == "none":
+        return
+    options: dict[str, Any] = {"use_reentrant": False}
+    if how == "selective":
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+    for unit in units:
+        unit.forward = functools.partial(checkpoint, unit.forward, **options)  # type: ignore[method-assign]
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    kept = operator in _KEPT
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
 def _compile(units: Sequence[nn.Module], mode: str) -> None:
     """Compile each part by itself, in place: parameter names stay."""
     for unit in units:
         unit.compile(mode=mode)
-    # Blocks that tensor parallelism cut have hooks of their own, so each is another graph, in
-    # training and in evaluation. Torch keeps 8, and would leave the rest of the model as it is.
+    # Each block that differs from the others is another graph, in training and in evaluation. Torch
+    # keeps 8, and would leave the rest of the model as it is.
     config = torch._dynamo.config
     graphs = 4 * len(units)
     config.recompile_limit = max(config.recompile_limit, graphs)

@@ -48,7 +48,11 @@ def global_norm(
 
 def clip(parameters: Iterable[nn.Parameter], norm: torch.Tensor, limit: float) -> None:
     """Scale gradients of the given norm down to `limit`, as `clip_grad_norm_` does."""
-    gradients = [local(p.grad) for p in parameters if p.grad is not None]
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(factor.to(gradient.device, gradient.dtype))
+    alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradient = local(parameter.grad)
+            alike.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    for (device, dtype), gradients in alike.items():
+        torch._foreach_mul_(gradients, factor.to(device, dtype))

@@ -5,9 +5,11 @@ Every function works in a group of one and in a process that belongs to no group
 
 from __future__ import annotations
 
+import itertools
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -19,7 +21,8 @@ from .world import launched
 Reduction = Literal["sum", "mean", "min", "max"]
 T = TypeVar("T")
 
-_PATIENCE = timedelta(hours=24)
+# Calls of rank0_first in a process group, which all its ranks come to together.
+_ORDERED: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 # torch 2.13 has named them anew, and warns of the older names.
 REDUCE_SCATTER, ALL_GATHER = (
     new if hasattr(dist, new) else old
@@ -168,34 +171,42 @@ def _ordered(per_node: bool) -> Iterator[None]:
     if not _several():
         yield
         return
-    rank, place = dist.get_rank(), launched()
-    leads = place.local_rank == 0 if per_node else rank == 0
-    # A group of its own, since a download may take longer than a collective is given.
-    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    rank = dist.get_rank()
+    number = next(_ORDERED.setdefault(dist.group.WORLD, itertools.count()))
+    leads = launched().local_rank == 0 if per_node else rank == 0
+    leaders = sum(all_gather_object(leads)) if per_node else 1
+    # In the store, since a download may take longer than a collective is given.
+    store = dist.distributed_c10d._get_default_store()
+    left, done = f"rankup/first/{number}/left", f"rankup/first/{number}/done"
     failure = ""
     if leads:
         try:
             yield
         except BaseException as error:
             failure = f"rank {rank}: {type(error).__name__}: {error}"
-            _agree(failure, group)
             raise
-    states = _agree(failure, group)
-    if not leads:
+        finally:
+            if store.add(left, 1) == leaders:
+                store.set(done, "")
+            states = _agree(failure, store, done)
+    else:
+        states = _agree("", store, done)
         yield
     # What is made where it is missing draws on the first rank alone: all go on as that does.
     if not STREAMS.apart:
         restore(states)
 
 
-def _agree(failure: str, group: dist.ProcessGroup | None) -> States:
-    """Tell all ranks how the leading ones fared, and raise where another one failed.
+def _agree(failure: str, store: dist.Store, done: str) -> States:
+    """Wait for the leading ranks, tell all how they fared, and raise where another one failed.
 
     Returns the random states of rank 0.
     """
-    answers: list[tuple[str, States]] = [("", {})] * dist.get_world_size()
-    dist.all_gather_object(answers, (failure, {} if dist.get_rank() else capture()), group=group)
-    dist.destroy_process_group(group)
+    pause = 0.01
+    while not store.check([done]):
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+    answers = all_gather_object((failure, {} if dist.get_rank() else capture()))
     failed = [text for text, _ in answers if text]
     if failed and not failure:
         raise RuntimeError(f"rank0_first: the rank that goes first failed ({'; '.join(failed)})")

@@ -65,7 +65,7 @@ _ROOM = 1 << 20  # a disk with less left counts as full
 
 @dataclass(frozen=True)
 class Marker:
-    """What makes a folder count: how its files looked when they were written, and what it is.
+    """The marker of a folder, without which it does not count.
 
     Attributes:
         files: name of each file of tensors -> its size and hash; no hash (empty) where the first
@@ -79,7 +79,7 @@ class Marker:
 
     @property
     def parts(self) -> Path:
-        """Where the files of tensors lie."""
+        """The folder of the files of tensors."""
         return self.folder / self.about.get("parts", "")
 
     @classmethod
@@ -122,7 +122,7 @@ class Marker:
         _fsync(self.folder)
 
     def damage(self, hash_like: Callable[[Path, str], str] | None = None) -> list[str]:
-        """What is wrong with the files, as all ranks find it, each reading its share. Collective.
+        """Return what is wrong with the files; each rank reads a share of them. Collective.
 
         Args:
             hash_like: hash of a file, of the kind of a given one; by default the one of today.
@@ -144,12 +144,12 @@ class Marker:
 
 
 def fingerprint(path: Path) -> tuple[int, str]:
-    """Size and hash of a file."""
+    """Return size and hash of a file."""
     return path.stat().st_size, _hash_of(path)
 
 
 def _hash_of(path: Path, like: str = _KIND) -> str:
-    """CRC-32 of a file: no flip of one bit, or of 32 in a row, escapes it."""
+    """Return the CRC-32 of a file: no flip of one bit, or of 32 in a row, escapes it."""
     if not like.startswith(_KIND):
         return like  # the first version had none
     code = 0
@@ -195,7 +195,7 @@ class Target:
 
 
 class Writer:
-    """Writes folders, one at a time; use it on all ranks.
+    """A writer of folders, one at a time; use it on all ranks.
 
     What is asynchronous is written in a thread, which talks to those of the other ranks over a gloo
     group of its own, so that its collectives never meet the training's.
@@ -281,7 +281,7 @@ class Writer:
         group: dist.ProcessGroup | None,
         done: Future[None],
     ) -> None:
-        """Everything after the copy."""
+        """Do everything after the copy."""
         root = is_root_process()
         failure: BaseException | None = None
         try:
@@ -330,11 +330,11 @@ def _commit(target: Target, marker: Marker) -> None:
 
 
 def nothing() -> None:
-    """What the other ranks do meanwhile."""
+    """Do nothing, as the other ranks while rank 0 does something."""
 
 
 class _DiskWriter(dcp.FileSystemWriter):
-    """Says that the disk is full where torch speaks of a position in its archive."""
+    """A writer that says that the disk is full where torch speaks of a position in its archive."""
 
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -353,7 +353,7 @@ def named(
     copies: Mapping[str, str] | None = None,
     prefix: str = OPTIMIZER,
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Every tensor to be saved under its flat name, and the model's other names for some of them.
+    """Return all tensors to be saved by flat names, and the model's other names for some of them.
 
     Numbers live in the marker alone, so that nothing in a folder has to be unpickled.
     """
@@ -366,7 +366,7 @@ def named(
 
 
 def cause(error: BaseException) -> BaseException:
-    """The first rank's own error out of DCP's collection."""
+    """Return the first rank's own error out of DCP's collection."""
     failures = getattr(error, "failures", None)
     if not isinstance(error, CheckpointException) or not failures:
         return error
@@ -440,10 +440,10 @@ def _below(prefix: str, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 class SafeReader(dcp.FileSystemReader):
-    """Reads `.metadata` through an unpickler that knows torch's own record types only."""
+    """A reader of `.metadata` through an unpickler that knows torch's own record types only."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """As torch's own, of a file that may be anybody's.
+        """Return the metadata, of a file that may be anybody's.
 
         Raises:
             DamagedError: it holds something else, or is no such file.
@@ -462,7 +462,7 @@ class SafeReader(dcp.FileSystemReader):
         return metadata
 
     def shapes(self) -> dict[str, Shape]:
-        """Shape of each tensor there is."""
+        """Return the shape of each tensor there is."""
         return {
             name: tuple(entry.size)
             for name, entry in self.read_metadata().state_dict_metadata.items()
@@ -471,7 +471,7 @@ class SafeReader(dcp.FileSystemReader):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Refuses all but torch's records of what lies where."""
+    """An unpickler that refuses all but torch's records of what lies where."""
 
     def find_class(self, module: str, name: str) -> Any:
         allowed = (

@@ -47,7 +47,7 @@ class Piece:
 
 
 def cut(state: Mapping[str, torch.Tensor]) -> dict[Key, Piece]:
-    """This rank's parts of named tensors, sharded or whole."""
+    """Return this rank's parts of named tensors, sharded or whole."""
     pieces = [
         Piece(name, offset, tensor.detach(), tuple(value.shape))
         for name, value in state.items()
@@ -57,26 +57,26 @@ def cut(state: Mapping[str, torch.Tensor]) -> dict[Key, Piece]:
 
 
 class Share:
-    """Deals parts that several ranks store to one of them each, so that each byte is copied and
-    written once. The dealing is kept for as long as all ranks ask about the same parts."""
+    """Assigns parts that several ranks store to one of them each, so that each byte is copied and
+    written once. The assignment is kept for as long as all ranks ask about the same parts."""
 
     def __init__(self) -> None:
         self._asked: tuple[int, int, dict[Key, int]] | None = None
         self._mine: set[Key] = set()
 
     def of(self, pieces: Mapping[Key, Piece]) -> dict[Key, Piece]:
-        """The parts that this rank is to write; collective."""
+        """Return the parts that this rank is to write; collective."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return dict(pieces)
         sizes = {key: piece.tensor.nbytes for key, piece in pieces.items()}
         asked = dist.get_rank(), dist.get_world_size(), sizes
         if all_reduce(float(asked != self._asked), "max"):
-            self._asked, self._mine = asked, _deal(gather(sizes))
+            self._asked, self._mine = asked, _assign(gather(sizes))
         return {key: piece for key, piece in pieces.items() if key in self._mine}
 
 
-def _deal(everyone: list[dict[Key, int]]) -> set[Key]:
-    """The largest first, each to the one of its holders that has the least to write so far."""
+def _assign(everyone: list[dict[Key, int]]) -> set[Key]:
+    """Assign the largest first, each to that of its holders that has the least to write so far."""
     holders: dict[Key, list[int]] = {}
     size: dict[Key, int] = {}
     for rank, asked in enumerate(everyone):
@@ -121,7 +121,7 @@ class HostCopy:
 
 
 class PiecePlanner(DefaultSavePlanner):
-    """Has DCP write the given pieces and nothing else."""
+    """A plan by which DCP writes the given pieces and nothing else."""
 
     def __init__(self, pieces: Mapping[Key, Piece]) -> None:
         super().__init__(flatten_state_dict=False)

@@ -134,7 +134,7 @@ def _refuse_strange(extra: Mapping[str, Any]) -> None:
 
 
 def _marker_of(root: Path) -> Marker:
-    """The marker of a folder of `save_sharded_model`."""
+    """Return the marker of a folder of `save_sharded_model`."""
     if not root.is_dir():
         raise FileNotFoundError(2, "there is no such folder", str(root))
     try:
@@ -196,7 +196,7 @@ class _Replaced(Target):
             os.close(self._lock)
 
     def _may_count(self) -> bool:
-        """Whether the marker names these parts, or cannot be asked."""
+        """Return True where the marker names these parts, or cannot be asked."""
         try:
             return bool(Marker.read(self.folder).about["parts"] == self.parts.name)
         except Exception:
@@ -208,7 +208,7 @@ before_leaving(_WRITER.close)
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON can hold of a parameter group; tensors of one number as that number."""
+    """Return what JSON can hold of a parameter group; a tensor of one number as that number."""
     values = {
         key: value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
         for key, value in group.items()

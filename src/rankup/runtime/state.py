@@ -31,7 +31,7 @@ _WRAPPINGS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 @dataclass
 class Held:
-    """What this rank holds.
+    """The tensors that this rank holds.
 
     Attributes:
         tensors: canonical name -> the tensor itself, not a copy.
@@ -46,7 +46,7 @@ class Held:
     names: dict[int, str] = field(default_factory=dict)
 
     def shapes(self) -> dict[str, Shape]:
-        """Whole shapes, also of tensors of which this rank has a part."""
+        """Return whole shapes, also of tensors of which this rank has a part."""
         return {name: tuple(value.shape) for name, value in self.tensors.items()}
 
     @torch.no_grad()
@@ -57,7 +57,7 @@ class Held:
 
 
 def of_model(model: nn.Module, copies: Mapping[str, str] | None = None) -> Held:
-    """Parameters and persistent buffers.
+    """Return parameters and persistent buffers.
 
     Args:
         copies: name in this model -> canonical name, of parameters that are tied to one that
@@ -181,14 +181,14 @@ def allocate(optimizer: torch.optim.Optimizer) -> State:
 
 
 def to_fill(optimizer: torch.optim.Optimizer, model: Held) -> OptimizerState:
-    """The state to read a file into; the optimizer has it once it is settled."""
+    """Return the state to read a file into; the optimizer has it once it is settled."""
     return OptimizerState(optimizer, model, allocate(optimizer))
 
 
 def _first_state(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
 ) -> dict[str, Any]:
-    """The state of a parameter after its first step."""
+    """Return the state of a parameter after its first step."""
     kind = type(optimizer)
     if any(
         one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
@@ -214,14 +214,14 @@ def _first_state(
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers of parts of the model have put into it."""
+    """Return a parameter's name without what wrappers of parts of the model have put into it."""
     for wrapping in _WRAPPINGS:
         name = name.replace(wrapping, "")
     return name
 
 
 def parts(value: torch.Tensor) -> Iterator[tuple[torch.Tensor, Shape]]:
-    """This rank's part of a tensor, and where in the whole it begins."""
+    """Yield this rank's parts of a tensor, and where in the whole each begins."""
     chunks = getattr(value, "__create_chunk_list__", None)  # DTensor's word to checkpoints
     if chunks is None:
         yield value, (0,) * value.dim()
@@ -233,7 +233,7 @@ def parts(value: torch.Tensor) -> Iterator[tuple[torch.Tensor, Shape]]:
 
 
 def local(value: torch.Tensor) -> torch.Tensor:
-    """What this rank itself stores of a tensor."""
+    """Return what this rank itself stores of a tensor."""
     to_local = getattr(value, "to_local", None)
     return value if to_local is None else to_local()
 
@@ -250,7 +250,7 @@ class DamagedError(ValueError):
 
 
 def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Every rank's picklable value, in rank order."""
+    """Return every rank's picklable value, in rank order. Collective."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -297,7 +297,7 @@ def _sendable(error: BaseException) -> Exception:
 
 
 def union(here: Mapping[str, T]) -> dict[str, T]:
-    """All ranks' entries, those of rank 0 first. Collective; cheap where the ranks hold the same.
+    """Return all ranks' entries, rank 0's first. Collective; cheap where they are the same.
 
     Where two ranks differ on a name the later one's entry counts.
     """

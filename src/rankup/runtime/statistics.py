@@ -7,7 +7,7 @@ and the step ends with the mean over the results of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -45,8 +45,7 @@ class RunningStatistics:
             flat = flat.to(kinds.pop())  # at once, where it can be
         parts = flat.split([buffer.numel() for buffer in buffers])
         pairs = zip(parts, buffers, strict=True)
-        if buffers:
-            torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in pairs])
+        _copy([part.view_as(buffer) for part, buffer in pairs], buffers)
 
     def start_mean(self, works: bool) -> Callable[[], None]:
         """Start the mean over the ranks that had samples; what this returns sets the layers to it.
@@ -70,7 +69,9 @@ class RunningStatistics:
         """Remember where every micro-batch of this step starts."""
         self._sum = None
         if self.size:
-            self._start = [buffer.clone() for buffer in self._all()]
+            now = list(self._all())
+            self._start = self._start or [torch.empty_like(buffer) for buffer in now]
+            _copy(now, self._start)
 
     def collect(self) -> None:
         """Take what a forward has left in the layers into the sum."""
@@ -81,7 +82,7 @@ class RunningStatistics:
     def rewind(self) -> None:
         """Go back to where the step started."""
         if self.size:
-            torch._foreach_copy_(list(self._all()), self._start)
+            _copy(self._start, list(self._all()))
 
     def total(self, device: torch.device) -> torch.Tensor:
         """Sum over this rank's micro-batches, float64 of shape `(size,)`; zeros for an idle one."""
@@ -93,9 +94,10 @@ class RunningStatistics:
         """Set the layers to the mean over all `micro_batches`, whose sum over ranks is `total`."""
         if self.size:
             self.assign(total / micro_batches)
-            for layer in self._layers:
-                if layer.training and layer.num_batches_tracked is not None:
-                    layer.num_batches_tracked.data.add_(1)
+            numbers = [layer.num_batches_tracked for layer in self._layers if layer.training]
+            counted = [number.data for number in numbers if number is not None]
+            if counted:
+                torch._foreach_add_(counted, 1)
 
     def _all(self) -> Iterator[torch.Tensor]:
         """All buffers, looked up anew since `.to()` and loading may replace them.
@@ -110,3 +112,12 @@ class RunningStatistics:
 
     def _values(self) -> Iterator[torch.Tensor]:
         return (buffer for buffer in self._all() if buffer.is_floating_point())
+
+
+def _copy(values: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+    """Copy tensors at once, which torch does for those of one type."""
+    by_kind: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for target, value in zip(into, values, strict=True):
+        by_kind.setdefault(target.dtype, []).append((target, value))
+    for pairs in by_kind.values():
+        torch._foreach_copy_([target for target, _ in pairs], [value for _, value in pairs])

@@ -237,7 +237,10 @@ def _join(place: Launched, device: torch.device, timeout: timedelta) -> None:
         # A port of its own for each step, so that two jobs on one node do not meet.
         os.environ.setdefault("MASTER_PORT", str(10000 + (job + 7919 * step) % 20000))
     rendezvous = dist.rendezvous("env://", place.rank, place.world_size, timeout=timeout)
-    store, _, _ = next(iter(rendezvous))
+    shared, _, _ = next(iter(rendezvous))
+    # torchrun's store outlives a process group, and a second one would find the first one's keys.
+    number = shared.add(f"rankup/joined/{place.rank}", 1)
+    store = dist.PrefixStore(f"rankup/{number}", shared)
     if device.type == "cuda":
         _claim_gpu(store, device)
     dist.init_process_group(

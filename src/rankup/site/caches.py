@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import places
 from .config import Config
-from .profile import Profile
+from .profile import Profile, first_folder
 
 ROOT_VARIABLE = "RANKUP_CACHE"
 # Variable -> (whose it is, its folder below the root, its default below $HOME).
@@ -106,7 +105,7 @@ def _root(config: Config, profile: Profile, environment: Mapping[str, str]) -> P
         return Path(said).expanduser()
     account = config.job.get("account")
     for templates in (profile.project, profile.scratch):
-        folder = places.folder(templates, environment, account)
+        folder = first_folder(templates, environment, account)
         if folder is not None:
             return folder / getpass.getuser() / "cache"
     return None

@@ -6,6 +6,8 @@ docs/profiles.md says what each fact is used for and how to check it on the mach
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -98,7 +100,7 @@ class Profile:
         exclusive: a job is billed whole nodes; None: ask Slurm.
         mounts: path prefixes that compute nodes mount; empty: not known.
         not_mounted: path prefixes that they do not mount.
-        project, scratch, data: templates of folders, the best first; see `places.folder`.
+        project, scratch, data: templates of folders, the best first; see `first_folder`.
         purge_days: files in scratch are deleted when unused for so long.
         jutil: `jutil env activate -p PROJECT` sets the folders' variables.
         modules: what a user of the site's PyTorch loads.
@@ -240,3 +242,49 @@ def parse(values: Mapping[str, Any], name: str, where: str, key: str = "") -> Pr
         detect=rules.make(Detection, values.get("detect", {})),
         unsure=frozenset(values.get("unsure", ())),
     )
+
+
+def first_folder(
+    templates: tuple[str, ...], environment: Mapping[str, str], project: str | None
+) -> Path | None:
+    """The first of a profile's templates that can be filled in.
+
+    In a template `$NAME` is a variable and `{project}` the project, also within a variable's name
+    (`$SCRATCH_{project}`); what is not set, or is no absolute path then, passes to the next.
+    """
+    known = project if project and re.fullmatch(r"\w[\w.-]*", project) else None
+    for template in templates:
+        if "{project}" in template and known is None:
+            continue
+        # Split first: a project is text, never part of the syntax.
+        parts = re.split(r"\$((?:\w|\{project\})+)", template)
+        filled = [part.replace("{project}", known or "") for part in parts]
+        filled[1::2] = [environment.get(name, "") for name in filled[1::2]]
+        path = "".join(filled)
+        if all(filled[1::2]) and path.startswith("/"):
+            return Path(path)
+    return None
+
+
+def scratch_folder(
+    profile: Profile, environment: Mapping[str, str], project: str | None = None
+) -> Path | None:
+    """The scratch folder of a project, or of the user; None where none is set."""
+    return first_folder(profile.scratch, environment, project)
+
+
+def seen_by_nodes(profile: Profile, path: Path) -> bool | None:
+    """Whether compute nodes see `path`, with links as they are and followed; None: not known."""
+    judged = {_mounted(profile, one) for one in (os.path.abspath(path), os.path.realpath(path))}
+    return False if False in judged else (None if None in judged else True)
+
+
+def _mounted(profile: Profile, path: str) -> bool | None:
+    def longest(prefixes: tuple[str, ...]) -> int:
+        return max((len(one) for one in prefixes if Path(path).is_relative_to(one)), default=0)
+
+    yes, no = longest(profile.mounts), longest(profile.not_mounted)
+    if yes or no:
+        return yes > no
+    # A list that nobody has confirmed to be complete says nothing of what it lacks.
+    return None if not profile.mounts or "mounts" in profile.unsure else False

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
-from ..base.files import open_regular, user_path, write_json
+from ..base.files import open_regular, tail, user_path, write_json
 
 JOB = "job.json"
 ATTEMPTS = "attempts.jsonl"
@@ -41,7 +41,7 @@ class Job:
         args: the words after TARGET.
         versions: of rankup, Python and torch.
         git: commit of the working directory and whether it was changed since; empty outside one.
-        lives: each start of the run that was asked for: when, where, on how many ranks, as which
+        attempts: each start of the run that was asked for: when, where, on how many ranks, as which
             Slurm job (`job`). What a job did by itself afterwards stands in `attempts.jsonl`.
         launch: options of `rankup run` that a resume takes over, by name.
         module: the name by which the script is run, as by `python -m`; None for its path.
@@ -54,7 +54,7 @@ class Job:
     cwd: str
     versions: dict[str, str]
     git: dict[str, Any]
-    lives: list[dict[str, Any]] = field(default_factory=list)
+    attempts: list[dict[str, Any]] = field(default_factory=list)
     launch: dict[str, Any] = field(default_factory=dict)
     module: str | None = None
 
@@ -124,7 +124,10 @@ def read(path: Path) -> Job:
     """
     try:
         with open_regular(path / JOB) as file:
-            job = Job(**json.loads(file.read()))
+            said = json.loads(file.read())
+        if "lives" in said:  # as an earlier version has called them
+            said["attempts"] = said.pop("lives")
+        job = Job(**said)
         if job.kind not in ("recipe", "script") or not all(
             isinstance(value, str) for value in (job.id, job.target, job.cwd, *job.args)
         ):
@@ -145,55 +148,39 @@ def records(path: Path) -> list[dict[str, Any]]:
     {"job": id, "task": number or null, "restart": n, "end": seconds, "code": exit code}
     {"job": id, "task": number or null, "follows": id}: a job that goes on where another stopped
 
-    A line may be torn, since its writer was killed, and the file may have been written by anybody:
-    what is no record is passed over, and what is no number of a field that is one is left out.
+    The last line may be torn, since its writer was killed.
     """
     found = []
     folders = [path, *(sorted((path / "array").iterdir()) if (path / "array").is_dir() else ())]
     for file in (folder / name for folder in folders for name in (_EARLIER, ATTEMPTS)):
-        for line in _last_lines(file):
-            with suppress(ValueError, RecursionError):
+        for line in tail(file, _LONGEST):
+            with suppress(ValueError):
                 record = json.loads(line)
-                if isinstance(record, dict) and isinstance(record.get("job"), str):
-                    found.append(_sound(record))
+                if isinstance(record, dict) and "job" in record:
+                    found.append(record)
     return found
 
 
-def _last_lines(file: Path) -> list[bytes]:
-    try:
-        with open_regular(file) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            stream.seek(max(0, size - _LONGEST))
-            lines = stream.read(_LONGEST).split(b"\n")
-    except OSError:
-        return []
-    return lines[1:] if size > _LONGEST else lines
-
-
-def _sound(record: dict[str, Any]) -> dict[str, Any]:
-    """The record without numbers that are none: not a year of, say, infinity."""
-    for name in ("start", "end", "code", "restart", "offset"):
-        value = record.get(name, 0)
-        whole = isinstance(value, int) or name in ("start", "end")
-        number = isinstance(value, int | float) and not isinstance(value, bool) and whole
-        if not number or not abs(value) < 1e12:
-            del record[name]
-    return record
+def metrics(path: Path, most: int) -> list[dict[str, Any]]:
+    """Return the newest records of a run's `metrics.jsonl`, of at most so many bytes."""
+    found = []
+    for line in tail(path / "metrics.jsonl", most):
+        with suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                found.append(record)
+    return found
 
 
 def slurm_jobs(path: Path, job: Job) -> list[str]:
-    """Ids of the Slurm jobs that are lives of this run, in order."""
-    asked = [
-        life["job"]
-        for life in job.lives
-        if isinstance(life, dict) and isinstance(life.get("job"), str)
-    ]
+    """Ids of the Slurm jobs that are attempts of this run, in order."""
+    asked = [attempt["job"] for attempt in job.attempts if "job" in attempt]
     return list(dict.fromkeys([*asked, *(record["job"] for record in records(path))]))
 
 
 def _allocations(job: Job) -> list[str]:
     """Ids of Slurm jobs inside which the run was started."""
-    return [str(life.get("allocation")) for life in job.lives if isinstance(life, dict)]
+    return [str(attempt.get("allocation")) for attempt in job.attempts]
 
 
 def all_runs(runs: Path) -> list[Path]:
@@ -205,7 +192,7 @@ def _asked_for(path: Path) -> tuple[float, str]:
     """When a run was asked for last: by its own record, else by its name."""
     when = None
     with suppress(Exception):  # whatever is wrong with one run, the others are found
-        last = read(path).lives[-1]
+        last = read(path).attempts[-1]
         when = moment(last.get("started", last.get("submitted")))
     if when is None:
         with suppress(ValueError, OverflowError):

@@ -59,10 +59,8 @@ class Attempt:
     @property
     def limit(self) -> float | None:
         """Seconds that a job may take, as they were asked for; None without a limit."""
-        bill = self.asked.get("bill")
-        minutes = bill.get("minutes") if self.job and isinstance(bill, dict) else None
-        sound = isinstance(minutes, int | float) and 0 < minutes < 1e12
-        return minutes * 60.0 if sound and minutes is not True else None
+        minutes = (self.asked.get("bill") or {}).get("minutes")
+        return minutes * 60.0 if minutes and self.job else None
 
     @property
     def failed(self) -> bool:
@@ -73,14 +71,14 @@ class Attempt:
 def states(
     client: Client,
     job_id: str,
-    own: Sequence[Mapping[str, object]] = (),
+    own: Sequence[Mapping[str, Any]] = (),
     folder: Path | None = None,
 ) -> list[Attempt]:
     """The states of a job: one, or one per task of an array.
 
     Args:
         own: lines of the run's `attempts.jsonl`: {"job", "task", "restart", "start", "nodes"} at
-            the start of a life, {"job", "task", "restart", "end", "code"} at its end. Only what
+            the start of an attempt, {"job", "task", "restart", "end", "code"} at its end. Only what
             Slurm does not know is taken from them.
         folder: the job's working directory. What Slurm knows under this number with another one,
             or as another user's, is not this job.
@@ -98,28 +96,28 @@ def states(
     return sorted(found.values(), key=_order) or [_unknown(job_id, reached)]
 
 
-def recorded(job_id: str, own: Sequence[Mapping[str, object]]) -> list[Attempt]:
+def recorded(job_id: str, own: Sequence[Mapping[str, Any]]) -> list[Attempt]:
     """The newest attempts of a job that Slurm has forgotten, one per task; as of `states`."""
     newest = {one.job: one for one in by_records(job_id, own)}
     return sorted(newest.values(), key=_order) or [_unknown(job_id, reached=True)]
 
 
 def by_records(
-    job_id: str, own: Sequence[Mapping[str, object]], reached: bool = True
+    job_id: str, own: Sequence[Mapping[str, Any]], reached: bool = True
 ) -> list[Attempt]:
     """All attempts of a job by our own records, in order.
 
     Args:
         reached: Slurm answered, and does not know the job.
     """
-    attempts: dict[str, dict[int, dict[str, object]]] = {}
+    attempts: dict[str, dict[int, dict[str, Any]]] = {}
     for line in own:
         if "start" not in line and "end" not in line:
             continue
         task = line.get("task")
         name = str(line["job"]) + (f"_{task}" if task is not None else "")
         if job_id in (name, str(line["job"])):
-            restart = int(_seconds(line.get("restart")) or 0)
+            restart = line.get("restart", 0)
             attempts.setdefault(name, {}).setdefault(restart, {}).update(line)
     return [
         _owned(name, restart, line, reached or restart < max(lines))
@@ -128,7 +126,7 @@ def by_records(
     ]
 
 
-def judged(state: Attempt, own: Sequence[Mapping[str, object]]) -> Attempt:
+def judged(state: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
     """Return Slurm's words for an attempt, and what only our record knows: that it was to stop."""
     mine = [one for one in by_records(state.job or "", own) if one.restart == state.restart]
     for one in mine:
@@ -228,12 +226,12 @@ def _shown(name: str, record: Mapping[str, str]) -> Attempt:
 
 
 def _from_sacct(client: Client, job_id: str) -> Iterator[Attempt]:
-    lives: dict[str, list[Accounted]] = {}
+    attempts: dict[str, list[Accounted]] = {}
     for record in client.account_records(job_id):
-        lives.setdefault(record.job_id, []).append(record)
-    for name, unordered in lives.items():
+        attempts.setdefault(record.job_id, []).append(record)
+    for name, unordered in attempts.items():
         records = sorted(
-            unordered, key=lambda life: (life.end is None, life.start or life.end or 0)
+            unordered, key=lambda attempt: (attempt.end is None, attempt.start or attempt.end or 0)
         )
         base, bracket, tasks = name.partition("_[")
         if not bracket:
@@ -243,8 +241,8 @@ def _from_sacct(client: Client, job_id: str) -> Iterator[Attempt]:
             yield _accounted(f"{base}_{task}", records)
 
 
-def _accounted(name: str, lives: Sequence[Accounted]) -> Attempt:
-    last = lives[-1]
+def _accounted(name: str, attempts: Sequence[Accounted]) -> Attempt:
+    last = attempts[-1]
     live, pending = reasons.is_live(last.state), last.state == "PENDING"
     short, reason = _short(last.nodes), _none(last.reason)
     return Attempt(
@@ -260,25 +258,25 @@ def _accounted(name: str, lives: Sequence[Accounted]) -> Attempt:
         started=last.start if last.nodes else None,
         ended=None if live else last.end,
         expected=last.start if pending else None,
-        restart=len(lives) - 1,
+        restart=len(attempts) - 1,
         source="sacct",
         live=live,
     )
 
 
-def _owned(name: str, restart: int, life: Mapping[str, object], reached: bool) -> Attempt:
+def _owned(name: str, restart: int, attempt: Mapping[str, Any], reached: bool) -> Attempt:
     """The state by our own record; `reached`: Slurm answered, and does not know the job."""
-    nodes = parse.node_names(str(life.get("nodes") or ""))
+    nodes = parse.node_names(str(attempt.get("nodes") or ""))
     on = f" on {_short(nodes)}" if nodes else ""
-    code = _seconds(life.get("code"))
-    over = life.get("end") is not None
-    if over and life.get("cancelled"):
+    code = attempt.get("code")
+    over = attempt.get("end") is not None
+    if over and attempt.get("cancelled"):
         state, words, code = "CANCELLED", _CANCELLED, None
-    elif over and code == 0 and life.get("stopped"):
+    elif over and code == 0 and attempt.get("stopped"):
         state, words = "COMPLETED", _STOPPED
     elif over and code is not None:
         state = "FAILED" if code else "COMPLETED"
-        words = reasons.ended(state, int(code), 0, "", _short(nodes))
+        words = reasons.ended(state, code, 0, "", _short(nodes))
     elif over:
         state, words = "UNKNOWN", "It ended; how was not written down."
     elif reached:
@@ -293,10 +291,10 @@ def _owned(name: str, restart: int, life: Mapping[str, object], reached: bool) -
         job=name,
         state=state,
         words=words,
-        exit_code=int(code) if over and code is not None else None,
+        exit_code=code if over else None,
         nodes=nodes,
-        started=_seconds(life.get("start")),
-        ended=_seconds(life.get("end")),
+        started=attempt.get("start"),
+        ended=attempt.get("end"),
         restart=restart,
         source="own record",
         live=not (over or reached),
@@ -330,13 +328,6 @@ def _short(nodes: Sequence[str]) -> str:
 
 def _none(reason: str) -> str:
     return "" if reason in ("None", "(null)", "Unknown") else reason
-
-
-def _seconds(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    # A number of a damaged record may be anything: 1e999 is infinity, 10**400 no float at all.
-    return float(value) if abs(value) < 1e15 else None
 
 
 def _order(state: Attempt) -> tuple[str, int, str]:

@@ -44,7 +44,7 @@ class Queued:
 
 @dataclass(frozen=True)
 class Accounted:
-    """One life of a job, or of one task of an array, in Slurm's accounting; unix seconds."""
+    """One attempt of a job, or of one task of an array, in Slurm's accounting; unix seconds."""
 
     job_id: str
     state: str

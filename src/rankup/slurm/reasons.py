@@ -103,7 +103,7 @@ _PENDING: dict[str, str] = {
     "nodedown": "A node it needs is down. Without --nodelist others may do.",
     "frontenddown": "No front end node is up to start it. Wait, or ask the site's support.",
     "prolog": "Its nodes are being prepared. It starts in a moment.",
-    "cleaning": "Its former life is still being cleaned up. It goes on in a moment.",
+    "cleaning": "Its former attempt is still being cleaned up. It goes on in a moment.",
     "systemfailure": (
         "Slurm, a node or the file system failed. Submit it again; if it happens twice, tell "
         "the site's support."

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UserError
+from ..base.processes import starting
 from .times import time_text
 
 if TYPE_CHECKING:
@@ -25,11 +26,6 @@ _OFFLINE = {
     "WANDB_MODE": "offline",
 }
 _SIGNAL_SECONDS = 60  # before the limit, where the clock in the ranks did not stop the run
-# As a script would it starts without the current folder on its path.
-_CREW = (
-    "import sys; sys.path = [p for p in sys.path if p]; "
-    "from rankup.launch.crew import main; sys.exit(main())"
-)
 
 
 @dataclass(frozen=True)
@@ -152,7 +148,7 @@ def _values(job: JobScript) -> dict[str, Any]:
         "unless_set": {**(_OFFLINE if job.offline else {}), **job.fetched},
         "programs": job.programs(),
         "in_container": f"{shlex.join(job.container)} " if job.container else "",
-        "crew_start": _CREW,
+        "crew_start": starting("rankup.launch.crew") if job.crew else "",
         "staged": staged,
         "launcher": '"$launcher"' if staged else "launch",
     }

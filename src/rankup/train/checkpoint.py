@@ -73,12 +73,12 @@ class Candidate:
         return self.marker.folder
 
     def damaged(self) -> list[str]:
-        """Which of the files are not what they were, as all ranks find it together."""
+        """Return what is wrong with the files, as all ranks find it together."""
         return self.marker.damage(_hash_like)
 
 
 def _read(directory: Path) -> Candidate | str:
-    """The candidate, or why it is none."""
+    """Return the candidate, or why it is none."""
     try:
         marker = Marker.read(directory)
         about = marker.about.get("extra", marker.about)  # the first version had no `extra`
@@ -96,7 +96,7 @@ def _read(directory: Path) -> Candidate | str:
 
 
 def _hash_like(path: Path, like: str) -> str:
-    """Hash of a file, of the kind of another: the first version had XXH3-64."""
+    """Return the hash of a file, of the kind of another: the first version had XXH3-64."""
     if ":" in like:
         return fingerprint(path)[1]
     code = xxhash.xxh3_64()
@@ -107,8 +107,8 @@ def _hash_like(path: Path, like: str) -> str:
 
 
 def candidates(root: Path) -> tuple[list[Candidate], list[str], bool]:
-    """Checkpoints with a readable marker, newest first, lines on the others, and whether one of
-    those was whole once.
+    """Return the checkpoints with a readable marker, newest first, lines on the others, and
+    whether one of those was whole once.
 
     Raises:
         UserError: `root` is a link to nowhere.
@@ -190,7 +190,7 @@ def restore(
 
 
 class Saver:
-    """Saves checkpoints of one life of a run, one at a time; make, use and close it on all ranks.
+    """Saves checkpoints of an attempt, one at a time; make, use and close it on all ranks.
 
     Args:
         root: the folder of checkpoints.
@@ -306,7 +306,7 @@ def amend(root: Path, saved: Saved) -> None:
 
 
 def of_step(root: Path, step: int) -> Path:
-    """The checkpoint of a step."""
+    """Return the folder of a step."""
     return root / f"step-{step:08d}"
 
 
@@ -335,7 +335,7 @@ def remove(directory: Path) -> None:
 
 
 def _steps(root: Path) -> list[Path]:
-    """The folders of checkpoints, oldest first; not what else somebody keeps beside them."""
+    """Return the folders of checkpoints, oldest first; not what else somebody keeps beside them."""
     found = [path for path in root.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=_number)
 
@@ -387,7 +387,7 @@ class Carried:
 
     @property
     def optimizer(self) -> str:
-        """What the names of this copy's optimizer state begin with."""
+        """Prefix of the names of this copy's optimizer state."""
         return _prefix(self._copy)
 
     def optimizer_among(self, names: Collection[str]) -> str:
@@ -401,12 +401,12 @@ class Carried:
         return _prefix(self._copy if self._copy in there else there[self._copy % len(there)])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Tensors of the exchange, to be saved."""
+        """Return the tensors of the exchange, to be saved."""
         state = {} if self._exchange is None else self._exchange.state()
         return {_EXCHANGE + name: value for name, value in state.items()}
 
     def wanted(self, names: Collection[str]) -> dict[str, torch.Tensor]:
-        """Tensors to be filled from a checkpoint of these names."""
+        """Return the tensors to be filled from a checkpoint of these names."""
         if self._exchange is None:
             return {}
         saved = [n.removeprefix(_EXCHANGE) for n in names if n.startswith(_EXCHANGE)]

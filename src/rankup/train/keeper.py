@@ -1,4 +1,4 @@
-"""What a run keeps: its newest checkpoints, the one that validated best, and the final model."""
+"""Files that a run keeps: its newest checkpoints, the best one, and the final model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .stop import Stop
 
 
 class Keeper:
-    """Keeps what one life of a run has come to; make, use and close it on all ranks.
+    """Keeps what one attempt of a run has come to; make, use and close it on all ranks.
 
     Args:
         directory: of the run.
@@ -103,7 +103,7 @@ class Keeper:
             self._second, self.best = self.best, (loss, step)
 
     def is_best(self, step: int) -> bool:
-        """Whether this step, as the last one considered, was better than all before it."""
+        """Return True if this step, as the last one considered, was better than all before it."""
         return self.best is not None and self.best[1] == step
 
     def save(self, place: Place, unvalidated: bool, stop: Stop, begun: float) -> None:
@@ -131,11 +131,11 @@ class Keeper:
             checkpoint.amend(
                 self._root, Saved(place, self._options.identity, self.best, unvalidated)
             )
-        except (OSError, ValueError, TypeError) as error:  # a later life validates again
+        except (OSError, ValueError, TypeError) as error:  # a later attempt validates again
             self._say(f"the validation of this checkpoint was not noted ({error})")
 
     def settled(self, stop: Stop) -> bool:
-        """Wait for the checkpoint under way; whether the newest one asked for was written."""
+        """Wait for the checkpoint under way; return whether the newest one was written."""
         why = self._saver.wait()
         stood, self._stood = self._stood, None
         if why:
@@ -156,7 +156,7 @@ class Keeper:
         )
 
     def write_whole(self) -> bool:
-        """Write the whole model into one file; whether that came off, on every rank."""
+        """Write the whole model into one file; return on every rank whether that came off."""
         parts = full_state(self._built.model, self._built.copies)
         # In the order of the uncut model, however its stages lie on the ranks.
         order = {name: place for place, name in enumerate(self._built.whole.state_dict())}

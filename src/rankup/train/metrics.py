@@ -105,7 +105,7 @@ class Lines:
     training.
 
     Args:
-        resumed_at: the step that the run goes on from. What a killed life did beyond it is done
+        resumed_at: the step that the run goes on from. What a killed attempt did beyond it is done
             again, so its lines go; those of a fresh run (0) all do.
         say: tells the user a line.
     """

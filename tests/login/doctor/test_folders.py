@@ -14,8 +14,7 @@ from rankup.login.doctor.deadline import Deadline
 from rankup.login.doctor.facts import Facts, Folder, Space
 from rankup.site import profile
 from rankup.site.caches import caches
-from rankup.site.config import Config
-from rankup.site.needs import Needs
+from rankup.site.config import Config, Needs
 from rankup.slurm.client import Client
 from tests.login.doctor.known import asked
 

@@ -16,7 +16,7 @@ from rankup.login.fetch.request import FetchFailed
 from rankup.login.fetch.things import MARKER, NAMED, Archive, Thing, things
 from rankup.login.record import Item, Record
 from rankup.site.caches import Caches
-from rankup.site.needs import Needs
+from rankup.site.config import Needs
 
 from ..web import Web
 

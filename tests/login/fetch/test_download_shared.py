@@ -25,7 +25,7 @@ print(download(sys.argv[3], target, patience=Patience(pauses=())).sha256)
 _UNPACK = """
 from rankup.login.fetch.things import NAMED, Archive, things
 from rankup.site.caches import Caches
-from rankup.site.needs import Needs
+from rankup.site.config import Needs
 caches = Caches(target, target, (), {})
 NAMED["d"] = Archive(sys.argv[3], sys.argv[4], "d", ("train",))
 things(Needs(datasets=("d",)), caches)[0].get(None)

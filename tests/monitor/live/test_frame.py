@@ -74,7 +74,7 @@ def test_a_node_shows_each_of_its_gpus(tmp_path: Path) -> None:
     text = "\n".join(_lines(_watch(trace, tmp_path), _now(trace)))
     assert re.search(r"GPU 2 +█+░? +9\d %  3\d\d/400 W  28/40 GiB +\d\d °C *\n", text)
     assert re.search(r"GPU 3 +░+ +0 %  5\d/400 W +0/40 GiB +3\d °C +nobody uses it", text)
-    assert "! GPUs 0-1,3 of jrc0001 unused for 60 s and more" in text
+    assert "! GPUs 0-1,3 of jrc0001 unused for 1 min and more" in text
 
 
 def test_of_many_nodes_the_worst_come_first(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_a_silent_node_is_said_to_be_silent(tmp_path: Path) -> None:
             out.writelines(f"{float(t) + 10 * k},{rest}\n" for k in range(1, 10))
     watch.look()
     text = "\n".join(_lines(watch, _now(trace) + 90))
-    assert re.search(r"! no sample for 9\d s from jrc0002", text)
-    assert re.search(r"jrc0002 .*  no sample for 9\d s", text)
+    assert re.search(r"! no sample for 1 min 3\d s from jrc0002", text)
+    assert re.search(r"jrc0002 .*  no sample for 1 min 3\d s", text)
 
 
 def test_what_was_a_head_and_a_note_is_shown(tmp_path: Path) -> None:

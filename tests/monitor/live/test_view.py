@@ -87,12 +87,12 @@ def _sampled_now(full: Path, run: Path) -> None:
     )
 
 
-def _run(folder: Path, **life: object) -> Path:
+def _run(folder: Path, **more: object) -> Path:
     """A run directory of a local run that nobody holds."""
     path = make_run(folder / "runs")
     job = rundir.read(path)
-    began = {"started": rundir.now(), "nproc": 4, "node": "elsewhere", **life}
-    rundir.write(path, replace(job, lives=[began]))
+    began = {"started": rundir.now(), "nproc": 4, "node": "elsewhere", **more}
+    rundir.write(path, replace(job, attempts=[began]))
     (path / "log" / "run.out").write_text("rankup: a line of the log\n")
     return path
 

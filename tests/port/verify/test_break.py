@@ -355,12 +355,17 @@ for epoch in range(2):
 
 
 @pytest.mark.timeout(600)
-def test_an_iterator_made_with_gradients_on_evaluates_all_the_same(tmp_path: Path) -> None:
-    """Its batches are drawn between the steps, and without gradients."""
-    (tmp_path / "one.py").write_text(PIECES, encoding="utf-8")
-    found = results(tmp_path, PIECES, {"port": port(tmp_path / "one.py").text})
+@pytest.mark.parametrize("off", [True, False])
+def test_an_iterator_made_with_gradients_on_evaluates_all_the_same(
+    off: bool, tmp_path: Path
+) -> None:
+    """Its batches are drawn between the steps; that nothing of them is differentiated counts."""
+    script = PIECES if off else PIECES.replace("with torch.no_grad():", "if True:")
+    (tmp_path / "one.py").write_text(script, encoding="utf-8")
+    found = results(tmp_path, script, {"port": port(tmp_path / "one.py").text})
     states = {one.check: one for one in found["port"]}
-    assert states["samples"].state == states["evaluation"].state == "proved", states
+    assert states["samples"].state == "proved", states
+    assert states["evaluation"].state == ("proved" if off else "not seen"), states
 
 
 @pytest.mark.timeout(600)

@@ -7,7 +7,7 @@ import sys
 
 from ...parallel.holdings import holdings
 from ...site import gpus
-from ..request import require_torch
+from ..environment import require_torch
 from . import text
 from .target import Split, find
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...base.errors import UserError
-from ...base.files import open_regular
+from ...site import rundir
 from ...slurm.client import Client
-from .. import lives
+from .. import attempts
 from .series import Series, runs_of
 
 _TAIL = 1 << 18
@@ -26,7 +24,7 @@ class Outcome:
     Attributes:
         path: its newest run directory; None before it was started.
         attempts: run directories so far.
-        state: of its newest life, in Slurm's word; `NEW` before it was started.
+        state: of its newest attempt, in Slurm's word; `NEW` before it was started.
         done: it came to its end; it is not run again.
         live: it waits or runs.
         saved: it ended early and has a checkpoint to go on from.
@@ -55,7 +53,7 @@ def _outcome(count: int, found: list[Path], client: Client) -> Outcome:
         return Outcome(count)
     path = found[-1]
     try:
-        last = lives.newest(lives.of_run(path, lives.read_job(path), client))
+        last = attempts.newest(attempts.of_run(path, rundir.read(path), client))
     except UserError as error:
         return Outcome(count, path, len(found), "DAMAGED", words=str(error))
     if last is None:
@@ -77,19 +75,9 @@ def _outcome(count: int, found: list[Path], client: Client) -> Outcome:
 
 def _metrics(path: Path) -> dict[str, float]:
     """The last value of each measure in `metrics.jsonl`; a recipe's last line has them all."""
-    try:
-        with open_regular(path / "metrics.jsonl") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return {}
-    found: dict[str, float] = {}
-    for line in lines:
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            for name, value in record.items() if isinstance(record, dict) else ():
-                number = isinstance(value, int | float) and not isinstance(value, bool)
-                if number and math.isfinite(value) and _METRIC.search(name):
-                    found[name] = float(value)
-    return found
+    return {
+        name: float(value)
+        for record in rundir.metrics(path, _TAIL)
+        for name, value in record.items()
+        if isinstance(value, int | float) and math.isfinite(value) and _METRIC.search(name)
+    }

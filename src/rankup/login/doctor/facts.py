@@ -18,10 +18,10 @@ from typing import Literal
 from ...base.errors import UserError
 from ...site import caches as cache_places
 from ...site import config as configuration
-from ...site import detect, places
+from ...site import detect
 from ...site.config import Config
 from ...site.gpus import visible_gpus
-from ...site.profile import Profile
+from ...site.profile import Profile, first_folder, scratch_folder
 from ...slurm.client import Client
 from ...slurm.partitions import Partition
 from ..record import Unmet, unmet
@@ -179,7 +179,7 @@ class Facts(Readings):
         account = self.config.job.get("account")
         found = [Folder("$HOME", self.home)]
         for name in ("project", "scratch", "data"):
-            path = places.folder(getattr(self.profile, name), self.environment, account)
+            path = first_folder(getattr(self.profile, name), self.environment, account)
             if path is not None:
                 found.append(Folder(name, path))
         # As `rankup run` chooses: what is set or there, else scratch, else ./runs.
@@ -194,7 +194,7 @@ class Facts(Readings):
     @property
     def scratch(self) -> Path | None:
         """The scratch folder of the project."""
-        return places.scratch(self.profile, self.environment, self.config.job.get("account"))
+        return scratch_folder(self.profile, self.environment, self.config.job.get("account"))
 
     @reading
     def presence(self) -> Literal["answers", "silent", "absent"]:

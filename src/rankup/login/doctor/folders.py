@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ...base.amounts import number, size
 from ...base.findings import Finding
-from ...site import places
 from ...site.caches import ROOT_VARIABLE, Cache
+from ...site.profile import seen_by_nodes
 from ..question import error, ok, question, warning
 from .facts import Facts, Folder, Space
 
@@ -130,7 +130,7 @@ def mounts(facts: Facts) -> Iterator[Finding]:
         one
         for one in facts.folders
         if one.name == "this folder"
-        or (one.name == "caches" and places.mounted(facts.profile, one.path) is not False)
+        or (one.name == "caches" and seen_by_nodes(facts.profile, one.path) is not False)
         or (one.name == "runs" and not one.path.is_relative_to(facts.here))
     ]
     folders.append(Folder("Python", facts.python.prefix))
@@ -141,7 +141,7 @@ def mounts(facts: Facts) -> Iterator[Finding]:
         return
     seen, unknown = [], []
     for one in folders:
-        mounted = places.mounted(facts.profile, one.path)
+        mounted = seen_by_nodes(facts.profile, one.path)
         if mounted is False:
             yield error(
                 f"{one.path}: compute nodes of {facts.profile.title} do not mount it",
@@ -188,7 +188,7 @@ def caches(facts: Facts) -> Iterator[Finding]:
         read = one.variable in _READ_IN_JOBS
         kind = "fine"
         if profile.name != "local":
-            if read and places.mounted(profile, one.path) is False:
+            if read and seen_by_nodes(profile, one.path) is False:
                 kind = "unseen"
             # $HOME may be a link, and a cache in it one that leads out of it.
             elif Path(os.path.realpath(one.path)).is_relative_to(os.path.realpath(facts.home)):

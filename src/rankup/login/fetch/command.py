@@ -20,10 +20,10 @@ from ...base.lock import LockFailed
 from ...base.text import clean, say
 from ...script.downloads import Download, read
 from ...site import config as configs
-from ...site import detect, places
+from ...site import detect
 from ...site.caches import caches
 from ...site.config import Config
-from ...site.profile import Profile
+from ...site.profile import Profile, seen_by_nodes
 from ...slurm.client import Client, SlurmError
 from .. import record
 from ..record import Record
@@ -263,7 +263,7 @@ def _check_place(folder: Path, profile: Profile) -> None:
     Raises:
         UserError: compute nodes do not mount it.
     """
-    if places.mounted(profile, folder) is False:
+    if seen_by_nodes(profile, folder) is False:
         raise UserError(
             f"compute nodes of {profile.title} do not see {folder}: name another folder, by "
             "--to, by `cache` in [fetch] of rankup.toml, or by $RANKUP_CACHE"

@@ -32,10 +32,9 @@ from ...sandbox.watch import (
     watch,
 )
 from ...script.downloads import Download, read
-from ...site import places
 from ...site.caches import caches
 from ...site.config import Config
-from ...site.profile import Profile
+from ...site.profile import Profile, seen_by_nodes
 from .. import offline, record
 from ..record import Item, Record
 from . import came, explain
@@ -371,7 +370,7 @@ class _Fetch:
         for line in table("here now", self._items) if self._items else ():
             self._print(line)
         for path in (one.path for one in self._items):
-            if places.mounted(self._profile, Path(path)) is False:
+            if seen_by_nodes(self._profile, Path(path)) is False:
                 say(f"warning: compute nodes do not see {path}; put it into the project or scratch")
 
     def _print(self, line: str) -> None:

@@ -23,7 +23,7 @@ from ...base.files import fsync_directory, user_path, write_json
 from ...base.text import say
 from ...base.urls import identity, public
 from ...site.caches import Caches
-from ...site.needs import Needs, Url
+from ...site.config import Needs, Url
 from ..record import Item, Record, key_of_url
 from . import hub
 from .hub import Name

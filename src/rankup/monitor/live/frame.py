@@ -11,13 +11,13 @@ from statistics import fmean
 from rich.table import Table
 from rich.text import Text
 
-from ...base.amounts import ago, number, size, words
+from ...base.amounts import duration, number, size, words
 from ...base.text import clean
 from .. import lines
 from ..lines import Gpu
 from ..thresholds import LIMITS
 from ..unused import untouched
-from ..words import duration, percent
+from ..words import percent
 from .node import Node, mean
 from .troubles import memory, troubles
 from .watch import Watch
@@ -303,7 +303,7 @@ def _silence(node: Node, now: float) -> Text | None:
     age = node.stale(now)
     if age is None and (node.samples or node.ended is not None):
         return None
-    return _line("no sample yet" if age is None else f"no sample for {ago(age)}", "bold red")
+    return _line("no sample yet" if age is None else f"no sample for {duration(age)}", "bold red")
 
 
 def _ended(node: Node) -> Text:

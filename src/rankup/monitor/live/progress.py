@@ -59,7 +59,7 @@ class Progress:
             number(record.get("data_wait")),
         )
         while self.steps and self.steps[-1].number > step:
-            self.steps.pop()  # a life that does some steps again
+            self.steps.pop()  # an attempt that does some steps again
         if self.steps and self.steps[-1].number == step:  # several lines about one step
             one = _joined(self.steps.pop(), one)
         self.steps.append(one)

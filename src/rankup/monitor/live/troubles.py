@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ...base.amounts import ago, ranges, some
+from ...base.amounts import duration, ranges, some
 from ...base.text import clean
 from .. import lines
 from ..thresholds import LIMITS
@@ -53,7 +53,8 @@ def _loss(progress: Progress) -> Iterator[str]:
 def _silent(nodes: Sequence[Node], now: float) -> Iterator[str]:
     silent = {node.name: age for node in nodes if (age := node.stale(now)) is not None}
     if silent:
-        yield f"no sample for {ago(max(silent.values()))} from {_named(list(silent), len(nodes))}"
+        longest = duration(max(silent.values()))
+        yield f"no sample for {longest} from {_named(list(silent), len(nodes))}"
 
 
 def _no_gpus(nodes: Sequence[Node]) -> Iterator[str]:
@@ -74,7 +75,8 @@ def _unused(nodes: Sequence[Node]) -> Iterator[str]:
             found.setdefault(idle, []).append(node.name)
     for idle, names in found.items():
         what = f"GPU{'s' if len(idle) > 1 else ''} {ranges(idle)}"
-        yield f"{what} of {_named(names, len(nodes))} unused for {ago(LIMITS.now_unused)} and more"
+        since = duration(LIMITS.now_unused)
+        yield f"{what} of {_named(names, len(nodes))} unused for {since} and more"
 
 
 def _is_unused(node: Node, place: int) -> bool:
@@ -133,7 +135,7 @@ def _steps(watch: Watch, alive: Sequence[Node], now: float) -> Iterator[str]:
         return
     since = now - newest.time
     if since > max(LIMITS.now_stuck_least, LIMITS.now_stuck_times * usual):
-        yield f"no step for {ago(since)}, where one takes {usual:.2g} s"
+        yield f"no step for {duration(since)}, where one takes {usual:.2g} s"
 
 
 def _said(nodes: Sequence[Node]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...base.files import open_regular
+from ...base.files import tail
 from ...base.text import encodable
 from ...slurm.job import Attempt
 from .. import lines
@@ -110,11 +110,6 @@ class Watch:
             self.progress.take(record)
 
     def _look_at_log(self) -> None:
-        if self.run.log is None:
-            return
-        with suppress(OSError), open_regular(self.run.log) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LOG_BYTES))
-            data = file.read(_LOG_BYTES)
-            found = data.decode("utf-8", "replace").split("\n")
-            self.log = [line for line in found[size > _LOG_BYTES :] if line.strip()]
+        if self.run.log is not None:
+            found = (line.decode("utf-8", "replace") for line in tail(self.run.log, _LOG_BYTES))
+            self.log = [line for line in found if line.strip()]

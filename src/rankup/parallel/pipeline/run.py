@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ...base.errors import UserError
 from ..sharded import release
-from .schedule import Entry, Record, Schedule, Stage, hold, padded
+from .schedule import Entry, Precision, Record, Schedule, Stage, hold, padded
 from .stage import StageModule
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -33,7 +34,7 @@ class Pipeline:
         stages: those of this rank, ascending, as `place.placement` deals them.
         group: the ranks along the pp axis.
         schedule: naive, gpipe, 1f1b, interleaved, or the name of one of torch's.
-        autocast: type in which the stages and the loss compute, None for that of the parameters.
+        precision: stands around each stage and the loss.
         record: is told of each computation; a GPU is waited for after each. May be set, and
             unset, between steps.
     """
@@ -44,11 +45,11 @@ class Pipeline:
         group: dist.ProcessGroup,
         device: torch.device,
         schedule: str = "1f1b",
-        autocast: torch.dtype | None = None,
+        precision: Precision = nullcontext,
         record: Record | None = None,
     ) -> None:
         self.stages, self.group, self.device = list(stages), group, device
-        self.schedule, self.autocast, self.record = schedule, autocast, record
+        self.schedule, self.precision, self.record = schedule, precision, record
         self.has_last = any(stage.is_last for stage in self.stages)
         self._schedules: OrderedDict[tuple[Any, ...], Schedule] = OrderedDict()
         # What the chunks of the call under way are looked up in.
@@ -141,7 +142,7 @@ class Pipeline:
         if key not in self._schedules:
             stages = [
                 Stage(
-                    Entry(stage, self._args_of, self.autocast, self.device),
+                    Entry(stage, self._args_of, self.precision),
                     stage,
                     self.device,
                     self.group,
@@ -162,9 +163,7 @@ class Pipeline:
 
     def _loss_of(self, output: Any, index: int) -> torch.Tensor:
         assert self._loss is not None
-        with torch.autocast(
-            self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None
-        ):
+        with self.precision():
             value = loss_of(self._loss, output, self._batches[index])
         self._losses[index] = value.detach()
         # Zero times the gradient of a mean over nothing would be no number.

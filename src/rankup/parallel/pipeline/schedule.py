@@ -10,6 +10,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ class Span:
     end: float
 
 
+Precision = Callable[[], AbstractContextManager[Any]]
 Record = Callable[[Span], None]
 Recorder = Callable[[], Record | None]  # what to tell of computations just now, if anything
 
@@ -57,13 +59,11 @@ class Entry(nn.Module):
         self,
         stage: StageModule,
         args_of: Callable[[int], tuple[Any, ...]],
-        autocast: torch.dtype | None,
-        device: torch.device,
+        precision: Precision,
     ) -> None:
         super().__init__()
         self._stage = (stage,)  # in a tuple, it is no submodule
-        self._args_of = args_of
-        self._autocast, self._device = autocast, device
+        self._args_of, self._precision = args_of, precision
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         return self._stage[0].parameters(recurse)
@@ -72,9 +72,7 @@ class Entry(nn.Module):
         (stage,) = self._stage
         if stage.is_first:
             values = self._args_of(int(values[0]))
-        with torch.autocast(
-            self._device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None
-        ):
+        with self._precision():
             return stage(*values)
 
 

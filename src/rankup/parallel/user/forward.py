@@ -61,10 +61,6 @@ class Peers:
         return map_tensors(output, plain)
 
 
-def around_peers(forward: Forward, peers: Peers, *args: Any, **kwargs: Any) -> Any:
-    return peers.compute(forward, *args, **kwargs)
-
-
 def refuse_call(forward: Forward, name: str, *args: Any, **kwargs: Any) -> Any:
     """Under pp no rank has the model to call it."""
     raise UserError(
@@ -97,7 +93,7 @@ class Methods:
                 )
             routed = functools.partial(self._enter, method)
             vars(model)[name] = functools.update_wrapper(routed, method)
-        replace_forward(model, around_methods, self)
+        replace_forward(model, self.compute)
 
     def compute(self, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         call, self._next = self._next or forward, None
@@ -115,10 +111,6 @@ class Methods:
             return self._model(*args, **kwargs)
         finally:
             self._next = None
-
-
-def around_methods(forward: Forward, methods: Methods, *args: Any, **kwargs: Any) -> Any:
-    return methods.compute(forward, *args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -16,16 +16,14 @@ from ...runtime.keys import derive, reseed
 from ...runtime.model import wrap
 from ...runtime.probe import probe, same_code
 from ...runtime.world import World, setup
-from ..build import Built, Loss, build
+from ..build import Built, Loss, build, recompute
 from ..choices import Choices, Recompute, as_keyword, check, without_effect
 from ..layout import SELDOM, WITHOUT_WAITING, Layout, choose, crossing
-from ..memory import recompute
 from ..mesh import Mesh
 from ..sharded import blocks, release
-from .forward import Methods, Peers, around_peers, draws, in_half, refuse_call, replace_forward
-from .gradients import Gradients, no_sync
+from .forward import Methods, Peers, draws, in_half, refuse_call, replace_forward
+from .gradients import Gradients, Weights, no_sync
 from .steps import Steps, Units
-from .weights import Weights
 
 BuildOptimizer = Callable[[Any], torch.optim.Optimizer]
 
@@ -229,7 +227,7 @@ def _dress(built: Built, gradients: Gradients, seed: int, methods: Sequence[str]
     if built.autocast is not None:
         replace_forward(model, in_half, mesh.world.device.type)
     if mesh.layout.tp > 1:
-        replace_forward(model, around_peers, Peers(mesh, seed))
+        replace_forward(model, Peers(mesh, seed).compute)
     if mesh.data_size > 1:
         Weights(model, mesh)  # lives in the hooks it sets
 

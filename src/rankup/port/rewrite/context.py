@@ -183,6 +183,11 @@ class Context:
             return False
         return True
 
+    def guarded(self, call: ast.Call) -> bool:
+        """True where rank 0 alone runs a call."""
+        place = self.script.span(self.script.statement(call))
+        return "rankup.is_root_process()" in self.edits.inside(place)
+
     def goes_first(self, node: ast.AST) -> bool:
         """True where rank 0 runs a place before the others come there."""
         return node in self.first or any(up in self.first for up in self.script.above(node))
@@ -206,7 +211,7 @@ class Context:
                 continue
             seen.add(node)
             script = where.script
-            if where.needs_all(node) or _together(where.edits.behind(script.span(node)[1])):
+            if where.needs_all(node) or _together(where.edits.behind(script.span(node))):
                 return True
             calls = script.inside(node, ast.Call)
             waiting += [one for call in calls if (one := where.called(call)) is not None]

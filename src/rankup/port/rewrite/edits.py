@@ -68,11 +68,14 @@ class Edits:
         start, end = span
         return _code(edit.text for edit in self._edits if start <= edit.start < end)
 
-    def behind(self, end: int) -> str:
-        """The lines that are put behind the line in which a statement ends."""
+    def behind(self, span: Span) -> str:
+        """The lines that are put behind a statement, at its indentation or further in."""
+        start, end = span
+        deep = len(self.indent(start).expandtabs())
         number = self.line(max(end - 1, 0))
         start = self._starts[number] if number < len(self._starts) else len(self.text)
-        return _code(edit.text for edit in self._edits if edit.start == start and _after(edit))
+        found = (edit for edit in self._edits if edit.start == start and _after(edit))
+        return _code(one.text for one in found if -one.order[1] >= deep)
 
     def lines_at(self, offset: int) -> str:
         """The lines that are put in front of the line of a place."""

@@ -34,7 +34,8 @@ class Kind(Enum):
     SIZE = "the number of samples"
     SUM = "a sum over the samples"
     MEAN = "a mean over the samples"
-    MIXED = "a sum over the samples and something else: no weight of a rank's gradient is right"
+    MASKED = "a mean over some of the samples' targets, or over their weights"
+    MIXED = "two of these added up: no weight of a rank's gradient is right"
     FIXED = "nothing of the batch"
     UNKNOWN = "anything"
 
@@ -146,10 +147,12 @@ class MaskedMean:
 
     Attributes:
         units: text of what the mean divides by; empty where it could not be said.
+        one_of: of several losses by this name others are means over all samples.
     """
 
     call: ast.expr
     units: str
+    one_of: bool = False
 
 
 def masked_call(training: Training, script: Script, call: ast.Call) -> MaskedMean | None:
@@ -225,14 +228,22 @@ def _of_torch(script: Script, call: ast.Call) -> MaskedMean | None:
 
     With `weight=` the mean is over the weights of the targets' classes.
     """
-    weighing = [
-        one
-        for one in _makers(script, call)
-        if one is not None and call_name(one[1]) in CLASS_WEIGHTS
-    ]
-    if not weighing or reduction(script, call) is not Kind.MEAN:
+    makers = _makers(script, call)
+    found = {
+        one: masked
+        for one in makers
+        if one is not None
+        and call_name(one[1]) in CLASS_WEIGHTS
+        and (masked := _by_targets(script, call, *one)) is not None
+    }
+    if not found or reduction(script, call) is not Kind.MEAN:
         return None
-    at, made = weighing[0]
+    alike = len(found) == len(makers) and len({one.units for one in found.values()}) == 1
+    return next(iter(found.values())) if alike else MaskedMean(call, "", one_of=True)
+
+
+def _by_targets(script: Script, call: ast.Call, at: Script, made: ast.Call) -> MaskedMean | None:
+    """A mean over the targets that a loss takes by the call that makes it."""
     by_class = CLASS_WEIGHTS[call_name(made)]
     ignore = argument(made, "ignore_index")
     weight = argument(made, "weight", by_class)

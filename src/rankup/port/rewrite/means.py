@@ -42,7 +42,8 @@ _ACROSS = words(
 _COUNTED = words("topk kthvalue quantile nanquantile")  # a number comes before the dimension
 _MOVES = words("roll flip flipud normalize")
 _COUPLING = words("cov corrcoef histc bincount unique cdist pdist")
-_SUMS = frozenset({Kind.MEAN, Kind.SUM, Kind.MIXED})
+_MEANS = frozenset({Kind.MEAN, Kind.MASKED})
+_SUMS = frozenset({*_MEANS, Kind.SUM, Kind.MIXED})
 _ORDERS = words("argsort sort topk")
 _SIZES = words("len size numel dim ndimension range arange")
 _DEEPEST = 25
@@ -86,7 +87,7 @@ def check_mean(training: Training, loss: ast.expr) -> list[NotSeen]:
     """
     scope = _followed(training, loss)
     kind = scope.kind(loss)
-    if scope.doubts or kind not in (Kind.MEAN, Kind.SUM):
+    if scope.doubts or kind not in (*_MEANS, Kind.SUM):
         raise scope.doubts[0] if scope.doubts else NotSeen(training.script, loss)
     return scope.across
 
@@ -172,7 +173,7 @@ class _Scope:
             return True
         script = self.script
         if isinstance(first, ast.Slice):
-            return self._neighbours(node, first)
+            return self._neighbours(node, first) or self._some_rows(node, first)
         if (few := self._first_few(at)) is not None:
             return few
         if isinstance(at, ast.Tuple | ast.Slice) or not self._masks(at):
@@ -208,6 +209,17 @@ class _Scope:
         code = self.script.code
         return isinstance(other, ast.Subscript) and code(other.value) == code(node.value)
 
+    def _some_rows(self, node: ast.Subscript, at: ast.Slice) -> bool:
+        """True of `losses[:4].mean()`: the first few of each rank's part."""
+        script = self.script
+        around = script.parents.get(node)
+        call = script.parents.get(around) if isinstance(around, ast.Attribute) else around
+        reduces = isinstance(call, ast.Call) and (
+            reduction(script, call) is not None or self._reduced(node)
+        )
+        bounds = [one for one in (at.lower, at.upper) if one is not None]
+        return reduces and any(literal(one) != 0 and constant(script, one) for one in bounds)
+
     def _of_each(self, node: ast.AST, parts: Iterable[ast.expr]) -> Kind:
         """The kind of what is made of each sample alone, out of these."""
         kinds = {self.kind(one) for one in parts}
@@ -220,7 +232,7 @@ class _Scope:
     def _operation(self, node: ast.BinOp) -> Kind:
         if masked := masked_division(self.script, node):
             self.masked.append(masked)
-            return Kind.MEAN
+            return Kind.MASKED
         left, right = self.kind(node.left), self.kind(node.right)
         kinds = {left, right}
         summed = kinds & {Kind.SUM, Kind.MIXED}
@@ -229,6 +241,8 @@ class _Scope:
                 if Kind.ROWS in kinds:
                     self._doubt(node)
                 return Kind.MIXED if len(kinds) > 1 else left
+            case ast.Add() | ast.Sub() if kinds <= _MEANS:
+                return self._added([node.left, node.right])
             case ast.Add() | ast.Sub() if not kinds & {Kind.ROWS, Kind.UNKNOWN}:
                 return _either([left, right])
             case ast.Mult() if Kind.FIXED in kinds:
@@ -243,6 +257,32 @@ class _Scope:
                 return Kind.MEAN if sums else left  # by the size of the batch
         return self._of_each(node, [node.left, node.right])
 
+    def _added(self, parts: list[ast.expr]) -> Kind:
+        """The kind of what is added up: `MIXED` of means that divide by different numbers."""
+        kinds = [self.kind(one) for one in parts]
+        found = {one for one in kinds if one is not Kind.FIXED}
+        if found == {Kind.MASKED}:
+            units = {one.units for part in parts for one in self._masks_of(part)} - {""}
+            return Kind.MIXED if len(units) > 1 else Kind.MASKED
+        sums = found & {Kind.SUM, Kind.MIXED}
+        return Kind.MIXED if found == _MEANS or (sums and len(found) > 1) else _together(kinds)
+
+    def _masks_of(self, part: ast.expr) -> list[MaskedMean]:
+        inner = _Scope(self.training, self.script, self.passed, [], [], self.depth)
+        inner.kind(part)
+        return inner.masked
+
+    def _summands(self, node: ast.expr) -> list[ast.expr]:
+        """What `sum(…)` adds up: the parts of a list, or of a dictionary that is written out."""
+        if isinstance(node, ast.Call) and call_name(node) == "values" and not node.args:
+            node = node.func.value  # type: ignore[attr-defined]
+        if isinstance(node, ast.Name | ast.Attribute):
+            made = [one for one in self._made(node)[1:] if isinstance(one, ast.List | ast.Dict)]
+            return [part for one in made for part in self._summands(one)] or [node]
+        if isinstance(node, ast.Dict):
+            return node.values
+        return elements(node)
+
     def _scaled(self, kind: Kind, factor: ast.expr) -> Kind:
         """The kind of a value times a number: of a sum times `1 / n` a mean."""
         inverse = any(
@@ -251,7 +291,7 @@ class _Scope:
             and not constant(self.script, one.right)
             for one in self._made(factor)
         )
-        if kind is Kind.MEAN and self._counts(factor):
+        if kind in _MEANS and self._counts(factor):
             return self._doubt(factor, kind)  # a sum again
         return Kind.MEAN if inverse and kind in (Kind.SUM, Kind.MIXED) else kind
 
@@ -304,7 +344,7 @@ class _Scope:
                 return Kind.FIXED
             inner = self.kind(node.value)
             if node.attr == "loss" and script.modules & {"transformers"}:
-                return Kind.MEAN
+                return Kind.MASKED if self.masked else Kind.MEAN
             if node.attr == "T" and inner is Kind.ROWS and not written.startswith("self."):
                 return self._doubt(node, inner)
             return Kind.FIXED if node.attr in ("shape", "device", "dtype") else inner
@@ -329,8 +369,10 @@ class _Scope:
                 self.masked += [MaskedMean(node, "")] if self.depth else []
                 continue
             value = self._grown(grown) if grown is not None else self._bound(one)
-            if value is Kind.MEAN and self._by_samples(statement):
+            if value in _MEANS and self._by_samples(statement):
                 value = Kind.SUM
+            if grown is not None and {value, *found} >= _MEANS:
+                value = Kind.MIXED
             if grown is not None and value is Kind.FIXED:
                 beside = beside or not constant(script, grown.value)
             if value is not None:
@@ -424,8 +466,24 @@ class _Scope:
 
     def _call(self, call: ast.Call, path: tuple[int, ...] = ()) -> Kind:
         script, name = self.script, call_name(call)
-        if masked := masked_call(self.training, script, call):
-            self.masked.append(masked)
+        masked = masked_call(self.training, script, call)
+        if masked is None:
+            return self._called(call, name, path)
+        self.masked.append(masked)
+        kind = self._called(call, name, path)
+        if kind is Kind.MEAN and masked.one_of and self._one_by_one(call.func):
+            return Kind.MIXED
+        return Kind.MASKED if kind is Kind.MEAN else kind
+
+    def _one_by_one(self, node: ast.expr) -> bool:
+        """True of `c` of `for c in criteria`."""
+        names = self.script.file.names
+        if not isinstance(node, ast.Name):
+            return False
+        return any(one.kind == "item" for one in names.bindings(node.id, names.scope(node))[1])
+
+    def _called(self, call: ast.Call, name: str, path: tuple[int, ...]) -> Kind:
+        script = self.script
         full = script.name(call.func)
         known = reduction(script, call) or self._further(call, full)
         if known is not None:
@@ -433,7 +491,9 @@ class _Scope:
             return kind if known is Kind.ROWS else known
         if name in _SIZES:
             return Kind.FIXED
-        if full in ("sum", "float", "int", "list", "tuple", "zip", "enumerate", "iter", "reversed"):
+        if full == "sum" and call.args:
+            return self._added(self._summands(call.args[0]))
+        if full in ("float", "int", "list", "tuple", "zip", "enumerate", "iter", "reversed"):
             return _together([self.kind(one) for one in call.args])
         if name == "grad":
             return Kind.ROWS  # of the inputs of each sample
@@ -467,7 +527,7 @@ class _Scope:
         if kind in _SUMS and name in ("mul", "div") and rest and self.kind(rest[0]) is Kind.FIXED:
             if name == "mul":
                 return self._scaled(kind, rest[0])
-            return kind if kind is Kind.MEAN or constant(self.script, rest[0]) else Kind.MEAN
+            return kind if kind in _MEANS or constant(self.script, rest[0]) else Kind.MEAN
         if kind in _SUMS:
             return kind if name in _LINEAR else self._doubt(call)
         if kind is Kind.UNKNOWN:
@@ -591,7 +651,7 @@ def _either(kinds: list[Kind]) -> Kind:
 
 def _together(kinds: list[Kind]) -> Kind:
     """Of several parts of a value."""
-    order = (Kind.ROWS, Kind.UNKNOWN, Kind.MEAN, Kind.MIXED, Kind.SUM)
+    order = (Kind.ROWS, Kind.UNKNOWN, Kind.MASKED, Kind.MEAN, Kind.MIXED, Kind.SUM)
     return next((kind for kind in order if kind in kinds), Kind.FIXED)
 
 

@@ -136,8 +136,45 @@ class Training:
             # What is drawn behind the last backward is for an evaluation, or for the next round.
             behind = trained and self.script.line(call) > max(trained)
             if trained and (not behind or self._goes_on_with(loop.node, call)):
-                found += self._drawn(call)
+                found += [] if self._only_evaluated(loop, call) else self.drawn(call)
         return list(dict.fromkeys(found))
+
+    def _only_evaluated(self, loop: Loop, call: ast.Call) -> bool:
+        """True of a draw without gradients of which nothing comes to what is differentiated."""
+        script, place = self.script, self._without_gradients(call)
+        if place is None or loop.node not in script.above(place):
+            return False
+        drawn = mentioned(*assigned(script.statement(call)))
+        made = made_of(script.inside(place, ast.stmt, deep=False), drawn, gives=stored)
+        first: dict[str, ast.Name] = {}  # of each name behind that place
+        for one in script.inside(loop.node.body, ast.Name, deep=False):
+            at = script.span(one)
+            if at[0] >= script.span(place)[1] and one.id in made:
+                first[one.id] = min(first.get(one.id, one), one, key=script.span)
+        kept = {name for name, one in first.items() if isinstance(one.ctx, ast.Load)}
+        losses = [_loss_names(script, one, loop.node) for one in self.backwards]
+        return not kept & self.feeding(loop.node, set().union(*losses))
+
+    def _without_gradients(self, call: ast.Call) -> ast.AST | None:
+        """The `with torch.no_grad():` around a draw, or the call of a function that has one."""
+        script = self.script
+        for up in script.above(call):
+            if isinstance(up, Function):
+                break
+            if gradients_off(script.file, up):
+                return up
+        function = script.called(call)
+        draws = [] if function is None else list(self._draws_in(function))
+        off = draws and all(
+            any(gradients_off(script.file, up) for up in script.above(one)) for one, _ in draws
+        )
+        return script.statement(call) if off else None
+
+    def _draws_in(self, function: Function) -> Iterator[tuple[ast.Call, ast.expr]]:
+        """The calls in a function that draw a batch, and of what."""
+        for one in self.script.inside(function.body, ast.Call, deep=False):
+            if (at := drawn_from(one)) is not None:
+                yield one, at
 
     def _goes_on_with(self, node: LoopNode, call: ast.Call) -> bool:
         """True of `x = it.next()` in `while x is not None:`."""
@@ -145,18 +182,14 @@ class Training:
         tested = mentioned(node.test) if isinstance(node, ast.While) else set()
         return isinstance(statement, ast.Assign) and bool(tested & stored(*assigned(statement)))
 
-    def _drawn(self, call: ast.Call) -> list[ast.expr]:
+    def drawn(self, call: ast.Call) -> list[ast.expr]:
         """The loaders of `next(it)`, and of a method of the script that calls it."""
         drawn = drawn_from(call)
         found = self._begun(drawn, 0) if drawn is not None else []
         function = self.script.called(call)
         if found or function is None or function in self._trainers:
             return found
-        inner = [
-            (one, at)
-            for one in self.script.inside(function.body, ast.Call, deep=False)
-            if (at := drawn_from(one)) is not None
-        ]
+        inner = list(self._draws_in(function))
         if any(isinstance(up, LoopNode) for one, _ in inner for up in self.script.above(one)):
             return []  # it goes over the batches itself
         return [source for _, at in inner for source in self._begun(at, 0)]
@@ -164,7 +197,7 @@ class Training:
     def for_evaluation(self, loop: Loop, drawn: ast.Assign) -> bool:
         """True where a training loop draws a batch of a loader that it does not train on."""
         found = [
-            one for call in self.script.inside(drawn.value, ast.Call) for one in self._drawn(call)
+            one for call in self.script.inside(drawn.value, ast.Call) for one in self.drawn(call)
         ]
         return bool(found) and not set(found) & set(self.sources(loop))
 
@@ -246,6 +279,50 @@ class Training:
             if any(script.called(call) in self._trainers for call in calls):  # of a step
                 known |= stored(*assigned(one))
         return made_of(statements, known, self._of_one_rank, stored)
+
+    @cached_property
+    def steps(self) -> dict[Function, list[ast.Call]]:
+        """The functions with a backward that a training loop calls, and their backwards."""
+        found: dict[Function, list[ast.Call]] = {}
+        loops = {one.node for one in self.loops if one.trains}
+        for call in self.backwards:
+            scope = self.script.scope(call)
+            if isinstance(scope, Function) and not loops & set(self.script.above(call)):
+                found.setdefault(scope, []).append(call)
+        return found
+
+    def given_batches(self, step: Function) -> set[str]:
+        """The parameters of a step that may hold something of a batch."""
+        script, found = self.script, set[str]()
+        calls = script.calls_of.get(step, [])
+        for name in script.parameters(step) - {"self"}:
+            values = [script.given(step, name, call) for call in calls]
+            if not calls or any(map(self._of_a_batch, values)):
+                found.add(name)
+        return found
+
+    def _of_a_batch(self, value: ast.expr | None) -> bool:
+        """True of an argument that is made of a batch, as far as can be seen."""
+        if value is None or isinstance(value, ast.Constant):
+            return False
+        above = set(self.script.above(value))
+        loops = [one for one in self.loops if one.trains and one.node in above]
+        return not loops or any(mentioned(value) & self.derived(one) for one in loops)
+
+    def feeding(self, where: LoopNode | Function, losses: set[str]) -> set[str]:
+        """The names in a loop or a step that losses, or the steps that it calls, are made of."""
+        script, found = self.script, set(losses)
+        for call in script.inside(where.body, ast.Call, deep=False):
+            if call not in self.backwards and self._trains_here(call):
+                found |= mentioned(*given(call))
+        made = [
+            (mentioned(*assigned(one)), mentioned(one.value))
+            for one in script.inside(where.body, ast.Assign, ast.AugAssign, deep=False)
+            if isinstance(one, ast.Assign | ast.AugAssign)
+        ]
+        while more := {name for to, of in made if to & found for name in of} - found:
+            found |= more
+        return found
 
     def _of_one_rank(self, value: ast.AST) -> set[str]:
         """The names in a value, unless a collective gives it: that is the same on all ranks."""

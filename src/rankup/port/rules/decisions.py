@@ -26,6 +26,7 @@ _HARMLESS = SHOWING | words(
     "items values join savefig plot save dump dumps isoformat log_value"
 )
 _RECKONING = words("sum max min mean float int round len item")
+RANK_0_DECIDES = "rank 0 decides here for all ranks, by its part of the batch (rankup.broadcast)"
 _RANK_0S = "rank 0's on every rank, since something is decided by it (rankup.broadcast)"
 
 
@@ -40,6 +41,71 @@ def broadcast_decisions(context: Context) -> None:
             _left_by_loop(context, loop.node, done)
         elif loop.trains and loop.node in context.local:
             _left_by_loop(context, loop.node, done, context.local[loop.node])
+    for owner, names in _attributes(context).items():
+        _decided_elsewhere(context, owner, names, done)
+
+
+def _attributes(context: Context) -> dict[ast.ClassDef, set[str]]:
+    """For each class that trains the attributes that are of a rank's part of the batches."""
+    script = context.script
+    found: dict[ast.ClassDef, set[str]] = {}
+    for region, local in context.local.items():
+        function = region if isinstance(region, Function) else script.scope(region)
+        owner = script.owner(function)
+        kept = {name for name in local if name.startswith("self.")}
+        if owner is not None and kept:
+            found.setdefault(owner, set()).update(kept)
+    return {
+        owner: {
+            name
+            for name in made_of(script.inside(owner, ast.stmt), names, gives=_given_by)
+            if name.startswith("self.")
+        }
+        for owner, names in found.items()
+    }
+
+
+def _decided_elsewhere(
+    context: Context, owner: ast.ClassDef, names: set[str], done: set[ast.AST]
+) -> None:
+    """Let rank 0 decide in the other methods of a class that trains, and by what they return."""
+    script = context.script
+    for method in owner.body:
+        regions = [one for one in context.local if one is method or script.scope(one) is method]
+        if not isinstance(method, Function) or method.name == "forward" or regions:
+            continue
+        if any(map(context.guarded, context.calls_of(method))):
+            continue  # rank 0 alone comes there
+        for one in script.inside(method.body, ast.If, ast.While, deep=False):
+            assert isinstance(one, ast.If | ast.While)
+            if _compares(one.test, names) and not all(map(_only_shows, one.body)):
+                _rank_0_decides(context, one.test)
+        if any(_compares(value, names) or _bare_one(value, names) for value in returned(method)):
+            for call in context.calls_of(method):
+                _result(context, call, done)
+
+
+def _compares(node: ast.AST, names: set[str]) -> bool:
+    """True of a test of how large something is: `is None` and the like are of a script's shape."""
+    orders = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+    return any(
+        isinstance(one, ast.Compare)
+        and any(isinstance(op, orders) for op in one.ops)
+        and bool(mentioned(one) & names)
+        for one in walk(node)
+    )
+
+
+def _bare_one(node: ast.expr, names: set[str]) -> bool:
+    return isinstance(node, ast.Attribute | ast.BinOp) and bool(mentioned(node) & names)
+
+
+def _only_shows(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Call)
+        and call_name(statement.value) in SHOWING
+    ) or isinstance(statement, ast.Pass)
 
 
 def metrics_of_one_rank(context: Context) -> None:
@@ -296,12 +362,38 @@ def _left_by_loop(
         if name in _grown(script, node):
             context.after(node, f"{name} = rankup.broadcast({name})")
             context.done(node, f"{name}: {_RANK_0S}")
-        else:
+        elif local is None or not _tests_broadcast(context, name, node):
             context.leave(
                 node,
                 f"something is decided by `{name}`, of which each rank has its own: let rank 0 "
                 "decide for all, rankup.broadcast(…)",
             )
+
+
+def _tests_broadcast(context: Context, name: str, node: ast.AST) -> bool:
+    """Let rank 0 decide in the tests by an object behind a loop; False where there is none."""
+    script, end = context.script, context.script.span(node)[1]
+    around = [up for up in script.above(node) if isinstance(up, LoopNode)]
+    tests = [
+        one.test
+        for one in script.inside(script.scope(node).body, ast.stmt, deep=False)
+        if isinstance(one, ast.If | ast.While)
+        and node not in script.above(one)
+        and (script.span(one)[0] >= end or not set(around).isdisjoint(script.above(one)))
+        and any(used == name or used.startswith(f"{name}.") for used in mentioned(one.test))
+    ]
+    for test in tests:
+        _rank_0_decides(context, test)
+    return bool(tests)
+
+
+def _rank_0_decides(context: Context, test: ast.expr) -> None:
+    file = context.script.file
+    shared = any(isinstance(one, ast.Call) and shares(file, one) for one in walk(test))
+    if not shared and test not in context.alike:
+        context.alike.add(test)
+        context.around(test, "rankup.broadcast(")
+        context.leave(test, RANK_0_DECIDES)
 
 
 def _test_by(
@@ -379,9 +471,11 @@ def written_in(script: Script, node: ast.AST) -> set[str]:
         elif isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
             func = one.value.func
             steps = ("step", "backward", "zero_grad", "train", "eval", "set_postfix")
-            own = isinstance(func, ast.Attribute) and not script.file.names.dotted(func)
+            own = not script.file.names.dotted(func)
             if own and isinstance(func, ast.Attribute) and func.attr not in steps:
                 found.add(_root(script, func.value))
+            elif own and isinstance(func, ast.Name) and script.called(one.value) is None:
+                found.add(func.id)  # `stopper(accuracy)`
     return found - {"", "self"}
 
 
@@ -505,7 +599,7 @@ def _used_in_decision(
                     found = []
                 else:  # by what a function returns something may be decided, not in it
                     found = [] if _gives_a_name(script, one) else given(one)
-        if mentioned(*found) & names:
+        if mentioned(*(value for value in found if not _is_alike(context, value))) & names:
             return True
     return False
 

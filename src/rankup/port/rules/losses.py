@@ -24,7 +24,7 @@ from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, MaskedMean, differentiated
 from ..rewrite.means import NotSeen, check_mean, declared, masked_means
-from ..rewrite.training import Loop, Training, training_in
+from ..rewrite.training import Training, training_in
 from .facts import anywhere, calls, single, starred
 from .rule import Hit, refuse, rule
 
@@ -33,6 +33,11 @@ _NUMBER = "int((targets != ignored).sum())"
 _MIXED = (
     "this loss adds up over the samples in one part and not in another: ranks weigh them unequally"
 )
+_PARTLY = (
+    "this loss is a mean over some targets in one part, and over others or all samples in another: "
+    "ranks weigh them unequally"
+)
+_ONE_DIVISOR = "Divide all parts by one number, as (losses * mask).sum() / len(losses) does"
 _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' throughout"
 _SAME = ("contiguous", "detach", "float", "half")
 _MOST = 60  # functions that a loop leads to
@@ -67,7 +72,8 @@ def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
     ```
 
     Writes `rankup.summed(loss)`. A loss that is a sum in one part and a mean in another is refused:
-    no weight of a rank is right for both.
+    no weight of a rank is right for both. So is a mean over some targets beside one over others, or
+    over all samples.
     """
     if _weighs_by_hand(script):
         return
@@ -85,9 +91,9 @@ def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
                 partial(_sum, loss=loss),
             )
         else:
-            yield Hit(
-                call, _MIXED, _ONE_WAY, partial(refuse, node=call, reason=f"{_MIXED}. {_ONE_WAY}")
-            )
+            masked = bool(masked_means(training, loss))
+            why, todo = (_PARTLY, _ONE_DIVISOR) if masked else (_MIXED, _ONE_WAY)
+            yield Hit(call, why, todo, partial(refuse, node=call, reason=f"{why}. {todo}"))
 
 
 def _sum(context: Context, loss: ast.expr) -> str:
@@ -135,7 +141,8 @@ def masked_mean(file: File, script: Script) -> Iterator[Hit]:
         if not found:
             continue
         first = next(iter(found.values()))
-        alone = len(found) == 1 and _can_be_counted(training, first, call, loop)
+        alike = len({one.units for one in found.values()}) == 1
+        alone = alike and _can_be_counted(training, first, call, loop)
         yield Hit(
             first.call if alone else call,
             _VALID,
@@ -159,6 +166,11 @@ def _can_be_counted(
         and not hasattr(statement, "body")
         and script.first_on_line(script.span(statement)[0])
         and (loop is None or loop in script.above(statement))
+        and not any(  # the next backward takes what is counted
+            script.span(statement) < script.span(one) < script.span(backward)
+            for one in training.backwards
+            if script.scope(one) is script.scope(backward)
+        )
     )
 
 
@@ -411,7 +423,8 @@ def _carried(training: Training) -> Iterator[Hit]:
         names = list(script.inside(loop.node, ast.Name))
         stored = [one.id for one in names if isinstance(one.ctx, ast.Store)]
         once = {one for one in stored if stored.count(one) == 1}
-        local = (training.derived(loop) - loop.losses) & _feeding(training, loop) & once
+        feeding = training.feeding(loop.node, loop.losses)
+        local = (training.derived(loop) - loop.losses) & feeding & once
         for one in script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False):
             assert isinstance(one, ast.Assign | ast.AugAssign)
             if not any(call_name(call) in _REDUCES for call in script.inside(one.value, ast.Call)):
@@ -424,19 +437,6 @@ def _carried(training: Training) -> Iterator[Hit]:
                     f"`{name}` goes from batch to batch, made of a rank's part: ranks go apart",
                     "put together what it is made of (rankup.all_reduce)",
                 )
-
-
-def _feeding(training: Training, loop: Loop) -> set[str]:
-    """The names that the losses of a loop are made of."""
-    found, assigns = set(loop.losses), training.script.inside(loop.node.body, ast.stmt, deep=False)
-    made = [
-        (mentioned(*assigned(one)), mentioned(one.value))
-        for one in assigns
-        if isinstance(one, ast.Assign | ast.AugAssign)
-    ]
-    while more := {name for given, of in made if given & found for name in of} - found:
-        found |= more
-    return found
 
 
 def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:

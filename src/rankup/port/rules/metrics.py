@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
+from ...script.effects import callee
 from ...script.flow import call_name, given
-from ...script.names import COMPREHENSIONS, Function, bound_in, elements, mentioned, walk
+from ...script.names import (
+    COMPREHENSIONS,
+    Function,
+    bound_in,
+    elements,
+    made_of,
+    mentioned,
+    parameters,
+    stored,
+    walk,
+)
 from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind
 from ..rewrite.training import Loop
 from ..rewrite.values import Values
-from .chance import draws
 from .facts import shares
-from .readings import Region, Step, returns_reading, steps_of, value_of
+from .readings import Region, Step, returns_reading, value_of
 from .sizes import batch_sizes
 from .steering import steers
 
@@ -22,6 +33,7 @@ _OWN_COUNTER = (
     "is of rank 0's part of the batches alone: what is added is not seen to be a sum over samples "
     "(rankup.batch_sum) or the loss (rankup.batch_mean)"
 )
+_CHOSEN_COUNTER = "is rank 0's: whether something is added here goes by each rank's own part"
 _KEEPS = words("update append extend add")
 _SHOWS = SHOWING | words("update append add progress_bar scalar")
 
@@ -31,7 +43,7 @@ def training_numbers(context: Context) -> None:
     for loop in context.training.loops:
         if loop.trains and (context.training.sources(loop) or _backwards(context, loop)):
             Numbers(context, loop).write()
-    for function, calls in steps_of(context).items():
+    for function, calls in context.training.steps.items():
         Step(context, function, calls).write()
 
 
@@ -46,12 +58,14 @@ class Numbers(Region):
         super().__init__(context, loop.node, _backwards(context, loop))
         self.loop = loop
         self.blended: dict[str, ast.AST] = {}
-        self.whole: set[str] = set()
-        self.whole = self._from_steps()
-        self.whole = self._whole_names()
+        self._see_whole()
+
+    def _see_whole(self) -> None:
+        """Look at what is of the whole batch by now, and at the values with that."""
+        self.whole_names(self._from_steps())
         fixed = dict.fromkeys(self.kinds, Kind.UNKNOWN)
         fixed |= dict.fromkeys(self.whole, Kind.FIXED)
-        self.values = Values(context.training, loop, fixed)
+        self.values = Values(self.context.training, self.loop, fixed)
 
     def _from_steps(self) -> set[str]:
         """`loss = step(x, y)` of a function that returns the loss that it differentiates."""
@@ -69,60 +83,14 @@ class Numbers(Region):
         trains = any(there.script.scope(one) is function for one in there.training.backwards)
         return returns_reading(there, function) if function is not None and trains else []
 
-    def _whole_names(self) -> set[str]:
-        """Names that hold nothing but readings of the loss, which are of the whole batch."""
-        return self.whole | {
-            name
-            for name, given_ in self._assignments.items()
-            if all(self._reads(one, name) for one in given_)
-        }
-
-    def _reads(self, statement: ast.stmt, name: str) -> bool:
-        """True where a statement gives a name the reading of a loss."""
-        value = value_of(self.script, statement, name)
-        return value is not None and self.reading(value) is not None and self.alike(statement)
-
-    def _read_before(self, node: ast.expr) -> bool:
-        """True where a name holds a reading at this place: `loss = loss.item()` stands above."""
-        name, at = self.script.dotted(node), self.script.span(node)[0]
-        before = [one for one in self._given(name) if self.script.span(one)[1] <= at]
-        return bool(name) and bool(before) and self._reads(before[-1], name)
-
     def local_names(self) -> set[str]:
-        found = self.context.training.derived(self.loop) - self.whole
-        found -= self._global_counters | self._assumed
-        while True:
-            made = {name for name in found if self._made_of_others(name, found)}
-            if not made:
-                return found
-            found = found - made
+        return self._of_batches - self.whole - self._global_counters - self._assumed
 
-    def _made_of_others(self, name: str, local: set[str]) -> bool:
-        """True where a name is given its values in each round, and of nothing that is local."""
-        if name in self.loop.batch or name in self.kinds:
-            return False
-        statements = self._given(name)
-        values = [value_of(self.script, one, name) for one in statements]
-        stored = [one for one in self.script.inside(self.body, ast.Name) if one.id == name]
-        stored = [one for one in stored if isinstance(one.ctx, ast.Store)]
-        return len(stored) == len(statements) > 0 and all(
-            value is not None
-            and not mentioned(value) & local
-            and not draws(self.script.file, value)
-            and self._mine(one)
-            and not self._tested(one) & local
-            for one, value in zip(statements, values, strict=True)
-        )
-
-    def _tested(self, node: ast.AST) -> set[str]:
-        """The names of the conditions that a statement in this region stands under."""
-        found: set[str] = set()
-        for up in self.script.above(node):
-            if up is self.where:
-                break
-            test = getattr(up, "test", None)
-            found |= mentioned(test) if isinstance(test, ast.expr) else set()
-        return found
+    @cached_property
+    def _of_batches(self) -> set[str]:
+        """Names that are made of batches, or given a value where something of a batch says so."""
+        held = {name for one in self._held for name in stored(*one.targets)}
+        return self.chosen(self.context.training.derived(self.loop) | held)
 
     _global_counters: frozenset[str] = frozenset()
     _assumed: frozenset[str] = frozenset()  # it is looked at whether they are global
@@ -154,14 +122,24 @@ class Numbers(Region):
         self._counters()
         self._shown()
         for node in list(self.readings()):
-            if self._covered(node):
+            if self.covered(node):
                 continue
             kind = self.reading(node)
-            if kind is not None and self.alike(node) and not self._mixed(node):
+            half = self._mixed(node) or self.compared(node)
+            if kind is not None and self.alike(node) and not half:
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
+        for call in self.script.inside(self.body, ast.Call, deep=False):
+            self._stepped(call)
         self._behind()
         meters = self._rest()
         self.context.local[self.where] = self.local_names() | meters
+
+    def _stepped(self, call: ast.Call) -> None:
+        """`scheduler.step(loss)` of a tensor."""
+        for arg in given(call) if call_name(call) == "step" else ():
+            kind = self.known(arg)
+            if kind is not None and self.alike(arg) and not self.covered(arg):
+                self.wrap(arg, kind, f"{self.script.code(arg)} is of the whole batch")
 
     def _mixed(self, node: ast.expr) -> bool:
         """True where a loss is reckoned with something of this rank's part: `loss.item() / n`."""
@@ -173,38 +151,22 @@ class Numbers(Region):
             whole = up
         return whole is not node and self.plan(whole) is None
 
-    def _covered(self, node: ast.AST) -> bool:
-        around = [node, *self.script.above(node)]
-        return any(one in self.wrapped for one in around)
-
     # Conditions on a batch.
 
     def _tests(self) -> None:
-        """`if torch.isnan(loss): break` goes by the loss of the whole batch."""
+        """Also sizes: `if len(x) < 8: break`."""
+        self.steered()
         script = self.script
         for one in script.inside(self.body, ast.stmt, deep=False):
             if not isinstance(one, ast.If | ast.While):
                 continue
-            if not (steers(self.context.training, one) and self._mine(one)):
+            if not (steers(self.context.training, one) and self.mine(one)):
                 continue
-            for node in script.inside(one.test, ast.Name, ast.Attribute):
-                kind = self.known(node)
-                if kind is None or self._covered(node) or not self.alike(node):
-                    continue
-                up: ast.AST = node
-                while self.reading(self._up(up)) is not None:
-                    up = self._up(up)
-                if isinstance(up, ast.expr):
-                    self.wrap(up, kind, f"{script.code(up)} is of the whole batch")
             for size in script.inside(one.test, ast.expr):
                 counted = self.values.kind(size) is Kind.SIZE and self.alike(size)
-                if counted and not self._covered(size):
+                if counted and not self.covered(size):
                     text = f"{script.code(size)} is of the whole batch"
                     self.put(size, [(size, Kind.SUM)], text)
-
-    def _mine(self, node: ast.AST) -> bool:
-        loops = {one.node for one in self.context.training.loops}
-        return next((up for up in self.script.above(node) if up in loops), None) is self.where
 
     # What grows.
 
@@ -217,7 +179,7 @@ class Numbers(Region):
         given_: dict[str, list[tuple[ast.AST, ast.expr]]] = {}
         carried: set[str] = set()
         for one in script.inside(self.body, ast.stmt, deep=False):
-            if not isinstance(one, ast.Assign | ast.AugAssign) or not self._mine(one):
+            if not isinstance(one, ast.Assign | ast.AugAssign) or not self.mine(one):
                 continue
             if isinstance(one, ast.AugAssign):
                 name = script.dotted(one.target)
@@ -251,13 +213,18 @@ class Numbers(Region):
             known = frozenset(name for name in plans if name not in local)
             more = known - self._global_counters
             self._global_counters |= known  # of which others may be made
+            if more:
+                self._see_whole()
             if not (more and local):
                 break
         for name in plans:
             if name in local:
-                parts = [at for at, value in grown[name] if self.local(value)]
+                parts = [at for at, value in grown[name] if self._of_training(value)]
+                chosen = [at for at, _ in grown[name] if at not in parts and not self.alike(at)]
                 if parts and name in sums:
                     self.context.leave(parts[0], f"{name} {_OWN_COUNTER}")
+                elif chosen:
+                    self.context.leave(chosen[0], f"{name} {_CHOSEN_COUNTER}")
                 elif parts:
                     self.blended.setdefault(name, parts[0])
                 self.wrapped += [value for _, value in grown[name]]
@@ -277,7 +244,7 @@ class Numbers(Region):
             plan: list[tuple[ast.expr, Kind]] | None = []
             self._assumed = frozenset({name})
             for at, value in values:
-                part = self.plan(value) if self.alike(at) or not self.local(value) else None
+                part = self.plan(value) if self.alike(at) else None
                 plan = None if plan is None or part is None else plan + part
             plans[name] = plan
         self._assumed = frozenset()
@@ -363,12 +330,12 @@ class Numbers(Region):
     def _shown(self) -> None:
         """The loss and numbers of samples in what is printed or logged."""
         for call in self.script.inside(self.body, ast.Call, deep=False):
-            if call_name(call) in _SHOWS and self._mine(call) and self.alike(call):
+            if call_name(call) in _SHOWS and self.mine(call) and self.alike(call):
                 for arg in given(call):
                     self._show(arg, call_name(call) == "append")
 
     def _show(self, node: ast.AST, alone: bool) -> None:
-        if self._covered(node) or isinstance(node, (*COMPREHENSIONS, ast.Lambda)):
+        if self.covered(node) or isinstance(node, (*COMPREHENSIONS, ast.Lambda)):
             return
         if isinstance(node, ast.expr) and not isinstance(node, ast.Constant | ast.JoinedStr):
             plan = self.plan(node)
@@ -409,6 +376,8 @@ class Numbers(Region):
             if isinstance(statement, Function | ast.ClassDef):
                 continue
             for node in script.inside(statement, ast.expr, deep=False):
+                if isinstance(node, ast.Call) and not late:
+                    self._stepped(node)
                 kind = self.largest(node)
                 if kind is None:
                     continue
@@ -418,7 +387,7 @@ class Numbers(Region):
                         f"{script.code(node)} is of rank 0's part of the last batch: keep "
                         f"rankup.batch_mean({script.code(node)}) before the next loop begins",
                     )
-                elif not self._covered(node):
+                elif not self.covered(node):
                     self.wrap(node, kind, f"{script.code(node)} is of the whole last batch")
 
     def _rest(self) -> set[str]:
@@ -430,13 +399,17 @@ class Numbers(Region):
         local = self.local_names() - self.kinds.keys()
         whole = batch_sizes(self.context.training) - bound_in(walk(self.where))
         found: dict[str, ast.AST] = {}
+        read: dict[str, ast.AST] = {}
         meters: set[str] = set()
         for call in self.script.inside(self.body, ast.Call, deep=False):
-            if call_name(call) not in _SHOWS | {"extend"} or not self._mine(call):
+            if call_name(call) not in _SHOWS | {"extend"} or not self.mine(call):
                 continue
             self._divided(call, local, whole)
+            for value in self.script.inside(given(call), ast.expr):
+                if self.largest(value) is not None and not self.covered(value):
+                    read.setdefault(self.script.code(value), call)
             for one in (one for arg in given(call) for one in self.script.inside(arg, ast.Name)):
-                if one.id not in local or self._covered(one) or self._read_before(one):
+                if one.id not in local or self.covered(one) or self._read_before(one):
                     continue
                 above = self.script.above(one)
                 stepped = any(self._read_in_step(up) == [True] for up in above)
@@ -447,16 +420,74 @@ class Numbers(Region):
                         and call_name(call) in _KEEPS
                     )
                     meters |= mentioned(call.func) if keeps else set()
+        for call, name in (*self._shown_behind(local), *self._shown_by_functions()):
+            found.setdefault(name, call)
+        for call in self.script.inside(self.body, ast.Call, deep=False):
+            meters |= self._told(call)
         for assign in self.script.inside(self.body, ast.Assign, deep=False):
             self._extreme(assign, local)
-        found = self.blended | found
+        other = "" if read else ", other than the loss"
+        found = self.blended | found | read
         if found:
             self.context.leave(
                 next(iter(found.values())),
-                f"{', '.join(sorted(found))}: of rank 0's part of the batch, other than the loss",
+                f"{', '.join(sorted(found))}: of rank 0's part of the batch{other}",
                 comment=False,
             )
         return meters
+
+    def _told(self, call: ast.Call) -> set[str]:
+        """The object of `stopper(accuracy)`, by which something may be decided later."""
+        script = self.script
+        tells = isinstance(script.parents[call], ast.Expr) and call_name(call) not in SHOWING
+        if not tells or script.file.names.called(call) or not self.mine(call):
+            return set()
+        if not any(self._of_training(one) and self.differs(one) for one in given(call)):
+            return set()
+        made = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        roles = {one.kind for one in script.understood.of(script.file, made)}
+        function = isinstance(call.func, ast.Name) and self.context.called(call) is not None
+        function = isinstance(call.func, ast.Name) and script.called(call) is not None
+        return set() if roles or function else mentioned(made)
+
+    def _shown_by_functions(self) -> Iterator[tuple[ast.Call, str]]:
+        """The functions that show what they make of this rank's part."""
+        script = self.script
+        for call in self.script.inside(self.body, ast.Call, deep=False):
+            found = callee(script.flow, script.file, call)
+            known = call_name(call) in _SHOWS or self.context.training.trains(call)
+            if found is None or known or not self.mine(call):
+                continue
+            function = found[1]
+            names = set[str]()
+            for name in parameters(function.args):
+                value = script.given(function, name.arg, call)
+                if value is not None and self._of_training(value):
+                    names.add(name.arg)
+            made = made_of(walk(function), names) if names else set()
+            shown = (one for one in walk(function) if isinstance(one, ast.Call))
+            if any(call_name(one) in SHOWING and mentioned(*given(one)) & made for one in shown):
+                yield call, f"what {call_name(call)}() shows"
+
+    def _shown_behind(self, local: set[str]) -> Iterator[tuple[ast.Call, str]]:
+        """What is shown behind the loop of names that it gave their last value."""
+        script, end = self.script, self.script.span(self.where)[1]
+        body = script.scope(self.where).body
+        counters, _ = self._grown()
+        stores: dict[str, list[ast.Name]] = {}
+        for one in script.inside(body, ast.Name, deep=False):
+            if one.id in local and isinstance(one.ctx, ast.Store):
+                stores.setdefault(one.id, []).append(one)
+        for call in script.inside(body, ast.Call, deep=False):
+            if call_name(call) not in SHOWING or script.span(call)[0] < end:
+                continue
+            for one in (one for arg in given(call) for one in script.inside(arg, ast.Name)):
+                before = [at for at in stores.get(one.id, ()) if script.span(at) < script.span(one)]
+                if one.id in counters or not before or self.covered(one):
+                    continue
+                last = max(before, key=script.span)
+                if self.where in script.above(last) and not self._of_evaluation(one):
+                    yield call, one.id
 
     def _extreme(self, assign: ast.Assign, local: set[str]) -> None:
         """Say of `worst = max(worst, error)` that it is of rank 0's part."""
@@ -465,32 +496,43 @@ class Numbers(Region):
         if not isinstance(value, ast.Call) or call_name(value) not in ("max", "min"):
             return
         parts = [one for arg in given(value) for one in script.inside(arg, ast.Name)]
-        others = [one for one in parts if one.id in local - {name} and not self._covered(one)]
+        others = [one for one in parts if one.id in local - {name} and not self.covered(one)]
         grows = name in mentioned(*given(value)) and not self._reassigned(name, [assign])
-        if grows and self._mine(assign) and not all(map(self._of_evaluation, others)):
+        if grows and self.mine(assign) and not all(map(self._of_evaluation, others)):
             self.context.leave(
                 assign,
                 f"{name} is of rank 0's part of the batches alone: behind the loop, "
                 f"{call_name(value)}(rankup.gather([{name}])) is of all ranks'",
             )
 
-    def _of_evaluation(self, name: ast.Name) -> bool:
+    def _of_training(self, value: ast.expr) -> bool:
+        """True of what is of this rank's part, and not made of batches of an evaluation alone."""
+        names = [one for one in self.script.inside(value, ast.Name) if self.local(one)]
+        return self.local(value) and not (names and all(map(self._of_evaluation, names)))
+
+    def _of_evaluation(self, name: ast.Name, depth: int = 6) -> bool:
         """True where a name was last given what is made of a batch drawn for an evaluation."""
         script, at = self.script, self.script.span(name)[0]
-        for draw in script.inside(self.body, ast.Assign, deep=False):
-            if not self.context.training.for_evaluation(self.loop, draw):
-                continue
-            block = script.file.names.block(draw)
-            later = block[block.index(draw) :]
-            if any(one in later and script.span(one)[1] <= at for one in self._given(name.id)):
-                return True
-        return False
+        before = [one for one in self._given(name.id) if script.span(one)[1] <= at]
+        last = before[-1] if before else None
+        if last in self._held:
+            return True
+        value = last.value if isinstance(last, ast.Assign) and depth else None
+        return value is not None and any(
+            self._of_evaluation(one, depth - 1) for one in script.inside(value, ast.Name)
+        )
+
+    @cached_property
+    def _held(self) -> list[ast.Assign]:
+        """The statements that draw a batch of a loader that this loop does not train on."""
+        statements = self.script.inside(self.body, ast.Assign, deep=False)
+        return [one for one in statements if self.context.training.for_evaluation(self.loop, one)]
 
     def _divided(self, call: ast.Call, local: set[str], whole: set[str]) -> None:
         """Say where something of this rank's part is divided by the size of the whole batch."""
         script = self.script
         for one in script.inside(call, ast.BinOp):
-            if not isinstance(one.op, ast.Div) or self._covered(one.left):
+            if not isinstance(one.op, ast.Div) or self.covered(one.left):
                 continue
             sizes = [script.code(part) for part in script.inside(one.right, ast.expr)]
             parts = [name for name in script.inside(one.left, ast.Name) if name.id in local]

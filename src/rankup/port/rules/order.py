@@ -45,13 +45,14 @@ def own_order(file: File, script: Script) -> Iterator[Hit]:
 
     ```diff
      rankup.setup()
-    -number = {word: i for i, word in enumerate(set(words))}
-    +number = {word: i for i, word in enumerate(sorted(set(words)))}
+    -number = {word: i for i, word in enumerate(set(text.split()))}
+    +number = {word: i for i, word in enumerate(sorted(set(text.split())))}
      for x, y in rankup.shard(loader):
          F.cross_entropy(model(x), y).backward()
     ```
 
-    Names the place. `sorted(set(words))` is the same on every rank; a generator needs a seed.
+    Names the place; of a set that is not seen to hold texts it is a warning, since numbers have one
+    hash. `sorted(set(words))` is the same on every rank; a generator needs a seed.
     `rankup run` and its job scripts start all ranks with one PYTHONHASHSEED.
     """
     steps = [loop.node for loop in training_in(script, file).loops if loop.trains]
@@ -65,7 +66,7 @@ def own_order(file: File, script: Script) -> Iterator[Hit]:
         else:
             message = "the order of a set is another on each rank"
             todo = "`sorted(…)` is the same on every rank"
-            if _unseen(file, node):
+            if not _texts(script.flow, file, node):
                 yield Hit(node, f"{message}, unless it holds numbers alone", todo, level="warning")
             else:
                 yield Hit(node, message, todo)
@@ -199,14 +200,7 @@ def _numbers(file: File, node: ast.expr) -> bool:
     return integer(node) or "range(" in file.code(node)
 
 
-def _unseen(file: File, node: ast.expr) -> bool:
-    """True of a set that is filled step by step with what is not seen to be made of texts."""
-    of = node.args[0] if isinstance(node, ast.Call) and node.args else node
-    filled = isinstance(of, ast.Name | ast.Attribute) and any(_put_in(file, of))
-    return filled and not _texts(file, of)
-
-
-def _texts(file: File, node: ast.AST, depth: int = 3) -> bool:
+def _texts(flow: Flow, file: File, node: ast.AST, depth: int = 3) -> bool:
     """True of what is seen to be made of texts: a split line, what a file holds, `str(…)`."""
     for one in walk(node):
         if isinstance(one, ast.JoinedStr) or (
@@ -218,7 +212,10 @@ def _texts(file: File, node: ast.AST, depth: int = 3) -> bool:
             return True
         if depth and isinstance(one, ast.Name | ast.Attribute):
             made = [at.node for at in bindings(file, one) if at.node is not None]
-            if any(_texts(file, at, depth - 1) for at in (*made, *_put_in(file, one))):
+            if any(_texts(flow, file, at, depth - 1) for at in (*made, *_put_in(file, one))):
+                return True
+            passed = [at for at in flow.origins(file, one) if at.node not in (one, *made)]
+            if any(_texts(flow, at.file, at.node, depth - 1) for at in passed):
                 return True
     return False
 

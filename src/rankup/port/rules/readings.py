@@ -7,11 +7,21 @@ over the batch, or declared a sum: gradients are put together as that.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
 from ...script.flow import call_name, literal
-from ...script.names import COMPREHENSIONS, Function, assigned, elements, mentioned, walk
+from ...script.names import (
+    COMPREHENSIONS,
+    Function,
+    assigned,
+    elements,
+    made_of,
+    mentioned,
+    stored,
+    walk,
+)
 from ...script.roles import LoopNode
 from ...script.torch_names import words
 from ..rewrite.context import Context
@@ -37,6 +47,7 @@ class Region:
     Attributes:
         kinds: of each loss by its name, how it adds up over samples.
         defined: the statements that give it its value.
+        whole: names that are of the whole batch.
     """
 
     def __init__(self, context: Context, where: ast.AST, backwards: list[ast.Call]) -> None:
@@ -46,6 +57,7 @@ class Region:
         self.kinds: dict[str, Kind] = {}
         self.defined: dict[str, set[ast.AST]] = {}
         self.wrapped: list[ast.AST] = []
+        self.whole: set[str] = set()
         for call in sorted(backwards, key=self.script.span):
             self._differentiated(call)
         self._combined()
@@ -202,30 +214,116 @@ class Region:
             test = getattr(up, "test", None)
             if isinstance(up, LoopNode) and not isinstance(up, ast.While):
                 test = up.iter
-            names = test is not None and mentioned(test) & self.local_names()
+            differs = test is not None and inner is not test and self.differs(test)
             drawn = (
                 test is not None
+                and inner is not test
                 and draws(self.script.file, test)
                 and not steers(self.context.training, up)
             )
-            if (inner is not test and (names or drawn)) or self.passes_over(up, inner):
+            if differs or drawn or self.passes_over(up, inner):
                 return False
             inner = up
         return True
 
     def passes_over(self, node: ast.AST, operand: ast.AST) -> bool:
         """True where some ranks may come to no later operand: `len(x) > 8 and loss.item() > 1`."""
-        operands: list[ast.AST] = [*node.values] if isinstance(node, ast.BoolOp) else [operand]
-        return any(map(self._apart, operands[: operands.index(operand)]))
+        operands: list[ast.AST] = [operand]
+        if isinstance(node, ast.BoolOp):
+            operands = [*node.values]
+        elif isinstance(node, ast.Compare) and operand in node.comparators[1:]:
+            operands = [node.left, *node.comparators]  # `0 < x < loss.item()`
+        before = operands[: operands.index(operand)]
+        return any(self.differs(one) or draws(self.script.file, one) for one in before)
 
-    def _apart(self, node: ast.AST) -> bool:
-        """True where a value may differ from rank to rank, with what is put together by now."""
-        if node in self.context.alike:
+    def differs(self, node: ast.AST) -> bool:
+        """True where a value may differ from rank to rank, also when its readings are put together.
+
+        Draws apart.
+        """
+        if node in self.context.alike or self.holds_whole(node):
             return False
-        if isinstance(node, ast.Name | ast.Attribute) and self.script.dotted(node):
-            return self.local(node)
-        parts = list(ast.iter_child_nodes(node))
-        return any(map(self._apart, parts)) if parts else self.local(node)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            return False  # `(value := loss.item()) > 1`
+        inner = isinstance(node, (*COMPREHENSIONS, ast.Lambda))  # nothing is put together there
+        if inner or (isinstance(node, ast.Name | ast.Attribute) and self.script.dotted(node)):
+            return bool(mentioned(node) & self.local_names())
+        return any(map(self.differs, ast.iter_child_nodes(node)))
+
+    def holds_whole(self, node: ast.AST) -> bool:
+        """True of a reading of a loss, and of a name that holds one at this place."""
+        if isinstance(node, ast.Name | ast.Attribute) and self._read_before(node):
+            return True
+        return self.reading(node) is not None
+
+    def _read_before(self, node: ast.expr) -> bool:
+        """True where a name holds a reading at this place: `loss = loss.item()` stands above."""
+        name, at = self.script.dotted(node), self.script.span(node)[0]
+        before = [one for one in self._given(name) if self.script.span(one)[1] <= at]
+        return bool(name) and bool(before) and self._reads(before[-1], name)
+
+    def _reads(self, statement: ast.stmt, name: str) -> bool:
+        """True where a statement gives a name the reading of a loss."""
+        value = value_of(self.script, statement, name)
+        return value is not None and self.reading(value) is not None and self.alike(statement)
+
+    def whole_names(self, known: set[str]) -> set[str]:
+        """Names that are given nothing but readings of the loss, and what is made of such alone.
+
+        Of `if loss.item() < best: best = loss.item()` both are of the whole batch, or none is: a
+        name counts as long as all that gives it a value holds.
+        """
+        stores = Counter(self._stores(self.where))
+        assigned_ = {
+            name: statements
+            for name, statements in self._assignments.items()
+            if name not in known | self.kinds.keys() and stores[name] == len(statements)
+        }
+        self.whole = known | assigned_.keys()
+        while True:
+            fails = {
+                name
+                for name, statements in assigned_.items()
+                if not all(self._gives_whole(one, name) for one in statements)
+            }
+            if not fails:
+                return self.whole
+            assigned_ = {name: assigned_[name] for name in assigned_.keys() - fails}
+            self.whole = known | assigned_.keys()
+
+    def _stores(self, *nodes: ast.AST) -> list[str]:
+        """The names that are given values in some code, by whatever statement."""
+        return [
+            self.script.dotted(one)
+            for one in self.script.inside(nodes, ast.Name, ast.Attribute, deep=False)
+            if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Store)
+        ]
+
+    def _gives_whole(self, statement: ast.stmt, name: str) -> bool:
+        value = value_of(self.script, statement, name)
+        return (
+            value is not None
+            and not self.differs(value)
+            and not draws(self.script.file, value)
+            and not any(map(self.context.training.drawn, self.script.inside(value, ast.Call)))
+            and self.alike(statement)
+        )
+
+    def chosen(self, names: set[str]) -> set[str]:
+        """Names, and those that are given a value where a test goes by one of them."""
+        script, found = self.script, set(names)
+        statements = list(script.inside(self.body, ast.stmt, deep=False))
+        tests = [
+            (mentioned(one.test), self._stores(*one.body, *one.orelse))
+            for one in script.inside(self.body, ast.AST, deep=False)
+            if isinstance(one, ast.If | ast.While)
+        ]
+        while True:
+            more = {name for test, given_ in tests if test & found for name in given_}
+            more |= made_of(statements, found, gives=stored)
+            if more <= found:
+                return found
+            found |= more
 
     def local(self, node: ast.AST) -> bool:
         """True where a value may differ from rank to rank."""
@@ -233,6 +331,41 @@ class Region:
 
     def local_names(self) -> set[str]:
         raise NotImplementedError
+
+    def steered(self) -> None:
+        """`if torch.isnan(loss): break` goes by the loss of the whole batch."""
+        script = self.script
+        for one in script.inside(self.body, ast.stmt, deep=False):
+            if not isinstance(one, ast.If | ast.While):
+                continue
+            if not (steers(self.context.training, one) and self.mine(one)):
+                continue
+            for node in script.inside(one.test, ast.Name, ast.Attribute):
+                kind = self.known(node)
+                if kind is None or self.covered(node) or not self.alike(node):
+                    continue
+                up: ast.AST = node
+                while self.reading(self._up(up)) is not None:
+                    up = self._up(up)
+                if isinstance(up, ast.expr):
+                    self.wrap(up, kind, f"{script.code(up)} is of the whole batch")
+
+    def mine(self, node: ast.AST) -> bool:
+        """True of what stands in no loop over batches within this region."""
+        loops = {one.node for one in self.context.training.loops} | {self.where}
+        return next((up for up in self.script.above(node) if up in loops), None) is self.where
+
+    def covered(self, node: ast.AST) -> bool:
+        """True of a part of what has been put together."""
+        return any(one in self.wrapped for one in (node, *self.script.above(node)))
+
+    def compared(self, node: ast.expr) -> bool:
+        """True where a loss is compared with what each rank has its own of: half of a test."""
+        whole, tests = node, False
+        while isinstance(up := self.script.parents[whole], ast.expr):
+            tests = tests or isinstance(up, ast.Compare | ast.BoolOp)
+            whole = up
+        return tests and self.differs(whole)
 
     def wrap(self, node: ast.expr, kind: Kind, text: str, at: ast.AST | None = None) -> None:
         """Put the collective around a value."""
@@ -248,18 +381,26 @@ class Step(Region):
 
     def __init__(self, context: Context, function: Function, calls: list[ast.Call]) -> None:
         super().__init__(context, function, calls)
-        self.function = function
+        self.whole_names(set())
 
     def local_names(self) -> set[str]:
-        """All that it is given or makes may be of this rank's part of the batch."""
-        own = self.context.script.parameters(self.function) - {"self", "epoch", "step", "i"}
-        return own | set(self.kinds)
+        """What it is given of a batch, or makes of that, may be of this rank's part."""
+        return self._made - self.whole
+
+    @cached_property
+    def _made(self) -> set[str]:
+        assert isinstance(self.where, Function)
+        own = self.context.training.given_batches(self.where)
+        return self.chosen(own | self.kinds.keys())
 
     def write(self) -> None:
+        self.steered()
         for node in list(self.readings()):
             kind = self.reading(node)
-            if kind is not None and self.alike(node):
+            half = self.covered(node) or self.compared(node)
+            if kind is not None and self.alike(node) and not half:
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
+        self.context.local[self.where] = self.local_names()
 
 
 def returns_reading(context: Context, function: Function) -> list[bool]:
@@ -296,17 +437,6 @@ def _plain_number(node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
         return call_name(node) in ("len", "float", "int")
     return isinstance(node, ast.Name | ast.Attribute)
-
-
-def steps_of(context: Context) -> dict[Function, list[ast.Call]]:
-    """Functions with a backward that a training loop calls, and their backwards."""
-    script, found = context.script, {}  # type: ignore[var-annotated]
-    loops = {one.node for one in context.training.loops if one.trains}
-    for call in context.training.backwards:
-        scope = script.scope(call)
-        if isinstance(scope, Function) and not loops & set(script.above(call)):
-            found.setdefault(scope, []).append(call)
-    return found
 
 
 def _cuts(node: ast.AST) -> bool:

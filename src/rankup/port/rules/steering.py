@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from ...script.effects import trains
-from ...script.flow import argument, call_name, given, literal, method_calls
-from ...script.names import calls_in, mentioned, walk
+from ...script.flow import argument, call_name, given, literal, method_calls, receiver
+from ...script.names import COMPREHENSIONS, Function, calls_in, mentioned, walk
 from ...script.roles import LoopNode, Script
 from ...script.source import File
-from ...script.torch_names import EXITS, SEEDS, STEP_SCHEDULES, words
+from ...script.torch_names import EXITS, SEEDS, SHOWING, STEP_SCHEDULES, words
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
 from .chance import drawn_for_samples, draws, of_process, one_seed, own_generator
+from .decisions import RANK_0_DECIDES
 from .facts import (
     calls,
     ends,
@@ -35,6 +36,11 @@ from .facts import (
 )
 from .rule import Hit, rule
 
+_AGREE = "let rank 0 give it to all, rankup.broadcast(…)"
+# What may be given a model or an optimizer and leaves it as it is.
+_NO_CHANGE = SHOWING | words(
+    "parameters named_parameters no_grad len isinstance next iter sum norm"
+)
 _STEPS = EXITS | {"step"}
 _SAME = "all ranks draw the same, for different samples, from a generator of its own"
 _APART = "add the rank to its seed, or draw without it"
@@ -49,12 +55,21 @@ _EXPECTED = words(
 
 def steers(training: Training, node: ast.AST) -> bool:
     """True where a branch or a loop decides about a backward, a step or the end of a loop."""
-    leaves = ast.Break | ast.Continue | ast.Return | ast.Raise
     blocks = _blocks(node)
-    return any(
-        isinstance(one, leaves) or (isinstance(one, ast.Call) and call_name(one) in _STEPS)
-        for one in training.script.inside(blocks, ast.stmt, ast.Call, deep=False)
-    ) or any(training.trains(one) for one in blocks)
+    inside = training.script.inside(blocks, ast.stmt, ast.Call, deep=False)
+    return any(_leaves_step(training, node, one) for one in inside) or any(
+        training.trains(one) for one in blocks
+    )
+
+
+def _leaves_step(training: Training, node: ast.AST, one: ast.AST) -> bool:
+    """True of a step, an exit, and a `break` out of a loop of steps: not of one over a batch."""
+    if isinstance(one, ast.Call):
+        return call_name(one) in _STEPS
+    if isinstance(one, ast.Break | ast.Continue):
+        ends = next((up for up in training.script.above(one) if isinstance(up, LoopNode)), node)
+        return training.trains(ends)
+    return isinstance(one, ast.Return | ast.Raise)
 
 
 def _blocks(node: ast.AST) -> list[ast.AST]:
@@ -157,40 +172,191 @@ def steering_draw(file: File, script: Script) -> Iterator[Hit]:
 
 
 def decided_alike(context: Context) -> None:
-    """Let rank 0 decide on every rank about a step or about a collective: the fix of RK186.
+    """Let rank 0 decide on every rank about a step, a collective, or what later steps go by.
 
-    It comes last, when all collectives have been put in.
+    The fix of RK186. It comes last, when all collectives have been put in.
     """
-    for loop, one, head in _branches(context.training, context.meets):
-        for draw in _drawn(context.training, loop, head):
+    training = context.training
+    for region in context.local:
+        _given_alike(context, region)
+    for loop, one, head in _branches(training, context.meets):
+        for draw in _drawn(training, loop, head):
             if draw not in context.alike:
                 context.alike.add(draw)
                 context.around(draw, "rankup.broadcast(")
                 done = "what decides about a step is drawn by rank 0 (rankup.broadcast)"
                 context.done(draw, done)
-        if not isinstance(one, ForNode) and _parts(context.training, one, context.meets):
-            _decided_by_rank_0(context, loop.node, one, head)
+        if not isinstance(one, ForNode) and _parts(training, one, context.meets):
+            _decided_by_rank_0(context, one, head)
+    for region in context.local:
+        inside = list(context.script.inside(region.body, ast.If, ast.While, deep=False))  # type: ignore[attr-defined]
+        for one in reversed(inside):
+            test = one.test  # type: ignore[attr-defined]
+            steered = isinstance(region, Function) and _parts(training, one, context.meets)
+            if steered or any(map(context.meets, _blocks(one))) or _alters(context, region, one):
+                _decided_by_rank_0(context, one, test)
 
 
-def _decided_by_rank_0(context: Context, loop: LoopNode, one: ast.AST, test: ast.expr) -> None:
+def _decided_by_rank_0(context: Context, one: ast.AST, test: ast.expr) -> None:
     """Broadcast a test that goes by this rank's part of a batch."""
     script = context.script
-    inner = next((up for up in script.above(one) if up in context.local), None)
-    if inner is not loop:
+    region = next((up for up in script.above(one) if up in context.local), None)
+    if region is None or test in context.alike:
         return
-    rest = {
-        name
-        for node in script.inside(test, ast.Name)
-        if not context.alike & {node, *script.above(node)}
-        for name in mentioned(node)
-    }
-    if rest & context.local[loop]:
+    if _of_this_rank(context, region, test):
         context.alike.add(test)
         context.around(test, "rankup.broadcast(")
-        context.leave(
-            one,
-            "rank 0 decides here for all ranks, by its part of the batch (rankup.broadcast)",
-        )
+        context.leave(one, RANK_0_DECIDES)
+
+
+def _of_this_rank(context: Context, region: ast.AST, value: ast.AST) -> bool:
+    """True where a value goes by a name of this rank's part that is not put together in it."""
+    script, local = context.script, context.local[region]
+    return any(
+        mentioned(node) & local
+        for node in script.inside(value, ast.Name, ast.Subscript, ast.Attribute)
+        if not context.alike & {node, *script.above(node)}
+    )
+
+
+def _given_alike(context: Context, region: ast.AST) -> None:
+    """Broadcast what a schedule, or the settings of an optimizer, are given of this rank's part."""
+    script = context.script
+    for one in script.inside(region.body, ast.Call, ast.Assign, deep=False):  # type: ignore[attr-defined]
+        if next((up for up in script.above(one) if up in context.local), None) is not region:
+            continue
+        values: list[ast.expr] = []
+        if isinstance(one, ast.Assign):
+            if any(_setting(context, target) for target in one.targets):
+                values = [one.value]
+        elif isinstance(one, ast.Call) and call_name(one) == "step":
+            values = given(one) if _role(context, receiver(one), "scheduler") else []
+        for value in values:
+            if not _of_this_rank(context, region, value):
+                continue
+            if _each_its_own_rounds(context, region, value):
+                context.leave(value, f"`{script.code(value)}` is of each rank's own: {_AGREE}")
+                continue
+            context.alike.add(value)
+            context.around(value, "rankup.broadcast(")
+            context.leave(
+                value,
+                f"`{script.code(value)}` is rank 0's on all ranks, of its part of the batch "
+                "(rankup.broadcast)",
+            )
+
+
+def _each_its_own_rounds(context: Context, region: ast.AST, node: ast.AST) -> bool:
+    """True where ranks come by a place unequally often, as in a loop over a batch's rows."""
+    for up in context.script.above(node):
+        if up is region:
+            return False
+        if isinstance(up, (*COMPREHENSIONS, ast.ExceptHandler, ast.Lambda)):
+            return True
+        if isinstance(up, ForNode) and mentioned(up.iter) & context.local[region]:
+            return True
+    return False
+
+
+def _role(context: Context, node: ast.expr | None, *kinds: str) -> bool:
+    script = context.script
+    return node is not None and any(
+        one.kind in kinds for one in script.understood.of(script.file, node)
+    )
+
+
+def _setting(context: Context, target: ast.AST) -> bool:
+    """True of `group["lr"]` of an optimizer's groups, and of a part of a model or an optimizer."""
+    script = context.script
+    if not isinstance(target, ast.Attribute | ast.Subscript):
+        return False
+    root: ast.expr = target
+    while isinstance(root, ast.Attribute | ast.Subscript):
+        if isinstance(root, ast.Attribute) and root.attr == "param_groups":
+            return True
+        root = root.value
+        if _role(context, root, "model", "optimizer", "scheduler"):
+            return True
+    over = [up.iter for up in script.above(target) if isinstance(up, ForNode)]
+    return any("param_groups" in script.code(one) for one in over)
+
+
+def _alters(context: Context, region: ast.AST, node: ast.AST) -> bool:
+    """True where a branch changes what later steps go by: a rate, a model, a weight of the loss."""
+    script, blocks = context.script, _blocks(node)
+    if _asks_form(node.test):  # type: ignore[attr-defined]
+        return False
+    if any(_changes_setting(context, one, 2) for one in blocks):
+        return True
+    losses = {name for one in context.training.loops if one.node is region for name in one.losses}
+    stored = {
+        script.dotted(one)
+        for one in script.inside(blocks, ast.Name, ast.Attribute, deep=False)
+        if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Store)
+    }
+    made = context.training.feeding(region, losses) if stored else set()  # type: ignore[arg-type]
+    return any(_carried(context, region, name) for name in (stored & made) - losses)
+
+
+def _asks_form(test: ast.expr) -> bool:
+    """True of `isinstance(batch, list)`, `mask is None`, `not x.dim() == 3`: of no number."""
+    match test:
+        case ast.UnaryOp(operand=inner):
+            return _asks_form(inner)
+        case ast.BoolOp(values=parts):
+            return all(map(_asks_form, parts))
+        case ast.Call():
+            return call_name(test) in ("isinstance", "hasattr", "callable")
+        case ast.Compare(left=left, ops=ops):
+            asks = isinstance(left, ast.Call) and call_name(left) in ("dim", "ndimension", "type")
+            return asks or all(isinstance(op, ast.Is | ast.IsNot) for op in ops)
+    return False
+
+
+def _carried(context: Context, region: ast.AST, name: str) -> bool:
+    """True of a name that goes from round to round: it has a value before, and may keep it."""
+    script, body = context.script, region.body  # type: ignore[attr-defined]
+    if isinstance(region, Function):
+        return name.startswith("self.")
+    target = region.target if isinstance(region, ForNode) else None
+    always: list[ast.AST] = [] if target is None else [target]
+    waiting = list(body)
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, ast.With | ast.AsyncWith | ast.Try):
+            waiting += one.body
+        elif isinstance(one, ast.Assign) and name not in mentioned(one.value):
+            always += one.targets
+    inside = set(script.inside(region, ast.AST))
+    before = [at for at, _ in script.assigned(name, script.scope(region)) if at not in inside]
+    return bool(before) and not any(
+        script.dotted(part) == name
+        for target in always
+        for part in script.inside(target, ast.Name, ast.Attribute)
+    )
+
+
+def _changes_setting(context: Context, block: ast.AST, depth: int) -> bool:
+    """True where code changes a model, an optimizer or a schedule, here or in what it calls."""
+    script = context.script
+    saves = {one.node for one in script.understood.saves}
+    for one in script.inside(block, ast.Call, ast.expr, deep=False):
+        stored = isinstance(one, ast.Attribute | ast.Subscript) and isinstance(one.ctx, ast.Store)
+        if stored and _setting(context, one):
+            return True
+        if not isinstance(one, ast.Call) or call_name(one) in _NO_CHANGE:
+            continue
+        if saves & {one, *script.above(one)}:
+            continue
+        parts = [*given(one), *([one.func.value] if isinstance(one.func, ast.Attribute) else [])]
+        if any(_role(context, part, "model", "optimizer", "scheduler") for part in parts):
+            return True
+        called = context.called(one) if depth else None
+        if called is not None and any(
+            _changes_setting(called[0], inner, depth - 1) for inner in called[1].body
+        ):
+            return True
+    return False
 
 
 @rule("RK187", "error", "a clock that decides about a step")

@@ -296,8 +296,10 @@ def passes(journal: Journal) -> list[Pass]:
     since: list[Pass] = []  # whose batches were drawn since the last backward
     for event in journal.of("iterate", "batch", "iterated", "backward"):
         if event["event"] == "backward":
+            aside = [tuple(key) for key in event.get("aside", ())]
             for one in since[:-1]:
-                if one.drawn[-1]["grad"] and not one.ended and since.count(one) == 1:
+                used = not one.ended and one.key not in aside
+                if one.drawn[-1]["grad"] and used and since.count(one) == 1:
                     one.beside.append((len(one.drawn) - 1, event["idle"]))
                     one.used.add(len(one.drawn) - 1)
             for one in since[-1:]:

@@ -340,6 +340,7 @@ class Data:
         progress.batch, progress.calls = ids, 0
         # Without gradients it is of an evaluation, if any batch is drawn with them.
         progress.graded |= grad
+        progress.drew((drawing.dataset, drawing.number))
         if grad or not progress.graded:
             progress.drawn = len(ids)
         fields = {**drawing.key, "grad": grad, "ids": ids}

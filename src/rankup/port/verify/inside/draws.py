@@ -51,6 +51,8 @@ class Progress:
         graded: a batch was drawn with gradients.
         batch: the samples of the batch drawn last, whatever its purpose.
         calls: for random numbers since then.
+        drawings: since the last backward, the passes of which batches were drawn one after the
+            other, and the nodes of the graph that modules have made of them.
     """
 
     journal: Journal
@@ -62,6 +64,27 @@ class Progress:
     graded: bool = False
     batch: list[Any] = field(default_factory=list)
     calls: int = 0
+    drawings: list[tuple[set[tuple[int, int]], list[Any]]] = field(default_factory=list)
+
+    def drew(self, key: tuple[int, int]) -> None:
+        """Take a batch for one with those before it, as of `zip(one, other)`, until a forward."""
+        if not self.drawings or self.drawings[-1][1]:
+            self.drawings.append((set(), []))
+        self.drawings[-1][0].add(key)
+
+    def aside(self, root: Any) -> list[tuple[int, int]]:
+        """The passes of which a batch was drawn and looked at, and is no part of a loss."""
+        drawings, self.drawings = self.drawings, []
+        if len(drawings) < 2 or getattr(root, "grad_fn", None) is None:
+            return []
+        reached, waiting = set(), [root.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in reached:
+                reached.add(node)
+                waiting += [one for one, _ in node.next_functions]
+        used = {key for keys, nodes in drawings if not reached.isdisjoint(nodes) for key in keys}
+        return [key for keys, nodes in drawings if nodes for key in keys - used]
 
     def note(self, text: str) -> None:
         """Record, once, what is changed to make the runs comparable."""

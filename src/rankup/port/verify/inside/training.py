@@ -44,6 +44,7 @@ class Steps:
     def install(self, torch: Any) -> None:
         """All of torch."""
         self._watch_backward(torch.autograd)
+        torch.nn.modules.module.register_module_forward_hook(self._forward)
         module = sys.modules["torch.optim.optimizer"]
         module.register_optimizer_step_pre_hook(self._before)
         module.register_optimizer_step_post_hook(self._after)
@@ -70,13 +71,20 @@ class Steps:
         @replaces(module, "backward")
         def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             root = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
-            fields = self._weights()
+            fields = {**self._weights(), "aside": self._progress.aside(root)}
             result = original(tensors, *args, **kwargs)
             self._progress.backwards += 1
             value = float(root.detach()) if getattr(root, "numel", int)() == 1 else None
             fields["loss"] = value if value is None or math.isfinite(value) else str(value)
             self._journal.tell("backward", **fields, where=self._journal.where())
             return result
+
+    def _forward(self, module: Any, given: Any, output: Any) -> None:
+        parts = list(output.values()) if isinstance(output, dict) else output
+        parts = parts if isinstance(parts, list | tuple) else [parts]
+        nodes = [getattr(one, "grad_fn", None) for one in parts]
+        if self._progress.drawings:
+            self._progress.drawings[-1][1].extend(one for one in nodes if one is not None)
 
     def _weights(self) -> dict[str, Any]:
         samples, units, idle = self._progress.drawn, None, False

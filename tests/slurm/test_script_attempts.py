@@ -1,4 +1,4 @@
-"""The lives of a job, by its real script and fake Slurm commands: exit codes, marker, next life."""
+"""The attempts of a job, by its real script and fake Slurm commands: exit codes, the marker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def job(tmp_path: Path) -> JobScript:
     return replace(ONE, run_dir=str(tmp_path / "run"), work_dir=str(tmp_path))
 
 
-def _lives(job: JobScript) -> list[dict[str, Any]]:
+def _attempts(job: JobScript) -> list[dict[str, Any]]:
     """All lines, each of which must be JSON; the times are left away once they are numbers."""
     lines = (Path(job.run_dir) / "attempts.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
@@ -41,7 +41,7 @@ def _lives(job: JobScript) -> list[dict[str, Any]]:
             if name in record:
                 assert record[name] > 1_700_000_000
                 record[name] = True
-        if "start" in record:  # of what it will print, in a log that earlier lives have begun
+        if "start" in record:  # of what it will print, in a log that earlier attempts have begun
             assert record.pop("offset") >= 0
     return found
 
@@ -57,7 +57,7 @@ def _of(restart: int = 0, **values: Any) -> dict[str, Any]:
 def test_the_exit_code_is_that_of_the_ranks(bash: Bash, job: JobScript, code: int) -> None:
     ran = bash.run(replace(job, monitor=False), FAKE_CODE=str(code))
     assert ran.code == code
-    assert _lives(job) == [_of(**START), _of(end=True, code=code)]
+    assert _attempts(job) == [_of(**START), _of(end=True, code=code)]
     assert ("the cause" in ran.output) == (code != 0)
     assert not (bash.notes / "sbatch").exists()
 
@@ -68,7 +68,7 @@ def test_ranks_ended_by_srun_after_a_failure_are_a_failure_and_no_signal(
     assert bash.run(job, FAKE_CODE="143", FAKE_RANKS="fail").code == 1
 
 
-def test_failures_of_an_earlier_life_are_forgotten(bash: Bash, job: JobScript) -> None:
+def test_failures_of_an_earlier_attempt_are_forgotten(bash: Bash, job: JobScript) -> None:
     old = Path(job.run_dir) / "log" / "failure-rank0.json"
     old.parent.mkdir()
     old.write_text("{}")
@@ -76,7 +76,7 @@ def test_failures_of_an_earlier_life_are_forgotten(bash: Bash, job: JobScript) -
     assert not old.exists()
 
 
-def test_with_the_marker_the_job_is_requeued_and_the_next_life_takes_it_away(
+def test_with_the_marker_the_job_is_requeued_and_the_next_attempt_takes_it_away(
     bash: Bash, job: JobScript
 ) -> None:
     marker = Path(job.run_dir) / "requeue"
@@ -92,7 +92,7 @@ def test_with_the_marker_the_job_is_requeued_and_the_next_life_takes_it_away(
     assert not marker.exists()
     assert ran.environment[0]["RANKUP_RESUME"] == "1"
     assert not _noted(bash), "one requeue for one marker"
-    assert _lives(job) == [
+    assert _attempts(job) == [
         _of(**START),
         _of(end=True, code=0, stopped=True),
         _of(1, **START),
@@ -112,7 +112,7 @@ def test_where_requeue_is_refused_another_job_follows(bash: Bash, job: JobScript
     script = str(bash.notes.parent / "job.sh")
     assert bash.words("sbatch") == ["--parsable", "--dependency=afterany:4242", script]
     assert "this site does not requeue; job 4243 follows" in ran.output
-    assert _lives(job)[-1] == {"job": "4243", "task": None, "follows": "4242"}
+    assert _attempts(job)[-1] == {"job": "4243", "task": None, "follows": "4242"}
     assert rundir.slurm_jobs(Path(job.run_dir), _empty()) == ["4242", "4243"]
 
 
@@ -131,7 +131,7 @@ def test_where_neither_is_allowed_it_says_how_to_go_on(bash: Bash, job: JobScrip
     assert ran.code == 1
     assert "this site allows neither requeue nor sbatch in a job; go on with:" in ran.output
     assert f"go on with: rankup run --resume {job.run_dir}" in ran.output
-    assert _lives(job)[-1] == _of(end=True, code=1)
+    assert _attempts(job)[-1] == _of(end=True, code=1)
 
 
 def _back_after(bash: Bash, seconds: int) -> None:
@@ -150,7 +150,7 @@ def test_while_the_controller_is_away_the_requeue_is_tried_again(
     ran = bash.run(job, FAKE_RANKS="away", FAKE_NO_SBATCH="1")
     assert ran.code == 0, ran.output
     assert (bash.notes / "slept").read_text().split() == ["5", "15", "120"]
-    assert _lives(job)[-1] == _of(end=True, code=0, stopped=True)
+    assert _attempts(job)[-1] == _of(end=True, code=0, stopped=True)
 
 
 def test_a_controller_that_stays_away_is_waited_for_within_the_time_limit(
@@ -169,7 +169,7 @@ def test_a_restart_without_the_marker_stops_with_the_reason(bash: Bash, job: Job
     assert (ran.code, ran.torchrun) == (1, ())
     assert "(a node failed, or the job was preempted), and --retries allows 0" in ran.output
     assert f"rankup run --resume {job.run_dir}" in ran.output
-    assert _lives(job)[-1] == _of(1, end=True, code=1)
+    assert _attempts(job)[-1] == _of(1, end=True, code=1)
 
 
 def test_retries_bound_the_restarts_after_failures_alone(bash: Bash, job: JobScript) -> None:
@@ -192,7 +192,7 @@ def test_a_job_counts_its_starts_where_slurm_does_not(bash: Bash, job: JobScript
     ran = bash.run(job)  # a node has failed twice
     assert (ran.code, ran.torchrun) == (1, ())
     assert "--retries allows 1 of that" in ran.output
-    starts = [record for record in _lives(job) if "start" in record]
+    starts = [record for record in _attempts(job) if "start" in record]
     assert starts == [_of(restart, **START) for restart in range(3)]
     assert bash.run(job, SLURM_JOB_ID="4243").torchrun, "another job begins anew"
 
@@ -216,7 +216,7 @@ def test_an_attempts_place_in_the_log_is_known_where_stdout_is_a_pipe(
     assert first["offset"] == (log / "4242.out").stat().st_size
 
 
-# --- one life at a time
+# --- one attempt at a time
 
 
 def test_resume_is_what_was_asked_for_or_what_is_there(bash: Bash, job: JobScript) -> None:
@@ -238,7 +238,7 @@ def test_a_run_that_another_process_holds_is_not_started(bash: Bash, job: JobScr
 
 
 @pytest.mark.parametrize(("code", "runs"), [(1, False), (66, True)])
-def test_only_a_lock_that_is_held_keeps_a_life_out(
+def test_only_a_lock_that_is_held_keeps_an_attempt_out(
     bash: Bash, job: JobScript, code: int, runs: bool
 ) -> None:
     bash.program("flock", f"exit {code}")  # some file systems have no locks
@@ -250,13 +250,13 @@ def test_the_lock_is_held_while_the_ranks_run(bash: Bash, job: JobScript) -> Non
     assert bash.run(job).code == 0
 
 
-def test_a_sleeping_shell_does_not_keep_the_next_life_out(bash: Bash, job: JobScript) -> None:
+def test_a_sleeping_shell_does_not_keep_the_next_attempt_out(bash: Bash, job: JobScript) -> None:
     bash.program("sleep", 'flock -n "$RANKUP_RUN_DIR/log/lock" true && touch "$FAKES/free"')
     assert bash.run(job, FAKE_RANKS="stop").code == 0
     assert (bash.notes / "free").exists()
 
 
-def test_in_an_allocation_it_writes_no_lives_and_asks_for_no_next_one(
+def test_in_an_allocation_it_writes_no_attempts_and_asks_for_no_next_one(
     bash: Bash, job: JobScript
 ) -> None:
     inside = {"RANKUP_INTERACTIVE": str(os.getpid()), "SLURM_RESTART_COUNT": "3"}

@@ -1,4 +1,4 @@
-"""What became of a run: each of its lives, from Slurm's answers and from our own records."""
+"""What became of a run: each of its attempts, from Slurm's answers and from our own records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import UserError
 from ..site import rundir
 from ..site.rundir import Job
 from ..slurm import job as slurm_job
@@ -58,7 +57,7 @@ def _of_folder(rows: Sequence[Queued], path: Path) -> list[Queued]:
 def of_run(
     path: Path, job: Job, client: Client, queued: Sequence[Queued] | None = None
 ) -> list[Attempt]:
-    """All lives, in order; those of one array side by side.
+    """All attempts, in order; those of one array side by side.
 
     Args:
         queued: what one call of `Client.mine` said, for all runs; a job that is not in it, and has
@@ -67,7 +66,11 @@ def of_run(
     """
     records = rundir.records(path)
     follows = {str(r["job"]): str(r["follows"]) for r in records if "follows" in r}
-    lives = [_local(path, life, life is job.lives[-1]) for life in job.lives if "job" not in life]
+    attempts = [
+        _local(path, attempt, attempt is job.attempts[-1])
+        for attempt in job.attempts
+        if "job" not in attempt
+    ]
     ids = rundir.slurm_jobs(path, job)
     rows, thorough = queued, queued is None
     if rows is None:
@@ -85,22 +88,22 @@ def of_run(
         if mine is None:
             of_job_id += _waiting(path, of_job_id, own, follows)
         asked = _asked(job, job_id, follows)
-        lives += [
-            replace(_by_log(path, life, own), follows=follows.get(job_id), asked=asked)
-            for life in of_job_id
+        attempts += [
+            replace(_by_log(path, attempt, own), follows=follows.get(job_id), asked=asked)
+            for attempt in of_job_id
         ]
-    # Stable: lives of one job stay together, what has not begun comes last.
-    return sorted(lives, key=lambda life: life.started or life.expected or float("inf"))
+    # Stable: attempts of one job stay together, what has not begun comes last.
+    return sorted(attempts, key=lambda attempt: attempt.started or attempt.expected or float("inf"))
 
 
 def _asked(job: Job, job_id: str, follows: Mapping[str, str]) -> Mapping[str, Any]:
     """The start that a job belongs to: its own, or that of the job whose place it took."""
-    known = {life["job"]: life for life in job.lives if isinstance(life.get("job"), str)}
+    known = {attempt["job"]: attempt for attempt in job.attempts if "job" in attempt}
     for _ in range(len(follows) + 1):
         if job_id in known:
             return known[job_id]
         job_id = follows.get(job_id, "").partition("_")[0]
-    return job.lives[-1] if job.lives else {}
+    return job.attempts[-1] if job.attempts else {}
 
 
 def _waiting(
@@ -109,7 +112,7 @@ def _waiting(
     own: Sequence[Mapping[str, Any]],
     follows: Mapping[str, str],
 ) -> list[Attempt]:
-    """The lives that are to come by our own records, while Slurm does not answer."""
+    """The attempts that are to come by our own records, while Slurm does not answer."""
     ended: dict[str, dict[str, Any]] = {}
     for record in own:
         name = record["job"] if record.get("task") is None else f"{record['job']}_{record['task']}"
@@ -117,46 +120,55 @@ def _waiting(
             ended.pop(name, None)
         elif "end" in record:
             ended[name] = {**record, "stopped": record.get("stopped")}
-    words = f"{STOPPED} and waits for its next life, by its own record; Slurm does not answer."
+    words = f"{STOPPED} and waits for its next attempt, by its own record; Slurm does not answer."
     if (path / "log" / "cancelled").exists():
-        words = "It was cancelled: its next life ends as it starts. Slurm does not answer."
+        words = "It was cancelled: its next attempt ends as it starts. Slurm does not answer."
     return [
-        replace(life, state="PENDING", words=words, live=True, started=None, ended=None, nodes=())
-        for life in of_job
-        if life.job in ended
-        and ended[life.job]["stopped"]
-        and life.restart == ended[life.job].get("restart", 0)
-        and life.job not in follows.values()
+        replace(
+            attempt, state="PENDING", words=words, live=True, started=None, ended=None, nodes=()
+        )
+        for attempt in of_job
+        if attempt.job in ended
+        and ended[attempt.job]["stopped"]
+        and attempt.restart == ended[attempt.job].get("restart", 0)
+        and attempt.job not in follows.values()
     ]
 
 
-def _by_log(path: Path, life: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
-    """A life that left no end, and that Slurm has forgotten: its log may say how it ended."""
-    if life.live or life.state != "UNKNOWN" or life.source != "own record" or life.job is None:
-        return life
-    mine = [r for r in own if life.task is None or str(r.get("task")) == life.task]
-    if any(r.get("restart", 0) > life.restart for r in mine):
-        return life  # what ended a later one stands behind it
-    file = logfile.log_of(path, base_id(life.job), life.task)
-    lines = logfile.tail_lines(file, logfile.life_start(file, mine, life.restart))
+def _by_log(path: Path, attempt: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
+    """An attempt that left no end, and that Slurm has forgotten: its log may say how it ended."""
+    if (
+        attempt.live
+        or attempt.state != "UNKNOWN"
+        or attempt.source != "own record"
+        or attempt.job is None
+    ):
+        return attempt
+    mine = [r for r in own if attempt.task is None or str(r.get("task")) == attempt.task]
+    if any(r.get("restart", 0) > attempt.restart for r in mine):
+        return attempt  # what ended a later one stands behind it
+    file = logfile.log_of(path, base_id(attempt.job), attempt.task)
+    lines = logfile.tail_lines(file, logfile.attempt_start(file, mine, attempt.restart))
     state = cause.end_state(lines)
     if state is None:
-        return life
-    return replace(life, state=state, words=reasons.ended(state, 0, 0, ""))
+        return attempt
+    return replace(attempt, state=state, words=reasons.ended(state, 0, 0, ""))
 
 
-def newest(lives: Sequence[Attempt]) -> Attempt | None:
-    """The life that says how the run is: a live one, else the one that ended last."""
-    live = [life for life in lives if life.live]
+def newest(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The attempt that says how the run is: a live one, else the one that ended last."""
+    live = [attempt for attempt in attempts if attempt.live]
     if live:
-        running = [life for life in live if life.state != "PENDING"]
+        running = [attempt for attempt in live if attempt.state != "PENDING"]
         return (running or live)[0]
-    return max(lives, key=lambda life: life.ended or life.started or 0, default=None)
+    return max(attempts, key=lambda attempt: attempt.ended or attempt.started or 0, default=None)
 
 
-def last_job(lives: Sequence[Attempt], task: str | None = None) -> Attempt | None:
-    """The newest life that is a Slurm job's, of that task where one is given."""
-    mine = [life for life in lives if life.job and (task is None or life.task == task)]
+def last_job(attempts: Sequence[Attempt], task: str | None = None) -> Attempt | None:
+    """The newest attempt that is a Slurm job's, of that task where one is given."""
+    mine = [
+        attempt for attempt in attempts if attempt.job and (task is None or attempt.task == task)
+    ]
     return newest(mine)
 
 
@@ -214,23 +226,23 @@ def _folded(
     return [*found, *(slurm_job.judged(state, own) for state in states)]
 
 
-def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Attempt:
-    code, ended = _number(life.get("code")), rundir.moment(life.get("ended"))
-    node = str(life.get("node") or f"allocation {life.get('allocation', '?')}")
+def _local(path: Path, attempt: Mapping[str, Any], is_last: bool) -> Attempt:
+    code, ended = attempt.get("code"), rundir.moment(attempt.get("ended"))
+    node = str(attempt.get("node") or f"allocation {attempt.get('allocation', '?')}")
     live = False
     if code is not None:
         state = "FAILED" if code else "COMPLETED"
-        words = reasons.ended(state, int(code), 0, "")
+        words = reasons.ended(state, code, 0, "")
         if 128 < code < 128 + 65:
-            words = f"It was stopped: {reasons.how(int(code), 0)}."
-        if life.get("stopped") is True:
+            words = f"It was stopped: {reasons.how(code, 0)}."
+        if attempt.get("stopped") is True:
             words = f"{STOPPED} before the deadline."
     elif is_last and (pid := holder(path)):
         live, state, words = True, "RUNNING", f"It runs here, as process {pid}."
     elif is_last and (pid := orphaned(path)):
         live, state = True, "RUNNING"
         words = f"Its job script runs on here, though process {pid}, which started it, has ended."
-    elif life.get("node") in (None, os.uname().nodename):
+    elif attempt.get("node") in (None, os.uname().nodename):
         state, words = "UNKNOWN", "It ended without a word (killed, or the machine went down)."
     else:
         state, words = "UNKNOWN", f"It began on {node} and has not written its end; look there."
@@ -239,31 +251,13 @@ def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Attempt:
         state=state,
         words=words,
         nodes=(node,),
-        started=rundir.moment(life.get("started")),
+        started=rundir.moment(attempt.get("started")),
         ended=ended,
-        exit_code=None if code is None else int(code),
+        exit_code=code,
         source="own record",
         live=live,
-        asked=life,
+        asked=attempt,
     )
-
-
-def read_job(path: Path) -> Job:
-    """`rundir.read`, with lives of a wrong form left out: one broken life hides no other.
-
-    Raises:
-        UserError: `job.json` is missing or damaged.
-    """
-    job = rundir.read(path)
-    if not isinstance(job.lives, list) or not isinstance(job.args, list):
-        raise UserError(f"{path / rundir.JOB} is damaged: lives or args are no list")
-    return replace(job, lives=[life for life in job.lives if isinstance(life, dict)])
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < 1e12 else None
 
 
 def held(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""One run over several lives of a job: signals, time limits, failed nodes, resumes."""
+"""One run over several attempts of a job: signals, time limits, failed nodes, resumes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .on_slurm import (
     SECONDS,
     Site,
     asked,
+    attempts,
     last_line,
-    lives,
     log,
     starts,
     until,
@@ -32,7 +32,7 @@ def site(slurm: Cluster, rankup_here: RunRankup, tmp_path: Path) -> Site:
     return Site(slurm, rankup_here, tmp_path)
 
 
-# Its first life makes its steps slowly until it is to stop, the others are through at once.
+# Its first attempt makes its steps slowly until it is to stop, the others are through at once.
 COUNTS = """
 import json, os, sys, time
 from pathlib import Path
@@ -68,7 +68,7 @@ def _check_counts(run: Path, steps: int, ranks: int) -> None:
     assert [float(loss) for _, loss in lines] == pytest.approx(expected, rel=1e-5)
 
 
-def test_before_its_time_limit_a_script_saves_and_goes_on_in_a_next_life(site: Site) -> None:
+def test_before_its_time_limit_a_script_saves_and_goes_on_in_a_next_attempt(site: Site) -> None:
     """Slurm's signal comes from the test instead of a minute before the limit."""
     path = script(site.folder, COUNTS)
     job, run = site.submit(*ONE, path, "6000", "1")
@@ -77,8 +77,8 @@ def test_before_its_time_limit_a_script_saves_and_goes_on_in_a_next_life(site: S
     site.ended(job, "COMPLETED", run)
     _check_counts(run, 6000, 1)
     assert starts(run) == 2
-    assert [record.get("stopped") for record in lives(run) if "end" in record] == [True, None]
-    assert {record["job"] for record in lives(run)} == {str(job)}
+    assert [record.get("stopped") for record in attempts(run) if "end" in record] == [True, None]
+    assert {record["job"] for record in attempts(run)} == {str(job)}
     assert "stopped with a checkpoint before the time limit" in log(run)
 
 
@@ -89,7 +89,7 @@ def test_slurms_own_time_limit_is_kept(site: Site) -> None:
     site.ended(job, "COMPLETED", run, timeout=300)
     _check_counts(run, 1500, 2)
     assert starts(run) >= 2
-    assert lives(run)[1]["stopped"] is True
+    assert attempts(run)[1]["stopped"] is True
     assert "DUE TO TIME LIMIT" not in log(run)
 
 
@@ -98,19 +98,19 @@ WAITS = """
 import os, time
 from pathlib import Path
 run = Path(os.environ["RANKUP_RUN_DIR"])
-life = os.environ.get("SLURM_RESTART_COUNT", "0")
+attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
 (run / "checkpoints").mkdir(exist_ok=True)
-up = run / f"part{life}-{os.environ['RANK']}"  # who sees its name at last can read it
+up = run / f"part{attempt}-{os.environ['RANK']}"  # who sees its name at last can read it
 up.write_text(os.environ["RANKUP_RESUME"])
-up.rename(run / f"up{life}-{os.environ['RANK']}")
+up.rename(run / f"up{attempt}-{os.environ['RANK']}")
 end = time.monotonic() + 300
 while not (run / "go").exists() and time.monotonic() < end:
     time.sleep(0.1)
 """
 
 
-def _up(run: Path, life: int, ranks: int) -> bool:
-    return len(list(run.glob(f"up{life}-*"))) == ranks
+def _up(run: Path, attempt: int, ranks: int) -> bool:
+    return len(list(run.glob(f"up{attempt}-*"))) == ranks
 
 
 def test_a_node_fails_and_the_job_is_requeued_as_often_as_allowed(site: Site) -> None:
@@ -121,7 +121,7 @@ def test_a_node_fails_and_the_job_is_requeued_as_often_as_allowed(site: Site) ->
     (run / "go").touch()
     site.ended(job, "COMPLETED", run)
     assert (run / "up0-0").read_text() == "0"
-    assert (run / "up1-0").read_text() == "1", "the second life resumes"
+    assert (run / "up1-0").read_text() == "1", "the second attempt resumes"
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_a_rank_that_hangs_is_named(site: Site) -> None:
     assert "rank 0 waits in it at script.py:9" in said
 
 
-# Without torch in the ranks; its life is over when the marker is there, as Deadline leaves it.
+# Without torch in the ranks; its attempt is over when the marker is there, as Deadline leaves it.
 TWICE = """
 import os, sys
 from pathlib import Path
@@ -205,7 +205,7 @@ def test_where_requeue_is_off_a_second_job_follows(site: Site) -> None:
     path = script(site.folder, TWICE)
     job, run = site.submit("--sbatch=--no-requeue", path)
     site.ended(job, "COMPLETED", run)
-    [follower] = [record for record in lives(run) if "follows" in record]
+    [follower] = [record for record in attempts(run) if "follows" in record]
     assert follower["follows"] == str(job)
     site.ended(int(follower["job"]), "COMPLETED", run)
     assert (run / "first").read_text() == str(job)

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed._functional_collectives import all_reduce, reduce_scatter_tensor_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rankup.parallel.build import recompute
 from rankup.parallel.layout import Layout
-from rankup.parallel.memory import recompute
 from rankup.parallel.on_paper import pretended
 
 # Its new name is not in every torch that is supported.
