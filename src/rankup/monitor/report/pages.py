@@ -71,8 +71,9 @@ class Pages(FPDF):
         bold: bool = False,
         colour: str = INK,
         align: str = "L",
+        stay: bool = False,
     ) -> None:
-        """Write one line, cut where it is too long, and go on below it."""
+        """Write one line, cut where it is too long; go on below it, or with `stay` beside it."""
         self.font(size, bold, colour)
         if self.get_string_width(text) > width:
             fits = bisect_right(
@@ -80,7 +81,7 @@ class Pages(FPDF):
             )
             text = text[: max(0, fits - 1)].rstrip() + "…"
         self.set_x(x)
-        options = {"new_x": XPos.LMARGIN, "new_y": YPos.NEXT}
+        options = {"new_x": XPos.LMARGIN, "new_y": YPos.TOP if stay else YPos.NEXT}
         self.cell(width, size * LINE, text, align=align, **options)  # type: ignore[arg-type]
 
     def lines_of(

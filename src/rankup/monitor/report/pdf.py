@@ -126,9 +126,7 @@ def _fact(pages: Pages, name: str, text: str, label: float, width: float, most: 
     size = 7.6
     lines = pages.lines_of(written(text), size, width - label, most=most)
     pages.need(size * LINE * min(2, len(lines)))
-    top = pages.y
-    pages.line_of(written(name), size, width=label - 4, colour=GREY)
-    pages.y = top
+    pages.line_of(written(name), size, width=label - 4, colour=GREY, stay=True)
     for line in lines:
         pages.line_of(line, size, x=LEFT + label, width=width - label)
 
@@ -146,8 +144,7 @@ def _bill(pages: Pages, cost: Cost, brief: bool) -> None:
     right = x + pages.get_string_width(known) + 8
     pages.line_of("efficiency", x=right, width=width, colour=GREY)
     pages.y = below
-    for line in pages.lines_of(written(f"= {cost.formula}"), SMALL, width):
-        pages.line_of(line, SMALL, x=x, width=width + 9, colour=GREY)
+    pages.paragraph(written(f"= {cost.formula}"), x=x)
     pages.y += 4
     if cost.efficiency is not None:
         pages.box(x, pages.y, width, 6, FAINT)
@@ -159,23 +156,19 @@ def _bill(pages: Pages, cost: Cost, brief: bool) -> None:
     for name, value in amounts.items():
         if value is None:
             continue
-        top = pages.y
-        pages.line_of(name, x=x, width=width, colour=GREY)
-        pages.y = top
+        pages.line_of(name, x=x, width=width, colour=GREY, stay=True)
+        if cost.billed and name != "billed":
+            share_of = f"{100 * value / cost.billed:.0f} %"
+            pages.line_of(share_of, x=x, width=width, colour=GREY, align="R", stay=True)
         paid, bold = f"{words.amount(value)} {written(cost.unit)}", name != "used"
         pages.line_of(paid, x=x, width=width - 34, bold=bold, align="R")
-        if cost.billed and name != "billed":
-            pages.y = top
-            share_of = f"{100 * value / cost.billed:.0f} %"
-            pages.line_of(share_of, x=x, width=width, colour=GREY, align="R")
     rate = words.amount(cost.per_node_hour)
     said = f"{cost.node_hours:,.2f} node-hours at {rate} {written(cost.unit)} each"
     if not cost.priced:
         said += "; this site has no unit of its own"
     if cost.seen < 0.98:
         said += f"; samples tell of {100 * cost.seen:.0f} % of the time"
-    for line in pages.lines_of(said, SMALL, width):
-        pages.line_of(line, SMALL, x=x, width=width + 9, colour=GREY)
+    pages.paragraph(said, x=x)
 
 
 def _of(efficiency: float) -> str:
@@ -207,21 +200,17 @@ def _finding(pages: Pages, one: Diagnosis) -> None:
     pages.need(min(_height(pages, one), 200))
     line = BODY * LINE
     pages.box(LEFT, pages.y + 1, 3, line * min(len(message), 3) - 1, COLOURS[one.level])
-    top = pages.y
     if one.cost is not None:
         paid = f"{words.amount(one.cost)} {written(one.unit)}"
-        pages.line_of(paid, bold=True, align="R")
-        pages.y = top
-    pages.line_of(written(one.code), x=LEFT + 10, bold=True, colour=COLOURS[one.level], width=60)
-    pages.y = top
+        pages.line_of(paid, bold=True, align="R", stay=True)
+    code, colour = written(one.code), COLOURS[one.level]
+    pages.line_of(code, x=LEFT + 10, width=60, bold=True, colour=colour, stay=True)
     for text in message:
         pages.line_of(text, x=LEFT + 52, width=INNER)
     for place, text in enumerate(todo):
         pages.need(line)
-        top = pages.y
         if not place:
-            pages.line_of("→", x=LEFT + 40, width=12, colour=ACCENT)
-            pages.y = top
+            pages.line_of("→", x=LEFT + 40, width=12, colour=ACCENT, stay=True)
         pages.line_of(text, x=LEFT + 52, width=INNER, colour=ACCENT)
     pages.y += 7
 
@@ -338,10 +327,8 @@ def _numbers(plot: Figure) -> str:
 
 def _caption(pages: Pages, title: str, note: str, aside: str = "") -> None:
     """The title of a plot with what stands at the right of it, and what is to be known of it."""
-    top = pages.y
     if aside:
-        pages.line_of(written(aside), SMALL, align="R", colour=GREY)
-        pages.y = top
+        pages.line_of(written(aside), SMALL, align="R", colour=GREY, stay=True)
     pages.line_of(written(title), 8, width=INNER / 2, bold=True)
     if note:
         pages.paragraph(note)

@@ -165,13 +165,14 @@ class View {
     if (asLines) {
       found.xaxis.anchor = "y";
       found.yaxis = { ...layout.yaxis, domain: [0, 1] };
+      Object.assign(found, { showlegend: true, legend: { x: layout.xaxis.domain[1] + 0.01, y: 1, font: { size: 9 } } });
       delete found.yaxis2;
       delete found.xaxis2;
       found.shapes = found.shapes.filter((shape) => shape.yref === "y domain");
     }
     const { windows, rows } = this.mark ?? { windows: [], rows: {} };
-    const line = { width: 1.5, color: "--error" };
-    for (const [x0, x1] of windows) found.shapes.push({ type: "rect", xref: "x", x0, x1, yref: "y domain", y0: 0, y1: 1, line });
+    const line = { width: 2, color: "--error" };
+    for (const [x0, x1] of windows) found.shapes.push({ type: "rect", xref: "x", x0, x1, yref: "y domain", y0: 0, y1: 1, line, fillcolor: "--error", opacity: 0.25, layer: "below" });
     const marked = found.yaxis2 ? (rows[plot.of] ?? []) : [];
     for (const [x0, x1] of windows.length ? windows : [this.page.whole])
       for (const [first, last] of marked) found.shapes.push({ type: "rect", xref: "x", x0, x1, yref: "y2", y0: first - 0.5, y1: last + 0.5, line });
@@ -194,6 +195,7 @@ class View {
     }));
     const data = asLines ? rows() : plot.data.flatMap((trace) => (trace.low ? banded(trace) : [trace]));
     const config = { displayModeBar: false, doubleClick: false, showTips: false, responsive: true };
+    figure.classList.toggle("lined", Boolean(asLines));
     Plotly.react(area, coloured(data), coloured(this.layout(plot, asLines)), config);
     figure.dataset.drawn = this.range.map((at) => ((at - this.page.begin) / SECOND).toFixed(1)).join(",") || "whole";
     if (plot.drawn || !plot.timed) return;
