@@ -89,18 +89,29 @@ def test_compiled(ranks: RankPool, tmp_path: Path, strategy: str, backend: str) 
     _assert_same(ranks, tmp_path, 2, backend, strategy=strategy)
 
 
-def _with_little_patience(world: World, directory: Path, layout: Layout) -> int:
-    """Two blocks that torch would keep one graph of stand for nine of which it would keep eight."""
+def _with_little_patience(world: World, directory: Path, layout: Layout, alike: bool) -> int:
+    """Graphs of two blocks, of which torch would keep one: two that it would keep one of stand for
+    nine of which it would keep eight."""
+
+    def build_model() -> nn.Module:
+        model = SmallLM(OPTIONS, 2).build_model()
+        if not alike:
+            model.get_submodule("blocks.1.dropout").p = 0.5  # type: ignore[assignment]
+        return model
+
     with _compiler(directory, "eager", graphs=1) as counters:
+        built = build(build_model, Mesh(layout, world), 0, Choices(compiled="default"))
         task = SmallLM(OPTIONS, 2)
-        built = build(task.build_model, Mesh(layout, world), 0, Choices(compiled="default"))
         with torch.no_grad(), built.computing():
             task.loss(built.model, task.train.batch(torch.arange(2)))
         return int(counters["frames"]["ok"])
 
 
 @pytest.mark.slow
-def test_every_block_of_a_deep_model_is_compiled(ranks: RankPool, tmp_path: Path) -> None:
-    """Cut blocks have hooks of their own, so each is another graph."""
-    frames = ranks.run(2, _with_little_patience, tmp_path, Layout(tp=2), timeout=200)
-    assert min(frames) >= 2
+@pytest.mark.parametrize("alike", [True, False])
+def test_every_block_of_a_deep_model_is_compiled(
+    ranks: RankPool, tmp_path: Path, alike: bool
+) -> None:
+    """Blocks that are cut alike share a graph; one that differs has its own, past eight too."""
+    frames = ranks.run(2, _with_little_patience, tmp_path, Layout(tp=2), alike, timeout=200)
+    assert all(number == 1 if alike else number >= 2 for number in frames)

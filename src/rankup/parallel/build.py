@@ -248,8 +248,8 @@ def _compile(units: Sequence[nn.Module], mode: str) -> None:
     """Compile each part by itself, in place: parameter names stay."""
     for unit in units:
         unit.compile(mode=mode)
-    # Blocks that tensor parallelism cut have hooks of their own, so each is another graph, in
-    # training and in evaluation. Torch keeps 8, and would leave the rest of the model as it is.
+    # Each block that differs from the others is another graph, in training and in evaluation. Torch
+    # keeps 8, and would leave the rest of the model as it is.
     config = torch._dynamo.config
     graphs = 4 * len(units)
     config.recompile_limit = max(config.recompile_limit, graphs)
