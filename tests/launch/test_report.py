@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rankup.launch import local, report
+from rankup.launch import report, request
 from rankup.monitor.lines import FOLDER
 from tests.conftest import RunRankup
 from tests.monitor import traces
@@ -95,9 +95,9 @@ def test_the_sampler_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_switch_for_the_whole_shell() -> None:
-    assert local.wanted(True, {})
-    assert not local.wanted(True, {local.SWITCH: "0"})
-    assert not local.wanted(False, {local.SWITCH: "1"})
+    assert request.wanted(True, {})
+    assert not request.wanted(True, {request.SWITCH: "0"})
+    assert not request.wanted(False, {request.SWITCH: "1"})
 
 
 def test_json_has_verdict_cost_and_findings(rankup_here: RunRankup, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..site import config, rundir
 from ..site.jobspec import JobSpec
-from .local import wanted
+from .request import wanted
 from .run import run
 
 _SCRIPT = "train.py"

@@ -27,7 +27,6 @@ from .agent import PARENT
 from .logfile import OUTPUT
 from .request import by_crew
 
-SWITCH = "RANKUP_MONITOR"  # 0: no run started from this shell is sampled
 _PATIENCE = 5.0  # seconds that the last sample may take
 _QUIET = 0.5  # seconds after which a process that was left running has nothing to say
 MOST_KEPT = 100 * 10**6  # bytes of what a run prints
@@ -315,11 +314,6 @@ def _kill_tree(agent: int) -> None:
         return
     for process in tree:
         _send(process.pid, signal.SIGKILL)
-
-
-def wanted(asked: bool, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return False where the user wants no samples, of this run or in the whole shell."""
-    return asked and environment.get(SWITCH, "1") != "0"
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from .request import (
     resumed,
     split_notes,
     typed,
+    wanted,
     without_values,
 )
 from .submit import Plan, bill, job_script, write_script
@@ -88,7 +89,7 @@ def run(spec: JobSpec, client: Client, inside: bool) -> int:
     plan = replace(plan, fetched=found, notes=(*plan.notes, *notes))
     job = replace(job, launch=options.said())
     submit.refuse_unmounted(plan, _places(job, directory, plan))
-    monitor = local.wanted(spec.monitor)
+    monitor = wanted(spec.monitor)
     text = script.render(job_script(plan, job, directory, resume, monitor=monitor))
     for note in plan.notes:
         print(note, file=sys.stderr)

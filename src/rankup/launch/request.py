@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from ..train.options import refuse_other_run
 # A script may have options of these names itself.
 _COMMON = frozenset(flag(name) for name, option in OPTIONS.items() if option.common)
 _OWN = frozenset(("--no-monitor", "--no-check", "--lives", *map(flag, OPTIONS)))
+SWITCH = "RANKUP_MONITOR"  # 0: no run started from this shell is sampled
 MOST_BYTES = 20 * 2**20  # a diff larger than this is data
 _MOST_NAMES = 200
 # Whatever the user's settings make of a diff that is looked at, this one has to apply.
@@ -150,6 +151,11 @@ def resumed(spec: JobSpec, runs: Path) -> tuple[Path, Job]:
         recipe = recipes.find(target)
         refuse_other_run(recipe.parse(job.args).fixed, recipe.parse(args).fixed)
     return directory, replace(job, args=args)
+
+
+def wanted(asked: bool, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return False where the user wants no samples, of this run or in the whole shell."""
+    return asked and environment.get(SWITCH, "1") != "0"
 
 
 def _target(text: str, module: bool = False) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from ..slurm.client import Client
 from . import attempts, local, queue, ready, stage
 from .environment import python_of_ranks
 from .logfile import OUTPUT, size_of
-from .request import created, new, resumed, same_result, split_notes, typed
+from .request import created, new, resumed, same_result, split_notes, typed, wanted
 
 Place = Literal["slurm", "allocation", "local"]
 
@@ -83,7 +83,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
         (directory / "requeue").unlink(missing_ok=True)
         rundir.write(directory, replace(job, attempts=[*job.attempts, attempt]))
         print(f"run {job.id} in {directory}", file=sys.stderr)
-        wish = local.wanted(spec.monitor)
+        wish = wanted(spec.monitor)
         with local.sampled(directory, nproc, wish):
             code = local.start(
                 job, directory, nproc, spec.resume is not None, {**caches, **found, **extra}, python

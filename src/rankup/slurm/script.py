@@ -148,7 +148,7 @@ def _values(job: JobScript) -> dict[str, Any]:
         "unless_set": {**(_OFFLINE if job.offline else {}), **job.fetched},
         "programs": job.programs(),
         "in_container": f"{shlex.join(job.container)} " if job.container else "",
-        "crew_start": starting("rankup.launch.crew"),
+        "crew_start": starting("rankup.launch.crew") if job.crew else "",
         "staged": staged,
         "launcher": '"$launcher"' if staged else "launch",
     }
