@@ -62,11 +62,16 @@ class Numbers(Region):
 
     def _see_whole(self) -> None:
         """Look at what is of the whole batch by now, and at the values with that."""
-        self.whole_names(self._from_steps())
+        self.whole_names(self._from_steps)
         fixed = dict.fromkeys(self.kinds, Kind.UNKNOWN)
         fixed |= dict.fromkeys(self.whole, Kind.FIXED)
         self.values = Values(self.context.training, self.loop, fixed)
 
+    @cached_property
+    def _calls(self) -> list[ast.Call]:
+        return list(self.script.inside(self.body, ast.Call, deep=False))
+
+    @cached_property
     def _from_steps(self) -> set[str]:
         """`loss = step(x, y)` of a function that returns the loss that it differentiates."""
         found = set[str]()
@@ -128,7 +133,7 @@ class Numbers(Region):
             half = self._mixed(node) or self.compared(node)
             if kind is not None and self.alike(node) and not half:
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
-        for call in self.script.inside(self.body, ast.Call, deep=False):
+        for call in self._calls:
             self._stepped(call)
         self._behind()
         meters = self._rest()
@@ -213,7 +218,9 @@ class Numbers(Region):
             known = frozenset(name for name in plans if name not in local)
             more = known - self._global_counters
             self._global_counters |= known  # of which others may be made
-            if more:
+            plain = (one for given_ in self._assignments.values() for one in given_)
+            made = (mentioned(one.value) for one in plain if isinstance(one, ast.Assign))
+            if more and any(more & names for names in made):
                 self._see_whole()
             if not (more and local):
                 break
@@ -332,7 +339,7 @@ class Numbers(Region):
 
     def _shown(self) -> None:
         """The loss and numbers of samples in what is printed or logged."""
-        for call in self.script.inside(self.body, ast.Call, deep=False):
+        for call in self._calls:
             if call_name(call) in _SHOWS and self.mine(call) and self.alike(call):
                 for arg in given(call):
                     self._show(arg, call_name(call) == "append")
@@ -404,7 +411,7 @@ class Numbers(Region):
         found: dict[str, ast.AST] = {}
         read: dict[str, ast.AST] = {}
         meters: set[str] = set()
-        for call in self.script.inside(self.body, ast.Call, deep=False):
+        for call in self._calls:
             if call_name(call) not in _SHOWS | {"extend"} or not self.mine(call):
                 continue
             self._divided(call, local, whole)
@@ -425,7 +432,7 @@ class Numbers(Region):
                     meters |= mentioned(call.func) if keeps else set()
         for call, name in (*self._shown_behind(local), *self._shown_by_functions()):
             found.setdefault(name, call)
-        for call in self.script.inside(self.body, ast.Call, deep=False):
+        for call in self._calls:
             meters |= self._told(call)
         for assign in self.script.inside(self.body, ast.Assign, deep=False):
             self._extreme(assign, local)
@@ -456,7 +463,7 @@ class Numbers(Region):
     def _shown_by_functions(self) -> Iterator[tuple[ast.Call, str]]:
         """The functions that show what they make of this rank's part."""
         script = self.script
-        for call in self.script.inside(self.body, ast.Call, deep=False):
+        for call in self._calls:
             found = callee(script.flow, script.file, call)
             known = call_name(call) in _SHOWS or self.context.training.trains(call)
             if found is None or known or not self.mine(call):
