@@ -80,6 +80,11 @@ def test_a_job_whose_node_died_has_its_report_and_the_gap(site: Site) -> None:
     words = ["--nodes", "2", "--nproc", "1", "--allow-idle-gpus"]
     job, run = site.submit(*words, script(site.folder, STEPS))
     until(lambda: _samples(run, "n1") >= 3 and _samples(run, "n2") >= 3, run)
+    # First of all that the node takes with it: another process that goes first would have it end in
+    # order, and the controller may notice before the silence is long enough to be a gap.
+    _sampler(run, "n2").kill()
+    last = _last(run / FOLDER / "n2.host.csv")
+    until(lambda: _last(run / FOLDER / "n1.host.csv") > last + 20, run)
     site.cluster.kill_node("n2")
     killed = time.time()
     site.ended(job, "FAILED", run)
@@ -92,6 +97,17 @@ def test_a_job_whose_node_died_has_its_report_and_the_gap(site: Site) -> None:
     assert '"kind":"end"' not in (run / FOLDER / "n2.jsonl").read_text(), "no end is said"
     assert _last(run / FOLDER / "n2.host.csv") <= killed
     assert _last(run / FOLDER / "n1.host.csv") > killed, log(run)
+
+
+def _sampler(run: Path, node: str) -> psutil.Process:
+    """The sampler of a node, all of which run on this machine."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            ours = "monitor" in words and str(run) in words
+            if ours and process.environ().get("SLURMD_NODENAME") == node:
+                return process
+    pytest.fail(f"no sampler of {node} runs")
 
 
 def _last(table: Path) -> float:

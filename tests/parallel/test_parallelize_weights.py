@@ -285,3 +285,26 @@ def test_clipping_by_the_norm_over_all_ranks(ranks: RankPool, strategy: str) -> 
 @pytest.mark.parametrize("case", [_uneven, _counted])
 def test_replicas_as_well(ranks: RankPool, case: Any) -> None:
     ranks.run(2, case, "ddp")
+
+
+def _half(world: World, counts: bool) -> float:
+    """The mean relative error where rank 0 has the larger part, and gradients are in bfloat16."""
+    forget()
+    model, _, _ = parallelize(
+        lambda: nn.Linear(20_000, 1, bias=False), sgd, "fsdp", precision="bf16"
+    )
+    x = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(0)).bfloat16() + 1
+    sizes = (5, 2)
+    LEDGER.samples = None if counts else (sizes[world.rank], sum(sizes))
+    if counts:
+        rankup.count(sizes[world.rank])
+    (model(x.float()) * (world.rank == 0)).sum().backward()
+    gradient = model.get_parameter("weight").grad
+    assert gradient is not None
+    return float((full(gradient).double() / (x.double() * 5 / 7)).mean()) - 1
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_weights_are_not_rounded_to_bfloat16(ranks: RankPool, counts: bool) -> None:
+    for error in ranks.run(2, _half, counts):
+        assert abs(error) < 1e-4  # 10 / 7 in bfloat16 is off by 8e-4

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankup
+from rankup.parallel import sharded
 from rankup.parallel.build import build, split
 from rankup.parallel.choices import Choices
 from rankup.parallel.initial import on_meta
@@ -105,12 +106,23 @@ GROUPS: dict[str, tuple[Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_parts_beside_the_blocks_are_gathered_by_themselves(name: str) -> None:
+def test_parts_beside_the_blocks_are_gathered_by_themselves(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(sharded, "SMALL", 1)
     build_model, groups = GROUPS[name]
     with pretended(Layout(dp_shard=2), 0) as mesh:
         built, _ = split(on_meta(build_model, 0), mesh, Choices())
     found = [name for name, m in built.model.named_modules() if isinstance(m, FSDPModule)]
     assert sorted(found) == sorted(["", *groups])
+
+
+def test_what_is_small_is_left_to_the_model() -> None:
+    shape = Shape(2 * sharded.SMALL // DIM, LENGTH, 2, DIM, 4, 0.0)
+    with pretended(Layout(dp_shard=2), 0) as mesh:
+        built, _ = split(on_meta(lambda: Transformer(shape), 0), mesh, Choices())
+    found = {name for name, m in built.model.named_modules() if isinstance(m, FSDPModule)}
+    assert found == {"", "tokens", "blocks.0", "blocks.1", "head"}
 
 
 def _batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,9 +133,11 @@ def _batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _losses(world: World, name: str, strategy: str, between: str = "") -> list[float]:
     """Losses of three steps, with a further forward between backward and step, or after it."""
     build_model, _ = GROUPS[name]
-    model, optimizer, _ = parallelize(
-        build_model, lambda m: torch.optim.SGD(m.parameters(), lr=0.5), strategy
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharded, "SMALL", 1)
+        model, optimizer, _ = parallelize(
+            build_model, lambda m: torch.optim.SGD(m.parameters(), lr=0.5), strategy
+        )
     data = TensorDataset(*(torch.cat(parts) for parts in zip(*map(_batch, range(6)), strict=True)))
     found = []
     for tokens, targets in rankup.shard(DataLoader(data, 4)):

@@ -22,9 +22,9 @@ from .traffic import DIM, LAYERS, Traffic, take
 
 GATHER, SCATTER, REDUCE, SEND = "all_gather", "reduce_scatter", "all_reduce", "send"
 OPTIONS = replace(SGD, global_batch=8, micro_batch=2)
-# What fsdp gathers one after the other: blocks and two embeddings, which are given back between
-# forward and backward, and norm and head, which are not.
-GIVEN_BACK, KEPT = LAYERS + 2, 2
+# What fsdp gathers one after the other: blocks, which are given back between forward and backward,
+# and what is left, which is not.
+GIVEN_BACK, KEPT = LAYERS, 1
 UNITS = GIVEN_BACK + KEPT
 # The loop's own, in any layout: loss, flags and time in one message; the norm for clipping.
 TOGETHER, NORM = 4 * 8, 8
@@ -47,9 +47,8 @@ def weights(found: Traffic) -> int:
     return 4 * sum(found.parameters.values())
 
 
-def behind(found: Traffic) -> int:
-    """Numbers of the last norm and the head."""
-    return sum(n for name, n in found.parameters.items() if name.startswith(("norm.", "head.")))
+def in_blocks(found: Traffic) -> int:
+    return sum(n for name, n in found.parameters.items() if name.startswith("blocks."))
 
 
 def activations(options: TrainOptions = OPTIONS) -> int:
@@ -75,7 +74,7 @@ def test_fsdp(ranks: RankPool, asked: dict[str, Any], gathered: int, again: bool
     """Per micro-batch the weights for the forward and for the backward, and gradients in fp32."""
     for found in steps(ranks, 2, strategy="fsdp", **asked):
         micro_batches, part, numbers = 2, 1 / 2, sum(found.parameters.values())
-        twice = numbers - behind(found) if again else 0
+        twice = in_blocks(found) if again else 0
         assert found.bytes(GATHER) == micro_batches * part * gathered * (numbers + twice)
         assert found.bytes(SCATTER) == micro_batches * part * 4 * numbers
         assert found.bytes(REDUCE) == 2 * part * (TOGETHER + NORM)
@@ -89,7 +88,7 @@ def test_hsdp(ranks: RankPool) -> None:
     for found in steps(ranks, 4, dp=2, shard=2, micro_batch=1):
         gathers = 2 * (UNITS + GIVEN_BACK)
         assert found.counts == {GATHER: gathers, SCATTER: 2 * UNITS, REDUCE: UNITS + 2}
-        assert found.bytes(GATHER) == 2 * 1 / 2 * (2 * weights(found) - 4 * behind(found))
+        assert found.bytes(GATHER) == 2 * 1 / 2 * (weights(found) + 4 * in_blocks(found))
         assert found.bytes(SCATTER) == 2 * 1 / 2 * weights(found)
         own = 2 * 3 / 4 * (TOGETHER + NORM)
         assert found.bytes(REDUCE) == 2 * 1 / 2 * weights(found) / 2 + own

@@ -26,6 +26,8 @@ from .mesh import Mesh
 # What holds modules side by side, and leaves the calling to others.
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (*_LISTS, nn.Sequential)
+# Fewer numbers are not worth collectives of their own, which take as long for one as for these.
+SMALL = 2**20
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
@@ -52,10 +54,10 @@ def _is_list(module: nn.Module) -> bool:
 
 
 def beside_blocks(model: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
-    """The parts of a model beside its blocks that can be gathered by themselves, in order.
+    """The parts of a model beside its blocks that are gathered by themselves, in order.
 
-    Embeddings, the last norm and the head, as a rule. Each shares no parameter with another part,
-    and the model does nothing with it but call it: a model that multiplies with
+    Embeddings and the head, as a rule. Each has `SMALL` numbers or more, shares no parameter with
+    another part, and the model does nothing with it but call it: a model that multiplies with
     `self.embedding.weight` would find a shard. Where its code does not say so, a part is left out.
     """
     found: list[tuple[str, nn.Module]] = []
@@ -68,7 +70,7 @@ def beside_blocks(model: nn.Module, units: Sequence[nn.Module]) -> list[nn.Modul
                 continue
             if _is_list(child) or any(unit in units for unit in child.modules()):
                 look(child)
-            elif any(True for _ in child.parameters()):
+            elif sum(parameter.numel() for parameter in child.parameters()) >= SMALL:
                 found.append((name, child))
 
     look(model)

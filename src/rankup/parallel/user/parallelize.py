@@ -22,9 +22,8 @@ from ..layout import SELDOM, WITHOUT_WAITING, Layout, choose, crossing
 from ..mesh import Mesh
 from ..sharded import blocks, release
 from .forward import Methods, Peers, draws, in_half, refuse_call, replace_forward
-from .gradients import Gradients, no_sync
+from .gradients import Gradients, Weights, no_sync
 from .steps import Steps, Units
-from .weights import Weights
 
 BuildOptimizer = Callable[[Any], torch.optim.Optimizer]
 

@@ -1,18 +1,29 @@
-"""Sums of DDP's gradient buckets in fewer bytes, inside its communication hook."""
+"""Sums of DDP's gradient buckets in fewer bytes, inside its communication hook.
+
+With error feedback: as messages of a codec, or by PowerSGD (Vogels et al., 2019), as torch computes
+it.
+"""
 
 # No postponed annotations here: DDP checks those of its communication hook as objects.
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
+    PowerSGDState,
+    powerSGD_hook,
+)
 
-from .codecs import make
-from .coded import CodecExchange
+from .codecs import Codec, Whole, make
+from .feedback import Residuals
 from .names import Compression
-from .power import PowerExchange
-from .sums import Spent
+from .sums import Spent, Sum, bytes_sent, start
+
+# DDP lays out its buckets anew after the first backward; torch asks for two that are sent whole.
+_WHOLE = 2
 
 
 class CompressedExchange(Protocol):
@@ -44,6 +55,131 @@ class CompressedExchange(Protocol):
         Raises:
             ValueError: a name or a shape is of another model.
         """
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    buffer: torch.Tensor
+    sum: Sum
+    done: torch.futures.Future[Any]
+
+
+class CodecExchange:
+    """See `CompressedExchange`; by messages of a codec.
+
+    The first half of a bucket's sum is under way while the backward goes on; the second halves
+    follow at the last bucket.
+    """
+
+    def __init__(self, model: nn.Module, codec: Codec) -> None:
+        self.spent = Spent()
+        self._codec = codec
+        self._residuals = Residuals(model)
+        self._under_way: list[_UnderWay] = []
+        self._held = 0
+
+    @property
+    def extra_bytes(self) -> int:
+        return self._residuals.bytes + self._held
+
+    def share(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
+        """See `CompressedExchange`."""
+        if bucket.index() == 0:
+            self._under_way.clear()  # of a backward that failed
+        buffer = bucket.buffer()
+        feedback = self._residuals.of(bucket)
+        sum_ = start(buffer.float(), self._codec, feedback, spent=self.spent)
+        done = _future(buffer.device)
+        self._under_way.append(_UnderWay(buffer, sum_, done))
+        if bucket.is_last():
+            self._finish()
+        return done
+
+    def _finish(self) -> None:
+        self._held = sum(part.sum.held for part in self._under_way)
+        for part in self._under_way:
+            part.sum.turn()
+        for part in self._under_way:
+            part.buffer.copy_(part.sum.result())
+            part.done.set_result([part.buffer])
+        self._under_way.clear()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return self._residuals.state()
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._residuals.load(state)
+
+
+class PowerExchange:
+    """See `CompressedExchange`: each matrix as a product of two with `rank` columns.
+
+    Torch's hook goes on to its second and third sum in callbacks, which gloo runs in threads: with
+    several buckets under way, ranks would meet in different sums. So each bucket is finished before
+    the next is begun, and all wait for the last: nothing goes on beside the backward. Waiting and
+    computing are not told apart, both are in `spent.waited`.
+
+    Its matrices are drawn anew after `load`; the first two exchanges are always whole.
+    """
+
+    def __init__(self, model: nn.Module, rank: int) -> None:
+        self.spent = Spent()
+        self._residuals = Residuals(model)
+        self._ranks = dist.get_world_size()
+        # Without an epsilon, a gradient of zeros would become NaN.
+        self._power = PowerSGDState(
+            None, rank, start_powerSGD_iter=_WHOLE, orthogonalization_epsilon=1e-8
+        )
+        self._under_way: list[tuple[dist.GradBucket, torch.futures.Future[Any]]] = []
+
+    @property
+    def extra_bytes(self) -> int:
+        matrices = [*self._power.p_memory_dict.values(), *self._power.q_memory_dict.values()]
+        return self._residuals.bytes + sum(matrix.nbytes for matrix in matrices)
+
+    def share(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
+        """See `CompressedExchange`."""
+        if bucket.index() == 0:
+            self._under_way.clear()  # of a backward that failed
+        done = _future(bucket.buffer().device)
+        self._under_way.append((bucket, done))
+        if bucket.is_last():
+            for one, its in self._under_way:
+                with self.spent.at("waited"):
+                    self._approximate(one)
+                its.set_result([one.buffer()])
+            self._under_way.clear()
+        return done
+
+    def _approximate(self, bucket: dist.GradBucket) -> None:
+        power, index, buffer = self._power, bucket.index(), bucket.buffer()
+        whole, counted = power.iter < _WHOLE, power.total_numel_after_compression
+        buffer.mul_(self._ranks)  # torch takes the mean
+        feedback = self._residuals.of(bucket)
+        if not whole and feedback.residual is not None:
+            power.error_dict[index] = feedback.residual.to(buffer.dtype)
+        powerSGD_hook(power, bucket).wait()
+        numbers = buffer.numel() if whole else power.total_numel_after_compression - counted
+        self.spent.bytes_sent += bytes_sent(Whole(), numbers, self._ranks)
+        if whole:
+            return
+        feedback.keep(power.error_dict.pop(index).float())
+        if not torch.isfinite(buffer).all():  # on all ranks alike: draw what is left of it anew
+            del power.p_memory_dict[index], power.q_memory_dict[index]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return self._residuals.state()
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._residuals.load(state)
+        self._power.iter = 0
+        self._power.p_memory_dict.clear()
+        self._power.q_memory_dict.clear()
+
+
+def _future(device: torch.device) -> torch.futures.Future[Any]:
+    """One to complete by hand; on a GPU with what its stream does until then."""
+    return torch.futures.Future(devices=[device] if device.type == "cuda" else None)
 
 
 def compressed(model: nn.Module, compression: Compression) -> CompressedExchange | None:
