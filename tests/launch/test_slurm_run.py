@@ -78,7 +78,7 @@ def test_two_nodes_train_as_two_ranks_here_and_end_with_their_report(
     for file in samples:
         head = json.loads(file.read_text().splitlines()[0])
         assert head["node"] == file.stem
-        assert head["life"].startswith(f"{asked(away)[0]}.")
+        assert head["attempt"].startswith(f"{asked(away)[0]}.")
     assert not (away / "report.html").exists(), "the nodes are not billed for drawing it"
     assert (away / "report.txt").read_text().splitlines()[0] in log(away)
 

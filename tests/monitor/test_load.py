@@ -176,7 +176,7 @@ def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
 
 def test_a_later_head_has_other_gpus(tmp_path: Path) -> None:
     """A requeued job on a node where one GPU was replaced: all are kept, by their uuid."""
-    one, two = head(), head(t=100, life="2.0")
+    one, two = head(), head(t=100, attempt="2.0")
     swapped = [two["gpus"][1], two["gpus"][0], {**two["gpus"][2], "uuid": "new"}]
     two["gpus"] = [{**gpu, "index": index} for index, gpu in enumerate(swapped)]
     records = [

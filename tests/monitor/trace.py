@@ -217,7 +217,7 @@ class Trace:
             node=self.node_name(node),
             t=round(t, 3),
             every=self.every,
-            life=f"13815915.{life}",
+            attempt=f"13815915.{life}",
             cores=self.cores,
             usable=tuple(range(self.cores)),
             memory=self.memory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def test_nan_stops_all_ranks_and_names_step_and_rank(
         assert sum(f"rank {rank} on " in report.error for rank in range(world_size)) == 1
     assert len(losses(tmp_path)) == 4
     assert checkpoints(tmp_path) == ["step-00000002", "step-00000004"]
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert [line["checkpoint"] for line in lines if "checkpoint" in line] == [2, 4]
 
 
 def test_a_nan_in_the_step_of_a_checkpoint_is_not_kept(ranks: RankPool, tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ class Head:
         node: Slurm's name of it, else the host name.
         t: unix seconds.
         every: seconds between samples, at first.
-        life: `<job>.<restart>` of Slurm; where there is none, when the sampler started, in unix
-            seconds. Tells lives apart.
+        attempt: `<job>.<restart>` of Slurm; where there is none, when the sampler started, in unix
+            seconds. Tells attempts apart.
         cores: that the node has.
         usable: numbers of the cores that the job may use.
         memory: bytes of the node.
@@ -140,7 +140,7 @@ class Head:
     node: str
     t: float
     every: float
-    life: str
+    attempt: str
     cores: int
     usable: tuple[int, ...]
     memory: float

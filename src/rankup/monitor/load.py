@@ -315,9 +315,9 @@ def _spans(facts: Facts, nodes: Sequence[Node], last: float) -> list[_Span]:
     for node in nodes:
         for sampler in node.samplers:
             if not math.isnan(sampler.begin):
-                known = lives.get(sampler.head.life, (math.inf, -math.inf))
+                known = lives.get(sampler.head.attempt, (math.inf, -math.inf))
                 begin, end = min(known[0], sampler.begin), max(known[1], sampler.end)
-                lives[sampler.head.life] = (begin, end)
+                lives[sampler.head.attempt] = (begin, end)
     return [_Span(*life) for life in sorted(lives.values())]
 
 

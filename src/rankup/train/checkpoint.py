@@ -211,7 +211,8 @@ class Saver:
     ) -> None:
         self._root, self._keep, self._allowed = root, keep, allowed
         self._asynchronous, self._writer = asynchronous, Writer()
-        self._done: Future[None] | None = None
+        self._done: Future[None] = Future()
+        self._told = True
         self.seconds = 0.0
 
     def save(
@@ -244,6 +245,7 @@ class Saver:
         self._done = self._writer.save(
             target, tensors | carried.state(), aliases, about, self._asynchronous
         )
+        self._told = False
         self._done.add_done_callback(ended)
 
     def wait(self) -> str:
@@ -252,9 +254,14 @@ class Saver:
         Each failure is told once.
         """
         self._writer.wait()
-        done, self._done = self._done, None
-        error = done and done.exception()
+        told, self._told = self._told, True
+        error = None if told else self._done.exception()
         return f"{type(error).__name__}: {error}".splitlines()[0] if error else ""
+
+    @property
+    def written(self) -> bool:
+        """True once the last save came to its end, and well."""
+        return self._done.done() and self._done.exception() is None
 
     def close(self) -> None:
         """Let a save that is being written come to its end, within bounds, and leave the group."""

@@ -28,8 +28,8 @@ class Keeper:
     Args:
         directory: of the run.
         say: tells the user a line, on rank 0.
-        note: called on all ranks once a checkpoint is known to be written, with its step, for how
-            many seconds the run stood, and until when.
+        note: called once a checkpoint is known to be written, with its step, for how many seconds
+            the run stood, and until when.
         carried: what this rank's copy of the model has beside it.
         allowed: whether this process is still the one that writes; asked in any thread.
 
@@ -137,13 +137,17 @@ class Keeper:
     def settled(self, stop: Stop) -> bool:
         """Wait for the checkpoint under way; return whether the newest one was written."""
         why = self._saver.wait()
-        stood, self._stood = self._stood, None
+        self.look()
         if why:
             self._say_lost(why)
-        elif stood:
-            self._note(*stood)
         stop.saved_in(self._saver.seconds)
         return not self._lost
+
+    def look(self) -> None:
+        """Note the checkpoint under way, if it is written by now."""
+        if self._stood and self._saver.written:
+            self._note(*self._stood)
+            self._stood = None
 
     def _say_lost(self, why: str) -> None:
         if not self._directory.is_dir():
@@ -173,3 +177,4 @@ class Keeper:
     def close(self) -> None:
         """Let a checkpoint that is being written come to its end, within bounds."""
         self._saver.close()
+        self.look()

@@ -131,6 +131,7 @@ class _Run:
                 self.stepper.pause()
                 if wishes and self.place.step < self.last:
                     return self._stopped(wishes, stop)
+            self.keeper.look()
             stop.tick()
         return self._finish(stop, first)
 

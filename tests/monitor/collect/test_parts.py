@@ -136,10 +136,10 @@ def test_names_of_nodes_are_names_of_files(given: str, name: str) -> None:
     assert node.safe(given) == name
 
 
-def test_lives_are_told_apart() -> None:
-    assert node.life({"SLURM_JOB_ID": "12"}, 99.4) == "12.0"
-    assert node.life({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "3"}, 99.4) == "12.3"
-    assert node.life({}, 99.4) == "99"
+def test_attempts_are_told_apart() -> None:
+    assert node.attempt({"SLURM_JOB_ID": "12"}, 99.4) == "12.0"
+    assert node.attempt({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "3"}, 99.4) == "12.3"
+    assert node.attempt({}, 99.4) == "99"
 
 
 def test_of_what_is_set_the_head_tells_only_how_the_job_was_started() -> None:
@@ -148,7 +148,7 @@ def test_of_what_is_set_the_head_tells_only_how_the_job_was_started() -> None:
         environment,
         now=5.0,
         every=2.0,
-        life="1",
+        attempt="1",
         usable=(0,),
         limit=None,
         gpus=(),

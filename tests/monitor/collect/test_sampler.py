@@ -135,7 +135,7 @@ def test_what_a_killed_one_has_torn_is_cut_off_by_the_next_one(samplers: Sampler
     before = len(samplers.rows("host"))
     sampler = samplers.start(env={"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
     samplers.samples(before + 1)
-    assert [one["life"] for one in samplers.lines("head")][1:] == ["7.1"]
+    assert [one["attempt"] for one in samplers.lines("head")][1:] == ["7.1"]
     for file, text in zip((samplers.file, host), whole, strict=True):
         assert file.read_text().startswith(text)
     assert samplers.rows("host")[before]["dt"] == ""

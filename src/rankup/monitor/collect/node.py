@@ -37,7 +37,7 @@ def safe(given: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", given)[:_LONGEST].lstrip(".") or "node"
 
 
-def life(environment: Mapping[str, str], now: float) -> str:
+def attempt(environment: Mapping[str, str], now: float) -> str:
     """`<job>.<restart>` of Slurm, else when the sampler started."""
     job = environment.get("SLURM_JOB_ID")
     if job:
@@ -50,7 +50,7 @@ def head(
     *,
     now: float,
     every: float,
-    life: str,
+    attempt: str,
     usable: tuple[int, ...],
     limit: float | None,
     gpus: Sequence[Gpu],
@@ -64,7 +64,7 @@ def head(
         node=name(environment),
         t=round(now, 3),
         every=every,
-        life=life,
+        attempt=attempt,
         cores=len(core_times(text(str(root / "proc/stat")) or "")) or len(usable),
         usable=usable,
         memory=found.total if found else 0.0,

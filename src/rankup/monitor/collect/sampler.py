@@ -94,7 +94,7 @@ class _Loop:
             environment,
             now=now,
             every=options.every,
-            life=options.life or node.life(environment, now),
+            attempt=options.life or node.attempt(environment, now),
             usable=usable,
             limit=self._node.limit.size,
             gpus=gpus,

@@ -81,7 +81,7 @@ class _Run:
         optimizer = task.build_optimizer(self.built.model)
         self.keeper = Keeper(
             *(directory, options, self.built, optimizer, self.lines.say),
-            lambda *stood: self.lines.open().checkpoint(*stood),
+            self.lines.checkpoint,
             allowed=lambda: self.pulse.surely_speaker,
         )
         self.done = done = restore(self.keeper, self.last, who.worker) if resume else 0

@@ -91,6 +91,11 @@ class RunLines:
             self._metrics = Metrics(self._directory, self._unit, self._last, kept)
         return self._metrics
 
+    def checkpoint(self, step: int, seconds: float, ended: float) -> None:
+        """Note a checkpoint, unless another one is the speaker by now."""
+        if self._metrics is not None:
+            self._metrics.checkpoint(step, seconds, ended)
+
     def close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
