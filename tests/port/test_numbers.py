@@ -213,6 +213,7 @@ LOWER = "for group in optimizer.param_groups: group['lr'] "
         ("sched.step(loss)", "sched.step(rankup.batch_mean(loss))", False),
         ("sched.step(c)", "sched.step(rankup.broadcast(c))", True),
         (f"if c > 0.5:\n            {LOWER}= 0.01", "if rankup.broadcast(c > 0.5):", True),
+        (f"{LOWER}= (0.1 *\n            c)", "= rankup.broadcast((0.1 *", True),
         (f"{LOWER}= 0.1 * c", "group['lr'] = rankup.broadcast(0.1 * c)", True),
         ("if c > 0.5: lower(optimizer)", "if rankup.broadcast(c > 0.5): lower(optimizer)", True),
         ("if c > 0.5: b += 1\n        if b > 3: break", "if rankup.broadcast(b > 3): break", True),
@@ -236,6 +237,54 @@ def test_ranks_do_not_part_by_what_each_has_its_own_of(
     ported = _ported(tmp_path, text)
     assert becomes in re.sub(r" *# rankup: .*\n", "", ported.text)
     assert bool(ported.left) is said
+
+
+HOOKS = """
+class Hook:
+    def on_batch(self, trainer, logs):
+        pass
+
+class Lower(Hook):
+    def on_batch(self, trainer, logs):
+        if logs["right"] > 0.5:
+            trainer.optimizer.param_groups[0]["lr"] *= 0.9
+
+class Trainer:
+    def __init__(self, hooks):
+        self.model, self.hooks = torch.nn.Linear(5, 5), hooks
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def fit(self):
+        for epoch in range(3):
+            for x, y in loader:
+                out = self.model(x)
+                loss = criterion(out, y)
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                logs = {"loss": loss.item(), "right": (out > y).float().mean().item()}
+                for hook in self.hooks:
+                    hook.on_batch(self, logs)
+
+Trainer([Lower()]).fit()
+"""
+
+
+def test_what_a_hook_decides_by_a_part_of_the_batch_is_rank_0s(tmp_path: Path) -> None:
+    made = next(line for line in HEAD.splitlines() if line.startswith("optimizer ="))
+    text = _ported(tmp_path, HEAD.replace(made, "") + HOOKS).text
+    assert "hook.on_batch(self, rankup.broadcast(logs))" in text
+
+
+def test_sums_in_a_dictionary_are_of_all_ranks_or_of_none(tmp_path: Path) -> None:
+    lines = "a['n'] += len(x)\n        a['right'] += COUNT\n"
+    text = HEAD + TRAINING.replace("a, b = 0, 0", "a = {'n': 0, 'right': 0}")
+    text = text.replace("print(a, b)", "score = a['right'] / a['n']\n    if score > 9: break")
+    for count, known in (("(out > y).sum().item()", 2), ("unknown(out, y)", 0)):
+        made = text.replace("# in training", lines.replace("COUNT", count))
+        ported = _ported(tmp_path, made)
+        assert ported.text.count("+= rankup.batch_sum(") == known
+        assert ("score = rankup.broadcast(" in ported.text) is not bool(known)
 
 
 TRAINER = """

@@ -419,8 +419,15 @@ def is_none(node: ast.AST) -> bool:
 
 
 def explicit_self(call: ast.Call) -> bool:
-    """`Base.__init__(self, …)`: the instance is among the arguments."""
-    return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id == "self"
+    """True of `Base.__init__(self, …)`, with the instance among its arguments.
+
+    Of `hook.on_epoch(self, …)` that is another's.
+    """
+    if not call.args or not isinstance(call.args[0], ast.Name) or call.args[0].id != "self":
+        return False
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+    return name[:1].isupper() or owner is None
 
 
 def _by_its_name(node: ast.AST) -> bool:

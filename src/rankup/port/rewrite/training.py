@@ -294,10 +294,12 @@ class Training:
     def given_batches(self, step: Function) -> set[str]:
         """The parameters of a step that may hold something of a batch."""
         script, found = self.script, set[str]()
-        calls = script.calls_of.get(step, [])
+        callers = script.callers(step)
+        here = [call for where, call in callers if where.file is script.file]
         for name in script.parameters(step) - {"self"}:
-            values = [script.given(step, name, call) for call in calls]
-            if not calls or any(map(self._of_a_batch, values)):
+            values = [script.given(step, name, call) for call in here]
+            seen = callers and len(here) == len(callers)
+            if not seen or any(map(self._of_a_batch, values)):
                 found.add(name)
         return found
 

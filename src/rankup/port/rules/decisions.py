@@ -318,6 +318,8 @@ def _left_by_loop(
         kept |= names & shared_names(script, scope)
     if local is not None:
         kept &= local
+        roots = {name for name in names if read_after(script, node, name)}
+        kept |= {name for name in local if name.partition("[")[0] in roots and "[" in name}
     if not kept:
         return
     left = set(script.inside(node, ast.AST))
@@ -338,7 +340,7 @@ def _left_by_loop(
                     context.done(test, "rank 0 decides here for all ranks (rankup.broadcast)")
                 kept |= made
                 continue
-            handed = _is_number(value)
+            handed = is_number(value)
             if decides(
                 context, made, scope, one, returns=False, seen=local is not None, handed=handed
             ):
@@ -449,14 +451,14 @@ def _numbers_of(script: Script, node: ast.AST) -> set[str]:
     """The names that a loop adds to, or gives what is seen to be a number."""
     found: set[str] = set()
     for one in script.inside(node, ast.Assign):
-        found |= set(map(script.dotted, one.targets)) if _is_number(one.value) else set()
+        found |= set(map(script.dotted, one.targets)) if is_number(one.value) else set()
     return found | {script.dotted(one.target) for one in script.inside(node, ast.AugAssign)}
 
 
-def _is_number(value: ast.expr) -> bool:
+def is_number(value: ast.expr) -> bool:
     """True of what is reckoned, or a dictionary of such: neither a figure nor a batch."""
     if isinstance(value, ast.Dict):
-        return all(map(_is_number, value.values))
+        return all(map(is_number, value.values))
     reckons = isinstance(value, ast.Call) and call_name(value) in _RECKONING
     return reckons or isinstance(value, ast.BinOp | ast.Constant)
 
@@ -593,7 +595,7 @@ def _used_in_decision(
                 found = [value] if call_name(value) == "range" else []
             case ast.Call():
                 if seen:
-                    found = _tested(script, one) if handed else []
+                    found = tested(script, one) if handed else []
                     found = given(one) if call_name(one) == "step" else found
                 elif call_name(one) in _HARMLESS or _known_library(script, one):
                     found = []
@@ -604,20 +606,41 @@ def _used_in_decision(
     return False
 
 
-def _tested(script: Script, call: ast.Call) -> list[ast.expr]:
+def tested(script: Script, call: ast.Call) -> list[ast.expr]:
     """Return the arguments by which a call such as `hook.on_epoch(self, error)` may decide.
 
     All of it, where the method cannot be followed.
     """
     if call_name(call) in _HARMLESS or not isinstance(script.parents[call], ast.Expr):
         return []
-    found = callee(script.flow, script.file, call)
-    if found is None:
+    functions = followed(script, call)
+    if not functions:
         hidden = isinstance(call.func, ast.Attribute) and not script.file.names.called(call)
         return given(call) if hidden else []
-    tests = [one.test for one in walk(found[1]) if isinstance(one, ast.If | ast.While | ast.IfExp)]
-    values = (script.given(found[1], name, call) for name in mentioned(*tests))
-    return [value for value in values if value is not None]
+    values = [
+        script.given(function, name, call)
+        for function in functions
+        for one in walk(function)
+        if isinstance(one, ast.If | ast.While | ast.IfExp)
+        for name in {name.partition("[")[0] for name in mentioned(one.test)}
+    ]
+    return list(dict.fromkeys(value for value in values if value is not None))
+
+
+def followed(script: Script, call: ast.Call) -> list[Function]:
+    """The function that a call runs, or the methods of this name in any class of the script's."""
+    found = callee(script.flow, script.file, call)
+    if found is not None and found[0].names.enclosing(found[1], ast.ClassDef) is None:
+        return [found[1]]
+    if not isinstance(call.func, ast.Attribute) or script.file.names.called(call):
+        return [] if found is None else [found[1]]
+    return [
+        one
+        for file in script.flow.files
+        for owner in file.names.all(ast.ClassDef)
+        for one in owner.body
+        if isinstance(one, Function) and one.name == call.func.attr
+    ]
 
 
 def _gives_a_name(script: Script, call: ast.Call) -> bool:

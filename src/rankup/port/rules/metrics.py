@@ -182,7 +182,7 @@ class Numbers(Region):
             if not isinstance(one, ast.Assign | ast.AugAssign) or not self.mine(one):
                 continue
             if isinstance(one, ast.AugAssign):
-                name = script.dotted(one.target)
+                name = script.dotted(one.target) or "".join(sorted(stored(one.target))[:1])
                 given_.setdefault(name, []).append((one, one.value))
                 if isinstance(one.op, ast.Add | ast.Sub):
                     sums.add(name)
@@ -255,6 +255,9 @@ class Numbers(Region):
             if isinstance(one.op, ast.Div)
         ]
         divided += self._by_the_same(plans)
+        entries = [name for name in plans if "[" in name]  # of one dictionary, divided in a loop
+        for root in {name.partition("[")[0] for name in entries}:
+            divided.append({name for name in entries if name.startswith(f"{root}[")})
         while True:
             more = {
                 name

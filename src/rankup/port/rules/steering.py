@@ -21,7 +21,7 @@ from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
 from .chance import drawn_for_samples, draws, of_process, one_seed, own_generator
-from .decisions import RANK_0_DECIDES
+from .decisions import RANK_0_DECIDES, followed, is_number, tested
 from .facts import (
     calls,
     ends,
@@ -231,19 +231,35 @@ def _given_alike(context: Context, region: ast.AST) -> None:
                 values = [one.value]
         elif isinstance(one, ast.Call) and call_name(one) == "step":
             values = given(one) if _role(context, receiver(one), "scheduler") else []
+        elif isinstance(one, ast.Call) and followed(script, one):
+            values = [value for value in tested(script, one) if _reckoned(context, region, value)]
         for value in values:
             if not _of_this_rank(context, region, value):
                 continue
+            code = " ".join(script.code(value).split())
             if _each_its_own_rounds(context, region, value):
-                context.leave(value, f"`{script.code(value)}` is of each rank's own: {_AGREE}")
+                context.leave(value, f"`{code}` is of each rank's own: {_AGREE}")
                 continue
             context.alike.add(value)
             context.around(value, "rankup.broadcast(")
             context.leave(
                 value,
-                f"`{script.code(value)}` is rank 0's on all ranks, of its part of the batch "
-                "(rankup.broadcast)",
+                f"`{code}` is rank 0's on all ranks, of its part of the batch (rankup.broadcast)",
             )
+
+
+def _reckoned(context: Context, region: ast.AST, value: ast.expr) -> bool:
+    """True of a number, a dictionary of numbers, and a name that is given nothing else."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mod):
+        return False  # a text, most likely
+    if not isinstance(value, ast.Name):
+        return is_number(value)
+    made = [
+        one.value
+        for one in context.script.inside(region.body, ast.Assign, deep=False)  # type: ignore[attr-defined]
+        if value.id in mentioned(*one.targets)
+    ]
+    return bool(made) and all(map(is_number, made))
 
 
 def _each_its_own_rounds(context: Context, region: ast.AST, node: ast.AST) -> bool:
