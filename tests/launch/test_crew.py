@@ -19,7 +19,7 @@ from tests.conftest import RunRankup, TextFiles
 from .live import TINY, Live, live, losses, records
 
 # Two threads for such small work only wait for each other on a busy machine. A worker that gives
-# no sign of attempt is left out after the seconds of RANKUP_PATIENCE.
+# no sign of life is left out after the seconds of RANKUP_PATIENCE.
 ENV = {"OMP_NUM_THREADS": "1", "RANKUP_PATIENCE": "15"}
 START = 300.0  # on a machine that is busy with other things
 
@@ -148,7 +148,7 @@ def test_a_stalled_worker_is_left_out(small_text: TextFiles, tmp_path: Path) -> 
         workers[0].send_signal(signal.SIGSTOP)
         assert run.wait(START) == 0, run.err
         run.nobody_left()
-    assert re.search(r"worker 0 \(node .+\) was lost: no sign of attempt for 5 s", run.err), run.err
+    assert re.search(r"worker 0 \(node .+\) was lost: no sign of life for 5 s", run.err), run.err
     assert "it did not come to the end, and was killed" in run.err.splitlines()[-1]
     assert _final(out)["workers_averaged"] == [1, 2]
 

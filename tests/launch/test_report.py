@@ -36,7 +36,8 @@ run = Path(os.environ["RANKUP_RUN_DIR"])
 end = time.monotonic() + 300
 step = 0
 def few():
-    samples = sum(file.read_bytes().count(b"\\n") - 1 for file in run.glob("monitor/*.host.csv"))
+    tables = [file.read_bytes() for file in run.glob("monitor/*.host.csv")]
+    samples = sum(table.count(b"\\n") - 1 for table in tables if table)
     return samples < int(os.environ.get("SAMPLES", "0"))
 while (few() or "WAITS" in os.environ and not (run / "go").exists()) and time.monotonic() < end:
     step += 1

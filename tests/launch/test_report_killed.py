@@ -38,7 +38,7 @@ while time.time() < end and not os.path.exists(os.path.join(run, "go")):
 def _samples(run: Path, node: str = "*") -> int:
     """Whole samples of the node that has the fewest."""
     files = list((run / FOLDER).glob(f"{node}.host.csv"))
-    return min((file.read_bytes().count(b"\n") - 1 for file in files), default=0)
+    return min((max(0, file.read_bytes().count(b"\n") - 1) for file in files), default=0)
 
 
 def _kill(going: Live) -> None:

@@ -180,9 +180,9 @@ def test_the_commit_is_noted(rankup_here: RunRankup, started: list[Job], tmp_pat
 STOPS = """
 import os
 from pathlib import Path
-from rankup.runtime.deadline import ask_for_next_attempt
+from rankup.runtime.deadline import ask_for_next_life
 if os.environ["RANKUP_RESUME"] == "0":
-    assert ask_for_next_attempt() == Path(os.environ["RANKUP_RUN_DIR"]) / "requeue"
+    assert ask_for_next_life() == Path(os.environ["RANKUP_RUN_DIR"]) / "requeue"
 """
 
 
@@ -438,7 +438,7 @@ print("now")
 """
 
 
-def test_a_process_that_a_run_left_behind_attempts_and_prints_on(
+def test_a_process_that_a_run_left_behind_lives_and_prints_on(
     run_rankup: RunRankup, tmp_path: Path
 ) -> None:
     done = run_rankup(["run", "--local", "--no-monitor", script(tmp_path, LEAVES)])

@@ -10,7 +10,7 @@ from pathlib import Path
 CPUS = 8
 MEMORY_MB = 8000
 GPUS = 2
-# A requeued job waits as long as a credential attempts, by default 120 s.
+# A requeued job waits as long as a credential lives, by default 120 s.
 REQUEUE_WAIT = 5
 # A job's number fixes a port of its first node, and all clusters have their nodes on one machine:
 # each process that tests has numbers of its own, below the ports that `free_port` gives out.
