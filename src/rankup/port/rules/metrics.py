@@ -483,14 +483,19 @@ class Numbers(Region):
         """What is shown behind the loop of names that it gave their last value."""
         script, end = self.script, self.script.span(self.where)[1]
         body = script.scope(self.where).body
+        calls = [
+            call
+            for call in script.inside(body, ast.Call, deep=False)
+            if call_name(call) in SHOWING and script.span(call)[0] >= end
+        ]
+        if not calls:
+            return
         counters, _ = self._grown()
         stores: dict[str, list[ast.Name]] = {}
         for one in script.inside(body, ast.Name, deep=False):
             if one.id in local and isinstance(one.ctx, ast.Store):
                 stores.setdefault(one.id, []).append(one)
-        for call in script.inside(body, ast.Call, deep=False):
-            if call_name(call) not in SHOWING or script.span(call)[0] < end:
-                continue
+        for call in calls:
             for one in (one for arg in given(call) for one in script.inside(arg, ast.Name)):
                 before = [at for at in stores.get(one.id, ()) if script.span(at) < script.span(one)]
                 if one.id in counters or not before or self.covered(one):
