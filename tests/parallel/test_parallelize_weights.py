@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 import rankup
 from rankup.base.errors import UserError
@@ -241,19 +242,48 @@ def test_backwards_that_are_exchanged_later(ranks: RankPool) -> None:
     ranks.run(2, _not_synchronised)
 
 
-def _statistics(world: World) -> list[float]:
+def _recomputed(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The logits of a model that is reached from a backward within another one alone."""
+    x = x.clone().requires_grad_(True)
+    return checkpoint(lambda x: model(x)["logits"], x, use_reentrant=True)
+
+
+def _counted_once(world: World) -> None:
+    bare, model, _ = pair("fsdp")
+    for step, units in enumerate((1 + 2 * world.rank, None)):
+        x, _ = batch(4, step)
+        bare.zero_grad()
+        model.zero_grad()
+        if units is not None:
+            rankup.count(units)
+        _recomputed(model, deal(world, (2, 2), x)).square().mean().backward()
+        assert LEDGER.units is None
+        for part, share in zip(x.split(2), (1, 3) if units else (2, 2), strict=True):
+            (_recomputed(bare, part).square().mean() * share / 4).backward()
+        assert_gradients(model, bare)
+
+
+def test_units_are_used_up_by_a_checkpointed_backward(ranks: RankPool) -> None:
+    ranks.run(2, _counted_once)
+
+
+def _statistics(world: World, recomputed: bool) -> list[float]:
     _, model, _ = pair("fsdp", norm=True)
     x, _ = batch(6, 0)
     for sizes in ((3, 3), (0, 6)):
         mine = deal(world, sizes, x)
         if world.rank == 0 and not sizes[0]:
             mine = torch.ones(2, 4) * 1e6  # what it sees must not count
-        model(mine)["logits"].mean().backward()
+        logits = _recomputed(model, mine) if recomputed else model(mine)["logits"]
+        logits.mean().backward()
     return cast(torch.Tensor, model.blocks[0][1].running_mean).tolist()
 
 
-def test_running_statistics_are_the_mean_over_ranks_with_samples(ranks: RankPool) -> None:
-    first, second = ranks.run(2, _statistics)
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_running_statistics_are_the_mean_over_ranks_with_samples(
+    ranks: RankPool, recomputed: bool
+) -> None:
+    first, second = ranks.run(2, _statistics, recomputed)
     assert first == second
     assert max(map(abs, first)) < 10
 

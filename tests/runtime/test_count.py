@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from rankup.runtime.deal import LEDGER, count
 from rankup.runtime.model import wrap
@@ -17,6 +18,17 @@ from rankup.runtime.world import World
 from tests.pool import RankPool
 
 IGNORED = -100
+
+
+class Scale(nn.Module):
+    """A parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
 
 
 def _batch(valid: tuple[int, ...], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,7 +48,7 @@ def _loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torc
 def _gradients(world: World, valid: tuple[int, ...], width: int) -> None:
     LEDGER.samples = LEDGER.units = None
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 5))
+    model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), Scale(), nn.Linear(width, 5))
     bare, wrapped = copy.deepcopy(model), wrap(model)
     for seed in range(3):
         inputs, targets = _batch(valid, seed)
@@ -167,20 +179,31 @@ def test_each_backward_under_no_sync_has_its_own_weight(ranks: RankPool, counts:
     ranks.run(2, _accumulated, counts)
 
 
-def _two_models(world: World) -> list[torch.Tensor]:
+def _two_models(world: World, recomputed: int) -> list[list[float]]:
+    """Gradients of a backward with units and of one without; some models within checkpoints."""
     LEDGER.samples = LEDGER.units = None
-    first, second = (wrap(nn.Linear(1, 1, bias=False)) for _ in range(2))
-    count(3 if world.rank else 1)
-    (
-        (first(torch.ones(1, 1)) + second(torch.ones(1, 1))) * (10.0 if world.rank else 2.0)
-    ).backward()
-    assert LEDGER.units is None
-    return [parameter.grad for net in (first, second) for parameter in net.parameters()]
+    nets = [wrap(nn.Linear(1, 1, bias=False)) for _ in range(2)]
+    gradients = []
+    for units in (3 if world.rank else 1, None):
+        if units is not None:
+            count(units)
+        loss = torch.zeros(1, 1)
+        for number, net in enumerate(nets):
+            net.zero_grad()
+            x = torch.ones(1, 1, requires_grad=True)
+            within = number < recomputed
+            loss = loss + (checkpoint(net, x, use_reentrant=True) if within else net(x))
+        (loss * (10.0 if world.rank else 2.0)).backward()
+        assert LEDGER.units is None
+        gradients.append([float(parameter.grad) for net in nets for parameter in net.parameters()])
+    return gradients
 
 
-def test_all_models_of_a_backward_have_the_units(ranks: RankPool) -> None:
-    for gradients in ranks.run(2, _two_models):
-        assert [float(gradient) for gradient in gradients] == pytest.approx([8.0, 8.0])
+@pytest.mark.parametrize("recomputed", [0, 1, 2])
+def test_all_models_of_a_backward_have_its_units(ranks: RankPool, recomputed: int) -> None:
+    for first, second in ranks.run(2, _two_models, recomputed):
+        assert first == pytest.approx([8.0, 8.0])
+        assert second == pytest.approx([6.0, 6.0])
 
 
 @pytest.mark.parametrize("units", [-1, float("nan"), float("inf")])

@@ -20,10 +20,14 @@ from tests.pool import RankPool
 
 @contextmanager
 def _left_as_found() -> Iterator[None]:
-    """`quiet` is for the rest of a process's life; those of the pool live on."""
+    """`quiet` is for the rest of a process's life; those of the pool live on.
+
+    A real tensorboardX, which a library may have imported here, is out of the way meanwhile.
+    """
     import tqdm
 
-    loud, modules, path = builtins.print, dict(sys.modules), list(sys.path)
+    real = {name: sys.modules.pop(name) for name in _of_tensorboard_x()}
+    loud, path = builtins.print, list(sys.path)
     bar, stdout = tqdm.tqdm.__init__, sys.stdout
     try:
         yield
@@ -32,9 +36,13 @@ def _left_as_found() -> Iterator[None]:
         sys.stdout = stdout
         logging.disable(logging.NOTSET)
         sys.path[:] = path
-        for name in set(sys.modules) - set(modules):
-            if name.partition(".")[0] == "tensorboardX":
-                del sys.modules[name]
+        for name in _of_tensorboard_x():
+            del sys.modules[name]
+        sys.modules.update(real)
+
+
+def _of_tensorboard_x() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "tensorboardX"]
 
 
 def _said(world: World) -> dict[str, str]:

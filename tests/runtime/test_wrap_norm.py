@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from rankup.runtime.deal import LEDGER
 from rankup.runtime.model import wrap
@@ -22,7 +23,9 @@ def _model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def _statistics(world: World, sizes: tuple[int, ...], steps: int) -> dict[str, torch.Tensor]:
+def _statistics(
+    world: World, sizes: tuple[int, ...], steps: int, recomputed: bool
+) -> dict[str, torch.Tensor]:
     """Train and check each step's running statistics against their definition."""
     model = _model()
     wrapped = wrap(model)
@@ -33,21 +36,25 @@ def _statistics(world: World, sizes: tuple[int, ...], steps: int) -> dict[str, t
         for part in parts:
             twin = copy.deepcopy(model)
             if len(part):
-                twin(part)
+                for _ in range(1 + recomputed):
+                    twin(part)
                 expected.append(torch.stack([twin[1].running_mean, twin[1].running_var]))
         LEDGER.samples = (sizes[world.rank], sum(sizes))
         mine = parts[world.rank] if sizes[world.rank] else torch.full((2, 4), torch.nan)
-        wrapped(mine).square().mean().backward()
+        mine.requires_grad_(True)
+        out = checkpoint(wrapped, mine, use_reentrant=True) if recomputed else wrapped(mine)
+        out.square().mean().backward()
         found = torch.stack([model[1].running_mean, model[1].running_var])
         torch.testing.assert_close(found, torch.stack(expected).mean(0), rtol=1e-6, atol=1e-7)
     return dict(model.named_buffers())
 
 
+@pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 5), (3, 2, 0)])
 def test_running_statistics_are_the_mean_over_ranks(
-    ranks: RankPool, sizes: tuple[int, ...]
+    ranks: RankPool, sizes: tuple[int, ...], recomputed: bool
 ) -> None:
-    found = ranks.run(len(sizes), _statistics, sizes, 3)
+    found = ranks.run(len(sizes), _statistics, sizes, 3, recomputed)
     for other in found[1:]:
         for name, value in found[0].items():
             assert torch.equal(value, other[name]), name

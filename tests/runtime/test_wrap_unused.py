@@ -92,6 +92,12 @@ def _checkpointed(model: Any, x: torch.Tensor, step: int) -> None:
     _loss(nn.functional.linear(z, model.right.weight.T)).backward()
 
 
+def _wholly_checkpointed(model: Any, x: torch.Tensor, step: int) -> None:
+    """No parameter is reached but from a backward within another, and some are not reached."""
+    x = x.clone().requires_grad_(True)
+    _loss(checkpoint(model.trunk, x, use_reentrant=True)).backward()
+
+
 def _parts_looked_at(model: Any, x: torch.Tensor, step: int) -> None:
     """As a script that logs norms of weights and gradients of a part, also between backwards."""
     assert model.unused.weight.norm() > 0
@@ -117,6 +123,7 @@ STEPS: dict[str, Step] = {
     "a penalty on the gradient": _gradient_penalty,
     "accumulation": _accumulates,
     "reentrant checkpoints": _checkpointed,
+    "nothing but a reentrant checkpoint": _wholly_checkpointed,
     "parts looked at": _parts_looked_at,
     "parameters frozen behind wrap": _frozen_later,
 }
@@ -177,22 +184,22 @@ def test_branches_by_rank_in_several_buckets(ranks: RankPool) -> None:
     ranks.run(3, _wide)
 
 
-def _only_within_checkpoints(world: World) -> list[str]:
-    """No parameter is reached but from a reentrant checkpoint: nobody knows when it is over."""
+def _in_two_checkpoints(world: World) -> str:
+    """A parameter gets its gradient in two backwards within one, before others have theirs."""
     LEDGER.samples = LEDGER.units = None
-    wrapped = wrap(Branches())
-    messages = []
+    wrapped = wrap(Branches(4))
+    x = torch.ones(2, 4, requires_grad=True)
     for _ in range(2):
-        x = torch.ones(2, 4, requires_grad=True)
-        try:
-            checkpoint(wrapped.trunk, x, use_reentrant=True).sum().backward()
-        except RuntimeError as error:
-            messages.append(str(error))
-    return messages
+        x = checkpoint(wrapped.trunk, x, use_reentrant=True)
+    try:
+        x.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def test_what_cannot_be_exchanged_is_refused_by_name(ranks: RankPool) -> None:
-    for [message] in ranks.run(2, _only_within_checkpoints):
+    for message in ranks.run(2, _in_two_checkpoints):
         assert "without gradient: left.weight" in message
         assert "use_reentrant=False" in message
 

@@ -6,6 +6,7 @@ belongs to the process.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import weakref
@@ -48,10 +49,9 @@ class Ledger:
         counted: what `count` was given for the present batch, also after the backward took it.
         dealt: samples dealt of the last batch of any loop, an evaluation's too.
         log: number and samples of each batch that this rank had in the last loop over a loader.
-        taken_by: the backward under way that took units, as torch numbers them, and what it took.
+        taken_by: the backward under way, as torch numbers them, and the units that it has used up.
         unsure: makes a training pass of the evaluation whose batch was handed out last, where only
             its model's mode says that it is one.
-        peeked: a backward within activation checkpointing has used the units, and not taken them.
         models: the wrapped models alive, whose train/eval mode says what a batch is for.
         taken: the place that `parallelize` has given this rank, and the process group it is for.
     """
@@ -62,7 +62,6 @@ class Ledger:
     dealt: tuple[int, int] | None = None
     log: list[tuple[int, int]] = field(default_factory=list)
     taken_by: tuple[int, float | None] | None = None
-    peeked: bool = False
     unsure: weakref.WeakMethod[Callable[[], None]] | None = None
     models: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
     taken: tuple[weakref.ref[Any], Place] | None = None
@@ -116,18 +115,15 @@ class Ledger:
         """Where this rank computes."""
         return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
 
-    def take_units(self, backward: int, nested: bool) -> float | None:
-        """Return the units of a backward, the same for every model that it reaches.
+    def take_units(self, backward: int) -> float | None:
+        """Use the units up; return them, the same for every model that a backward reaches.
 
-        Args:
-            nested: it runs within another one, and does not use up what is that one's.
+        A backward that activation checkpointing runs within another one has a higher number, and
+        is part of it.
         """
-        if nested:
-            self.peeked = True
-            return self.units if self.taken_by is None else self.taken_by[1]
-        if self.taken_by is None or self.taken_by[0] != backward:
-            self.taken_by, self.units, self.peeked = (backward, self.units), None, False
-            ENGINE.queue_callback(self._end_backward)
+        if self.taken_by is None or (backward > self.taken_by[0] and _recomputation() is None):
+            self.taken_by, self.units = (backward, self.units), None
+            _in_whole_backward(lambda: ENGINE.queue_callback(self._end_backward))
         return self.taken_by[1]
 
     def _end_backward(self) -> None:
@@ -163,22 +159,25 @@ class Weight:
     def __init__(self, whole: int, parts: int, alike: int, device: torch.device) -> None:
         self._whole, self._parts, self._alike, self._device = whole, parts, alike, device
         self._factor: float | torch.Tensor = 1.0
-        self._backward = -1
+        self._backward = self._ends = -1
         self.works = True
 
-    def begin(self) -> bool:
+    def begin(self, end: Callable[[], None]) -> None:
         """Find the weight of the backward under way, where that is another one than before.
 
-        Collective where the script calls `count`; on a GPU only its stream waits. Returns True for
-        a backward that begins with this and does not run within another one.
+        Collective where the script calls `count`; on a GPU only its stream waits.
+
+        Args:
+            end: called once when the backward is over, with what activation checkpointing runs
+                within it.
         """
         backward = torch._C._current_graph_task_id()
         if backward == self._backward:
-            return False
+            return
         self._backward = backward
-        nested = recomputes()
         LEDGER.trains()
-        units, samples = LEDGER.take_units(backward, nested), LEDGER.samples
+        units, samples = LEDGER.take_units(backward), LEDGER.samples
+        _in_whole_backward(functools.partial(self._queue, end))
         # A rank that was dealt nothing computes on a stand-in sample that counts for nothing.
         idle = samples is not None and samples[0] == 0
         if units is not None:
@@ -191,7 +190,12 @@ class Weight:
         else:
             own, all_ = samples or (1, self._parts)
             self._factor, self.works = self._whole * own / all_, not idle
-        return not nested
+
+    def _queue(self, end: Callable[[], None]) -> None:
+        backward = torch._C._current_graph_task_id()
+        if backward != self._ends:
+            self._ends = backward
+            ENGINE.queue_callback(end)
 
     def apply(self, gradient: torch.Tensor) -> torch.Tensor | None:
         """Return the weighted gradient; None where it is the same."""
@@ -215,20 +219,36 @@ class Weight:
             # A tensor would be rounded to bfloat16 before the product, and weigh all of the
             # gradient by the same error; a number is not.
             return (gradient.float() * self._factor).to(gradient.dtype)
-        return gradient * self._factor
+        # A parameter without dimensions would take the type of the factor.
+        return (gradient * self._factor).to(gradient.dtype)
 
 
-def recomputes() -> bool:
-    """Return True in a backward that activation checkpointing runs within another one.
-
-    What this one does not reach, the other may.
-    """
+def _recomputation() -> torch.autograd.graph.Node | None:
+    """Return the node whose activation checkpointing runs the backward under way within another."""
+    node = None
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is _RECOMPUTES:
-            return True
+            node = frame.f_locals["ctx"]
         frame = frame.f_back
-    return False
+    return node
+
+
+def _in_whole_backward(call: Callable[[], Any]) -> None:
+    """Call a function in the backward under way, not in one that runs within it.
+
+    From within, that is once the node that runs after the checkpointed one is reached.
+    """
+    if (checkpointed := _recomputation()) is None:
+        call()
+        return
+    after = next(node for node, _ in checkpointed.next_functions if node is not None)
+
+    def hook(_: Any) -> None:
+        handle.remove()
+        _in_whole_backward(call)
+
+    handle = after.register_prehook(hook)
 
 
 def count(units: float) -> None:
@@ -244,6 +264,5 @@ def count(units: float) -> None:
     units = float(units)
     if not 0 <= units < float("inf"):
         raise ValueError(f"count needs a finite number of units >= 0, got {units}")
-    before = 0.0 if LEDGER.peeked else LEDGER.units or 0.0
-    LEDGER.units = LEDGER.counted = before + units
-    LEDGER.peeked = False
+    LEDGER.units = LEDGER.counted = (LEDGER.units or 0.0) + units
+    LEDGER.taken_by = None  # of a backward that failed

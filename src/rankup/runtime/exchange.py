@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .deal import ENGINE, LEDGER, Weight, recomputes
+from .deal import ENGINE, Weight
 from .statistics import RunningStatistics
 from .world import after_first_step
 
@@ -52,8 +52,6 @@ class Exchange:
         self.begun = False
         self.sparse: bool | None = None
         self._reached: set[str] = set()
-        self._completes = -1
-        self._completing = False
         self._backwards = 0
         self._passed: torch.cuda.Event | None = None
         self._nodes = []
@@ -89,19 +87,14 @@ class Exchange:
             elif name in self._reached:
                 left = [other for other in self._trained if other not in self._reached]
                 raise RuntimeError(
-                    "wrap: an earlier backward has failed, or has ended within activation "
-                    "checkpointing, before gradients were exchanged; without gradient: "
+                    "wrap: an earlier backward has failed before gradients were exchanged, or a "
+                    "parameter is used in several checkpoints of one backward; without gradient: "
                     f"{', '.join(left)}. Call checkpoint with use_reentrant=False"
                 )
             self._reached.add(name)
             self.begun = len(self._reached) < len(self._trained)
-            backward = torch._C._current_graph_task_id()
-            if backward != self._completes and not self._completing and not recomputes():
-                self._completes = backward
-                LEDGER.take_units(backward, nested=False)
-                ENGINE.queue_callback(self._complete)
         else:
-            self.weight.begin()
+            self.weight.begin(self._complete)
         return None if gradient is None else self.weight.apply(gradient)
 
     def _begin_backward(self, ddp: DistributedDataParallel) -> None:
@@ -117,7 +110,7 @@ class Exchange:
         if self._unchecked:
             _require_same(self._unchecked, self._device)
             self._unchecked = {}
-        self.weight.begin()
+        self.weight.begin(self._complete)
         self._reached.clear()
         # Collective once, behind the first backward: buckets in the order of the gradients.
         ddp.reducer._rebuild_buckets()
@@ -134,14 +127,13 @@ class Exchange:
         Where that happens at all, the ranks find out which parameters have a gradient on none of
         them: there it stays None as on one GPU, or an optimizer would let the weights decay.
         """
+        ddp = self._ddp()
+        if ddp is None or not ddp.require_backward_grad_sync:
+            return
         left = [p for n, p in self._trained.items() if n not in self._reached] if self.begun else []
         mine = [] if self.sparse is False else self._bitmap()
         if left:
-            self._completing = True
-            try:
-                _run_without_gradient(left)
-            finally:
-                self._completing = False
+            _run_without_gradient(left)
         if self.begun:
             raise RuntimeError(_CHANGED)
         # What follows DDP's own callback, which waits for its sums, is queued here.

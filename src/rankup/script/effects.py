@@ -319,6 +319,12 @@ def fetched(file: File, call: ast.Call) -> Fetch | None:
 
 def callee(flow: Flow, file: File, call: ast.Call) -> Reached | None:
     """The function that a call runs: by its name, or by the class of what it is a method of."""
+    if call not in flow.run:
+        flow.run[call] = _find_callee(flow, file, call)
+    return flow.run[call]
+
+
+def _find_callee(flow: Flow, file: File, call: ast.Call) -> Reached | None:
     found, value = flow.callee(file, call), receiver(call)
     if value is None or file.names.called(call):
         return found

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .modules import Modules
-from .names import Binding, Function, Scope, children, default
+from .names import Binding, Function, Scope, default, kept, opened
 from .source import File
 from .torch_names import LOADER_WRAPPERS, MODEL_WRAPPERS, RETURNS_SELF
 
@@ -46,6 +46,7 @@ class Flow(Modules):
     """Follows values over the files of one script.
 
     Attributes:
+        run: the functions that calls were found to run (`effects.callee`).
         exact: whether all counts that a name may be: also None, which elsewhere only stands for
             what comes later, and the default of a parameter that some calls leave out.
     """
@@ -56,6 +57,7 @@ class Flow(Modules):
         super().__init__(files, notes)
         self._known: dict[ast.AST, tuple[Origin, ...]] = {}
         self._budget = 0
+        self.run: dict[ast.Call, tuple[File, Function] | None] = {}
 
     def class_of(self, file: File, node: ast.AST) -> tuple[File, ast.ClassDef] | None:
         """The class of these files that an expression is an instance of."""
@@ -368,16 +370,8 @@ def first_argument(call: ast.Call) -> ast.expr | None:
 
 def returned(function: Function) -> list[ast.expr]:
     """The values that a function returns at its own level."""
-    found: list[ast.expr] = []
-    stack: list[ast.AST] = list(reversed(function.body))
-    while stack:
-        at = stack.pop()
-        if isinstance(at, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            continue
-        if isinstance(at, ast.Return) and at.value is not None:
-            found.append(at.value)
-        stack.extend(reversed(children(at)))
-    return found
+    returns = kept(function, opened, (ast.Return,))
+    return [one.value for one in returns if one.value is not None]
 
 
 def model_wrapper(file: File, call: ast.Call) -> str:

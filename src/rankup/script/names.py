@@ -29,7 +29,9 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Shared between nodes: `ast` has one object for each of them.
 _NO_PLACE = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
-_SCOPES = (*_FUNCTIONS, ast.ClassDef, *COMPREHENSIONS)
+_DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
+_SCOPES = (*_DEFINITIONS, *COMPREHENSIONS)
+_BINDS_NOTHING = (ast.Name, ast.Attribute, ast.Constant, ast.Call, ast.keyword)  # most nodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,19 +209,17 @@ class Names:
         return self.dotted(call.func)
 
     def _walk(self) -> None:
-        stack: list[tuple[ast.AST, Scope]] = [(self.tree, self.tree)]
-        while stack:
-            node, scope = stack.pop()
+        for node in walk(self.tree):
+            scope = self.scope(node)
             self._by_type.setdefault(type(node), []).append(node)
-            if node is not self.tree:
-                self._scopes[node] = scope
             if isinstance(node, _SCOPES):
                 self._bound[node] = _Bound()
-            self._bind(node, scope)
-            below = children(node)
-            for child in below:
+            if not isinstance(node, _BINDS_NOTHING):
+                self._bind(node, scope)
+            parts = isinstance(node, (*_SCOPES, ast.comprehension))
+            for child in children(node):
                 self.parents[child] = node
-            stack += [(one, self._inner(node, one, scope)) for one in reversed(below)]
+                self._scopes[child] = self._inner(node, child, scope) if parts else scope
 
     def _inner(self, node: ast.AST, child: ast.AST, scope: Scope) -> Scope:
         """The scope of a node's child.
@@ -379,24 +379,73 @@ def _below(node: ast.AST) -> list[ast.AST]:
 
 def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
     """Nodes and all below them, in the order of the text; kept with a node, as its children are."""
-    return chain.from_iterable(map(_preorder, nodes))
+    return chain.from_iterable(map(preorder, nodes))
 
 
-def _preorder(node: ast.AST) -> list[ast.AST]:
+def preorder(node: ast.AST) -> list[ast.AST]:
+    """A node and all below it, in the order of the text."""
     known: list[ast.AST] | None = node.__dict__.get("_all")
     if known is None:
-        known, stack = [], [node]
-        while stack:
-            at = stack.pop()
-            known.append(at)
-            stack.extend(reversed(children(at)))
-        node.__dict__["_all"] = known
+        if "_place" not in node.__dict__:
+            _number(node)
+        every, begin, end = node.__dict__["_place"]
+        known = node.__dict__["_all"] = every[begin:end]
     return known
+
+
+def opened(node: ast.AST) -> list[ast.AST]:
+    """A node and all below it, but for what is in functions and classes other than itself."""
+    known: list[ast.AST] | None = node.__dict__.get("_opened")
+    if known is None:
+        known, passed = [], 0
+        for at, one in enumerate(preorder(node)):
+            if at >= passed:
+                known.append(one)
+                if isinstance(one, _DEFINITIONS) and at:
+                    passed = at + len(preorder(one))
+        node.__dict__["_opened"] = known
+    return known
+
+
+def closed(node: ast.AST) -> list[ast.AST]:
+    """A node and all below it, but for what is in functions and classes; one of them alone."""
+    return [node] if isinstance(node, _DEFINITIONS) else opened(node)
+
+
+def _number(node: ast.AST) -> None:
+    """Keep with all nodes of a tree where in the order of the text they and those below stand."""
+    every: list[ast.AST] = []
+    below: list[tuple[ast.AST, ...]] = []
+    stack = [node]
+    while stack:
+        at = stack.pop()
+        every.append(at)
+        below.append(children(at))
+        stack.extend(reversed(below[-1]))
+    for begin in range(len(every) - 1, -1, -1):
+        end = below[begin][-1].__dict__["_place"][2] if below[begin] else begin + 1
+        every[begin].__dict__["_place"] = every, begin, end
+
+
+def kept(
+    node: ast.AST, way: Callable[[ast.AST], list[ast.AST]], kinds: tuple[type[N], ...]
+) -> list[N]:
+    """Those of some kinds among the nodes that a way of walking gives; kept with the node."""
+    known: dict[object, list[N]] = node.__dict__.setdefault("_kept", {})
+    found = known.get((way, kinds))
+    if found is None:
+        found = known[way, kinds] = [one for one in way(node) if isinstance(one, kinds)]
+    return found
+
+
+def inside(*nodes: ast.AST, kinds: tuple[type[N], ...]) -> Iterator[N]:
+    """The nodes of some kinds in nodes, in the order of the text."""
+    return chain.from_iterable(kept(one, preorder, kinds) for one in nodes)
 
 
 def calls_in(*nodes: ast.AST) -> Iterator[ast.Call]:
     """The calls in nodes, in the order of the text."""
-    return (one for one in walk(*nodes) if isinstance(one, ast.Call))
+    return inside(*nodes, kinds=(ast.Call,))
 
 
 def parameters(args: ast.arguments) -> list[ast.arg]:

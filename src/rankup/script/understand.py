@@ -61,10 +61,9 @@ def frameworks(flow: Flow) -> frozenset[str]:
 
 def runtimes(flow: Flow) -> frozenset[str]:
     """The libraries that join the ranks: `torch`, `rankup`, `course`, `horovod`, `deepspeed`, …"""
-    return frozenset(
-        kind
+    names = {
+        file.names.called(call) or call_name(call)
         for file in flow.files
         for call in file.names.all(ast.Call)
-        for kind, called in RUNTIMES.items()
-        if called.fullmatch(file.names.called(call) or call_name(call))
-    )
+    }
+    return frozenset(kind for kind, called in RUNTIMES.items() if any(map(called.fullmatch, names)))

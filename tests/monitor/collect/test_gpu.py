@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -72,6 +73,25 @@ def test_all_columns_of_a_gpu_that_says_everything(
     clock(2.0)
     # Of the joules since: what it drew on average, not in the moment of the question.
     assert _row(found) == {**FULL, "power": 400.0, **counters}
+
+
+@pytest.mark.parametrize(("cost", "power"), [(1e-4, 400.0), (4e-3, 300.5)])
+def test_an_answer_that_costs_too_much_is_not_asked_for_again(
+    opened: Opened,
+    clock: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    cost: float,
+    power: float,
+) -> None:
+    """An H100's driver computes 4.2 ms for the energy, and a few microseconds for the power."""
+    used = itertools.count()
+    monkeypatch.setattr(time, "process_time", lambda: next(used) * cost)
+    found = opened({"values": {**FULL, "energy": [1000, 1800, 2600, 3400, 4200]}})
+    rows = []
+    for _ in range(5):
+        rows.append(_row(found)["power"])
+        clock(2.0)
+    assert rows == [300.5, 400.0, 400.0, power, power]
 
 
 def test_what_a_gpu_never_says_is_null_and_not_asked_again(opened: Opened) -> None:

@@ -40,7 +40,7 @@ record_attempt() { # append a line about this attempt, e.g. record_attempt '"end
 
 end_attempt() { # end_attempt CODE [WHY]: a script that ends without its code makes a failed job COMPLETED
     if [ -n "${2:-}" ]; then echo "rankup: $2" >&2; fi
-    if [ -z "${rankup_ended:-}" ]; then record_attempt "\"end\": $(date +%s), \"code\": $1"; fi
+    if [ -z "${rankup_ended:-}" ]; then record_attempt "\"end\": $(date +%s.%3N), \"code\": $1"; fi
     exit "$1"
 }
 
@@ -70,7 +70,7 @@ rankup_offset=$(stat --dereference --format=%s "$rankup_base/log/$rankup_job.out
 record_attempt "\"start\": $(date +%s.%3N), \"nodes\": \"$SLURM_JOB_NODELIST\", \"id\": \"$SLURM_JOB_ID\", \"offset\": $rankup_offset"
 
 if [ -e "$rankup_base/log/cancelled" ]; then
-    record_attempt "\"end\": $(date +%s), \"code\": 1, \"cancelled\": true"
+    record_attempt "\"end\": $(date +%s.%3N), \"code\": 1, \"cancelled\": true"
     rankup_ended=1
     end_attempt 1 "cancelled by \`rankup cancel\`"
 elif [ -e "$rankup_marker" ]; then
@@ -207,7 +207,7 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
     elif [ "$(count_up short || echo 9)" -ge 3 ]; then
         end_attempt 1 "three attempts in a row stopped in the first tenth of their time: too little is left beside a checkpoint, or the nodes' clocks differ. Go on with: rankup run --resume $rankup_base"
     fi
-    record_attempt "\"end\": $(date +%s), \"code\": 0, \"stopped\": true"
+    record_attempt "\"end\": $(date +%s.%3N), \"code\": 0, \"stopped\": true"
     exec 9>&- # the next attempt may start
     echo "rankup: stopped with a checkpoint before the time limit; going on in a next attempt" >&2
     for pause in 5 15 30 60 120 240; do # while the controller is away
@@ -233,7 +233,7 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
     end_attempt 1 "$refusal; go on with: rankup run --resume $rankup_base"
 fi
 if [ -d "$RANKUP_RUN_DIR/monitor" ] && command -v rankup >/dev/null; then # what it was worth
-    record_attempt "\"end\": $(date +%s), \"code\": $code" # the time limit may come meanwhile
+    record_attempt "\"end\": $(date +%s.%3N), \"code\": $code" # the time limit may come meanwhile
     rankup_ended=1
     left=$((${rankup_end:-$(($(date +%s) + 3600))} - $(date +%s) - 20))
     if [ "$left" -ge 20 ]; then # all nodes are billed as long as this takes: the lines, no page

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ...runtime.deal import ENGINE, LEDGER, Weight
+from ...runtime.deal import LEDGER, Weight
 from ...runtime.statistics import RunningStatistics
 from ...runtime.world import after_first_step
 from ..build import Built
@@ -150,13 +150,13 @@ class Weights:
         unit.reshard()
 
     def _scale(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        if self._weight.begin() and self._statistics.size:
-            ENGINE.queue_callback(self._share_statistics)
+        self._weight.begin(self._share_statistics)
         return self._weight.apply(gradient)
 
     def _share_statistics(self) -> None:
         """Running statistics become their mean over the ranks that had samples."""
-        self._statistics.start_mean(self._weight.works)()
+        if self._statistics.size:
+            self._statistics.start_mean(self._weight.works)()
 
 
 def _take_mean(unit: FSDPModule, size: int) -> None:

@@ -57,10 +57,7 @@ def differentiated(call: ast.Call) -> ast.expr | None:
 def reduction(script: Script, call: ast.Call) -> Kind | None:
     """The kind of one of torch's losses by its `reduction`; None of any other call."""
     kinds = {_reduction(one[1]) for one in _makers(script, call) if one is not None}
-    later = f"{script.code(call.func)}.reduction"
-    if kinds and any(
-        script.code(target) == later for one in script.all(ast.Assign) for target in one.targets
-    ):
+    if kinds and f"{script.code(call.func)}.reduction" in script.assigned_texts:
         return Kind.UNKNOWN  # `criterion.reduction = "sum"`: here, or for an evaluation
     return kinds.pop() if len(kinds) == 1 else None
 

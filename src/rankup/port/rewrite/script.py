@@ -15,7 +15,7 @@ from typing import TypeVar
 from ...script import roles
 from ...script.effects import callee
 from ...script.flow import argument, explicit_self
-from ...script.names import Function, children, walk, written
+from ...script.names import Function, closed, inside, kept, opened, walk, written
 from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.understand import understand
@@ -25,7 +25,6 @@ Scope = Function | ast.Module
 Where = ast.AST | Sequence[ast.AST]  # a node, or the statements of a block
 Span = tuple[int, int]
 ForNode = ast.For | ast.AsyncFor
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER,
@@ -33,25 +32,6 @@ _NO_CODE = (
 # Functions that run for each sample, in the processes that load.
 ITEMS = frozenset({"__getitem__", "__getitems__"})
 _DRAWING = ITEMS | {"__iter__", "__next__"}
-
-
-def _here(node: ast.AST, *, inner: bool) -> list[ast.AST]:
-    """A node and all below it but for functions and classes; kept with it, as its children are.
-
-    Args:
-        inner: a function or a class itself is left closed, too.
-    """
-    key = "_inner" if inner else "_here"
-    known: list[ast.AST] | None = node.__dict__.get(key)
-    if known is None:
-        known, stack = [], [node]
-        while stack:
-            one = stack.pop()
-            known.append(one)
-            if not isinstance(one, _SCOPES) or (one is node and not inner):
-                stack.extend(reversed(children(one)))
-        node.__dict__[key] = known
-    return known
 
 
 class Script:
@@ -76,7 +56,7 @@ class Script:
         self.flow = self.understood.flow
         self._siblings: dict[File, Script] = {file: self}
         self._called: dict[ast.Call, Function | None] = {}
-        self._uses: dict[Scope, dict[str, list[ast.Name]]] = {}
+        self._uses: dict[ast.AST, dict[str, list[ast.Name]]] = {}
 
     def sibling(self, file: File) -> Script:
         """Another module of the script's, to be read in the same way."""
@@ -92,24 +72,23 @@ class Script:
 
     def inside(self, where: Where, *kinds: type[Node], deep: bool = True) -> Iterator[Node]:
         """Nodes of some kinds in a node or a block; not those of functions in it, unless deep."""
-        first = [where] if isinstance(where, ast.AST) else where
+        if isinstance(where, ast.AST):
+            return inside(where, kinds=kinds) if deep else iter(kept(where, opened, kinds))
         if deep:
-            every = walk(*first)
-        else:
-            every = chain.from_iterable(_here(one, inner=one is not where) for one in first)
-        return (one for one in every if isinstance(one, kinds))
+            return inside(*where, kinds=kinds)
+        return chain.from_iterable(kept(one, closed, kinds) for one in where)
 
     def scope(self, node: ast.AST) -> Scope:
         """The function, or else the module, in whose body a node stands."""
         return self.file.names.function(node) or self.tree
 
-    def uses(self, scope: Scope, name: str) -> list[ast.Name]:
-        """The places of a name in a function or the module, in the order of the text."""
-        if scope not in self._uses:
-            found = self._uses[scope] = {}
-            for one in self.inside(scope, ast.Name):
+    def uses(self, where: ast.AST, name: str) -> list[ast.Name]:
+        """The places of a name in a function, a loop or the module, in the order of the text."""
+        if where not in self._uses:
+            found = self._uses[where] = {}
+            for one in self.inside(where, ast.Name):
                 found.setdefault(one.id, []).append(one)
-        return self._uses[scope].get(name, [])
+        return self._uses[where].get(name, [])
 
     def owner(self, function: ast.AST) -> ast.ClassDef | None:
         """The class that a method belongs to."""
@@ -237,6 +216,11 @@ class Script:
             if function is not None:
                 found.setdefault(function, []).append(call)
         return found
+
+    @cached_property
+    def assigned_texts(self) -> set[str]:
+        """The text of all that assignments of this file give values."""
+        return {self.code(target) for one in self.all(ast.Assign) for target in one.targets}
 
     @cached_property
     def called_names(self) -> set[str]:

@@ -541,8 +541,9 @@ class Training:
                 loop.index = names.pop(0)
             if self._begun(loop.source, 0):
                 loop.batch.update(names)
+        calls = set(script.inside(node, ast.Call))
         for call in self.backwards:
-            if any(parent is node for parent in script.above(call)):
+            if call in calls:
                 loop.losses |= _loss_names(script, call, node)
         # What is made of a batch has its first dimension, as far as a script's own words go.
         for assign in script.inside(node.body, ast.Assign, deep=False):

@@ -212,11 +212,11 @@ def _trainings(context: Context) -> Iterator[ast.Call]:
 def _behind(context: Context, node: ast.AST) -> list[ast.stmt]:
     """The statements of a function behind one of its loops, but those in other loops of batches."""
     script = context.script
-    others = {one.node for one in context.training.loops} - {node}
+    others, end = {one.node for one in context.training.loops} - {node}, script.span(node)[1]
     return [
         one
         for one in script.inside(script.scope(node).body, ast.stmt, deep=False)
-        if script.span(one)[0] > script.span(node)[1] and not others & {one, *script.above(one)}
+        if script.span(one)[0] > end and not others & {one, *script.above(one)}
     ]
 
 
@@ -244,7 +244,8 @@ def _bare(node: ast.expr) -> bool:
 
 def _without_gradients(script: Script, function: Function) -> bool:
     """True of a function that runs a model without gradients, in whole or in part."""
-    return any(gradients_off(script.file, one) for one in script.inside(function, ast.AST))
+    off = (ast.With, ast.AsyncWith, ast.FunctionDef, ast.AsyncFunctionDef)
+    return any(gradients_off(script.file, one) for one in script.inside(function, *off))
 
 
 def _leads_to(context: Context, call: ast.Call, functions: set[Function | None]) -> bool:
@@ -496,7 +497,7 @@ def read_after(script: Script, node: ast.AST, name: str) -> bool:
     Behind it is also the beginning of a loop around it, of which there is a next round.
     """
     scope, end = script.scope(node), script.span(node)[1]
-    own = [one for one in script.inside(node, ast.Name) if one.id == name]
+    own = script.uses(node, name)
     uses = [one for one in script.uses(scope, name) if one not in own]
     later = sorted((one for one in uses if script.span(one)[0] >= end), key=script.span)
     if later:

@@ -52,9 +52,18 @@ _DEPTH = 3
 
 def calls(file: File, *names: str) -> Iterator[tuple[ast.Call, str]]:
     """Calls by the last word of what is called, with the dotted name."""
-    for call in file.names.all(ast.Call):
-        if call_name(call) in names:
-            yield call, file.names.called(call)
+    known = _by_word(file)
+    for _, call in sorted(found for name in {*names} for found in known.get(name, ())):
+        yield call, file.names.called(call)
+
+
+@lru_cache(maxsize=64)
+def _by_word(file: File) -> dict[str, list[tuple[int, ast.Call]]]:
+    """The calls of a file by the last word of what they call, each with its place among all."""
+    found: dict[str, list[tuple[int, ast.Call]]] = {}
+    for at, call in enumerate(file.names.all(ast.Call)):
+        found.setdefault(call_name(call), []).append((at, call))
+    return found
 
 
 def anywhere(script: Script, *names: str) -> bool:

@@ -409,11 +409,12 @@ def _over_nodes(training: Training) -> bool:
     """True where batches are of graphs that nothing pools."""
     script = training.script
     made = [script.name(call.func) for call in training.loader_calls]
+    if not any(one.startswith(("torch_geometric.", "dgl.")) for one in made):
+        return False
     names = {
         call_name(call).lower() for file in script.flow.files for call in file.names.all(ast.Call)
     }
-    graphs = any(one.startswith(("torch_geometric.", "dgl.")) for one in made)
-    return graphs and not any("pool" in one or one in _POOLS for one in names)
+    return not any("pool" in one or one in _POOLS for one in names)
 
 
 def _carried(training: Training) -> Iterator[Hit]:
@@ -425,6 +426,8 @@ def _carried(training: Training) -> Iterator[Hit]:
         once = {one for one in stored if stored.count(one) == 1}
         feeding = training.feeding(loop.node, loop.losses)
         local = (training.derived(loop) - loop.losses) & feeding & once
+        if not local:
+            continue
         for one in script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False):
             assert isinstance(one, ast.Assign | ast.AugAssign)
             if not any(call_name(call) in _REDUCES for call in script.inside(one.value, ast.Call)):

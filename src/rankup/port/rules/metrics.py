@@ -48,7 +48,8 @@ def training_numbers(context: Context) -> None:
 
 
 def _backwards(context: Context, loop: Loop) -> list[ast.Call]:
-    return [one for one in context.training.backwards if loop.node in context.script.above(one)]
+    calls = set(context.script.inside(loop.node, ast.Call))
+    return [one for one in context.training.backwards if one in calls]
 
 
 class Numbers(Region):
@@ -84,9 +85,11 @@ class Numbers(Region):
     def _read_in_step(self, call: ast.AST) -> list[bool]:
         """Of what a step returns, which values are readings of its loss, made whole there."""
         called = self.context.called(call) if isinstance(call, ast.Call) else None
-        there, function = called if called is not None else (self.context, None)
+        if called is None:
+            return []
+        there, function = called
         trains = any(there.script.scope(one) is function for one in there.training.backwards)
-        return returns_reading(there, function) if function is not None and trains else []
+        return returns_reading(there, function) if trains else []
 
     def local_names(self) -> set[str]:
         return self._of_batches - self.whole - self._global_counters - self._assumed

@@ -22,7 +22,7 @@ from ...script.loops import gradients_off
 from ...script.names import walk, words_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
-from ...script.torch_names import last, words
+from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
@@ -265,10 +265,12 @@ def batch_norm(file: File, script: Script) -> Iterator[Hit]:
     """
     if script.distributed or not script.train_loops or anywhere(script, "convert_sync_batchnorm"):
         return
-    for node in (*file.names.all(ast.Attribute), *file.names.all(ast.Name)):
+    named: list[ast.Attribute | ast.Name] = [*file.names.all(ast.Attribute)]
+    for node in (*named, *file.names.all(ast.Name)):
+        if not _WITH_BATCH_NORM.fullmatch(node.id if isinstance(node, ast.Name) else node.attr):
+            continue
         around = file.names.enclosing(node, ast.Call)
-        asked = isinstance(around, ast.Call) and call_name(around) == "isinstance"
-        if _WITH_BATCH_NORM.fullmatch(last(file.code(node))) and not asked:
+        if not (isinstance(around, ast.Call) and call_name(around) == "isinstance"):
             yield Hit(
                 node,
                 "batch norm takes its statistics from a rank's part of each batch",

@@ -34,6 +34,7 @@ from .steering import steers
 # These cut a value off its graph, and these only change its form.
 _CUTS = words("item detach numpy tolist")
 _FORMS = words("cpu cuda to float double half clone")
+_READABLE = (ast.Call, ast.Attribute, ast.Subscript)
 _READS = words("item detach cpu numpy float double clone tolist data")
 
 
@@ -151,7 +152,7 @@ class Region:
 
         `loss.cpu()` is none: the backward may still start from it.
         """
-        if not isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+        if not isinstance(node, _READABLE):
             return None
         function = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         return self._read(node) if function or any(map(_cuts, walk(node))) else None
@@ -182,7 +183,7 @@ class Region:
 
     def readings(self) -> Iterator[ast.expr]:
         """The largest readings of a loss in this region, those in a backward apart."""
-        for node in self.script.inside(self.body, ast.expr, deep=False):
+        for node in self.script.inside(self.body, *_READABLE, deep=False):
             if self.largest(node) is not None:
                 around = (node, *self.script.above(node))
                 if not any(one in self.context.training.backwards for one in around):
@@ -315,7 +316,7 @@ class Region:
         statements = list(script.inside(self.body, ast.stmt, deep=False))
         tests = [
             (mentioned(one.test), self._stores(*one.body, *one.orelse))
-            for one in script.inside(self.body, ast.AST, deep=False)
+            for one in script.inside(self.body, ast.If, ast.While, deep=False)
             if isinstance(one, ast.If | ast.While)
         ]
         while True:
@@ -357,7 +358,8 @@ class Region:
 
     def covered(self, node: ast.AST) -> bool:
         """True of a part of what has been put together."""
-        return any(one in self.wrapped for one in (node, *self.script.above(node)))
+        wrapped = self.wrapped
+        return bool(wrapped) and any(one in wrapped for one in (node, *self.script.above(node)))
 
     def compared(self, node: ast.expr) -> bool:
         """True where a loss is compared with what each rank has its own of: half of a test."""

@@ -90,11 +90,11 @@ def _branches(
     """
     script = training.script
     for loop in training.loops:
-        inside = list(script.inside(loop.node.body, ast.AST, deep=False)) if loop.trains else []
+        kinds = (ast.If, ast.While, ast.IfExp, ast.For, ast.AsyncFor)
+        inside = list(script.inside(loop.node.body, *kinds, deep=False)) if loop.trains else []
         for one in reversed(inside):
-            if isinstance(one, ast.If | ast.While | ast.IfExp | ForNode) and (
-                _parts(training, one, meets) or _chooses_model(training, loop, one)
-            ):
+            assert isinstance(one, kinds)
+            if _parts(training, one, meets) or _chooses_model(training, loop, one):
                 yield loop, one, one.iter if isinstance(one, ForNode) else one.test
 
 
