@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .deal import ENGINE, Weight
+from .deal import ENGINE, LEDGER, Weight
 from .statistics import RunningStatistics
 from .world import after_first_step
 
