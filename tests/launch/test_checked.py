@@ -184,9 +184,12 @@ def test_a_parser_that_may_not_be_come_to_is_not_read(tmp_path: Path, old: str, 
     ready.refuse_arguments(replace(job(tmp_path, text), args=["--bogus"]), wanted=True)
 
 
-def test_a_type_of_the_name_of_a_builtin_is_another(tmp_path: Path) -> None:
-    own = job(tmp_path, PARSER.replace("import sys", "int = float"))
+@pytest.mark.parametrize("line", ["int = float", "from mine import *"])
+def test_a_type_of_the_name_of_a_builtin_may_be_another(tmp_path: Path, line: str) -> None:
+    own = job(tmp_path, PARSER.replace("import sys", line))
     ready.refuse_arguments(replace(own, args=["--epochs", "1.5"]), wanted=True)
+    with pytest.raises(UserError, match="unrecognized arguments: --bogus"):
+        ready.refuse_arguments(replace(own, args=["--bogus"]), wanted=True)
 
 
 def test_beside_a_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

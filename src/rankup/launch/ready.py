@@ -367,7 +367,8 @@ def _parser(tree: ast.Module) -> _Parser:
 def _surely(names: Names, node: ast.expr) -> str:
     """Return the dotted name of what is imported or built in, empty where it may be another."""
     _, bindings = names.bindings(root_name(node), names.scope(node))
-    return "" if len(bindings) > 1 or names.stars else names.dotted(node)
+    may_come = isinstance(node, ast.Name) and names.stars  # by `from module import *`
+    return "" if len(bindings) > 1 or may_come else names.dotted(node)
 
 
 def _statement(names: Names, call: ast.Call) -> ast.stmt:
