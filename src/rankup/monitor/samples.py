@@ -214,6 +214,9 @@ def _rows(kind: str, found: Any, torn: int = 0, damage: str = "") -> Rows:
 
 def _possible(values: Numbers) -> Numbers:
     """Return them with NaN for what no node can show, infinity among it."""
+    low, high = np.fmin.reduce(values, initial=0), np.fmax.reduce(values, initial=0)
+    if -_MOST < low <= high < _MOST:  # as good as always
+        return values
     return np.where(np.abs(values) < _MOST, values, np.nan)
 
 
