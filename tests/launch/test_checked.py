@@ -82,6 +82,7 @@ def options(choices=("sgd", "adam")):
 if __name__ == "__main__":
     options()
 """
+FROM = "from argparse import ArgumentParser"
 BLOCK = PARSER[PARSER.index("    parser =") : PARSER.index("    return")]
 
 
@@ -130,6 +131,65 @@ def test_no_rank_starts_with_arguments_that_the_script_refuses(
 )
 def test_arguments_that_may_be_right_are_no_error(tmp_path: Path, text: str) -> None:
     ready.refuse_arguments(replace(job(tmp_path, text), args=["--bogus"]), wanted=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("import sys", "from jsonargparse import ArgumentParser\nfrom argparse import Namespace"),
+        ("import sys", f"{FROM}\nclass ArgumentParser(ArgumentParser): ..."),
+        (
+            "import sys",
+            f"try:\n    from mine import ArgumentParser\nexcept ImportError:\n    {FROM}",
+        ),
+        ("import sys", f"{FROM}\nfrom mine import *"),
+        ("import sys", f"{FROM}\nimport argparse\nargparse.ArgumentParser.error = print"),
+    ],
+)
+def test_a_parser_that_may_be_another_is_not_read(tmp_path: Path, old: str, new: str) -> None:
+    text = PARSER.replace("import argparse\n", "").replace("argparse.Arg", "Arg")
+    sure = job(tmp_path, text.replace(old, FROM))
+    with pytest.raises(UserError, match="unrecognized arguments: --bogus"):
+        ready.refuse_arguments(replace(sure, args=["--bogus"]), wanted=True)
+    unsure = job(tmp_path, text.replace(old, new))
+    ready.refuse_arguments(replace(unsure, args=["--bogus"]), wanted=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    options()\n", "    if CONFIG:\n        options()\n"),
+        ("    options()\n", "    CONFIG or options()\n"),
+        ("    options()\n", "    options() if CONFIG else None\n"),
+        ("    options()\n", "    try:\n        options()\n    except SystemExit:\n        pass\n"),
+        ("    options()\n", "    if CONFIG:\n        sys.exit()\n    options()\n"),
+        ("    options()\n", "    pass\nelse:\n    options()\n"),
+        ("    return", "    if CONFIG:\n        return CONFIG\n    return"),
+        ("return ", "return CONFIG or "),
+        ("def options", "@hydra.main\ndef options"),
+        ("if __name__", "def options():\n    pass\nif __name__"),
+        ("def main():\n", "def main():\n    if CONFIG:\n        return\n"),
+        ("    main()\n", "    if CONFIG:\n        main()\n"),
+    ],
+)
+def test_a_parser_that_may_not_be_come_to_is_not_read(tmp_path: Path, old: str, new: str) -> None:
+    text = PARSER
+    if "main()" in old:
+        text = text.replace("    options()", "    main()").replace(
+            "if __name__", "def main():\n    print(options())\nif __name__"
+        )
+    with pytest.raises(UserError, match="unrecognized arguments: --bogus"):
+        ready.refuse_arguments(replace(job(tmp_path, text), args=["--bogus"]), wanted=True)
+    text = text.replace(old, new)
+    ready.refuse_arguments(replace(job(tmp_path, text), args=["--bogus"]), wanted=True)
+
+
+@pytest.mark.parametrize("line", ["int = float", "from mine import *"])
+def test_a_type_of_the_name_of_a_builtin_may_be_another(tmp_path: Path, line: str) -> None:
+    own = job(tmp_path, PARSER.replace("import sys", line))
+    ready.refuse_arguments(replace(own, args=["--epochs", "1.5"]), wanted=True)
+    with pytest.raises(UserError, match="unrecognized arguments: --bogus"):
+        ready.refuse_arguments(replace(own, args=["--bogus"]), wanted=True)
 
 
 def test_beside_a_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

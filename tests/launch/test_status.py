@@ -330,19 +330,20 @@ def test_a_job_cancelled_while_it_waits_keeps_the_attempt_before(tmp_path: Path)
 
 
 def test_the_table_in_a_terminal_of_its_own(rankup_here: RunRankup, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "runs", target="/x/\x1b[2J[red]evil.py")
+    path = make_run(tmp_path / "runs", target="/x/\x1b[2J[red]evil\x1b[31m.py")
     _local(path, code=3, ended="2026-11-20T12:02:00+0000")
     nowhere = {"PATH": os.devnull}
     done = rankup_here(["status"], env=nowhere)
     assert done.returncode == 0, done.stderr
     line = done.stdout.splitlines()[1]
     assert line.startswith(path.name)
-    assert "\\x1b[2J[red]evil" in line
+    assert "\\x1b[2J[red]evil\\x1b[31m" in line
     assert "exit code 3" in line
     (row,) = json.loads(rankup_here(["status", "--json"], env=nowhere).stdout)
     assert (row["state"], row["id"]) == ("FAILED", path.name)
     page = rankup_here(["status", "last"], env=nowhere).stdout
-    assert "next: rankup run … '/x/\\x1b[2J[red]evil.py' --lr 0.1 (once more" in page
+    assert "next: rankup run … '/x/\\x1b[2J[red]evil\\x1b[31m.py' --lr 0.1 (once more" in page
+    assert "\x1b" not in page
     full = json.loads(rankup_here(["status", "last", "--json"], env=nowhere).stdout)
     assert full["attempts"][0]["exit_code"] == 3
     unknown = rankup_here(["status", "nothing"], env=nowhere)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import sys
 from pathlib import Path
@@ -188,9 +189,9 @@ def test_openmetrics_has_the_newest_values(tmp_path: Path) -> None:
 
 def test_openmetrics_of_hostile_names_and_of_nothing(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
-    write(tmp_path, [head(), sample(10), sample(20)], node='a"\\\n} 1')
+    write(tmp_path, [head(), sample(10), sample(20)], node='a"\\\n} 1\x1b[31m')
     (path,) = export(load(tmp_path, NOBODY), tmp_path, "openmetrics", tmp_path / "a.prom")
-    assert ("rankup_node_load", 'a"\\\n} 1', "r") in _exposed(path.read_text())
+    assert ("rankup_node_load", 'a"\\\n} 1\\x1b[31m', "r") in _exposed(path.read_text())
     nothing = load(tmp_path / "missing", NOBODY)
     (path,) = export(nothing, tmp_path, "openmetrics", tmp_path / "b.prom")
     assert _exposed(path.read_text())["rankup_running", "r"] == 0
@@ -208,8 +209,26 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, package: str, extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"{package}, .*pip install 'rankup\[{extra}\]'"):
-        export(load(tmp_path, NOBODY), tmp_path, form, tmp_path / "out")
+    with pytest.raises(UserError, match=rf"{package}, which is.*pip install 'rankup\[{extra}\]'"):
+        export(load(tmp_path, NOBODY), tmp_path, form, tmp_path / "out" / "there")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import of_protobuf", "tensorboardX, which needs of_protobuf, and that is not installed"),
+        ("from os import proto", "which cannot be imported here (cannot import name 'proto'"),
+    ],
+)
+def test_a_package_that_lacks_something_itself_says_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    (tmp_path / "tensorboardX.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tensorboardX", raising=False)
+    with pytest.raises(UserError, match=re.escape(why)):
+        export(load(tmp_path, NOBODY), tmp_path, "tensorboard", tmp_path / "out")
 
 
 def test_wandb_gets_steps_and_bins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from ..base.text import clean
 from ..login import record
 from ..login.record import Record
 from ..script.downloads import Download, read
+from ..script.names import Comprehension, Names, calls_in, root_name, walk, written
 from ..site.config import Config
 from ..site.rundir import Job
 
@@ -285,7 +286,9 @@ def _lines(found: Iterable[Finding], path: Path) -> list[str]:
 
 # Arguments that a script's own argparse refuses: its parser is built anew, where it is plain.
 _ACTIONS = ("store", "store_true", "store_false", "store_const", "append", "append_const", "count")
-_TYPES = {"int": int, "float": float, "str": str}
+_TYPES = {"builtins.int": int, "builtins.float": float, "builtins.str": str}
+_CLASS = "argparse.ArgumentParser"
+_ENDS = frozenset({"exit", "_exit", "quit", "execv", "execve", "execvp", "execvpe"})
 # What a declaration says that changes nothing about what is refused.
 _WORDS = ("prog", "usage", "description", "epilog", "formatter_class", "help", "metavar", "dest")
 
@@ -326,28 +329,33 @@ def _parser(tree: ast.Module) -> _Parser:
     Raises:
         ValueError: there is none, or it is not read in full.
     """
-    above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    calls = [node for node in above if isinstance(node, ast.Call)]
-    [made] = [call for call in calls if ast.unparse(call.func).endswith("ArgumentParser")]
-    modules = {node.module for node in above if isinstance(node, ast.ImportFrom)}
-    if ast.unparse(made.func) != "argparse.ArgumentParser" and "argparse" not in modules:
-        raise ValueError("another library's")
-    match above[made]:
+    names = Names(tree)
+    [made] = [one for one in names.all(ast.Call) if written(one.func).endswith("ArgumentParser")]
+    stored = [one for one in names.all(ast.Attribute) if isinstance(one.ctx, ast.Store)]
+    changed = any(names.dotted(one).startswith(_CLASS) for one in stored)
+    if changed or _surely(names, made.func) != _CLASS:
+        raise ValueError("a class of its own, or another library's")
+    words = {one.attr for one in names.all(ast.Attribute)} | {one.id for one in names.all(ast.Name)}
+    if "argv" in words:
+        raise ValueError("the arguments may be changed")
+    match names.parents[made]:
         case ast.Assign(targets=[ast.Name(id=name)]) as begin:
-            _refuse_unsure(tree, above, begin)
+            block = names.block(begin)
         case _:
             raise ValueError("it has no name")
-    parser, parsed = _Parser(**_declared(made)), 0
-    for use in (node for node in above if isinstance(node, ast.Name) and node.id == name):
-        call = above.get(above[use])
-        if above[use] is begin:
+    parser, parsed = _Parser(**_declared(names, made)), 0
+    for use in (one for one in names.all(ast.Name) if one.id == name):
+        method = names.parents[use]
+        if method is begin:
             continue
-        if not isinstance(call, ast.Call) or not _beside(call, begin, above):
+        call = names.parents[method]
+        if not isinstance(call, ast.Call) or (at := _statement(names, call)) not in block:
             raise ValueError("something else is done with it")
-        match above[use]:
+        match method:
             case ast.Attribute(attr="add_argument"):
-                parser.add_argument(*map(ast.literal_eval, call.args), **_declared(call))
+                parser.add_argument(*map(ast.literal_eval, call.args), **_declared(names, call))
             case ast.Attribute(attr="parse_args") if not (call.args or call.keywords):
+                _refuse_unsure(names, at)
                 parsed += 1
             case _:
                 raise ValueError("something else is done with it")
@@ -356,42 +364,72 @@ def _parser(tree: ast.Module) -> _Parser:
     return parser
 
 
-def _refuse_unsure(tree: ast.Module, above: dict[ast.AST, ast.AST], begin: ast.stmt) -> None:
-    """Raise ValueError where the block of a statement may not be run, or `sys.argv` be changed."""
-    place = above[begin]
-    if isinstance(place, ast.If) and ast.unparse(place.test) == "__name__ == '__main__'":
-        place = above[place]
-    if isinstance(place, ast.FunctionDef):
-        called = {ast.unparse(node.func) for node in above if isinstance(node, ast.Call)}
-        place = above[place] if place.name in called else begin
-    words = {node.attr for node in above if isinstance(node, ast.Attribute)}
-    words |= {node.id for node in above if isinstance(node, ast.Name)}
-    if place is not tree or "argv" in words:
-        raise ValueError("it may not be so")
+def _surely(names: Names, node: ast.expr) -> str:
+    """Return the dotted name of what is imported or built in, empty where it may be another."""
+    _, bindings = names.bindings(root_name(node), names.scope(node))
+    may_come = isinstance(node, ast.Name) and names.stars  # by `from module import *`
+    return "" if len(bindings) > 1 or may_come else names.dotted(node)
 
 
-def _beside(call: ast.Call, begin: ast.stmt, above: dict[ast.AST, ast.AST]) -> bool:
-    """Return whether a call stands in a statement of the block that `begin` is in."""
-    node: ast.AST = call
-    while not isinstance(node, ast.stmt):
-        node = above[node]
-    return above[node] is above[begin] and not isinstance(node, ast.If | ast.For | ast.While)
+def _statement(names: Names, call: ast.Call) -> ast.stmt:
+    """Return the statement that makes a call each time that it is run.
+
+    Raises:
+        ValueError: it may do without.
+    """
+    for node in names.up(call):
+        if isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
+            return node
+        if isinstance(node, ast.IfExp | ast.BoolOp | ast.Lambda | Comprehension | ast.stmt):
+            break
+    raise ValueError("it depends")
 
 
-def _declared(call: ast.Call) -> dict[str, Any]:
+def _refuse_unsure(names: Names, statement: ast.stmt) -> None:
+    """Raise ValueError where a script may do without a statement."""
+    block = names.block(statement)
+    if any(map(_may_leave, block[: block.index(statement)])):
+        raise ValueError("it may have ended before")
+    match names.parents[statement]:
+        case ast.Module():
+            pass
+        case ast.If(test, body) as around if (
+            body is block and ast.unparse(test) == "__name__ == '__main__'"
+        ):
+            _refuse_unsure(names, around)
+        case ast.FunctionDef(name, decorator_list=[]) as around:
+            [call] = [one for one in names.all(ast.Call) if written(one.func) == name]
+            _, bindings = names.bindings(name, names.scope(call))
+            if [one.node for one in bindings] != [around]:
+                raise ValueError("another may be called")
+            _refuse_unsure(names, _statement(names, call))
+        case _:
+            raise ValueError("it depends")
+
+
+def _may_leave(statement: ast.stmt) -> bool:
+    """Return whether what stands behind a statement may not be come to."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    ends = (written(call.func).rpartition(".")[2] for call in calls_in(statement))
+    leaves = any(isinstance(node, ast.Return | ast.Raise) for node in walk(statement))
+    return leaves or not _ENDS.isdisjoint(ends)
+
+
+def _declared(names: Names, call: ast.Call) -> dict[str, Any]:
     """Return the keywords of a parser or an option, as far as they decide what is refused."""
-    return dict(_keywords({one.arg or "**": one.value for one in call.keywords}))
+    return dict(_keywords(names, {one.arg or "**": one.value for one in call.keywords}))
 
 
-def _keywords(given: dict[str, ast.expr]) -> Iterator[tuple[str, Any]]:
+def _keywords(names: Names, given: dict[str, ast.expr]) -> Iterator[tuple[str, Any]]:
     for name, value in given.items():
         if name == "type":
-            yield name, _TYPES.get(ast.unparse(value), str)
+            yield name, _TYPES.get(_surely(names, value), str)
         elif name == "choices":
             # Values that a type of the script's own has made are not these.
-            if "type" not in given or ast.unparse(given["type"]) in _TYPES:
+            if "type" not in given or _surely(names, given["type"]) in _TYPES:
                 yield name, ast.literal_eval(value)
-        elif name == "action" and ast.unparse(value).endswith("BooleanOptionalAction"):
+        elif name == "action" and _surely(names, value) == "argparse.BooleanOptionalAction":
             yield name, argparse.BooleanOptionalAction
         elif name == "action" and ast.literal_eval(value) not in _ACTIONS:
             raise ValueError("an action of its own")

@@ -16,7 +16,7 @@ from ..base.findings import Finding
 from ..base.text import clean
 from ..monitor import words
 from ..monitor.diagnose import Diagnosis, diagnose
-from ..monitor.export import FORMS
+from ..monitor.export import FORMS, need
 from ..monitor.load import load
 from ..monitor.recording import Recording
 from ..monitor.verdict import Cost, Verdict, cost, verdict
@@ -176,6 +176,8 @@ def _refuse(runs: Sequence[str], wish: Wish) -> None:
     target = _target(wish, Path.cwd())
     if target.exists() and not target.is_dir():
         raise UserError(f"--out {wish.out} is a file; name a folder")
+    for form in wish.export:
+        need(form)
 
 
 def _judged(run: str, here: config.Config, client: Client, ended: int | None) -> Judged:

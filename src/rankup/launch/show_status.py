@@ -267,11 +267,16 @@ def _nodes(nodes: tuple[str, ...]) -> str:
 
 
 def _state(state: str) -> Text:
-    return Text(clean(state), style=_COLOURS.get(state, ""))
+    return Text(_plain(state), style=_COLOURS.get(state, ""))
 
 
 def _text(value: str) -> Text:
-    return Text(" ".join(clean(line) for line in value.split("\n")))
+    return Text(" ".join(map(_plain, value.split("\n"))))
+
+
+def _plain(line: str) -> str:
+    """A line that is safe to show, without colours of its own: those are rankup's here."""
+    return clean(line.replace("\x1b", "\\x1b"))
 
 
 def _console() -> Console:

@@ -14,20 +14,37 @@ from ...base.errors import UserError, nearest
 from ..recording import Recording
 
 FORMS = ("csv", "parquet", "tensorboard", "wandb", "openmetrics")
+# The package that writes a form, and the extra of rankup that brings it.
+_PACKAGES = {
+    "tensorboard": ("tensorboardX", "export"),
+    "wandb": ("wandb", "wandb"),
+    "openmetrics": ("prometheus_client", "export"),
+}
 
 
-def need(package: str, extra: str) -> Any:
-    """Return a package, which an extra of rankup brings.
+def need(form: str) -> Any:
+    """Return the package that writes a form, None where there is no need of one.
 
     Raises:
-        UserError: it is not installed.
+        UserError: it, or what it needs itself, is not installed.
     """
+    if form not in _PACKAGES:
+        return None
+    package, extra = _PACKAGES[form]
     try:
         return importlib.import_module(package)
-    except ImportError:
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        what = f"the package {package}, "
+        if missing == package:
+            what += "which is not installed here"
+        elif missing:
+            what += f"which needs {missing}, and that is not installed here"
+        else:
+            what += f"which cannot be imported here ({error})"
         raise UserError(
-            f"this export needs the package {package}, which is not installed here: "
-            f"pip install 'rankup[{extra}]'; csv and parquet need nothing more"
+            f"the export to {form} needs {what}: pip install 'rankup[{extra}]'; "
+            "csv and parquet need nothing more"
         ) from None
 
 
@@ -55,6 +72,7 @@ def export(recording: Recording, directory: Path, form: str, target: Path) -> li
 
     if form not in FORMS:
         raise UserError(f"there is no export to {form!r}: {nearest(form, FORMS)}")
+    need(form)
     try:
         if form == "openmetrics":
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from ...base.files import write_atomic
+from ...base.text import clean_lines
 from ..recording import Band, Recording
-from . import need
 
 # Name, what it is multiplied by, what it means; the unit is the end of the name.
 _Metric = tuple[str, float, str]
@@ -82,12 +82,7 @@ def write(recording: Recording, target: Path) -> Path:
 
 
 def text(recording: Recording) -> bytes:
-    """The exposition of a run, which ends with `# EOF`.
-
-    Raises:
-        UserError: prometheus_client is not installed.
-    """
-    need("prometheus_client", "export")
+    """The exposition of a run, which ends with `# EOF`."""
     from prometheus_client import CollectorRegistry, Metric
     from prometheus_client.openmetrics.exposition import generate_latest
 
@@ -172,5 +167,5 @@ def _channels(
 
 
 def _sound(labels: Labels) -> Labels:
-    # A lone surrogate, as of a file name that is no UTF-8, could not be written.
-    return {name: value.encode(errors="replace").decode() for name, value in labels.items()}
+    # As they may be shown: no colours, and no lone surrogate, which could not even be written.
+    return {name: clean_lines(value.replace("\x1b", "\\x1b")) for name, value in labels.items()}

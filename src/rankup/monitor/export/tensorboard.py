@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...base.files import replacing
 from ..recording import Band, Recording
-from . import need, units
+from . import units
 
 MOST_NODES = 16  # whose GPUs are shown one by one; of more, the lowest, mean and highest
 
@@ -22,9 +22,7 @@ def write(recording: Recording, target: Path) -> list[Path]:
 
     Raises:
         OSError: a file cannot be written.
-        UserError: tensorboardX is not installed.
     """
-    need("tensorboardX", "export")
     runs = {
         "training": (recording.steps.time, recording.steps.step, training(recording)),
         "system": (

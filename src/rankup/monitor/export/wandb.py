@@ -21,7 +21,7 @@ def write(recording: Recording, target: Path) -> Path:
     Raises:
         UserError: the package `wandb` is not installed.
     """
-    wandb = need("wandb", "wandb")
+    wandb = need("wandb")
     facts = recording.facts
     config = {
         "run": facts.run,
