@@ -393,6 +393,26 @@ def test_a_module_is_run_as_python_would(run_rankup: RunRankup, tmp_path: Path) 
     assert "neither package/other.py nor package/other/__main__.py is here" in none.stderr
 
 
+OF_THE_FIRST_VERSION = """
+import os
+from pathlib import Path
+folder = Path(os.environ["RANKUP_RUN_DIR"]) / "monitor"
+folder.mkdir(exist_ok=True)
+(folder / "old.host.csv").touch()
+(folder / "old.jsonl").write_text('{"kind": "head", "v": 1}\\n')
+"""
+
+
+def test_a_report_that_cannot_be_made_says_why(run_rankup: RunRankup, tmp_path: Path) -> None:
+    done = run_rankup(
+        ["run", "--local", script(tmp_path, OF_THE_FIRST_VERSION)], env={"RANKUP_MONITOR": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if "no report" in line]
+    assert said.startswith("warning: no report: /")
+    assert "old.jsonl holds samples as the first version" in said
+
+
 def test_what_a_run_here_prints_is_kept(run_rankup: RunRankup, tmp_path: Path) -> None:
     path = script(tmp_path, "import sys\nprint('kept')\nsys.exit('the reason')\n")
     done = run_rankup(["run", "--local", "--no-monitor", path])

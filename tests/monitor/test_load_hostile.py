@@ -10,14 +10,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
+from rankup.monitor import lines
 from rankup.monitor.lines import KINDS
 from rankup.monitor.load import load
-from rankup.monitor.recording import Life
+from rankup.monitor.recording import Life, Recording
 
 from .rundirs import NOBODY, head, sample, usable, write
 from .traces import BEGIN, healthy
@@ -46,25 +48,61 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path, kind: str) -> None:
     assert not any(event.kind == "note" for event in recording.events)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("put", "why"), [("176\n", "Expected"), ("x,1,1\n", "Expected"), ("1\0", "")]
-)
-def test_a_damaged_row_is_one_clear_error(tmp_path: Path, kind: str, put: str, why: str) -> None:
-    """The rest of the report is made without that file."""
+def _put(tmp_path: Path, kind: str, put: bytes) -> Recording:
+    """What is read of a node whose table has `put` before its fourth row."""
     records = [head(), *(sample(10 * k, fs={"/p": [1, 1, 1]}) for k in range(1, 5))]
     file = write(tmp_path, records) / "monitor" / f"n1.{kind}.csv"
-    rows = file.read_text().splitlines(keepends=True)
-    file.write_text("".join([*rows[:3], put, *rows[3:]]))
+    rows = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*rows[:3], put, *rows[3:]]))
     known = replace(NOBODY, lives=(Life(BEGIN, BEGIN + 40, "COMPLETED", nodes=("n1",)),))
     recording = load(tmp_path, known)
     usable(recording)
+    return recording
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("put", [b"176\n", b"x,1,1\n", b"\0\0\0\n", b"1,\xff\n", b"header"])
+def test_a_damaged_row_is_left_out_and_named(tmp_path: Path, kind: str, put: bytes) -> None:
+    header = (",".join(lines.header(kind)) + "\n").encode()
+    recording = _put(tmp_path, kind, header if put == b"header" else put)
+    why = f"row 4 of n1.{kind}.csv is damaged; left out"
     (said,) = [event.text for event in recording.events if event.kind == "note"]
-    assert said.startswith(f"n1: its samples could not be read: n1.{kind}.csv is damaged (")
-    assert why in said
-    assert "Row #4" in said
-    assert said.endswith("); delete that row")
-    assert [gap.why for gap in recording.gaps] == (["torn"] if kind == "host" else [])
+    assert said == f"n1: its samples could not be read: {why}"
+    assert recording.unread == (("n1", why),)
+    assert (recording.samples, recording.torn, recording.gaps) == (4, 1, ())
+    assert len(recording.ranks) == 1
+    assert np.isfinite(recording.gpu["util"].mean).all()
+    assert recording.fs["/p"][0] > 0
+
+
+@pytest.mark.parametrize("key", ["", "-3", "4000000000000", "99999999999999999999", "0.5"])
+@pytest.mark.parametrize("kind", ["gpu", "rank"])
+def test_a_row_of_no_gpu_or_rank_is_left_out(tmp_path: Path, kind: str, key: str) -> None:
+    row = [f"{BEGIN + 15}", "10", key, *["1"] * len(lines.COLUMNS[kind])]
+    recording = _put(tmp_path, kind, f"{','.join(row)}\n".encode())
+    assert recording.unread == (("n1", f"row 4 of n1.{kind}.csv is damaged; left out"),)
+    assert recording.ranks.tolist() == [0]
+
+
+def test_a_table_without_its_header_is_said(tmp_path: Path) -> None:
+    file = write(tmp_path, [head(), *(sample(10 * k) for k in range(1, 5))]) / "monitor/n1.gpu.csv"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    recording = load(tmp_path, NOBODY)
+    usable(recording)
+    ((_, why),) = recording.unread
+    assert why == "n1.gpu.csv is damaged (no column t, is its first row a header?)"
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "1e39", "1e308"])
+def test_a_value_that_cannot_be_is_not_known(tmp_path: Path, value: str) -> None:
+    when, key = f"{BEGIN + 15},10", {"gpu": "0,", "host": "", "rank": "0,", "fs": "/p,"}
+    for kind in KINDS:
+        (tmp_path / kind).mkdir()
+        row = f"{when},{key[kind]}" + ",".join([value] * len(lines.COLUMNS[kind]))
+        row += ",555" * (kind == "host")
+        recording = _put(tmp_path / kind, kind, f"{row}\n".encode())
+        assert recording.unread == ()
+        assert max(recording.fs["/p"]) < 100
 
 
 def test_a_damaged_journal_is_said(tmp_path: Path) -> None:
@@ -76,6 +114,30 @@ def test_a_damaged_journal_is_said(tmp_path: Path) -> None:
     assert recording.samples == 4
     (said,) = [event.text for event in recording.events if event.kind == "note"]
     assert "line 2 of n1.jsonl is damaged" in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"t": "now"}, {"t": None}, {"every": "2"}, {"gpus": [{"index": -1, "name": "", "uuid": ""}]}],
+)
+def test_a_damaged_head_is_said(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write(tmp_path, [head(), *(sample(10 * k) for k in range(1, 5))])
+    write(tmp_path, [{**head(), **changes}, sample(10)], node="n2")
+    recording = load(tmp_path, NOBODY)
+    usable(recording)
+    assert recording.nodes == ("n1",)
+    assert recording.unread[0][1].startswith("line 1 of n2.jsonl is damaged (")
+
+
+@pytest.mark.parametrize("kind", ["note", "end"])
+def test_a_time_in_a_journal_that_is_none_is_said(tmp_path: Path, kind: str) -> None:
+    line = {"kind": kind, "t": None, "code": "", "text": "x"}
+    write(tmp_path, [head(), *(sample(10 * k) for k in range(1, 5)), line])
+    recording = load(tmp_path, NOBODY)
+    assert recording.samples == 4
+    assert recording.unread == (
+        ("n1", "line 2 of n1.jsonl is damaged (its t is no time); delete it"),
+    )
 
 
 @pytest.mark.parametrize(

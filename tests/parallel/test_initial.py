@@ -135,6 +135,21 @@ class Late(nn.Module):
         self.linear.weight = self.kept[0]
 
 
+class Further(nn.Linear):
+    """Two further parameters that the inherited `reset_parameters` leaves, all or in part."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.further = nn.Parameter(torch.full((4,), 0.5))
+        self.part = nn.Parameter(torch.rand(4))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if hasattr(self, "part"):
+            nn.init.normal_(self.part[:2])
+
+
 class All(nn.Module):
     """One of each."""
 
@@ -144,6 +159,7 @@ class All(nn.Module):
         self.tied = Tied(tied=True)
         if not plain:
             self.own, self.late, self.scaled, self.norm = Own(), Late(), Scaled(), nn.BatchNorm1d(4)
+            self.further = Further()
 
 
 class Counting(nn.Linear):
@@ -171,6 +187,8 @@ def _values(world: World, layout: Layout, plain: bool = False) -> tuple[Values, 
 @pytest.mark.parametrize("plain", [True, False])
 def test_shards_are_of_the_values_of_one_process(ranks: RankPool, plain: bool) -> None:
     [(alone, _)] = ranks.run(1, _values, Layout(), plain)
+    if not plain:
+        assert alone["further.further"].tolist() == [0.5] * 4
     for found, _ in ranks.run(2, _values, Layout(dp_shard=2), plain):
         assert found.keys() == alone.keys()
         assert [name for name in alone if not torch.equal(found[name], alone[name])] == []

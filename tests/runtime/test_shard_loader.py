@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
 
 from rankup.runtime.collectives import all_reduce, mean
 from rankup.runtime.deal import LEDGER
@@ -104,6 +104,49 @@ def test_train_mode_may_be_set_in_the_loop(ranks: RankPool) -> None:
     assert other == [[(2, True), (1, True)]] * 2
 
 
+def _in_eval(world: World, batch_size: int, n: int, workers: int, train_first: bool) -> str:
+    """Train two epochs in eval(), the first in train() if asked for; the batches of each."""
+    _forget()
+    model = wrap(nn.Linear(1, 1))
+    more: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
+    numbers = DataLoader(
+        Numbers(n), batch_size=batch_size, shuffle=True, num_workers=workers, **more
+    )
+    loader = shard(numbers)
+    epochs = []
+    for epoch in range(2):
+        model.train(train_first and epoch == 0)
+        epochs.append(0)
+        try:
+            with may_start_processes():
+                for batch in loader:
+                    model(batch.float().unsqueeze(1)).mean().backward()
+                    epochs[-1] += 1
+        except RuntimeError as error:
+            return str(error)
+        if not epochs[-1]:
+            return "nothing"
+    return str(epochs)
+
+
+def test_training_in_eval_mode_leaves_no_rank_behind(ranks: RankPool) -> None:
+    """Also of batches that workers have drawn before the first backward."""
+    assert ranks.run(3, _in_eval, 4, 9, 2, False) == ["[3, 3]"] * 3
+
+
+def test_training_in_eval_mode_goes_on_where_it_was_trained_before(ranks: RankPool) -> None:
+    assert ranks.run(3, _in_eval, 2, 10, 0, True) == ["[5, 5]"] * 3
+
+
+def test_training_in_eval_mode_on_too_small_batches_is_refused(ranks: RankPool) -> None:
+    """Nobody knows of the first batch what it is for: a stand-in would spoil an evaluation."""
+    idle, *others = ranks.run(3, _in_eval, 2, 10, 0, False)
+    assert idle == "nothing"
+    for said in others:
+        assert "not each of 3 ranks has had a part of a batch of 2" in said
+        assert "train=True" in said
+
+
 class Endless:
     """Batches in an order of its own, nobody knows how many."""
 
@@ -127,6 +170,30 @@ def _left(world: World) -> list[int]:
 
 def test_an_evaluation_may_be_left_early_by_each_rank(ranks: RankPool) -> None:
     assert [len(had) for had in ranks.run(2, _left)] == [3, 200]
+
+
+class Counting(Sampler[int]):
+    """Zeros without end; how many have been drawn."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.drawn += 1
+            yield 0
+
+
+def _drawn_for_one(world: World) -> int:
+    _forget()
+    sampler = Counting()
+    for _ in shard(DataLoader(Numbers(10), batch_size=2, sampler=sampler), train=False):
+        break
+    return sampler.drawn
+
+
+def test_an_endless_sampler_is_drawn_from_in_small_blocks(ranks: RankPool) -> None:
+    assert max(ranks.run(2, _drawn_for_one)) < 10_000
 
 
 def _idle(world: World) -> tuple[list[int], tuple[int, int] | None]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import pickle
 import random
 import resource
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -250,10 +252,30 @@ def test_a_folder_of_the_first_version_loads(tmp_path: Path) -> None:
     assert_equal(fresh.state_dict(), model.state_dict())
 
 
-@pytest.mark.parametrize("extra", [{"x": {1: 2}}, {"x": (1, 2)}, {"x": torch.ones(1)}], ids=str)
-def test_what_would_come_back_as_something_else_is_refused(tmp_path: Path, extra: Any) -> None:
-    with pytest.raises(TypeError, match="x is no number, string, list"):
-        save_sharded_model(nn.Linear(2, 2), tmp_path, **extra)
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (
+            {"milestones": Counter([30])},
+            r"x\['milestones'\] has the key 30, and keys have to be str",
+        ),
+        ([0, torch.ones(1)], r"x\[1\] is no number, string, list .* but a Tensor"),
+    ],
+    ids=["key", "tensor"],
+)
+def test_what_would_come_back_as_something_else_is_refused(
+    tmp_path: Path, extra: Any, said: str
+) -> None:
+    with pytest.raises(TypeError, match=said):
+        save_sharded_model(nn.Linear(2, 2), tmp_path, x=extra)
+
+
+def test_tuples_come_back_as_lists_and_nan_as_it_is(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    save_sharded_model(model, tmp_path, betas=(0.9, 0.999), best=[{"loss": math.nan}])
+    found = load_sharded_model(model, tmp_path)
+    assert found["betas"] == [0.9, 0.999]
+    assert math.isnan(found["best"][0]["loss"])
 
 
 # --- beside the training

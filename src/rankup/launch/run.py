@@ -121,6 +121,8 @@ def _report(directory: Path, settings: config.Config, code: int) -> None:
         known = facts.facts(directory, None, settings, attempts.NO_SLURM, ended=code)
         judged = report.judge(directory, known)
         report.tell(judged, report.Wish(report.AT_THE_END), sys.stderr)
+    except UserError as error:
+        print(f"warning: no report: {error}", file=sys.stderr)
     except Exception as error:
         print(f"warning: no report: {type(error).__name__}: {error}", file=sys.stderr)
 

@@ -23,6 +23,7 @@ A sampler that is killed may leave part of a last line, which the next one cuts 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -74,6 +75,7 @@ FS = ("read", "write", "operations")
 COLUMNS = {"gpu": GPU, "host": HOST, "rank": RANK, "fs": FS}
 # What tells the rows of a sample apart: NVML's index, the number of the rank, the mount point.
 KEYS = {"gpu": ("gpu",), "host": (), "rank": ("rank",), "fs": ("mount",)}
+MOST_KEYS = 100_000  # no node has such an index, and no run such a rank
 KINDS = ("fs", "rank", "gpu", "host")  # in the order in which a sample is written
 
 
@@ -92,6 +94,12 @@ def ending(kind: str) -> str:
 THROTTLE_POWER = 0x4 | 0x80  # software power cap, power brake
 THROTTLE_HEAT = 0x20 | 0x40  # software and hardware thermal slowdown
 THROTTLE_HARDWARE = 0x8  # hardware slowdown: heat, power brake or a fault
+
+
+def is_first_version(record: Mapping[str, Any]) -> bool:
+    """Return whether a line is of a journal that holds the samples themselves, as version 1 did."""
+    kind = record.get("kind")
+    return kind is None or (kind == "head" and bool(record["v"] < VERSION))
 
 
 @dataclass(frozen=True)
@@ -156,12 +164,16 @@ class Head:
         """Return that of its JSON object; what this version does not know is left out.
 
         Raises:
-            KeyError, TypeError: it is none.
+            KeyError, TypeError, ValueError: it is none.
         """
         known = {each.name: record[each.name] for each in fields(cls) if each.name in record}
         names = [each.name for each in fields(Gpu)]
         gpus = [{name: gpu[name] for name in names if name in gpu} for gpu in record["gpus"]]
         known["gpus"] = tuple(Gpu(**gpu) for gpu in gpus)
+        if not all(abs(known[name]) < math.inf for name in ("t", "every")):
+            raise ValueError("its t or every is no number of seconds")
+        if not all(type(gpu.index) is int and 0 <= gpu.index < MOST_KEYS for gpu in known["gpus"]):
+            raise ValueError("a GPU of it has no index")
         return cls(**{**known, "usable": tuple(record["usable"])})
 
     def line(self) -> dict[str, Any]:

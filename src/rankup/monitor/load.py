@@ -228,6 +228,7 @@ def _recording(facts: Facts, grid: Grid, nodes: list[Node], trained: Training) -
         fs=fs,
         samples=sum(node.samples for node in nodes),
         torn=sum(node.torn + node.strange for node in nodes) + trained.torn,
+        unread=tuple((node.name, error) for node in nodes for error in node.errors),
         running=running,
     )
 

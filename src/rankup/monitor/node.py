@@ -68,10 +68,10 @@ class Node:
         stretches: (n, 2) begins and ends of what was sampled, in order, apart from one another.
         every: seconds between samples, as they came.
         fs: bytes read and written by mount point.
-        samples: read; torn: last lines that were dropped; strange: samples whose time cannot be.
+        samples: read; torn: lines that were dropped; strange: samples whose time cannot be.
         first, last: times that samples stand for; NaN without any.
         twice: seconds that more than one sampler stands for.
-        errors: why files could not be read.
+        errors: why files, or rows of them, could not be read.
     """
 
     name: str
@@ -171,6 +171,8 @@ class _Reading:
             self.errors.append(str(error))
             found = samples.no_rows(kind)
         self.torn += found.torn
+        if found.damage:
+            self.errors.append(found.damage)
         return found
 
     def _believed(self, t: Any) -> Any:

@@ -178,7 +178,8 @@ class Recording:
         covered: (bins, nodes) share of the bin that samples stand for, 0 to 1.
         core_use: per node (cores,) mean use in %.
         fs: per mount point of a network file system: bytes read and bytes written, all nodes.
-        samples: read; torn: last lines that were none, and samples whose time cannot be.
+        samples: read; torn: lines that were none, and samples whose time cannot be.
+        unread: node and why of each file of samples that could not be read, or not all of it.
         running: whether samplers still write.
     """
 
@@ -203,6 +204,7 @@ class Recording:
     fs: dict[str, tuple[float, float]] = field(default_factory=dict)
     samples: int = 0
     torn: int = 0
+    unread: tuple[tuple[str, str], ...] = ()
     running: bool = False
 
     @property

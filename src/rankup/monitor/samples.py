@@ -1,13 +1,14 @@
 """A node's files as arrays: its journal, and the rows of each kind of sample.
 
 The files are a sampler's own and read plainly. A torn last line, which a killed sampler leaves, is
-dropped; what is torn in its middle is one error that names the file and the row.
+dropped; a damaged row in the middle is left out and named, and the others hold.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..base.errors import UserError
 from ..base.files import open_regular
 from ..base.text import encodable
 from . import lines
+from .jsonl import number
 from .lines import Gpu, Head
 
 Numbers = NDArray[np.float64]
@@ -29,8 +31,15 @@ _TENTHS = np.full(256, np.nan, np.float32)
 _TENTHS[np.frombuffer(b"0123456789a", np.uint8)] = np.arange(11) * 10
 
 
+_MOST = 1e30  # no value of ours comes near, and float32 holds it
+# A field of a damaged file, once it is decoded: what is no UTF-8 is then U+FFFD.
+_NUMBER = r"(?:[+-]?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan))?"
+_KEY = r"\d{1,5}"
+_TEXT = r'(?:[^",\r\0\ufffd]*|"(?:[^"\r\0\ufffd]|"")*")'
+
+
 class TornError(ValueError):
-    """A file of samples is torn or damaged before its last line."""
+    """A file of samples is damaged so that nothing of it can be read."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,8 @@ class Rows:
         key: number of the GPU or rank, the mount point; None of `host`.
         values: (rows, columns of `lines.COLUMNS`).
         cores: text of each row of `host`, as Arrow has it.
-        torn: last lines that were dropped.
+        torn: last lines that were dropped, and damaged rows that were left out.
+        damage: the latter in words.
     """
 
     t: Numbers
@@ -77,6 +87,7 @@ class Rows:
     values: Numbers
     cores: Any = None
     torn: int = 0
+    damage: str = ""
 
     def only(self, good: NDArray[np.bool_]) -> Rows:
         """Return those alone for which `good` (rows,) holds."""
@@ -84,7 +95,9 @@ class Rows:
             return self
         key = None if self.key is None else self.key[good]
         cores = None if self.cores is None else self.cores.filter(good)
-        return Rows(self.t[good], self.dt[good], key, self.values[good], cores, self.torn)
+        return replace(
+            self, t=self.t[good], dt=self.dt[good], key=key, values=self.values[good], cores=cores
+        )
 
 
 def nodes(directory: Path) -> list[Path]:
@@ -146,7 +159,7 @@ def journal(path: Path) -> Journal:
 
 def _take(found: Journal, record: dict[str, Any], path: Path) -> None:
     kind = record.get("kind")
-    if kind is None or (kind == "head" and record["v"] < lines.VERSION):
+    if lines.is_first_version(record):
         raise UserError(
             f"{path} holds samples as the first version of rankup wrote them, JSON lines; this one "
             f"reads CSV. Make the report with that version, or move {path.parent} away for one of "
@@ -155,16 +168,24 @@ def _take(found: Journal, record: dict[str, Any], path: Path) -> None:
     if kind == "head":
         found.heads.append(replace(Head.of(record), node=node_name(path)))
     elif kind == "note":
-        found.notes.append(Note(record["t"], record["code"], encodable(record["text"])))
+        text = encodable(record["text"])
+        found.notes.append(Note(_time(record), record["code"], text))
     elif kind == "end":
-        found.ended[len(found.heads) - 1] = record["t"]
+        found.ended[len(found.heads) - 1] = _time(record)
+
+
+def _time(record: dict[str, Any]) -> float:
+    t = number(record["t"])
+    if t is None:
+        raise TypeError("its t is no time")
+    return t
 
 
 def rows(journal: Path, kind: str) -> Rows:
     """Read a table of a node; one that is not there has no rows.
 
     Raises:
-        TornError: a row is damaged.
+        TornError: nothing of it can be read.
         OSError: it cannot be read.
     """
     return _rows(kind, *table(journal, kind))
@@ -175,19 +196,25 @@ def no_rows(kind: str) -> Rows:
     return _rows(kind, _schema(kind).empty_table())
 
 
-def _rows(kind: str, found: Any, torn: int = 0) -> Rows:
+def _rows(kind: str, found: Any, torn: int = 0, damage: str = "") -> Rows:
     names = lines.COLUMNS[kind]
     values = np.empty((len(found), len(names)))
     for at, name in enumerate(names):
-        values[:, at] = found.column(name).to_numpy()
+        values[:, at] = _possible(found.column(name).to_numpy())
     return Rows(
         t=found.column("t").to_numpy(),
-        dt=found.column("dt").to_numpy(),
+        dt=_possible(found.column("dt").to_numpy()),
         key=found.column(lines.KEYS[kind][0]).to_numpy() if lines.KEYS[kind] else None,
         values=values,
         cores=found.column("cores") if kind == "host" else None,
         torn=torn,
+        damage=damage,
     )
+
+
+def _possible(values: Numbers) -> Numbers:
+    """Return them with NaN for what no node can show, infinity among it."""
+    return np.where(np.abs(values) < _MOST, values, np.nan)
 
 
 def _schema(kind: str) -> Any:
@@ -200,16 +227,18 @@ def _schema(kind: str) -> Any:
     )
 
 
-def table(journal: Path, kind: str) -> tuple[Any, int]:
-    """Read a table of a node as Arrow has it, by our columns; and how many torn lines it lost.
+def table(journal: Path, kind: str) -> tuple[Any, int, str]:
+    """Read a table of a node as Arrow has it, by our columns.
+
+    Returns:
+        It; how many lines it lost; and which of them are damaged, in words.
 
     Raises:
         TornError, OSError: see `rows`.
     """
     import pyarrow as pa
-    from pyarrow import csv
 
-    path, schema = table_path(journal, kind), _schema(kind)
+    path = table_path(journal, kind)
     try:
         with open_regular(path) as file:
             text = file.read()
@@ -218,21 +247,75 @@ def table(journal: Path, kind: str) -> tuple[Any, int]:
     whole = text.rfind(b"\n") + 1
     torn = int(whole < len(text))
     if not whole:
-        return schema.empty_table(), torn
+        return _schema(kind).empty_table(), torn, ""
+    plain = memoryview(text)[:whole]
     try:
-        found = csv.read_csv(
-            pa.BufferReader(memoryview(text)[:whole]),
-            read_options=csv.ReadOptions(use_threads=False),
-            convert_options=csv.ConvertOptions(
-                column_types=schema,
-                include_columns=schema.names,
-                include_missing_columns=True,  # of another version
-                null_values=[""],
-            ),
-        )
+        return _parsed(plain, kind), torn, ""
+    except pa.ArrowInvalid:
+        sound, bad = _sound(plain, kind)
+    try:
+        found = _parsed(sound, kind)
     except pa.ArrowInvalid as error:
-        raise TornError(f"{path.name} is damaged ({error}); delete that row") from None
-    return found, torn
+        raise TornError(f"{path.name} is damaged ({error})") from None
+    damage = f"row {bad[0]} of {path.name} is damaged" if bad else ""
+    if len(bad) > 1:
+        damage = f"{len(bad)} rows of {path.name} are damaged, the first is row {bad[0]}"
+    return found, torn + len(bad), damage and f"{damage}; left out"
+
+
+def _parsed(text: bytes | memoryview, kind: str) -> Any:
+    """Return the table of whole rows and their header.
+
+    Raises:
+        pyarrow.ArrowInvalid: a row is damaged.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
+
+    schema = _schema(kind)
+    found = csv.read_csv(
+        pa.BufferReader(text),
+        read_options=csv.ReadOptions(use_threads=False),
+        convert_options=csv.ConvertOptions(
+            column_types=schema,
+            include_columns=schema.names,
+            include_missing_columns=True,  # of another version
+            null_values=[""],
+        ),
+    )
+    if len(found) and found.column("t").null_count == len(found):
+        raise pa.ArrowInvalid("no column t, is its first row a header?")
+    for key in lines.KEYS[kind]:
+        if schema.field(key).type == pa.int64() and len(found):
+            keys = found.column(key)
+            if (
+                keys.null_count
+                or keys.to_numpy().min() < 0
+                or keys.to_numpy().max() >= lines.MOST_KEYS
+            ):
+                raise pa.ArrowInvalid(f"the column {key} has a row without a number of its own")
+    return found
+
+
+def _sound(text: bytes | memoryview, kind: str) -> tuple[bytes, list[int]]:
+    """Return the header and the rows that are whole, and the numbers of the others.
+
+    A row at a time, which takes long: for a damaged file alone.
+    """
+    first, *rest = bytes(text).decode("utf-8", "replace").split("\n")
+    numbers = {"t", "dt", *lines.COLUMNS[kind]}
+    fields = [
+        _NUMBER if name in numbers else _KEY if name in ("gpu", "rank") else _TEXT
+        for name in first.split(",")
+    ]
+    row = re.compile(",".join(fields), re.ASCII | re.IGNORECASE)
+    kept, bad = [first], []
+    for at, line in enumerate(rest, 2):
+        if row.fullmatch(line):
+            kept.append(line)
+        elif line:
+            bad.append(at)
+    return ("\n".join(kept) + "\n").encode(), bad
 
 
 def gpus(

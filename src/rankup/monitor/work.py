@@ -76,6 +76,8 @@ def work(recording: Recording) -> Work:
     covered = recording.covered[:, node] * recording.width
     inside = in_lives(recording)[:, None]
     seconds = np.where(inside & np.isfinite(share), covered, 0).astype(np.float32)
+    if len(columns) and not seconds.any() and not formula.startswith("not known"):
+        formula = "not known: no sample tells of it"
     return Work(columns, node, share, np.nan_to_num(seconds), formula, per_gpu)
 
 

@@ -72,8 +72,9 @@ class Initial:
     """A model on meta, and later the values of what a rank holds of it, one tensor at a time.
 
     What a module draws by its `reset_parameters` without the help of buffers is drawn by one rank,
-    each rank its share of all tensors, and sent to the others from device to device. All else comes
-    from rank 0, which builds the model in its host memory: it has the constructor's values.
+    each rank its share of all tensors, and sent to the others from device to device. All else, what
+    `reset_parameters` leaves as it was too, comes from rank 0, which builds the model in its host
+    memory: it has the constructor's values.
 
     A constructor that reads values (`.item()`, weights from a file), or that keeps tensors which
     are neither parameters nor buffers, does not work on meta. Then every rank builds the model
@@ -121,9 +122,12 @@ class Initial:
         draws = self._draws(whole) if self._by_name else {}
         owners = {name: i % self._world.world_size for i, name in enumerate(draws)}
         values = {name: draw() for name, draw in draws.items() if owners[name] == self._world.rank}
+        left = self._left(list(draws), values)
+        owners |= dict.fromkeys(left, 0)
+        values = {name: value for name, value in values.items() if name not in left}
         tensors = _tensors_of(whole)
-        if self._world.is_root and len(draws) < len(tensors):
-            values = self._constructed() | values
+        if self._world.is_root and len(draws) - len(left) < len(tensors):
+            values = self._constructed(left) | values
         for name, like in tensors.items():
             value = self._from(owners.get(name, 0), values.pop(name, None), like)
             for tensor in held.get(name, []):
@@ -134,7 +138,11 @@ class Initial:
         first = {id(parameter): name for name, parameter in whole.named_parameters()}
 
         def draw(module: nn.Module, full: str, name: str) -> torch.Tensor:
-            return _draw(copy.deepcopy(module).to_empty(device="cpu"), self._seed, full, name)
+            empty = copy.deepcopy(module).to_empty(device="cpu")
+            for parameter in empty.parameters():
+                if not _is_whole(parameter):
+                    parameter.fill_(torch.nan)
+            return _draw(empty, self._seed, full, name)
 
         return {
             first[id(parameter)]: functools.partial(draw, module, full, name)
@@ -143,10 +151,26 @@ class Initial:
             for name, full, parameter in names
         }
 
-    def _constructed(self) -> dict[str, torch.Tensor]:
+    def _left(self, names: list[str], values: Mapping[str, torch.Tensor]) -> set[str]:
+        """Return the names of what `reset_parameters` has left in part, on any rank, as it was."""
+        left = [name in values and _is_left(values[name]) for name in names]
+        flags = torch.tensor(left, dtype=torch.uint8, device=self._world.device)
+        if self._world.world_size > 1 and names:
+            dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return {name for name, flag in zip(names, flags.tolist(), strict=True) if flag}
+
+    def _constructed(self, left: set[str]) -> dict[str, torch.Tensor]:
         model, self._real = self._real or self._in_host_memory(), None
+        theirs = {id(one) for name, one in model.named_parameters() if name in left}
         if self._by_name:
-            initialize(model, self._seed, _has_buffers)
+            initialize(
+                model,
+                self._seed,
+                lambda module: (
+                    _has_buffers(module)
+                    or any(id(one) in theirs for one in module.parameters(recurse=False))
+                ),
+            )
         return _tensors_of(model)
 
     def _from(self, owner: int, value: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
@@ -164,6 +188,15 @@ class Initial:
 def _tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
     tensors = (*model.named_parameters(), *model.named_buffers())
     return {name: tensor.detach() for name, tensor in tensors}
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _is_left(drawn: torch.Tensor) -> bool:
+    """Return True where some of it is NaN still; whole numbers do not show what was set."""
+    return _is_whole(drawn) or bool(drawn.isnan().any())
 
 
 def _has_buffers(module: nn.Module) -> bool:

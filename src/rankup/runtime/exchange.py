@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .deal import ENGINE, Weight
+from .deal import ENGINE, LEDGER, Weight
 from .statistics import RunningStatistics
 from .world import after_first_step
 
@@ -105,6 +105,7 @@ class Exchange:
                 f"{thawed[0]!r} requires a gradient since the model was wrapped, which would stay "
                 "on this rank alone: call the wrapped model itself in the first step after that"
             )
+        LEDGER.trains()  # before anything collective: it refuses where not every rank came here
         self._shorten_timeout()
         if self._unchecked:
             _require_same(self._unchecked, self._device)

@@ -32,7 +32,8 @@ from .world import setup
 T = TypeVar("T")
 
 _BLOCK = 64  # batches that rank 0 draws at once for the others
-_EVALUATED = 65_536  # the same in an evaluation, of a sampler that may have no end
+# The same in an evaluation, which one rank may leave earlier than another: all where it has an end.
+_EVALUATED, _ENDLESS = 65_536, 1024
 _MEMO = "_rankup_sharded"
 # These draw all they need from torch before their first index; others may draw at any time.
 _DRAW_AT_START = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -102,9 +103,10 @@ def shard(
         train: whether the batches are trained on. By default it is read off when iteration starts:
             with gradients on, yes while a wrapped model is in train mode; where there is none, yes
             for a loader that shuffles. While all are in `eval()` it is an evaluation, until a
-            backward reaches one of them. True also serves an evaluation where a forward is a
-            collective: under `no_grad` all ranks then go through the batches together, and
-            `batch_mean` and `batch_sum` leave out the sample of weight zero.
+            backward reaches one of them: an error where a rank was left out before. True also
+            serves an evaluation where a forward is a collective: under `no_grad` all ranks then go
+            through the batches together, and `batch_mean` and `batch_sum` leave out the sample of
+            weight zero.
         batch: what the loader's batch size means: `global`, the batch of all ranks together, or
             `per-gpu`, where a global batch is one of the loader's batches for each rank, and `len`
             the number of those.
@@ -199,7 +201,8 @@ class _Assignment:
     Attributes:
         training: the batches are trained on; an idle rank gets a stand-in sample.
         apart: the ranks draw random numbers of their own.
-        unsure: a backward makes this a training pass.
+        unsure: a backward makes this a training pass. Until then an idle rank's stand-ins, which
+            workers may have drawn long before, are left out.
         batches: number of each batch that is still to come, and samples of this rank and of all.
         marked: random states to go back to when an evaluation is over.
     """
@@ -215,6 +218,7 @@ class _Pass:
     """One pass over this rank's parts, each with a note of what part of the batch it is."""
 
     def __init__(self, loader: DataLoader[Any], parts: _Parts) -> None:
+        self._parts = parts
         self._rank = parts.place.rank
         self._assignment = assignment = parts.assign()
         if assignment.apart:
@@ -228,6 +232,7 @@ class _Pass:
         # An evaluation in the middle of an epoch leaves the batch at hand what it was.
         self._weighs = assignment.training and torch.is_grad_enabled()
         self._log: list[tuple[int, int]] | None = None
+        self._left_out: int | None = None  # the size of a batch that idle ranks have not been given
 
     def __iter__(self) -> _Pass:
         return self
@@ -235,6 +240,29 @@ class _Pass:
     def __next__(self) -> Any:
         if self._log is None:
             self._log = LEDGER.log = []
+        while True:
+            batch, number, mine, size = self._drawn()
+            if size >= self._parts.place.size or self._stands_in(number):
+                break
+            self._left_out = size
+            if mine:
+                break
+        LEDGER.dealt = (mine, size)
+        LEDGER.unsure = weakref.WeakMethod(self.train) if self._assignment.unsure else None
+        self._log.append((number, mine))
+        if self._weighs:
+            LEDGER.samples, LEDGER.counted = LEDGER.dealt, None
+        return batch
+
+    def _stands_in(self, number: int) -> bool:
+        """Return True where idle ranks are given a stand-in for that batch, as in training."""
+        # Of a loader that was trained on, the first batch is taken for one of training again: a
+        # rank that is left out there could not learn of the others' backward.
+        return self._assignment.training or (
+            self._assignment.unsure and number == 0 and self._parts.trained
+        )
+
+    def _drawn(self) -> tuple[Any, int, int, int]:
         try:
             batch = next(self._batches)
         except BaseException:
@@ -247,17 +275,23 @@ class _Pass:
                 "this rank's part of it is not known: take a plain DataLoader, and do in the loop "
                 "what this one does"
             )
-        number, mine, size = self._assignment.batches.popleft()
-        LEDGER.dealt = (mine, size)
-        LEDGER.unsure = weakref.WeakMethod(self.train) if self._assignment.unsure else None
-        self._log.append((number, mine))
-        if self._weighs:
-            LEDGER.samples, LEDGER.counted = LEDGER.dealt, None
-        return batch
+        return batch, *self._assignment.batches.popleft()
 
     def train(self) -> None:
-        """Make this a training pass: a backward follows a batch of it."""
-        assignment = self._assignment
+        """Make this a training pass: a backward follows a batch of it.
+
+        Raises:
+            RuntimeError: a rank was left out of a batch, and would be waited for.
+        """
+        assignment, size = self._assignment, self._parts.place.size
+        if self._left_out is not None:
+            raise RuntimeError(
+                "shard: gradients are wanted in a pass that was taken for an evaluation, since the "
+                f"model is in eval(), and in which not each of {size} ranks has had a part of a "
+                f"batch of {self._left_out}; call train() of the model before the loop, or "
+                "shard(loader, train=True) where it is to stay in eval()"
+            )
+        self._parts.trained = True
         assignment.unsure, assignment.training, assignment.marked = False, True, None
         if not assignment.apart and dist.get_world_size() > 1:
             assignment.apart = True
@@ -295,6 +329,7 @@ class _Parts(BatchSampler):
         self._world_size = world_size
         self._train = train
         self.place = Place(0, 1)
+        self.trained = False
         self._next = _Assignment(False, False, False)
 
     def __len__(self) -> int:
@@ -306,6 +341,7 @@ class _Parts(BatchSampler):
         training = self._trains()
         grad = torch.is_grad_enabled()
         apart = training and grad and self._world_size > 1
+        self.trained |= training and grad
         self._next = _Assignment(training, apart, grad and not training and self._train is None)
         return self._next
 
@@ -334,7 +370,7 @@ class _Parts(BatchSampler):
             mine = [batch[i] for i in part(len(batch), place.rank, place.size)]
             if place.together and not training and len(batch) < place.size:
                 mine = batch
-            if mine or assignment.training:
+            if mine or assignment.training or assignment.unsure:
                 assignment.batches.append((number, len(mine), len(batch)))
                 yield mine or [batch[0]]
 
@@ -377,8 +413,7 @@ class _Parts(BatchSampler):
     def _drawn_by_root(self, assignment: _Assignment) -> Iterator[list[int]]:
         """Rank 0 draws and tells the others: nobody knows what this sampler draws from."""
         batches = iter(self._source) if self._root else iter(())
-        # In an evaluation one rank may ask for fewer batches than another: all are drawn at once.
-        most = _BLOCK if assignment.training else _EVALUATED
+        most = _BLOCK if assignment.training else self._most_evaluated()
         while True:
             with STREAMS.in_common():
                 block = broadcast([list(batch) for batch in islice(batches, most)])
@@ -386,6 +421,13 @@ class _Parts(BatchSampler):
             yield from block
             if len(block) < most:
                 return
+
+    def _most_evaluated(self) -> int:
+        try:
+            len(self._source)
+        except TypeError:
+            return _ENDLESS
+        return _EVALUATED
 
 
 class _SeedWorker:

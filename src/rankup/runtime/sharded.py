@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import secrets
 import shutil
@@ -50,8 +49,9 @@ def save_sharded_model(
             another pipeline stage holds.
         asynchronous: return once model and optimizer may be changed again, and write in a thread.
             The next save, a load and the end of the script wait for it.
-        extra: numbers, strings, lists and dictionaries (the step, the place in an epoch), which
-            count from the same moment on as the model does.
+        extra: numbers, strings, lists and dictionaries by strings (the step, the place in an
+            epoch), which count from the same moment on as the model does; a tuple comes back as a
+            list.
 
     Returns:
         A future, whose `result()` waits until all is written, and raises what this function would.
@@ -63,7 +63,7 @@ def save_sharded_model(
         TypeError: something in `extra`, or in the optimizer's state, cannot be saved.
     """
 
-    everywhere(partial(_refuse_strange, extra))
+    extra = everywhere(partial(_as_json, extra))
     tensors, aliases = everywhere(partial(named, model, optimizer, copies))
     root = Path(directory)
     target = _Replaced(root, root / broadcast(f"parts-{secrets.token_hex(4)}"), asynchronous)
@@ -121,16 +121,28 @@ def load_sharded_model(
     return dict(about.get("extra", {}))
 
 
-def _refuse_strange(extra: Mapping[str, Any]) -> None:
-    """Refuse what JSON does not bring back as it is."""
-    for name, value in extra.items():
-        with contextlib.suppress(TypeError, ValueError):
-            if json.loads(json.dumps(value)) == value:
-                continue
-        raise TypeError(
-            f"save_sharded_model: {name} is no number, string, list or dictionary by strings of "
-            "such, as what is saved beside the model has to be"
-        )
+def _as_json(value: Any, name: str = "") -> Any:
+    """Return what JSON brings back as it is: lists for tuples; refuse what it does not."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(
+                    f"save_sharded_model: {name} has the key {key!r}, and keys have to be strings; "
+                    "leave it out where the constructor knows it (the milestones of a scheduler), "
+                    "or save a list of pairs"
+                )
+        return {
+            key: _as_json(inner, f"{name}[{key!r}]" if name else key)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_as_json(inner, f"{name}[{i}]") for i, inner in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"save_sharded_model: {name} is no number, string, list or dictionary by strings of "
+        f"such, as what is saved beside the model has to be, but a {type(value).__name__}"
+    )
 
 
 def _marker_of(root: Path) -> Marker:

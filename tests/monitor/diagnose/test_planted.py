@@ -10,11 +10,14 @@ from typing import get_args
 import pytest
 
 from rankup.base.findings import Level
+from rankup.monitor import lines
 from rankup.monitor.diagnose import CODES, diagnose
+from rankup.monitor.load import load
+from rankup.monitor.report.text import text
 from rankup.monitor.verdict import verdict
 
 from ..handmade import made
-from .sick import Case, cases
+from .sick import Case, cases, of_one, run
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "findings"
 ALL = cases()
@@ -77,3 +80,40 @@ def test_gpus_that_are_missing_alike_are_one_finding() -> None:
     (one,) = [one for one in diagnose(recording) if one.code == "RK723"]
     assert one.nodes == (0, 1, 2)
     assert one.message.endswith("no GPU can be read: no driver")
+
+
+def _tables(directory: Path, kind: str) -> list[Path]:
+    return sorted((directory / lines.FOLDER).glob(f"*{lines.ending(kind)}"))
+
+
+@pytest.mark.parametrize("kind", ["gpu", "host"])
+def test_a_damaged_row_hides_nothing(tmp_path: Path, kind: str) -> None:
+    trace = run(nodes=2).with_gpu(util=of_one(0, 0, 97), power=of_one(0, 60, 390))
+    for table in _tables(trace.write(tmp_path), kind)[:1]:
+        rows = table.read_text().splitlines(keepends=True)
+        table.write_text("".join([*rows[:50], "176\n", *rows[50:]]))
+    found = diagnose(load(tmp_path, trace.facts()))
+    assert {"RK702"} <= {one.code for one in found}
+    (said,) = [one for one in found if one.code == "RK722"]
+    assert f"jrc0001: row 51 of jrc0001.{kind}.csv is damaged; left out" in said.message
+    assert said.nodes == (0,)
+
+
+def test_a_node_whose_gpus_have_no_rows_is_not_healthy(tmp_path: Path) -> None:
+    trace = run(nodes=2)
+    _tables(trace.write(tmp_path), "gpu")[1].unlink()
+    recording = load(tmp_path, trace.facts())
+    (said,) = diagnose(recording)
+    assert (said.code, said.nodes) == ("RK722", (1,))
+    assert said.message == "jrc0002: nothing that the GPUs did is on record"
+    headline = verdict(recording, [said]).headline
+    assert headline == "What was recorded is sound, but a part is missing (jrc0002)."
+
+
+def test_the_cost_of_what_was_not_sampled(tmp_path: Path) -> None:
+    trace = run()
+    for table in _tables(trace.write(tmp_path), "host"):
+        table.unlink()
+    recording = load(tmp_path, trace.facts())
+    said = " ".join(text(recording, diagnose(recording)).split())
+    assert "efficiency not known: no sample tells of it" in said

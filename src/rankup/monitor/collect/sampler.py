@@ -18,7 +18,7 @@ from .ending import Ending
 from .node import granted, open_source
 from .sample import Node, Sample
 from .unused import CODE, Job, Watch
-from .writer import Writer
+from .writer import Writer, set_aside
 
 _NICE = 10
 EVERY = 2.0  # seconds, at first
@@ -73,6 +73,7 @@ def sample_run(options: Options, environment: Mapping[str, str], root: Path = Pa
     with held:
         folder = options.run / FOLDER
         folder.mkdir(exist_ok=True)
+        set_aside(folder, name)
         os.nice(_NICE)
         loop = _Loop(options, environment, Writer(folder, name), root)
         loop.until(ending)

@@ -13,7 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..lines import JOURNAL, KINDS, ending, header
+from ...base.files import open_regular
+from ...base.text import say
+from ..lines import JOURNAL, KINDS, ending, header, is_first_version
 
 _RETRY = 30.0  # seconds between attempts while the file system takes nothing
 _TAIL = 1 << 20  # bytes in which the last line of a file begins
@@ -65,6 +67,25 @@ def _refused(path: Path) -> RefusedError:
     return RefusedError(
         f"{path} is {found}, and samples go into a file of yours alone; move it away"
     )
+
+
+def set_aside(folder: Path, node: str) -> None:
+    """Rename journals of the first version of rankup, with which no report could be made of ours.
+
+    Args:
+        folder: of them; a run that goes on may have other nodes than before.
+        node: of this sampler. That another one has tables shows that its journal is ours.
+    """
+    for path in folder.glob(f"*{JOURNAL}"):
+        if path.stem != node and path.with_name(path.stem + ending("host")).exists():
+            continue
+        # A line that is damaged is left to those who read; another sampler may have been faster.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            with open_regular(path) as file:
+                first = json.loads(file.readline(_TAIL))
+            if is_first_version(first):
+                path.rename(path.with_name(f"{path.name}.v1"))
+                say(f"{path.name} is of the first version of rankup and now {path.name}.v1")
 
 
 class Writer:

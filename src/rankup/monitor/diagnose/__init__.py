@@ -209,7 +209,7 @@ _TABLE = (
     Code(codes.SHORT, record.short, "short run", section="progress", remark=True),
 )
 CODES = {one.code: one for one in _TABLE}
-RULES = tuple(dict.fromkeys(one.rule for one in _TABLE))
+RULES = (*dict.fromkeys(one.rule for one in _TABLE), record.unread)
 
 
 def diagnose(recording: Recording) -> tuple[Diagnosis, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...base import amounts
 from .. import billing, words
 from ..recording import Recording
 from ..thresholds import LIMITS
@@ -59,6 +60,38 @@ def gaps(recording: Recording) -> Iterator[Diagnosis]:
         windows=tuple(sorted((gap.begin, gap.end) for gap in missing)),
         nodes=places,
     )
+
+
+def unread(recording: Recording) -> Iterator[Diagnosis]:
+    """RK722: files of samples that could not be read as a whole, and GPUs without any sample."""
+    rest = "what is said of the run holds for the rest of the record"
+    names = [head.node for head in recording.heads]
+    if recording.unread:
+        said = [f"{words.shown(name)}: {words.shown(why)}" for name, why in recording.unread]
+        yield Diagnosis(
+            codes.GAPS,
+            "warning",
+            "record",
+            f"not all samples could be read: {amounts.some(said, 3)}",
+            f"see whether that file system was full, or the node died; {rest}",
+            nodes=tuple(sorted({names.index(n) for n, _ in recording.unread if n in names})),
+        )
+    known = np.isfinite([recording.gpu[name].mean for name in ("util", "memory", "power")])
+    seen = np.bincount(recording.gpu_node[known.any(axis=(0, 1))], minlength=len(names))
+    bare = [
+        node
+        for node, head in enumerate(recording.heads)
+        if head.gpus and not seen[node] and recording.covered[:, node].any()
+    ]
+    if bare:
+        yield Diagnosis(
+            codes.GAPS,
+            "warning",
+            "record",
+            f"{words.node_names(recording, bare)}: nothing that the GPUs did is on record",
+            f"see whether `monitor/` of the run has the node's table of GPUs; {rest}",
+            nodes=tuple(bare),
+        )
 
 
 def gpu_lost(recording: Recording) -> Iterator[Diagnosis]:

@@ -41,7 +41,7 @@ def write(recording: Recording, directory: Path, form: str, target: Path) -> lis
             for name, kind in _KINDS.items():
                 # What a file lacks, the recording's events say.
                 with suppress(samples.TornError, OSError):
-                    rows, _ = samples.table(journal, kind)
+                    rows, *_ = samples.table(journal, kind)
                     t = rows.column("t").to_numpy()
                     good = rows.filter(pa.array((t >= begin) & (t <= end)))
                     sinks[name].add(_table(journal, kind, good))

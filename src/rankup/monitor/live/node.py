@@ -75,7 +75,9 @@ class Node:
     def _take(self, record: Mapping[str, Any]) -> None:
         kind = record.get("kind")
         if kind == "head":
-            with suppress(KeyError, TypeError):  # of a version that this one does not know
+            with suppress(
+                KeyError, TypeError, ValueError
+            ):  # of a version that this one does not know
                 self.head, self.ended = Head.of(record), None
         elif kind == "end":
             self.ended = str(record.get("why") or "without a reason")
