@@ -34,7 +34,8 @@ from .steering import steers
 # These cut a value off its graph, and these only change its form.
 _CUTS = words("item detach numpy tolist")
 _FORMS = words("cpu cuda to float double half clone")
-_READABLE = (ast.Call, ast.Attribute, ast.Subscript)
+_READABLE = (ast.Name, ast.Call, ast.Attribute, ast.Subscript)
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _READS = words("item detach cpu numpy float double clone tolist data")
 
 
@@ -150,10 +151,14 @@ class Region:
     def reading(self, node: ast.AST) -> Kind | None:
         """The kind of `loss.item()`, `float(loss)`, `loss.detach().cpu()`; None of anything else.
 
-        `loss.cpu()` is none: the backward may still start from it.
+        `loss.cpu()` is none: the backward may still start from it. `loss` of `loss < best` is one.
         """
         if not isinstance(node, _READABLE):
             return None
+        if isinstance(around := self.script.parents.get(node), ast.Compare):
+            ordered = all(isinstance(one, _ORDERS) for one in around.ops)
+            if ordered and (kind := self.known(node)) is not None:
+                return kind
         function = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         return self._read(node) if function or any(map(_cuts, walk(node))) else None
 
