@@ -239,7 +239,7 @@ def _wait_for(port: int) -> None:
 
 
 def _serve(connection: Connection, parent: int, crash: str) -> None:
-    """The life of a pool process: a call, its answer, the release; until the parent is gone."""
+    """The attempt of a pool process: a call, its answer, the release; until the parent is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked to be told
         return

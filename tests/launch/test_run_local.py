@@ -180,9 +180,9 @@ def test_the_commit_is_noted(rankup_here: RunRankup, started: list[Job], tmp_pat
 STOPS = """
 import os
 from pathlib import Path
-from rankup.runtime.deadline import ask_for_next_life
+from rankup.runtime.deadline import ask_for_next_attempt
 if os.environ["RANKUP_RESUME"] == "0":
-    assert ask_for_next_life() == Path(os.environ["RANKUP_RUN_DIR"]) / "requeue"
+    assert ask_for_next_attempt() == Path(os.environ["RANKUP_RUN_DIR"]) / "requeue"
 """
 
 

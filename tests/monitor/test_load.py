@@ -47,7 +47,7 @@ def test_events_of_checkpoints_validations_and_lives() -> None:
     saved = [event for event in recording.events if event.kind == "checkpoint"]
     assert saved[0].seconds == 0.4
     assert "500" in saved[0].text
-    # No step lasts from one life into the next.
+    # No step lasts from one attempt into the next.
     assert np.nanmax(recording.steps.seconds) < 2
     assert [gap.why for gap in recording.gaps] == ["between attempts"] * 2
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rankup.runtime import deadline as module
-from rankup.runtime.deadline import GO_ON, Deadline, ask_for_next_life, seconds_left
+from rankup.runtime.deadline import GO_ON, Deadline, ask_for_next_attempt, seconds_left
 
 _VARIABLES = ("RANKUP_END_TIME", "SLURM_JOB_END_TIME", "SLURM_JOB_ID", "RANKUP_RUN_DIR")
 
@@ -36,7 +36,7 @@ def test_outside_a_job_there_is_no_end() -> None:
     deadline = Deadline()
     assert deadline.end is None
     assert [deadline.reached() for _ in range(5)] == [False] * 5
-    assert ask_for_next_life() is None
+    assert ask_for_next_attempt() is None
 
 
 def test_the_job_scripts_end_comes_before_slurms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,5 +257,5 @@ def test_without_a_run_directory_the_marker_is_named_after_the_job(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "42")
-    assert ask_for_next_life() == Path("requeue.42")
+    assert ask_for_next_attempt() == Path("requeue.42")
     assert [path.name for path in tmp_path.iterdir()] == ["requeue.42"]

@@ -163,7 +163,7 @@ def test_a_copy_without_micro_batches_learns_when_it_meets_the_others(
 
 @pytest.mark.slow
 def test_a_wish_to_stop_ends_a_long_round(ranks: RankPool, tmp_path: Path) -> None:
-    """And the next life goes on from there."""
+    """And the next attempt goes on from there."""
     options = _local(ADAM, 1000, steps=24)
     report = _run(ranks, tmp_path, 2, options, events={sample_at(options, EVEN, 2): "stop"})
     assert "stopped at step 20 of 24" in report.output

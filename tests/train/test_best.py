@@ -100,7 +100,7 @@ def test_a_best_that_is_gone_is_not_compared_with(ranks: RankPool, tmp_path: Pat
 def test_a_validation_that_was_left_is_noted_where_it_belongs(
     ranks: RankPool, tmp_path: Path
 ) -> None:
-    """The checkpoint of a stop is told of its validation by the life that makes it."""
+    """The checkpoint of a stop is told of its validation by the attempt that makes it."""
     options = replace(OPTIONS, steps=2, checkpoint_every=2)
     ranks.run(1, _validating, tmp_path, [5.0, 4.0], options)
     marker = tmp_path / "checkpoints/step-00000002/COMPLETE"

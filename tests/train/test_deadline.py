@@ -49,7 +49,7 @@ def _life(
     resume: bool = False,
     signals: Mapping[int, list[int]] | None = None,
 ) -> Report:
-    """One life of the job, which ends `left` seconds from now."""
+    """One attempt of the job, which ends `left` seconds from now."""
     os.environ["RANKUP_RUN_DIR"] = str(directory)
     if left is not None:
         os.environ["RANKUP_END_TIME"] = str(time.time() + left)
@@ -74,7 +74,7 @@ def _run(
 
 
 def _marker(directory: Path) -> bool:
-    """Whether the job script would start a next life; it takes the marker away then."""
+    """Whether the job script would start a next attempt; it takes the marker away then."""
     path = directory / "requeue"
     there = path.exists()
     path.unlink(missing_ok=True)
@@ -108,7 +108,7 @@ def test_a_run_of_many_lives_is_the_uninterrupted_run(
         assert len(losses(cut)) == reached
         if reached >= 4:
             break
-        assert f"stopped at step {reached} of 6, to go on in a next life" in report.output
+        assert f"stopped at step {reached} of 6, to go on in a next attempt" in report.output
     report = _run(ranks, world_size, cut, LONG, resume=True, options=options)
     assert report.outcome is not None
     assert report.outcome.finished
@@ -128,7 +128,7 @@ def test_a_run_of_many_lives_is_the_uninterrupted_run(
         ([signal.SIGTERM, signal.SIGUSR1], False),
     ],
 )
-def test_one_ranks_signal_stops_all_and_only_the_sites_asks_for_a_next_life(
+def test_one_ranks_signal_stops_all_and_only_the_sites_asks_for_a_next_attempt(
     ranks: RankPool, tmp_path: Path, numbers: list[int], marker: bool
 ) -> None:
     sample = sample_at(OPTIONS, N, 1, position=21)  # one rank reads it
@@ -136,7 +136,7 @@ def test_one_ranks_signal_stops_all_and_only_the_sites_asks_for_a_next_life(
     assert _step(report) == 2
     assert report.outcome is not None
     assert not report.outcome.finished
-    assert ("to go on in a next life" in report.output) == marker
+    assert ("to go on in a next attempt" in report.output) == marker
     assert _marker(tmp_path) == marker
     assert checkpoints(tmp_path) == ["step-00000002"]
 
@@ -158,11 +158,11 @@ def test_a_checkpoint_that_fails_at_the_deadline_fails_the_run(
     report = _run(ranks, 2, tmp_path, 0, options=replace(OPTIONS, steps=steps))
     assert "RunFailed: the time limit came at step" in report.error
     assert "no checkpoint could be written" in report.error
-    assert not _marker(tmp_path), "the next life would do the same again"
+    assert not _marker(tmp_path), "the next attempt would do the same again"
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_finds_no_time_is_left_to_the_next_life_once(
+def test_an_evaluation_that_finds_no_time_is_left_to_the_next_attempt_once(
     ranks: RankPool, tmp_path: Path
 ) -> None:
     options = replace(OPTIONS, steps=1)

@@ -94,7 +94,7 @@ def test_no_time_for_the_last_evaluation_alone_is_a_failure(
         raise Stopped(GO_ON)
 
     monkeypatch.setattr(speaking, "evaluate", evaluate)
-    monkeypatch.setattr(speaking, "ask_for_next_life", lambda: None)
+    monkeypatch.setattr(speaking, "ask_for_next_attempt", lambda: None)
     speaker, _, _ = _speaker(tmp_path)
     assert not speaker.finish(_at(LAST), [0], [], Stop()).finished
     speaker, _, _ = _speaker(tmp_path, done=LAST)

@@ -41,7 +41,7 @@ def test_every_sample_of_an_epoch_is_drawn_once(workers: int) -> None:
     assert tickets.place() == Place(7, 0, 50)
 
 
-def test_a_stop_ends_with_a_whole_step_and_the_next_life_goes_on_behind_it() -> None:
+def test_a_stop_ends_with_a_whole_step_and_the_next_attempt_goes_on_behind_it() -> None:
     plan = Plan(n=48, global_batch=8, micro_batch=2, seed=1)
     board = _board(3)
     tickets = Tickets(board, plan, 0, 6)

@@ -271,7 +271,7 @@ def test_another_run_is_refused_by_the_options_that_differ(ranks: RankPool, own:
 
 @pytest.mark.slow
 def test_the_best_loss_is_remembered(ranks: RankPool, tmp_path: Path) -> None:
-    """A resumed life that finds nothing better leaves the best model of the first one."""
+    """A resumed attempt that finds nothing better leaves the best model of the first one."""
     options = replace(SGD, lr=0.5, valid_every=1, checkpoint_every=5)
     _run(ranks, 1, tmp_path / "whole", options)
     _interrupted(ranks, 1, tmp_path / "resumed", options, step=3)

@@ -61,14 +61,14 @@ def lives(recording: Recording) -> tuple[Life, ...]:
 
 
 def end_of(life: Life, recording: Recording) -> float:
-    """When a life ended, or was last heard of; unix seconds."""
+    """When an attempt ended, or was last heard of; unix seconds."""
     if life.end is not None:
         return life.end
     return max(life.begin, recording.end)
 
 
 def length(life: Life, recording: Recording) -> float:
-    """Seconds of a life."""
+    """Seconds of an attempt."""
     return max(0.0, end_of(life, recording) - life.begin)
 
 

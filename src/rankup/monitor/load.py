@@ -174,8 +174,8 @@ def _size(file: Path) -> int:
 
 
 def _ended(facts: Facts, nodes: Sequence[Node], trained: Training) -> Facts:
-    """The facts in which a life that nobody saw end, and another followed, ends with the last that
-    was heard of it: the time that it then waited in the queue is nobody's bill."""
+    """End an attempt that nobody saw end, and another followed, with the last that was heard of it:
+    the time that the next one waited in the queue is nobody's bill."""
     lives = sorted(facts.lives, key=lambda life: life.begin)
     heard = [node.stretches for node in nodes]
     heard.append(np.repeat(trained.steps.time, 2).reshape(-1, 2))
@@ -323,7 +323,7 @@ def _spans(facts: Facts, nodes: Sequence[Node], last: float) -> list[_Span]:
 
 
 def _gaps(spans: Sequence[_Span], nodes: Sequence[Node]) -> list[Gap]:
-    """All gaps, by node and time; nodes of a life that have no file among them."""
+    """All gaps, by node and time; nodes of an attempt that have no file among them."""
     by_name = {node.name: node for node in nodes}
     names = dict.fromkeys([*by_name, *(name for span in spans for name in span.nodes)])
     found = []
@@ -337,7 +337,7 @@ def _gaps(spans: Sequence[_Span], nodes: Sequence[Node]) -> list[Gap]:
 
 
 def _within(span: _Span, name: str, node: Node | None) -> list[Gap]:
-    """The gaps of a node in one life."""
+    """The gaps of a node in one attempt."""
     if span.end <= span.begin:
         return []
     if node is None or not len(node.stretches):

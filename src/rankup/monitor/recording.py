@@ -79,7 +79,7 @@ class Steps:
     Attributes:
         time: end of the step, unix seconds.
         step: number.
-        seconds: that the step took: since the step before it in the same life.
+        seconds: that the step took: since the step before it in the same attempt.
         rate: units per second over all ranks.
         unit: tokens, samples, …; empty where no step says a rate.
         data_wait: share of the step (0 to 1) spent waiting for data, mean over ranks.

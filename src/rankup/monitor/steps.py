@@ -173,7 +173,7 @@ class _Reading:
                 found[name][place[places]] = values
         number, time = step[new], time[new]
         seconds = np.diff(time, prepend=np.nan)
-        # The first step of a life did not begin where the last one before it ended.
+        # The first step of an attempt did not begin where the last one before it ended.
         life = np.searchsorted(np.sort(np.array(lives, np.float64)), time, side="right")
         seconds[1:][np.diff(life) != 0] = np.nan
         seconds[seconds < 0] = np.nan

@@ -82,7 +82,7 @@ def work(recording: Recording) -> Work:
 
 
 def in_lives(recording: Recording) -> NDArray[np.bool_]:
-    """(bins,) whether the middle of a bin lies in a life of the run."""
+    """(bins,) whether the middle of a bin lies in an attempt of the run."""
     times = recording.times
     inside = np.zeros(recording.bins, bool)
     # A sampler outlives its life by a sample, and a bin's middle may lie after a short life.

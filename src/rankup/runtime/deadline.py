@@ -2,7 +2,7 @@
 
 The clock is the first source: the job script exports `RANKUP_END_TIME`. A signal is the second,
 since some sites do not deliver it. Both only set a wish; the ranks agree on it at a step's end,
-save together, and leave a marker at which the job script starts the next life.
+save together, and leave a marker at which the job script starts the next attempt.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .collectives import barrier, broadcast
 from .world import is_root_process
 
 # What a rank may wish for, so that a sum over ranks still tells the two apart.
-GO_ON = 1.0  # stop, and go on in a next life
+GO_ON = 1.0  # stop, and go on in a next attempt
 END = float(1 << 20)  # stop; somebody ended the run
 
 
 class Deadline:
-    """The end of this life of the job, agreed on by all ranks.
+    """The end of this attempt of the job, agreed on by all ranks.
 
         deadline = rankup.Deadline()
         for step in range(start, steps):
             ...
             if deadline.reached():  # the same answer on every rank at the same step
                 save_checkpoint(...)
-                deadline.leave()  # the job goes on in a next life, from the checkpoint
+                deadline.leave()  # the job goes on in a next attempt, from the checkpoint
 
     The end comes from `RANKUP_END_TIME` (seconds since 1970, exported by rankup's job script), else
     from Slurm; outside a job there is none. SIGUSR1 brings it forward to now.
@@ -68,7 +68,7 @@ class Deadline:
         if margin is not None and given is not None and margin >= given:
             raise RuntimeError(
                 f"Deadline(margin={margin:g}): only {given:.0f} s are left before the end of this "
-                "life; give a smaller margin or a longer time limit"
+                "attempt; give a smaller margin or a longer time limit"
             )
         self._margin = margin
         self._reserve = min(60.0, max(5.0, 0.05 * (given or 0.0)))
@@ -138,7 +138,7 @@ class Deadline:
         self._save = max(self._save, seconds)
 
     def leave(self) -> NoReturn:
-        """End this process well, and let the job go on in a next life. Call it on every rank.
+        """End this process well, and let the job go on in a next attempt. Call it on every rank.
 
         The checkpoint must be whole by now: behind the last rank, rank 0 leaves the marker.
         """
@@ -146,7 +146,7 @@ class Deadline:
             self._pending[1].wait()
         barrier()
         if is_root_process():
-            ask_for_next_life()
+            ask_for_next_attempt()
             print("stopped before the deadline, after a checkpoint", flush=True)
         sys.exit(0)
 
@@ -163,7 +163,7 @@ class Deadline:
             self._wish = self._wish or GO_ON
 
 
-def ask_for_next_life() -> Path | None:
+def ask_for_next_attempt() -> Path | None:
     """Leave the marker that the job script looks for; outside a job there is nobody to look."""
     directory, job = os.environ.get("RANKUP_RUN_DIR"), os.environ.get("SLURM_JOB_ID")
     if directory is None and job is None:

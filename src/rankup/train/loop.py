@@ -10,7 +10,7 @@ import torch
 
 from ..base.errors import RunFailed
 from ..runtime.collectives import all_gather_object, all_reduce
-from ..runtime.deadline import END, ask_for_next_life
+from ..runtime.deadline import END, ask_for_next_attempt
 from ..runtime.state import local
 from ..runtime.world import World, after_first_step
 from . import outcome
@@ -56,7 +56,7 @@ def train(
 
 
 class _Run:
-    """One life of a run: everything the loop holds between its steps."""
+    """One attempt of a run: everything the loop holds between its steps."""
 
     def __init__(
         self, task: Task, options: TrainOptions, world: World, directory: Path, resume: bool
@@ -92,7 +92,7 @@ class _Run:
         self.stepper.timeline = Timeline(
             self.built.pipeline if options.pp_timeline else None,
             directory,
-            min(self.place.step + 3, self.last),  # connections are made in a life's first steps
+            min(self.place.step + 3, self.last),  # connections are made in an attempt's first steps
         )
         self.flops = task.flops_per_unit(self.built.whole)
         self.unread: list[Taken] = []
@@ -149,24 +149,24 @@ class _Run:
         )
 
     def _stopped(self, wishes: float, stop: Stop) -> Outcome:
-        """End this life; where nobody ended the run, the job goes on in a next one."""
+        """End this attempt; where nobody ended the run, the job goes on in a next one."""
         saved = self.keeper.settled(stop)
         where = f"step {self.place.step} of {self.last}"
         if wishes < END:
-            self._ask_for_next_life(saved)
+            self._ask_for_next_attempt(saved)
         self.metrics.say(
-            f"stopped at {where}" + (", to go on in a next life" if wishes < END else "")
+            f"stopped at {where}" + (", to go on in a next attempt" if wishes < END else "")
         )
         return Outcome(self.place, finished=False)
 
-    def _ask_for_next_life(self, saved: bool) -> None:
-        if not saved:  # the next life would come no further
+    def _ask_for_next_attempt(self, saved: bool) -> None:
+        if not saved:  # the next attempt would come no further
             raise RunFailed(
                 f"the time limit came at step {self.place.step} of {self.last} and no checkpoint "
                 "could be written; make room, and --resume goes on from the newest whole one"
             )
         if self.world.is_root:
-            ask_for_next_life()
+            ask_for_next_attempt()
 
     def _report(self) -> float:
         """Write the lines of the steps whose numbers are here by now; the ranks' wishes to stop.
@@ -259,12 +259,12 @@ class _Run:
             valid, test = (self._evaluate(s, stop) for s in (self.task.valid, self.task.test))
         except Stopped as stopped:
             if stopped.wishes < END:
-                if self.place.step < first:  # the next life would come no further
+                if self.place.step < first:  # the next attempt would come no further
                     raise RunFailed(
                         "the time limit is too short for the last evaluation; --resume with more"
                     ) from None
-                self._ask_for_next_life(self.keeper.settled(stop))
-            self.metrics.say("stopped in the last evaluation; the next life does it again")
+                self._ask_for_next_attempt(self.keeper.settled(stop))
+            self.metrics.say("stopped in the last evaluation; the next attempt does it again")
             return Outcome(self.place, finished=False)
         ended = outcome.finished(self.place, valid, test)
         record = outcome.record(ended)

@@ -52,7 +52,7 @@ class Turn:
 
 
 class Stepper:
-    """Takes the steps of one life of a run.
+    """Takes the steps of one attempt of a run.
 
     Args:
         built: the model on the ranks of its mesh.
@@ -248,7 +248,7 @@ class Stepper:
         return torch.cat([self.built.plain(loss).reshape(1).double(), rest.double().flatten()])
 
     def settle_buckets(self, step: Step) -> None:
-        """Let DDP arrange its gradient buckets before the first `step` of a resumed life.
+        """Let DDP arrange its gradient buckets before the first `step` of a resumed attempt.
 
         DDP lays them out anew after its first backward, and on three ranks or more the layout
         decides the order in which gradients are added up. One backward of weight zero brings a

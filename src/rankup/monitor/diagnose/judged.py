@@ -73,7 +73,7 @@ Mask = NDArray[np.bool_]
 
 
 def judged(recording: Recording) -> Mask:
-    """(bins,) bins of a life after its warm-up that no validation or checkpoint falls into."""
+    """(bins,) bins of an attempt after its warm-up that no validation or checkpoint falls into."""
     times = recording.times
     inside = in_lives(recording)
     for life in billing.lives(recording):

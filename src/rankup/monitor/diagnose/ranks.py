@@ -158,10 +158,10 @@ def _stepless(recording: Recording) -> Mask | None:
 
 
 def _without_steps(recording: Recording, least: float, trailing: bool = False) -> list[Window]:
-    """Times between two steps of a life, or from its last one to its end, of at least `least`.
+    """Times between two steps of an attempt, or from its last one to its end, of at least `least`.
 
     What follows the last step of a finished training is not meant (an export, a test), unless
-    `trailing`; neither is a life's time up to its first step.
+    `trailing`; neither is an attempt's time up to its first step.
     """
     times = recording.steps.time
     found: list[Window] = []

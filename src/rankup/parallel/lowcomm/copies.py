@@ -118,7 +118,7 @@ class DiLoCo(Averaging):
         with self._spent.at("coding"):
             away = (self._start - self._flat.gather_trained()).div_(self._copies)
             if isinstance(self._codec, Whole) and self._feedback.residual is not None:
-                away += self._feedback.residual  # of a life that compressed; paid at once
+                away += self._feedback.residual  # of an attempt that compressed; paid at once
                 self._feedback.residual = None
         self._start.grad = sum_over(away, self._codec, self._feedback, self._group, self._spent)
         with self._spent.at("coding"):

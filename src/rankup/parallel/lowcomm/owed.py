@@ -1,4 +1,4 @@
-"""What compressed messages still owe, kept by parameter from one life of a run to the next."""
+"""What compressed messages still owe, kept by parameter from one attempt of a run to the next."""
 
 from __future__ import annotations
 

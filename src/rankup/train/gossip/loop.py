@@ -57,7 +57,7 @@ def train(
 
 
 class _Run:
-    """One worker's life."""
+    """One worker's attempt."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Run:
             *(directory, who.worker, self.last, done),
         )
         self.slowest, self.closed = 0.0, False
-        self.clock: float | None = None  # when this life has to end
+        self.clock: float | None = None  # when this attempt has to end
         self.last_ticket, self.last_time = -1, time.perf_counter()
         self.flops = task.flops_per_unit(self.built.whole)
 

@@ -22,7 +22,7 @@ from .local import Done
 
 @dataclass
 class Tally:
-    """One worker's counts in this life of the run.
+    """One worker's counts in this attempt of the run.
 
     Attributes:
         shares, samples: that it has computed.
@@ -72,7 +72,7 @@ class RunLines:
         self._metrics: Metrics | None = None
 
     def begin(self, last: int, done: int) -> None:
-        """The run is known now: its last step, and those done when this life began."""
+        """The run is known now: its last step, and those done when this attempt began."""
         self._last, self._done = last, done
 
     def say(self, text: str) -> None:
@@ -145,12 +145,12 @@ def step_line(
 def summary(
     tallies: Sequence[dict[str, Any]], averaged: Sequence[int], lost: Sequence[int], steps: int
 ) -> dict[str, Any]:
-    """What the `final` record says of the workers; counts are of this life of the run.
+    """What the `final` record says of the workers; counts are of this attempt of the run.
 
     `exchange` has the mean over the workers, as for other strategies over the ranks.
 
     Args:
-        steps: of this life.
+        steps: of this attempt.
         averaged: workers whose models are in the final one.
         lost: workers that did not come to the end.
     """

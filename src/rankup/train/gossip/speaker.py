@@ -12,7 +12,7 @@ from ...base.errors import RunFailed
 from ...parallel.build import Built
 from ...parallel.lowcomm.flat import Flat
 from ...parallel.lowcomm.gossip.board import Board
-from ...runtime.deadline import END, ask_for_next_life
+from ...runtime.deadline import END, ask_for_next_attempt
 from ..evaluate import Loss, Stopped, evaluate
 from ..keeper import Keeper
 from ..options import TrainOptions
@@ -32,7 +32,7 @@ class Speaker:
         loss: as in `evaluate`.
         worker: this worker's number.
         last: number of the run's last step.
-        done: steps that were done when this life began.
+        done: steps that were done when this attempt began.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class Speaker:
         self._keeper.save(place, False, stop, begun)
 
     def stopped(self, place: Place, stop: Stop) -> Outcome:
-        """End this life; where nobody ended the run, the job goes on in a next one."""
+        """End this attempt; where nobody ended the run, the job goes on in a next one."""
         saved = self._keeper.settled(stop)
         to_go_on = self._board.get("wish") != "end"
         if to_go_on:
-            self._ask_for_next_life(place, saved)
+            self._ask_for_next_attempt(place, saved)
         where = f"stopped at step {place.step} of {self._last}"
-        self._lines.say(where + (", to go on in a next life" if to_go_on else ""))
+        self._lines.say(where + (", to go on in a next attempt" if to_go_on else ""))
         self._board.set("ended", "stopped")
         return Outcome(place, finished=False)
 
@@ -136,12 +136,12 @@ class Speaker:
             valid, test = (self._evaluate(s, stop) for s in (self._task.valid, self._task.test))
         except Stopped as stopped:
             if stopped.wishes < END:
-                if place.step <= self._done:  # the next life would come no further
+                if place.step <= self._done:  # the next attempt would come no further
                     raise RunFailed(
                         "the time limit is too short for the last evaluation; --resume with more"
                     ) from None
-                self._ask_for_next_life(place, self._keeper.settled(stop))
-            self._lines.say("stopped in the last evaluation; the next life does it again")
+                self._ask_for_next_attempt(place, self._keeper.settled(stop))
+            self._lines.say("stopped in the last evaluation; the next attempt does it again")
             self._board.set("ended", "stopped")
             return Outcome(place, finished=False)
         if self.replaced:
@@ -188,10 +188,10 @@ class Speaker:
     def _evaluate(self, split: Split, stop: Stop) -> float | None:
         return evaluate(self._loss, split, self._built, self._options.micro_batch, stop)
 
-    def _ask_for_next_life(self, place: Place, saved: bool) -> None:
-        if not saved:  # the next life would come no further
+    def _ask_for_next_attempt(self, place: Place, saved: bool) -> None:
+        if not saved:  # the next attempt would come no further
             raise RunFailed(
                 f"the time limit came at step {place.step} of {self._last} and no checkpoint could "
                 "be written; make room, and --resume goes on from the newest whole one"
             )
-        ask_for_next_life()
+        ask_for_next_attempt()

@@ -14,7 +14,7 @@ class Ticket:
     """A share of one step's global batch.
 
     Attributes:
-        number: counted from 0 over this life of the run.
+        number: counted from 0 over this attempt of the run.
         step: the step that it is of.
         share: the micro-batches of the step that belong to it, possibly none.
     """
@@ -34,7 +34,7 @@ class Tickets:
     A fast worker draws more of them, and one that dies loses no more than the one it has.
 
     Args:
-        done: steps that are done when this life of the run begins.
+        done: steps that are done when this attempt of the run begins.
         last: number of the run's last step.
     """
 
@@ -47,7 +47,7 @@ class Tickets:
     def draw(self) -> Ticket | None:
         """The next one; None when there are no more.
 
-        When the run is to stop, the step that was begun is still handed out, so that a next life
+        When the run is to stop, the step that was begun is still handed out, so that a next attempt
         takes up where no share is missing.
         """
         number = self._board.next_number()

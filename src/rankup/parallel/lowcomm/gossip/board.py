@@ -128,7 +128,7 @@ class Board:
             raise StoreLost() from error
 
     def wish(self, end: bool) -> None:
-        """Somebody wishes the run to stop: to its end, or to go on in a next life."""
+        """Somebody wishes the run to stop: to its end, or to go on in a next attempt."""
         if end:
             self.set("wish", "end")
         else:
