@@ -45,8 +45,13 @@ LAYOUTS = {
 RUNS_ONLY = {
     "ddp, bf16, compiled": ["--strategy", "ddp", "--precision", "bf16", "--compile"],
     "fsdp, bf16, compiled, selective": [
-        *("--strategy", "fsdp", "--precision", "bf16", "--compile"),
-        *("--activation-checkpointing", "selective"),
+        "--strategy",
+        "fsdp",
+        "--precision",
+        "bf16",
+        "--compile",
+        "--activation-checkpointing",
+        "selective",
     ],
     "local-sgd": ["--strategy", "local-sgd"],
     "powersgd": ["--strategy", "ddp", "--compress", "powersgd"],

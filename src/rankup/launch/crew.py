@@ -36,8 +36,14 @@ if TYPE_CHECKING:
 
 # A process that finds these would take itself for a rank among many, and wait for them.
 _OF_RANKS = (
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS"),
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_STEP_NUM_TASKS",
 )
 _PAUSE = 0.05  # seconds between two looks at the processes
 _LOOK = 0.5  # and between two at the board

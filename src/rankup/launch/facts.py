@@ -70,7 +70,7 @@ def bare(path: Path) -> Facts:
 
 
 def _bill(job: Job) -> Mapping[str, Any]:
-    """What the newest attempt of the run that has a bill says of its machine and price."""
+    """Return the machine and price that the newest attempt with a bill was written with."""
     for attempt in reversed(job.attempts):
         if bill := attempt.get("bill"):
             return dict(bill)

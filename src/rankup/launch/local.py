@@ -336,8 +336,11 @@ def sampled(directory: Path, ranks: int, wish: bool) -> Iterator[None]:
 def _start_sampler(directory: Path, ranks: int) -> subprocess.Popen[bytes] | None:
     command = processes.python(
         "rankup.monitor.collect.main",
-        *(str(directory), "--ranks", str(ranks)),
-        *("--parent", str(os.getpid())),  # which may have ended before it looks itself
+        str(directory),
+        "--ranks",
+        str(ranks),
+        "--parent",
+        str(os.getpid()),  # which may have ended before it looks itself
     )
     try:
         (directory / FOLDER / STOP).unlink(missing_ok=True)

@@ -74,7 +74,7 @@ def log_of(path: Path, job_id: str, task: str | None = None) -> Path:
 
 
 def attempt_start(file: Path, records: Sequence[Mapping[str, Any]], restart: int) -> int:
-    """Where in the file the newest attempt begins, in bytes.
+    """Return the place in the file at which the newest attempt begins, in bytes.
 
     The job script says so (`offset` of its start); else the end of the attempt before shows in the
     text. An attempt that has not printed anything yet leaves the one before to be read.

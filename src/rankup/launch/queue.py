@@ -210,7 +210,7 @@ def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
 
 @contextmanager
 def _restored(directory: Path) -> Iterator[None]:
-    """What was written for an attempt that could not be submitted goes again."""
+    """Remove what was written for an attempt that could not be submitted."""
     names = [rundir.JOB, "job.sh", "env"]
     with rundir.locked(directory):
         # Read under the lock: what somebody else submits meanwhile is not to be taken back.

@@ -128,7 +128,7 @@ def _report(directory: Path, settings: config.Config, code: int) -> None:
 
 
 def _write_end(directory: Path, job: Job) -> None:
-    """How an attempt ended; that it cannot be written takes nothing from the job's exit code."""
+    """Note how an attempt ended; a failure to write it takes nothing from the job's exit code."""
     try:
         rundir.write(directory, job)
     except OSError as error:

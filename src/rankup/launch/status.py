@@ -109,7 +109,7 @@ def _row(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
 
 
 def _noted(folder: Path, attempt: Attempt) -> bool:
-    """Whether a rank of this attempt has left a note: of an earlier attempt they are removed."""
+    """Return True if a rank of this attempt has left a note: those of earlier ones are removed."""
     began = attempt.started or 0
     notes = (folder / "log").glob("failure-rank*.json")
     return any(note.stat().st_mtime >= began - 1 for note in notes)
@@ -268,7 +268,7 @@ def _task_number(attempt: Attempt) -> int:
 
 
 def elapsed(short: Summary) -> str:
-    """How long the newest attempt has gone on, or took; when a pending one may start."""
+    """Say how long the newest attempt has gone on, or took; when a pending one may start."""
     now = max(time.time(), short.since or 0, short.until or 0)  # clocks of nodes differ
     if short.live and short.state == "PENDING":
         return f"may start {clock(short.since)}" if short.since else ""

@@ -83,7 +83,7 @@ def plan(client: Client, config: Config, options: JobSpec) -> Plan:
 
 
 def bill(plan: Plan) -> dict[str, Any]:
-    """What `job.json` keeps of an attempt's machine and its price, for the report."""
+    """Return the part of `job.json` about an attempt's machine and its price, for the report."""
     granted, price = plan.granted, limits.price(plan.granted, plan.profile)
     return {
         "site": plan.profile.title,

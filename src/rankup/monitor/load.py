@@ -82,7 +82,7 @@ def believed(directory: Path, facts: Facts) -> Window:
 
 @dataclass(frozen=True)
 class _Look:
-    """What the begin and the end of a node's samples say: times, and seconds between samples."""
+    """Return times and seconds between samples, by the begin and the end of a node's samples."""
 
     times: list[float]
     every: float | None

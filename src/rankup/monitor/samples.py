@@ -53,7 +53,7 @@ class Note:
 
 @dataclass
 class Journal:
-    """What the samplers of a node have written beside their samples, in the order of the file.
+    """The lines that a node's samplers have written beside their samples, in order.
 
     Attributes:
         ended: when the sampler of a head said its end, by place of the head.

@@ -42,7 +42,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run cost; amounts in `unit`.
+    """The cost of a run; amounts in `unit`.
 
     Attributes:
         unit: the site's; `GPU-h` or `node-h` where it has none.

@@ -188,7 +188,7 @@ def split(
     choices: Choices,
     example: tuple[Loss, Batch] | None = None,
 ) -> tuple[Built, list[StageModule]]:
-    """What a rank will hold of a model on meta, and its pipeline stages.
+    """Return a rank's part of a model on meta, and its pipeline stages.
 
     Other arguments and errors are those of `build`; the layout has more than replicas.
     """

@@ -56,7 +56,7 @@ def stages_per_rank(name: str, virtual: int = VIRTUAL) -> int:
 
 @dataclass(frozen=True)
 class Choices:
-    """How a model is built on a mesh, beside the mesh.
+    """The choices by which a model is built on a mesh.
 
     Attributes:
         half: compute in bfloat16: sharded parameters are gathered in it, and everything a model
@@ -131,7 +131,7 @@ def check(
 
 
 def without_effect(layout: Layout, choices: Choices, spell: Spelling = as_flag) -> list[str]:
-    """What was asked for and does nothing on a layout."""
+    """Return the options that were given and do nothing on a layout."""
     found = []
     if choices.plan is not None and layout.tp == 1:
         found.append(f"{spell('plan')} does nothing without {spell('tp')}")

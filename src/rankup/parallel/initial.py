@@ -225,7 +225,7 @@ def _emptied(model: nn.Module) -> nn.Module:
 
 
 def _keeps_tensors(model: nn.Module) -> bool:
-    """Whether a module has tensors on meta that nobody would ever give values."""
+    """Return True if a module has tensors on meta that nobody would ever give values."""
     return any(
         tensor.is_meta
         for module in model.modules()

@@ -32,7 +32,7 @@ def group_among(parts: Sequence[Sequence[int]], name: str) -> dist.ProcessGroup 
 
 
 def _patience() -> timedelta | None:
-    """How long collectives of all ranks wait, where that was set."""
+    """Return how long collectives of all ranks wait, where that was set."""
     given = recorder.timeout(dist.group.WORLD)
     return timedelta(seconds=given) if given else None
 

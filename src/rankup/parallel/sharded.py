@@ -191,7 +191,7 @@ def sharded_parts(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def has_statistics(module: nn.Module) -> bool:
-    """Whether it is a batch norm that keeps running statistics."""
+    """Return True for a batch norm that keeps running statistics."""
     return isinstance(module, _NormBase) and module.track_running_stats
 
 

@@ -140,7 +140,7 @@ LEDGER = Ledger()
 
 
 class Weight:
-    """How much this rank's gradient counts in a backward: its share of the batch, times `whole`.
+    """The weight of this rank's gradient in a backward: its share of the batch, times `whole`.
 
     The shares of all ranks add up to one, so that sums of weighted gradients over the ranks,
     divided by `whole`, are the mean over the samples of all ranks, or over the units given to

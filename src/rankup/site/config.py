@@ -48,7 +48,7 @@ class Url:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a project has to have before its jobs run.
+    """The needs of a project before its jobs run.
 
     Attributes:
         cache: the folder for all caches; None: see `caches`.

@@ -274,7 +274,7 @@ def scratch_folder(
 
 
 def seen_by_nodes(profile: Profile, path: Path) -> bool | None:
-    """Whether compute nodes see `path`, with links as they are and followed; None: not known."""
+    """Return True if compute nodes see `path`, by its links and behind them; None: not known."""
     judged = {_mounted(profile, one) for one in (os.path.abspath(path), os.path.realpath(path))}
     return False if False in judged else (None if None in judged else True)
 

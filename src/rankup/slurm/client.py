@@ -186,7 +186,7 @@ class Client:
         return parse.job_records(result.stdout)
 
     def account_records(self, job_id: str) -> list[Accounted]:
-        """What Slurm's accounting holds, oldest attempt first; none where it is disabled."""
+        """Return what Slurm's accounting holds, oldest attempt first; none where it is disabled."""
         fields = ",".join(parse.ACCOUNT_FIELDS)
         words = ("sacct", "-X", "-n", "-P", "--duplicates", "-o", fields, "-j", job_id)
         result = self._run(words, None, None)

@@ -40,7 +40,7 @@ _MOST = 10**15  # steps, samples
 
 @dataclass(frozen=True)
 class Saved:
-    """What a complete checkpoint says of itself.
+    """The description of a complete checkpoint.
 
     Attributes:
         place: how far the run had come.
@@ -370,7 +370,7 @@ def _best(value: Any, step: int) -> tuple[float, int] | None:
 
 
 class Exchange(Protocol):
-    """How copies of a model meet; what of it a resumed run needs."""
+    """The way in which copies of a model meet, and the part that a resumed run needs."""
 
     def state(self) -> dict[str, torch.Tensor]: ...
 

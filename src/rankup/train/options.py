@@ -185,7 +185,7 @@ class TrainOptions:
 
     @property
     def choices(self) -> Choices:
-        """How a model is built on the layout."""
+        """Return the choices by which a model is built on the layout."""
         return Choices(
             half=self.precision == "bf16",
             compiled=self.compile_mode if self.compile else None,

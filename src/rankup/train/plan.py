@@ -16,7 +16,7 @@ from .task import Ordered, Task
 
 @dataclass(frozen=True)
 class Place:
-    """How far a run has come.
+    """A place in a run.
 
     Attributes:
         step: optimizer steps done.

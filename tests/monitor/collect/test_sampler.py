@@ -261,6 +261,9 @@ def test_journals_of_the_first_version_are_moved_aside(samplers: Samplers) -> No
     _, errors = sampler.communicate(timeout=60)
     assert "n1.jsonl is of the first version of rankup and now n1.jsonl.v1" in errors
     assert sorted(path.name for path in folder.glob("*.jsonl*")) == [
-        *("n1.jsonl", "n1.jsonl.v1", "n2.jsonl.v1", "n3.jsonl")
+        "n1.jsonl",
+        "n1.jsonl.v1",
+        "n2.jsonl.v1",
+        "n3.jsonl",
     ]
     assert (folder / "n1.jsonl.v1").read_text() == old

@@ -113,7 +113,7 @@ def at(file: h5py.File, path: str) -> h5py.Dataset:
 
 
 def place(data: h5py.Dataset, size: int) -> int | None:
-    """Where the elements of a data set lie one after another in the file; None: in chunks.
+    """Return where the elements of a data set lie one after another in the file; None: in chunks.
 
     What comes back without an error may be read: it is no larger than the file, or its chunks
     are all there. A data set without elements lies at 0.
@@ -242,7 +242,7 @@ class Rows:
             yield self._read(place + done, min(_PIECE, length - done))
 
     def _object(self, heap: int, number: int) -> tuple[int, int]:
-        """Where the bytes of an object of a heap lie, and how many there are."""
+        """Return where the bytes of an object of a heap lie, and how many there are."""
         window = self._read(heap, max(0, min(_WINDOW, self._size - heap)))
         if len(window) < _HEAP.size or not window.startswith(b"GCOL\x01"):
             raise BadContainer(f"there is no heap at {heap}")

@@ -141,7 +141,7 @@ def _measures(found: Sequence[Outcome]) -> list[str]:
 
 
 def _sentences(rows: Sequence[_Row], thing: str, weak: bool) -> list[str]:
-    """What more GPUs did to the number of steps and to the result, with the numbers."""
+    """Say in numbers how more GPUs changed the number of steps and the result."""
     known = [row for row in rows if row.point is not None]
     if len(known) < 2:
         return []

@@ -46,7 +46,7 @@ def cores(recording: Recording) -> Iterator[Diagnosis]:
 
 
 def _trapped(recording: Recording, node: int, head: Head, load: float, use: float) -> str:
-    """What shows that the ranks of a node may use only some of its cores; empty: nothing does."""
+    """Say by what a node's ranks are seen to use only some of its cores; empty: they are not."""
     name = words.node_names(recording, [node])
     usable = len(head.usable)
     if not usable:

@@ -89,7 +89,7 @@ def stalled(recording: Recording) -> Iterator[Diagnosis]:
 
 
 def _still(recording: Recording, window: Window) -> bool:
-    """Whether little was computed in a window: a test or an export is work without steps."""
+    """Return True if little was computed in a window: a test or an export is work without steps."""
     done = work(recording)
     inside = (recording.times > window[0]) & (recording.times < window[1])
     seconds = done.seconds * inside[:, None]
@@ -125,7 +125,7 @@ def _spins(recording: Recording) -> dict[int, tuple[Window, ...]]:
 
 
 def _flat(power: Array, traffic: Array, spin: Mask, window: Window, recording: Recording) -> bool:
-    """Whether a GPU's power is flat and low in a window, and no data comes in.
+    """Return True if a GPU's power is flat and low in a window, and no data comes in.
 
     An evaluation may be as flat, and draw less than the training, but it reads batches.
     """
@@ -215,7 +215,7 @@ def imbalance(recording: Recording) -> Iterator[Diagnosis]:
 
 
 def outliers(values: Values) -> tuple[NDArray[np.bool_], bool]:
-    """Which of the values stand apart, the smaller group, and whether they are lower.
+    """Return a mask of the values that stand apart, the smaller group, and True if they are lower.
 
     The groups lie on both sides of the middle between the lowest and the highest; of equal groups
     the lower one stands apart.

@@ -280,5 +280,5 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
 
 
 def _level(means: np.ndarray[tuple[int], np.dtype[np.float64]], noise: float, size: float) -> bool:
-    """Whether no tenth is clearly lower than the first."""
+    """Return True if no tenth is clearly lower than the first."""
     return bool(means[0] - means.min() < max(LIMITS.loss_flat * size, 3 * noise))

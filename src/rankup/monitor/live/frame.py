@@ -281,7 +281,7 @@ def _rest(nodes: Sequence[Node]) -> Text:
 
 
 def _remark(node: Node, place: int, gpu: Gpu) -> str:
-    """What strikes about a GPU, in words: not everybody sees colours."""
+    """Say in words what is wrong with a GPU: not everybody sees colours."""
     newest = node.samples[-1].gpus if node.samples else ()
     row = newest[place] if place < len(newest) else {}
     throttle = int(row.get("throttle", 0))
@@ -299,7 +299,7 @@ def _remark(node: Node, place: int, gpu: Gpu) -> str:
 
 
 def _silence(node: Node, now: float) -> Text | None:
-    """What stands in the place of figures that are old, or that are not there."""
+    """Return the text in the place of figures that are old, or that are not there."""
     age = node.stale(now)
     if age is None and (node.samples or node.ended is not None):
         return None

@@ -22,7 +22,7 @@ _JOURNAL = 1024 * 1024  # it has few lines, and is read whole
 
 @dataclass(frozen=True)
 class Run:
-    """What the view is told of a run.
+    """The view's knowledge of a run.
 
     Attributes:
         attempt: its newest; None where nobody knows of one.

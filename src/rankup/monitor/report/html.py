@@ -175,7 +175,7 @@ def _stretches(rows: NDArray[np.int64]) -> list[list[int]]:
 
 
 def _parts(cost: Cost) -> list[tuple[str, str, float, str]]:
-    """What was used, what each finding wasted, and the rest: title, units, share, kind."""
+    """Return the parts of the bill: used, wasted by each finding, and the rest."""
     if cost.used is None or not cost.billed:
         return []
     found = [("did work", cost.used, "used")]
@@ -194,7 +194,7 @@ def _size(recording: Recording) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: arrays as Plotly's typed ones, without NaN and infinity elsewhere."""
+    """Return a form that JSON can hold: Plotly's typed arrays, no NaN or infinity elsewhere."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

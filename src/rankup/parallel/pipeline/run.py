@@ -222,7 +222,7 @@ class _Answers(nn.Module):
 
 
 def model_args(loss: Loss, batch: Any) -> tuple[Any, ...]:
-    """What `loss` calls its model with, for this batch.
+    """Return the arguments that `loss` calls its model with, for this batch.
 
     Raises:
         UserError: it does not call the model, or with keywords.

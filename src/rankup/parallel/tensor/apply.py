@@ -81,7 +81,7 @@ def _tie(ties: list[list[_Place]]) -> None:
 
 
 def is_loss_parallel(plan: Plan) -> bool:
-    """Whether the model gives its logits as a DTensor, cut by classes."""
+    """Return True if the model gives its logits as a DTensor, cut by classes."""
     return any(text.startswith("loss-parallel") for text in plan.values())
 
 

@@ -273,7 +273,7 @@ class _Scope:
         return inner.masked
 
     def _summands(self, node: ast.expr) -> list[ast.expr]:
-        """What `sum(…)` adds up: the parts of a list, or of a dictionary that is written out."""
+        """Return the terms of `sum(…)`: parts of a list, or of a dictionary that is written out."""
         if isinstance(node, ast.Call) and call_name(node) == "values" and not node.args:
             node = node.func.value  # type: ignore[attr-defined]
         if isinstance(node, ast.Name | ast.Attribute):

@@ -483,7 +483,7 @@ class Numbers(Region):
                 yield call, f"what {call_name(call)}() shows"
 
     def _shown_behind(self, local: set[str]) -> Iterator[tuple[ast.Call, str]]:
-        """What is shown behind the loop of names that it gave their last value."""
+        """Yield the calls behind the loop that show the last value of a rank's own name."""
         script, end = self.script, self.script.span(self.where)[1]
         body = script.scope(self.where).body
         calls = [

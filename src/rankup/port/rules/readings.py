@@ -391,7 +391,7 @@ class Step(Region):
         self.whole_names(set())
 
     def local_names(self) -> set[str]:
-        """What it is given of a batch, or makes of that, may be of this rank's part."""
+        """Return the names that are given a batch, or made of it: they may be of a rank's part."""
         return self._made - self.whole
 
     @cached_property

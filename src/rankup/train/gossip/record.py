@@ -145,7 +145,7 @@ def step_line(
 def summary(
     tallies: Sequence[dict[str, Any]], averaged: Sequence[int], lost: Sequence[int], steps: int
 ) -> dict[str, Any]:
-    """What the `final` record says of the workers; counts are of this attempt of the run.
+    """The workers in the `final` record; counts are of this attempt of the run.
 
     `exchange` has the mean over the workers, as for other strategies over the ranks.
 
