@@ -218,6 +218,7 @@ def _files() -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in files}
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(KINDS),
     st.binary(max_size=3),

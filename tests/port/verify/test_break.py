@@ -137,6 +137,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_wrong_ports_that_an_aligned_run_proves(tmp_path: Path) -> None:
     """Each is found, by its check and with its reason; the right one's numbers are rank 0's."""
@@ -245,6 +246,7 @@ def test_a_rank_without_a_sample_is_met(tmp_path: Path) -> None:
     assert differ == {("evaluation", 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_is_drawn_between_passes_is_alike(tmp_path: Path) -> None:
     """By the runtime itself: with several models, and loaders side by side."""
@@ -294,6 +296,7 @@ for step in range(4):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_library_built_upon_the_clock_and_a_sampler_without_an_end(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(LIBRARIES, encoding="utf-8")
