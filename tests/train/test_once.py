@@ -58,6 +58,7 @@ def test_each_sample_once_per_epoch(gallery: Gallery, name: str) -> None:
     assert {step for step, _ in pairs} == {*range(1, STEPS + 1)}
 
 
+@pytest.mark.slow
 def test_gossip_draws_no_sample_twice(gallery: Gallery) -> None:
     """Its workers share the samples of an epoch, and the run says how many were drawn."""
     run = gallery.run("gossip")

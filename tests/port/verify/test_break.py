@@ -173,6 +173,7 @@ def test_what_only_a_bar_shows_or_was_not_reached_is_not_proved(tmp_path: Path) 
     assert "model.safetensors" in states["saved"].detail
 
 
+@pytest.mark.slow
 def test_batches_that_are_drawn_without_gradients_are_trained_on(tmp_path: Path) -> None:
     """A port that shards none of them has each rank draw them all."""
     drawn = changed(
@@ -357,6 +358,7 @@ for epoch in range(2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("off", [True, False])
 def test_an_iterator_made_with_gradients_on_evaluates_all_the_same(

@@ -172,6 +172,7 @@ def test_ports_that_wait_for_ever_or_kill_the_process_that_starts_them(project: 
     _nothing_is_left(project)
 
 
+@pytest.mark.slow
 def test_what_needs_a_gpu_is_started_anew_with_a_pretended_one(project: Path) -> None:
     """In a copy in which its first start has left nothing."""
     needs = "import os\nos.mkdir('out')\nassert torch.cuda.is_available()\n\n\nclass Net("
