@@ -10,6 +10,7 @@ import os
 import re
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..base.amounts import size
 from ..base.files import cut_json_lines, done_by
 from ..base.text import say
 from ..runtime.world import World
 from .taken import Taken
-from .totals import said, totals
 
 # Peak dense bfloat16 FLOP/s by the name the driver gives (vendors' data sheets; MI250X per die).
 PEAK_FLOPS = {
@@ -206,9 +207,9 @@ class Metrics:
         exchange: dict[str, Any] = record.get("exchange", {})
         if not exchange:
             with contextlib.suppress(OSError, ValueError):  # a line that a full disk cut short
-                exchange = totals(self._path, self._last_step)
+                exchange = _totals(self._path, self._last_step)
         if "waited" in exchange:
-            self.say(said(exchange))
+            self.say(_in_words(exchange))
         if exchange:
             record = {**record, "exchange": exchange}
         self._lines.write({"final": True, **record})
@@ -238,3 +239,45 @@ class Silence:
     def sync(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def _totals(path: Path, steps: int) -> dict[str, Any]:
+    """Return what the exchanges of all attempts came to, for the last line; empty: not measured.
+
+    `bytes_sent` and `bytes_per_step` of a rank, `waited` and `extra_compute` in seconds of a rank,
+    `extra_memory` in bytes at most, `staleness` how many gradients were how many versions late.
+    """
+    sums: Counter[str] = Counter()
+    staleness: Counter[int] = Counter()
+    memory = 0
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            record = json.loads(line)
+            for name in ("bytes_sent", "waited", "extra_compute"):
+                if name in record:
+                    sums[name] += record[name]
+            memory = max(memory, record.get("extra_memory", 0))
+            for late, number in record.get("staleness", {}).items():
+                staleness[int(late)] += number
+    if "bytes_sent" not in sums:
+        return {}
+    found: dict[str, Any] = {name: round(value, 6) for name, value in sums.items()}
+    found["bytes_per_step"] = round(sums["bytes_sent"] / max(1, steps))
+    if "waited" in sums:
+        found["extra_memory"] = memory
+    if staleness:
+        found["staleness"] = {str(late): staleness[late] for late in sorted(staleness)}
+    return found
+
+
+def _in_words(found: dict[str, Any]) -> str:
+    """Return totals in a line for people, where all was measured."""
+    text = (
+        f"exchange: {size(found['bytes_per_step'])} sent per rank and step, "
+        f"{found['waited']:.1f} s waited and {found['extra_compute']:.1f} s of extra compute in "
+        f"all, {size(found['extra_memory'])} of extra memory"
+    )
+    if "staleness" in found:
+        late = ", ".join(f"{n} by {late}" for late, n in found["staleness"].items())
+        text += f"; gradients late by versions: {late}"
+    return text

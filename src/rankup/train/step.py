@@ -18,16 +18,15 @@ from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
 from .evaluate import to_device
 from .feed import Feed
-from .frozen import Frozen
 from .late import Clock, Late
 from .optimizer import set_rates
 from .options import TrainOptions
-from .plan import Step
+from .plan import Plan, Step
 from .schedule import rates
 from .start import refuse_unused
 from .stop import Stop
 from .taken import Taken
-from .task import Batch, Measuring, Task
+from .task import Batch, Freezing, Measuring, Task
 from .timeline import Timeline
 from .trace import Trace
 
@@ -49,6 +48,30 @@ class Turn:
     waited: float = 0.0
     packed: torch.Tensor | None = None
     work: dist.Work | None = None
+
+
+class Frozen:
+    """The part of a model that the first epochs of a `Freezing` task leave as it is.
+
+    Attributes:
+        steps: at the beginning of the run, in which it is frozen.
+    """
+
+    def __init__(self, task: Task, options: TrainOptions, model: nn.Module) -> None:
+        self.steps = 0
+        self._parameters: list[nn.Parameter] = []
+        if isinstance(task, Freezing) and task.frozen_epochs:
+            self.steps = Plan.of(task, options).steps_per_epoch * task.frozen_epochs
+            self._parameters = task.frozen(model)
+
+    def leave(self, step: Step) -> None:
+        """Take the gradients away that the optimizer is to pass by; they count in no norm either.
+
+        DDP has exchanged them: what it exchanges cannot change in the middle of a run.
+        """
+        if step.number <= self.steps:
+            for parameter in self._parameters:
+                parameter.grad = None
 
 
 class Stepper:
