@@ -7,8 +7,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, Literal, TypeVar, overload
+from itertools import chain, islice
+from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -32,8 +32,8 @@ from .world import setup
 T = TypeVar("T")
 
 _BLOCK = 64  # batches that rank 0 draws at once for the others
-# The same in an evaluation, which one rank may leave earlier than another: all where it has an end.
-_EVALUATED, _ENDLESS = 65_536, 1024
+# The same in an evaluation, which one rank may leave earlier than another, where it has no end.
+_ENDLESS = 1024
 _MEMO = "_rankup_sharded"
 # These draw all they need from torch before their first index; others may draw at any time.
 _DRAW_AT_START = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -44,17 +44,16 @@ def part(size: int, rank: int, world_size: int) -> range:
     return range(rank * size // world_size, (rank + 1) * size // world_size)
 
 
-def rounds(batches: Iterable[list[int]], size: int) -> Iterator[list[int]]:
-    """The same samples in order, in batches that each have one for every one of `size` ranks.
+def rounds(batches: Iterable[list[int]], size: int) -> Iterator[list[list[int]]]:
+    """The batches in order, together with neighbours until each of `size` ranks can have a sample.
 
-    A batch too short for that goes with its neighbour. Only when there are fewer samples than ranks
-    in all is there one batch that is too short.
+    Only when there are fewer samples than ranks in all is what goes together too short.
     """
-    ready: list[int] = []
-    short: list[int] = []
+    ready: list[list[int]] = []
+    short: list[list[int]] = []
     for batch in batches:
-        short = short + batch
-        if len(short) >= size:
+        short.append(batch)
+        if sum(map(len, short)) >= size:
             if ready:
                 yield ready
             ready, short = short, []
@@ -203,14 +202,18 @@ class _Assignment:
         apart: the ranks draw random numbers of their own.
         unsure: a backward makes this a training pass. Until then an idle rank's stand-ins, which
             workers may have drawn long before, are left out.
-        batches: number of each batch that is still to come, and samples of this rank and of all.
+        again: the loader was trained on before, so that the first batch is taken for one of
+            training again: a rank that is left out there could not learn of the others' backward.
+        batches: number of each batch that is still to come, samples of this rank and of all, and
+            whether it was put together of several.
         marked: random states to go back to when an evaluation is over.
     """
 
     training: bool
     apart: bool
     unsure: bool
-    batches: deque[tuple[int, int, int]] = field(default_factory=deque)
+    again: bool = False
+    batches: deque[tuple[int, int, int, bool]] = field(default_factory=deque)
     marked: tuple[int, States] | None = None
 
 
@@ -232,7 +235,7 @@ class _Pass:
         # An evaluation in the middle of an epoch leaves the batch at hand what it was.
         self._weighs = assignment.training and torch.is_grad_enabled()
         self._log: list[tuple[int, int]] | None = None
-        self._left_out: int | None = None  # the size of a batch that idle ranks have not been given
+        self._not_as_trained = ""  # why a batch was not what training on it would have had
 
     def __iter__(self) -> _Pass:
         return self
@@ -240,13 +243,19 @@ class _Pass:
     def __next__(self) -> Any:
         if self._log is None:
             self._log = LEDGER.log = []
+        ranks = self._parts.place.size
         while True:
-            batch, number, mine, size = self._drawn()
-            if size >= self._parts.place.size or self._stands_in(number):
+            batch, number, mine, size, merged = self._drawn()
+            if merged:
+                self._not_as_trained = f"batches too small for {ranks} ranks were put together"
+            first = number == 0 and self._assignment.again
+            if size >= ranks or self._assignment.training or first:
                 break
-            self._left_out = size
+            self._not_as_trained = f"not each of {ranks} ranks has had a part of a batch of {size}"
             if mine:
                 break
+        if merged and self._assignment.training:  # workers had it before the first backward
+            self._refuse()
         LEDGER.dealt = (mine, size)
         LEDGER.unsure = weakref.WeakMethod(self.train) if self._assignment.unsure else None
         self._log.append((number, mine))
@@ -254,15 +263,7 @@ class _Pass:
             LEDGER.samples, LEDGER.counted = LEDGER.dealt, None
         return batch
 
-    def _stands_in(self, number: int) -> bool:
-        """Return True where idle ranks are given a stand-in for that batch, as in training."""
-        # Of a loader that was trained on, the first batch is taken for one of training again: a
-        # rank that is left out there could not learn of the others' backward.
-        return self._assignment.training or (
-            self._assignment.unsure and number == 0 and self._parts.trained
-        )
-
-    def _drawn(self) -> tuple[Any, int, int, int]:
+    def _drawn(self) -> tuple[Any, int, int, int, bool]:
         try:
             batch = next(self._batches)
         except BaseException:
@@ -281,16 +282,12 @@ class _Pass:
         """Make this a training pass: a backward follows a batch of it.
 
         Raises:
-            RuntimeError: a rank was left out of a batch, and would be waited for.
+            RuntimeError: a rank was left out of a batch, and would be waited for; or batches were
+                put together, which one GPU would have trained on one by one.
         """
-        assignment, size = self._assignment, self._parts.place.size
-        if self._left_out is not None:
-            raise RuntimeError(
-                "shard: gradients are wanted in a pass that was taken for an evaluation, since the "
-                f"model is in eval(), and in which not each of {size} ranks has had a part of a "
-                f"batch of {self._left_out}; call train() of the model before the loop, or "
-                "shard(loader, train=True) where it is to stay in eval()"
-            )
+        assignment = self._assignment
+        if self._not_as_trained:
+            self._refuse()
         self._parts.trained = True
         assignment.unsure, assignment.training, assignment.marked = False, True, None
         if not assignment.apart and dist.get_world_size() > 1:
@@ -298,6 +295,13 @@ class _Pass:
             STREAMS.begin(assignment, self._rank)
         self._weighs = True
         LEDGER.samples, LEDGER.unsure = LEDGER.dealt, None
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeError(
+            "shard: gradients are wanted in a pass that was taken for an evaluation, since the "
+            f"model is in eval(), and in which {self._not_as_trained}; call train() of the model "
+            "before the loop, or shard(loader, train=True) where it is to stay in eval()"
+        )
 
     def close(self) -> None:
         """End the pass: what follows the last of several may not have been dealt by anybody."""
@@ -342,7 +346,8 @@ class _Parts(BatchSampler):
         grad = torch.is_grad_enabled()
         apart = training and grad and self._world_size > 1
         self.trained |= training and grad
-        self._next = _Assignment(training, apart, grad and not training and self._train is None)
+        unsure = grad and not training and self._train is None
+        self._next = _Assignment(training, apart, unsure, unsure and self.trained)
         return self._next
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -358,21 +363,34 @@ class _Parts(BatchSampler):
         return any(model.training for model in LEDGER.models)
 
     def _deal(self, assignment: _Assignment) -> Iterator[list[int]]:
-        place, training = self.place, assignment.training
+        place, number = self.place, 0
         batches = self._batches(assignment)
         if self._joined > 1:
             batches = joined(batches, self._joined)
-        if place.together and not training:
-            batches = rounds(batches, place.size)
-        for number, batch in enumerate(batches):
-            if number == 0:
-                self._begin(assignment, len(batch))
-            mine = [batch[i] for i in part(len(batch), place.rank, place.size)]
-            if place.together and not training and len(batch) < place.size:
-                mine = batch
-            if mine or assignment.training or assignment.unsure:
-                assignment.batches.append((number, len(mine), len(batch)))
-                yield mine or [batch[0]]
+        for group in self._groups(batches, assignment):
+            # Once a backward has come, what is still to be drawn stays as it is.
+            training = assignment.training or not place.together
+            for batch in group if training else [list(chain(*group))]:
+                if number == 0:
+                    self._begin(assignment, len(batch))
+                mine = [batch[i] for i in part(len(batch), place.rank, place.size)]
+                first = number == 0 and assignment.again
+                if not training and not first and len(batch) < place.size:
+                    mine = batch
+                if mine or assignment.training or assignment.unsure:
+                    merged = not training and len(group) > 1
+                    assignment.batches.append((number, len(mine), len(batch), merged))
+                    yield mine or [batch[0]]
+                number += 1
+
+    def _groups(
+        self, batches: Iterator[list[int]], assignment: _Assignment
+    ) -> Iterator[list[list[int]]]:
+        """The batches, with their neighbours where all ranks have to have a part in evaluation."""
+        if assignment.training or not self.place.together:
+            return ([batch] for batch in batches)
+        first = ([batch] for batch in islice(batches, int(assignment.again)))
+        return chain(first, rounds(batches, self.place.size))
 
     def _begin(self, assignment: _Assignment, size: int) -> None:
         """Between the draws of the sampler and what the data set draws for the first sample."""
@@ -413,7 +431,7 @@ class _Parts(BatchSampler):
     def _drawn_by_root(self, assignment: _Assignment) -> Iterator[list[int]]:
         """Rank 0 draws and tells the others: nobody knows what this sampler draws from."""
         batches = iter(self._source) if self._root else iter(())
-        most = _BLOCK if assignment.training else self._most_evaluated()
+        most = _BLOCK if assignment.training else self._all()
         while True:
             with STREAMS.in_common():
                 block = broadcast([list(batch) for batch in islice(batches, most)])
@@ -422,12 +440,12 @@ class _Parts(BatchSampler):
             if len(block) < most:
                 return
 
-    def _most_evaluated(self) -> int:
+    def _all(self) -> int:
+        """More batches than there are, where that is known."""
         try:
-            len(self._source)
+            return len(self._source) + 1
         except TypeError:
             return _ENDLESS
-        return _EVALUATED
 
 
 class _SeedWorker:

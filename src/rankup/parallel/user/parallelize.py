@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from ...base.errors import UserError
 from ...runtime.deal import LEDGER, Place
@@ -22,7 +23,7 @@ from ..layout import SELDOM, WITHOUT_WAITING, Layout, choose, crossing
 from ..mesh import Mesh
 from ..sharded import blocks, release
 from .forward import Methods, Peers, draws, in_half, refuse_call, replace_forward
-from .gradients import Gradients, Weights, no_sync
+from .gradients import Gradients, Weights, no_sync, refuse_after_failure
 from .steps import Steps, Units
 
 BuildOptimizer = Callable[[Any], torch.optim.Optimizer]
@@ -230,6 +231,8 @@ def _dress(built: Built, gradients: Gradients, seed: int, methods: Sequence[str]
         replace_forward(model, Peers(mesh, seed).compute)
     if mesh.data_size > 1:
         Weights(model, mesh)  # lives in the hooks it sets
+    if isinstance(model, FSDPModule):
+        model.register_forward_pre_hook(refuse_after_failure, prepend=True)
 
 
 def _optimizer(build_optimizer: BuildOptimizer, model: nn.Module) -> torch.optim.Optimizer:

@@ -74,6 +74,7 @@ class Steps:
         self._number += 1
         if self._number == 1:
             check_same_batch(self._built.mesh, tuple(batch))
+        LEDGER.trains()
         samples = LEDGER.samples
         idle = samples is not None and samples[0] == 0
         if self._units is not None:
