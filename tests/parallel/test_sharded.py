@@ -190,7 +190,10 @@ def test_sharded_weights_are_the_only_policy_of_bf16(ranks: RankPool) -> None:
 
 def _statistics(world: World) -> float:
     built = build(
-        lambda: XResNet("xresnet18", 4), Mesh(Layout(dp_shard=2), world), 0, Choices(half="bfloat16")
+        lambda: XResNet("xresnet18", 4),
+        Mesh(Layout(dp_shard=2), world),
+        0,
+        Choices(half="bfloat16"),
     )
     loss = built.replica(torch.randn(4, 3, 32, 32)).square().mean()
     loss.backward()
