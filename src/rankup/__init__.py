@@ -34,7 +34,7 @@ _HOME = {
     "shard": "runtime.shard",
     "wrap": "runtime.model",
     "parallelize": "parallel.user.parallelize",
-    "count": "runtime.deal",
+    "count": "runtime.context",
     "batch_mean": "runtime.tally",
     "batch_sum": "runtime.tally",
     "share": "runtime.deprecated",

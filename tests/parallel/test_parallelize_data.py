@@ -15,7 +15,7 @@ import rankup
 from rankup.base.errors import UserError
 from rankup.data.loader import Loader
 from rankup.parallel.user.parallelize import parallelize
-from rankup.runtime.deal import LEDGER, Place
+from rankup.runtime.context import CONTEXT, Place
 from rankup.runtime.shard import rounds
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -71,7 +71,7 @@ def _dealt(world: World, workers: int) -> list[torch.Tensor]:
     options = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
     loader = rankup.shard(DataLoader(Noisy(), batch_size=4, shuffle=True, **options), train=True)
     parallelize(stack, sgd, dp=world.world_size // 2, tp=2)
-    assert LEDGER.place() == Place(world.rank // 2, world.world_size // 2, True)
+    assert CONTEXT.place() == Place(world.rank // 2, world.world_size // 2, True)
     # The pool's own processes are daemons, which may not start any, and would spawn them.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
@@ -171,7 +171,7 @@ def _two_layouts(world: World) -> None:
     with pytest.raises(ValueError, match="two models of one script must share the data alike"):
         parallelize(stack, sgd, tp=2)
     second = parallelize(stack, sgd, "ddp")
-    assert LEDGER.place() == Place(world.rank, 2, True), "a forward of the first is a collective"
+    assert CONTEXT.place() == Place(world.rank, 2, True), "a forward of the first is a collective"
     assert first.model is not second.model
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import rankup
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.full import full_state
 from rankup.runtime.world import World
 
@@ -75,8 +75,7 @@ class Result:
 
 def forget() -> None:
     """As in a process that has run nothing before."""
-    LEDGER.samples = LEDGER.units = LEDGER.taken = None
-    LEDGER.models.clear()
+    CONTEXT.__init__()  # type: ignore[misc]
 
 
 def run(world: World, script: Script, asked: dict[str, Any]) -> Result:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -252,6 +253,21 @@ def test_raw_torch_distributed_calls(ranks: RankPool, world_size: int) -> None:
     for found in ranks.run(world_size, _raw_calls):
         total = world_size * (world_size + 1) / 2
         assert found == [total, everyone, everyone, "from 0", True]
+
+
+def _connections(world: World) -> int:
+    """Sockets that a further group of all ranks takes, before anybody talks in it."""
+    process = psutil.Process()
+    before = len(process.net_connections("tcp"))
+    group = dist.new_group(backend="gloo")
+    found = len(process.net_connections("tcp")) - before
+    dist.barrier(group)
+    return found
+
+
+def test_a_group_connects_no_rank_to_all_others(ranks: RankPool) -> None:
+    """At a thousand ranks that would be a thousand sockets of each, for every group."""
+    assert max(ranks.run(4, _connections)) < 4
 
 
 def test_groups_one_after_another_under_torchrun(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .deal import LEDGER
+from .context import CONTEXT
 from .log import print_once
 from .random_state import STREAMS
 
@@ -28,5 +28,5 @@ def share(value: Any) -> Any:
         "evaluation add up sums (`loss.item() * len(batch)`) and counts, and put them through "
         "rankup.total(...) behind the loop, or leave its loader as on one GPU"
     )
-    mine, size = LEDGER.current() or (1, 1)
+    mine, size = CONTEXT.current() or (1, 1)
     return value if mine == size else value * (mine / size)

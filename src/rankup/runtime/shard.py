@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,10 +23,10 @@ from torch.utils.data import (
 )
 
 from .collectives import broadcast
-from .deal import LEDGER, Place
+from .context import CONTEXT, Place, ShardContext
 from .log import print_once
 from .random_state import DRAWN, STREAMS, States, draw_apart
-from .world import setup
+from .world import World, setup
 
 T = TypeVar("T")
 
@@ -137,16 +136,21 @@ def shard(
             f"shard replaces how a DataLoader iterates, and {type(loader).__name__} has an "
             "__iter__ of its own: take a plain DataLoader, and do in the loop what it does"
         )
-    return ShardedLoader(loader, train, batch)
+    return ShardedLoader(loader, train, batch, CONTEXT)
 
 
 class ShardedLoader:
     """What `shard` returns: iterates over this rank's parts, otherwise behaves as the loader."""
 
     def __init__(
-        self, loader: DataLoader[Any], train: bool | None, batch: Literal["global", "per-gpu"]
+        self,
+        loader: DataLoader[Any],
+        train: bool | None,
+        batch: Literal["global", "per-gpu"],
+        context: ShardContext,
     ) -> None:
         world = setup()
+        self._context = context
         self._loader, self._train, self._batch = loader, train, batch
         self._joined = world.world_size if batch == "per-gpu" else 1
         # Kept at the loader, whose end is theirs, for the workers that stay. Not this object, which
@@ -156,7 +160,7 @@ class ShardedLoader:
         made = vars(loader).setdefault(_MEMO, {})
         if (train, batch) not in made:
             source, seed = loader.batch_sampler, _SeedWorker(loader.worker_init_fn)
-            parts = _Parts(source, world.is_root, world.world_size, train, self._joined)
+            parts = _Parts(source, world, train, self._joined, context)
             made[train, batch] = parts, seed, _with_batch_sampler(loader, parts, seed)
         self._parts, self._seed, self._inner = made[train, batch]
 
@@ -174,9 +178,9 @@ class ShardedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         # Asked for only now: a model may have been split since the loader was made.
-        self._parts.place = LEDGER.place()
+        self._parts.place = self._context.place()
         self._seed.rank = self._parts.place.rank
-        return _Pass(self._inner, self._parts)
+        return _Pass(self._inner, self._parts, self._context)
 
 
 def _with_batch_sampler(
@@ -220,8 +224,8 @@ class _Assignment:
 class _Pass:
     """One pass over this rank's parts, each with a note of what part of the batch it is."""
 
-    def __init__(self, loader: DataLoader[Any], parts: _Parts) -> None:
-        self._parts = parts
+    def __init__(self, loader: DataLoader[Any], parts: _Parts, context: ShardContext) -> None:
+        self._parts, self._context = parts, context
         self._rank = parts.place.rank
         self._assignment = assignment = parts.assign()
         if assignment.apart:
@@ -242,7 +246,7 @@ class _Pass:
 
     def __next__(self) -> Any:
         if self._log is None:
-            self._log = LEDGER.log = []
+            self._log = self._context.log = []
         ranks = self._parts.place.size
         while True:
             batch, number, mine, size, merged = self._drawn()
@@ -256,11 +260,9 @@ class _Pass:
                 break
         if merged and self._assignment.training:  # workers had it before the first backward
             self._refuse()
-        LEDGER.dealt = (mine, size)
-        LEDGER.unsure = weakref.WeakMethod(self.train) if self._assignment.unsure else None
+        unsure = self.train if self._assignment.unsure else None
+        self._context.give(mine, size, self._weighs, unsure)
         self._log.append((number, mine))
-        if self._weighs:
-            LEDGER.samples, LEDGER.counted = LEDGER.dealt, None
         return batch
 
     def _drawn(self) -> tuple[Any, int, int, int, bool]:
@@ -294,7 +296,6 @@ class _Pass:
             assignment.apart = True
             STREAMS.begin(assignment, self._rank)
         self._weighs = True
-        LEDGER.samples, LEDGER.unsure = LEDGER.dealt, None
 
     def _refuse(self) -> NoReturn:
         raise RuntimeError(
@@ -310,13 +311,12 @@ class _Pass:
             STREAMS.end(assignment)
         STREAMS.rewind(assignment.marked)
         assignment.marked = None
-        if self._weighs and self._log is not None and not STREAMS.apart:
-            LEDGER.samples = None
+        trained = self._weighs and self._log is not None and not STREAMS.apart
+        self._context.end_pass(trained, self.train)
         self._weighs = assignment.unsure = False
-        LEDGER.unsure = None
 
-    def __del__(self) -> None:
-        if hasattr(self, "_weighs") and not sys.is_finalizing():
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_weighs") and not ending():  # by then this module may have no `sys`
             self.close()
 
 
@@ -324,13 +324,12 @@ class _Parts(BatchSampler):
     """This rank's part of each batch of indices, with a note of what was dealt."""
 
     def __init__(
-        self, source: Any, root: bool, world_size: int, train: bool | None, joined: int
+        self, source: Any, world: World, train: bool | None, joined: int, context: ShardContext
     ) -> None:
-        self._source = source
+        self._source, self._context = source, context
         self._joined = joined
         self._sampler = getattr(source, "sampler", source)
-        self._root = root
-        self._world_size = world_size
+        self._world = world
         self._train = train
         self.place = Place(0, 1)
         self.trained = False
@@ -344,7 +343,7 @@ class _Parts(BatchSampler):
         STREAMS.end(DRAWN)
         training = self._trains()
         grad = torch.is_grad_enabled()
-        apart = training and grad and self._world_size > 1
+        apart = training and grad and self._world.world_size > 1
         self.trained |= training and grad
         unsure = grad and not training and self._train is None
         self._next = _Assignment(training, apart, unsure, unsure and self.trained)
@@ -358,9 +357,9 @@ class _Parts(BatchSampler):
             return self._train
         if not torch.is_grad_enabled():
             return False
-        if not LEDGER.models:
+        if not self._context.models:
             return not isinstance(self._sampler, SequentialSampler)
-        return any(model.training for model in LEDGER.models)
+        return any(model.training for model in self._context.models)
 
     def _deal(self, assignment: _Assignment) -> Iterator[list[int]]:
         place, number = self.place, 0
@@ -396,7 +395,7 @@ class _Parts(BatchSampler):
         """Between the draws of the sampler and what the data set draws for the first sample."""
         if assignment.apart:
             STREAMS.begin(assignment, self.place.rank)
-        elif self._world_size > 1:
+        elif self._world.world_size > 1:
             assignment.marked = STREAMS.mark()
         if assignment.training and size < self.place.size:
             print_once(
@@ -407,7 +406,7 @@ class _Parts(BatchSampler):
 
     def _batches(self, assignment: _Assignment) -> Iterator[list[int]]:
         """The source's batches, the same ones on every rank."""
-        if self._world_size == 1 or type(self._sampler) is SequentialSampler:
+        if self._world.world_size == 1 or type(self._sampler) is SequentialSampler:
             yield from self._source
         elif type(self._source) is BatchSampler and type(self._sampler) in _DRAW_AT_START:
             yield from self._drawn_in_common(assignment)
@@ -430,7 +429,7 @@ class _Parts(BatchSampler):
 
     def _drawn_by_root(self, assignment: _Assignment) -> Iterator[list[int]]:
         """Rank 0 draws and tells the others: nobody knows what this sampler draws from."""
-        batches = iter(self._source) if self._root else iter(())
+        batches = iter(self._source) if self._world.is_root else iter(())
         most = _BLOCK if assignment.training else self._all()
         while True:
             with STREAMS.in_common():
@@ -496,10 +495,9 @@ def deal(batch: Any, *args: Any, dim: int = 0, **options: Any) -> Any:
     if len(sizes) != 1:
         found = f"{sorted(sizes)} samples" if sizes else "no tensor"
         raise ValueError(f"deal cuts a batch by its samples, and found {found} in it")
-    size, place = sizes.pop(), LEDGER.place()
+    size, place = sizes.pop(), CONTEXT.place()
     mine = part(size, place.rank, place.size)
-    LEDGER.samples = LEDGER.dealt = (len(mine), size)
-    LEDGER.counted = None
+    CONTEXT.give(len(mine), size, trains=True)
     # Nothing is left for this rank: one sample, of weight zero, keeps it in step.
     cut = _cut(batch, mine if mine else range(1), dim, place.size > 1)
     if draws and place.size > 1 and torch.is_grad_enabled() and not STREAMS.apart:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .collectives import all_gather_object, all_reduce
-from .deal import LEDGER
+from .context import CONTEXT
 
 
 def batch_mean(value: torch.Tensor | float) -> Any:
@@ -30,7 +30,7 @@ def batch_mean(value: torch.Tensor | float) -> Any:
     """
     if not _several():
         return value.detach().clone() if isinstance(value, torch.Tensor) else value
-    weight = LEDGER.weight()
+    weight = CONTEXT.weight()
     if isinstance(value, torch.Tensor):
         mine = value.detach().double() * weight if weight else torch.zeros_like(value).double()
         weights = torch.tensor(weight, dtype=torch.float64, device=value.device)
@@ -52,7 +52,7 @@ def batch_sum(value: torch.Tensor | float) -> Any:
     """
     if not _several():
         return value.detach().clone() if isinstance(value, torch.Tensor) else value
-    counts = LEDGER.weight() > 0
+    counts = CONTEXT.weight() > 0
     if isinstance(value, torch.Tensor):
         mine = value.detach().clone() if counts else torch.zeros_like(value)
         return all_reduce(mine.long() if mine.dtype == torch.bool else mine)
@@ -66,8 +66,8 @@ def summed(loss: torch.Tensor) -> torch.Tensor:
     `wrap` takes the mean over all samples of the ranks' mean losses. Of what this returns that mean
     is the sum over all ranks, the gradient that one process has.
     """
-    LEDGER.trains()
-    mine, size = LEDGER.samples or (1, dist.get_world_size() if _several() else 1)
+    CONTEXT.trains()
+    mine, size = CONTEXT.samples or (1, dist.get_world_size() if _several() else 1)
     return loss if mine in (0, size) else loss * (size / mine)
 
 
@@ -108,7 +108,7 @@ def gather(values: Any) -> Any:
     """
     if not _several():
         return values
-    ranks = all_gather_object((_sendable(values), tuple(LEDGER.log)))
+    ranks = all_gather_object((_sendable(values), tuple(CONTEXT.log)))
     pieces = [
         (number, rank, piece)
         for rank, (mine, log) in enumerate(ranks)
@@ -166,8 +166,8 @@ def _add(parts: list[Any]) -> Any:
 def _like(own: Any, value: Any) -> Any:
     """A sum on the device where this rank's own value was."""
     if isinstance(value, torch.Tensor):
-        device = own.device if isinstance(own, torch.Tensor) else LEDGER.device()
-        return value.to(device)
+        here = "cuda" if torch.cuda.is_available() else "cpu"  # where this rank computes
+        return value.to(own.device if isinstance(own, torch.Tensor) else here)
     if isinstance(value, list):
         first = own[0] if isinstance(own, list | tuple) and own else None
         made = [_like(first, item) for item in value]

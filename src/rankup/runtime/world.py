@@ -227,6 +227,8 @@ def device_of(place: Launched) -> torch.device:
 
 
 def _join(place: Launched, device: torch.device, timeout: timedelta) -> None:
+    # A rank connects to those it talks with, not to each of a thousand others in every group.
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if place.launcher == "alone":
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

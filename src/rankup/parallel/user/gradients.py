@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from ...runtime.deal import LEDGER, Weight
+from ...runtime.context import CONTEXT, Weight
 from ...runtime.statistics import RunningStatistics
 from ...runtime.world import after_first_step
 from ..build import Built
@@ -87,7 +87,7 @@ class Gradients:
         """Before the optimizer reads gradients."""
         self.finish()
         if self._built.mesh.data_size == 1:
-            LEDGER.units = None  # nobody else weighs with them
+            CONTEXT.units = None  # nobody else weighs with them
 
     def _finishing(self, value: Any) -> Any:
         """A closure has its backward within the step, after what comes before the step."""
@@ -128,7 +128,7 @@ class Weights:
         # torch divides; but in groups of one, as beside tp, it would do so twice.
         divided, alike = mesh.layout.dp_shard > 1, mesh.world.world_size // mesh.data_size
         whole = mesh.data_size if divided else 1
-        self._weight = Weight(whole, mesh.data_size, alike, mesh.world.device)
+        self._weight = Weight(CONTEXT, whole, mesh.data_size, alike, mesh.world.device)
         self._statistics = RunningStatistics(model)
         for unit in model.modules():
             if isinstance(unit, FSDPModule):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from ...base.errors import UserError
-from ...runtime.deal import LEDGER, Place
+from ...runtime.context import CONTEXT, Place
 from ...runtime.keys import derive, reseed
 from ...runtime.model import wrap
 from ...runtime.probe import probe, same_code
@@ -145,7 +145,7 @@ def parallelize(
     for warning in _notes(layout, choices, world.local_world_size) if world.is_root else ():
         warnings.warn(warning, stacklevel=2)
     mesh = Mesh(layout, world)
-    LEDGER.take(Place(mesh.data_rank, mesh.data_size, mesh.together))
+    CONTEXT.assign(Place(mesh.data_rank, mesh.data_size, mesh.together))
     # Values that are there already are not drawn, and the script's own draws go on.
     with contextlib.nullcontext() if seed is not None else draws(0, world.device):
         if not mesh.together:
@@ -175,7 +175,7 @@ def _dressed(
         assert steps is not None
         pipeline = Steps(built, gradients, *steps, seed)
     _dress(built, gradients, seed, methods)
-    LEDGER.models.add(built.model)
+    CONTEXT.models.add(built.model)
     reseed(derive(seed, "draws", mesh.data_rank), mesh.world.device)
     return Parallel(built.model, optimizer, pipeline)
 
