@@ -10,9 +10,7 @@ import torch.distributed as dist
 
 from ..parallel.build import Built
 from ..parallel.lowcomm.copies import Averaging, DiLoCo
-from ..parallel.lowcomm.cost import NUMBERS, Cost, ring_bytes
-from ..parallel.lowcomm.flat import Flat
-from ..parallel.lowcomm.owed import OfGradients, Owed
+from ..parallel.lowcomm.flat import NUMBERS, Cost, Flat, OfGradients, Owed, ring_bytes
 from .async_sgd import AsyncSGD
 from .checkpoint import Carried
 from .late import Late

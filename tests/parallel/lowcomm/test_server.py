@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rankup.parallel.lowcomm.server import Brought, Server, Version
-from rankup.parallel.lowcomm.versions import Ticket, Versions
+from rankup.parallel.lowcomm.async_sgd import Brought, Server, Ticket, Version, Versions
 
 _CURVATURE = 1.8
 

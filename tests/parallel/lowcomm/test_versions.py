@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankup.parallel.lowcomm.versions import Ticket, Versions
+from rankup.parallel.lowcomm.async_sgd import Ticket, Versions
 
 
 def _run(

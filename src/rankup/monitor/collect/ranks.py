@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar, cast
 
-from ...parallel.lowcomm.gossip.names import WORKER
+from ...parallel.lowcomm.gossip.alive import WORKER
 from .processes import TICKS, Process, Table
 
 Row = list[float | None]
