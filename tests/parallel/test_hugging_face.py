@@ -11,8 +11,8 @@ from torch import nn
 
 import rankup
 from rankup.runtime.context import CONTEXT
-from rankup.runtime.full import full_state
 from rankup.runtime.keys import derive
+from rankup.runtime.save import full_state
 from rankup.runtime.shard import part
 from rankup.runtime.world import World
 from tests.pool import RankPool

@@ -16,8 +16,8 @@ from rankup.base.errors import UserError
 from rankup.parallel.user.parallelize import parallelize
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.runtime.context import CONTEXT
-from rankup.runtime.full import full_state, load_full_model, save_full_model
 from rankup.runtime.keys import derive
+from rankup.runtime.save import full_state, load_full_model, save_full_model
 from rankup.runtime.shard import part
 from rankup.runtime.world import World
 from tests.pool import RankPool

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import rankup
 from rankup.runtime.context import CONTEXT
-from rankup.runtime.full import full_state
+from rankup.runtime.save import full_state
 from rankup.runtime.world import World
 
 

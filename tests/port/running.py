@@ -19,7 +19,7 @@ import torch
 import rankup
 from rankup.port.rewrite.ported import port
 from rankup.runtime.context import CONTEXT
-from rankup.runtime.hang.code import fingerprint
+from rankup.runtime.hang.state import fingerprint
 from rankup.runtime.random_state import STREAMS
 from rankup.runtime.world import World, setup
 from tests.pool import RankPool

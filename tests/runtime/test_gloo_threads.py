@@ -10,13 +10,12 @@ import pytest
 SCRIPT = """
 from pathlib import Path
 import torch, torch.distributed as dist
-from rankup.runtime import gloo_threads
-from rankup.runtime.world import setup
+from rankup.runtime.world import let_gloo_finish, setup
 setup()
 group = dist.new_group()  # kept, as a sharded model keeps it: its threads outlive the group
 dist.all_reduce(torch.ones(10), group=group)
 names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
-print(sum("gloo" in name for name in names), gloo_threads.let_gloo_finish())
+print(sum("gloo" in name for name in names), let_gloo_finish())
 """
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rankup.parallel.replicas import replicate
+from rankup.parallel.build import replicate
 from rankup.runtime.compress.codecs import Whole
 from rankup.runtime.compress.ddp import CompressedExchange
 from rankup.runtime.compress.names import parse

@@ -14,8 +14,8 @@ from ...runtime.context import CONTEXT, Weight
 from ...runtime.statistics import RunningStatistics
 from ...runtime.world import after_first_step
 from ..build import Built
+from ..gradients import clip, global_norm
 from ..mesh import Mesh
-from ..norm import clip, global_norm
 
 
 class Gradients:

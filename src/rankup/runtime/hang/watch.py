@@ -19,8 +19,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from . import recorder
-from .code import fingerprint
-from .state import Call, State, from_json, main_frame, stack_of, to_json
+from .state import Call, State, fingerprint, from_json, main_frame, stack_of, to_json
 from .verdict import verdict
 
 AT_THE_LIMIT = "at the job's time limit nothing moved"
