@@ -120,7 +120,7 @@ def _course(folder: Path) -> Path:
     facts = trace.facts()
     run = folder / "runs" / "train" / "20261120-120000-abcd"
     rundir.create(run)
-    (attempt,) = facts.lives
+    (attempt,) = facts.attempts
     bill = {
         **{"site": facts.site, "partition": facts.partition, "gpus": facts.gpus},
         **{"unit": facts.unit, "per_node_hour": facts.per_node_hour, "minutes": 120},
@@ -131,7 +131,7 @@ def _course(folder: Path) -> Path:
     )
     lines = [
         {"job": "7", "task": None, "restart": 0, "start": attempt.begin, "nodes": attempt.nodes[0]},
-        {"job": "7", "task": None, "restart": 0, "end": attempt.end, "code": 0},
+        {"job": "7", "task": None, "restart": 0, "end": attempt.ended, "code": 0},
     ]
     (run / rundir.ATTEMPTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     trace.write(run)

@@ -39,8 +39,8 @@ def test_the_courses_job() -> None:
     assert recording.covered.min() > 0.99
 
 
-def test_events_of_checkpoints_validations_and_lives() -> None:
-    recording = traces.two_lives().recording()
+def test_events_of_checkpoints_validations_and_attempts() -> None:
+    recording = traces.two_attempts().recording()
     usable(recording)
     kinds = [event.kind for event in recording.events if event.kind != "checkpoint"]
     assert kinds == ["start", "end", "resume", "end"]
@@ -98,8 +98,8 @@ def test_samplers_may_go_by_other_names(tmp_path: Path) -> None:
     """Of a local run: `localhost` in one place, the host's name in the other."""
     trace = healthy(seconds=300)
     trace.write(tmp_path)
-    (life,) = trace.facts().lives
-    facts = trace.facts(lives=(replace(life, nodes=("localhost",)),))
+    (attempt,) = trace.facts().attempts
+    facts = trace.facts(attempts=(replace(attempt, nodes=("localhost",)),))
     assert load(tmp_path, facts).gaps == ()
 
 

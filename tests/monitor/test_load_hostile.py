@@ -19,8 +19,9 @@ from rankup.base.errors import UserError
 from rankup.monitor import lines
 from rankup.monitor.lines import KINDS
 from rankup.monitor.load import load
-from rankup.monitor.recording import Life, Recording
+from rankup.monitor.recording import Recording
 
+from .handmade import attempt
 from .rundirs import NOBODY, head, sample, usable, write
 from .traces import BEGIN, healthy
 
@@ -54,7 +55,7 @@ def _put(tmp_path: Path, kind: str, put: bytes) -> Recording:
     file = write(tmp_path, records) / "monitor" / f"n1.{kind}.csv"
     rows = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([*rows[:3], put, *rows[3:]]))
-    known = replace(NOBODY, lives=(Life(BEGIN, BEGIN + 40, "COMPLETED", nodes=("n1",)),))
+    known = replace(NOBODY, attempts=(attempt(BEGIN, BEGIN + 40, "COMPLETED", nodes=("n1",)),))
     recording = load(tmp_path, known)
     usable(recording)
     return recording

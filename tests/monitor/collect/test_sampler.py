@@ -75,7 +75,7 @@ def test_what_is_written_beside_two_ranks(
 ) -> None:
     stop = samplers.run / "monitor" / "stop"
     stop.parent.mkdir()
-    stop.touch()  # of an earlier life: stale
+    stop.touch()  # of an earlier attempt: stale
     busy = {"util": 97, "memory": 3e10, "power": 300, "processes": 1}
     env = {"SLURM_JOB_ID": "7", **_gpus(tmp_path, busy, {"util": 0, "memory": 0})}
     sampler = samplers.start("--ranks", "2", env=env, first=_FIRST)

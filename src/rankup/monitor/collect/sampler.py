@@ -37,7 +37,7 @@ class Options:
         run: the run directory.
         every: seconds between samples, at first.
         ranks: that the run starts on this node; None where nobody says.
-        life: tells the starts of a run apart; by default as `lines.Head` says.
+        attempt: tells the starts of a run apart; by default as `lines.Head` says.
         parent: number of the process without which there is no job, which need not be the one
             that started the sampler; by default it is.
         whole: whether the job is billed for all GPUs of the node, granted or not.
@@ -46,7 +46,7 @@ class Options:
     run: Path
     every: float = EVERY
     ranks: int | None = None
-    life: str | None = None
+    attempt: str | None = None
     parent: int | None = None
     whole: bool = False
 
@@ -95,7 +95,7 @@ class _Loop:
             environment,
             now=now,
             every=options.every,
-            attempt=options.life or node.attempt(environment, now),
+            attempt=options.attempt or node.attempt(environment, now),
             usable=usable,
             limit=self._node.limit.size,
             gpus=gpus,
