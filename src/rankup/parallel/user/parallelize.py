@@ -129,7 +129,7 @@ def parallelize(
         world.world_size, world.local_world_size, strategy, dp=dp, shard=shard, tp=tp, pp=pp
     )
     choices = Choices(
-        half=precision == "bf16",
+        half="bfloat16" if precision == "bf16" else None,
         compiled="default" if compile else None,
         recompute=activation_checkpointing,
         offload=offload,
