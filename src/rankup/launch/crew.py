@@ -26,7 +26,7 @@ from ..base.text import say
 from ..parallel.lowcomm.gossip.alive import STORE, WORKER, WORKERS, Silence, patience
 from ..site.gpus import visible_gpus
 from . import failure
-from .agent import die_with_parent
+from .worker import die_with_parent
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -71,7 +71,6 @@ def main() -> int:
     address, served = given.store, None
     try:
         if given.node == 0:
-            failure.forget(log)
             served, address = _serve(given.store)
         board = Board(served, total) if served else Board.connect(address, total)
     except RuntimeError as error:
