@@ -18,8 +18,7 @@ from ..parallel.lowcomm.async_sgd import Brought, Desk, Server, Ticket, Version,
 from ..parallel.lowcomm.flat import Cost, Flat, OfFlat, Owed
 from ..runtime.collectives import broadcast
 from ..runtime.compress.codecs import Whole, make
-from ..runtime.compress.feedback import Feedback
-from ..runtime.compress.sums import Spent
+from ..runtime.compress.sums import Feedback, Spent
 from .checkpoint import Carried
 from .late import Late
 from .options import TrainOptions

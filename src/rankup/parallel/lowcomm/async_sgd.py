@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ...runtime.compress.codecs import Codec, Whole
-from ...runtime.compress.feedback import Feedback
-from ...runtime.compress.sums import Spent
+from ...runtime.compress.sums import Feedback, Spent
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from ...runtime.compress.codecs import Whole, make
-from ...runtime.compress.feedback import Feedback
 from ...runtime.compress.names import Compression
-from ...runtime.compress.sums import Spent, sum_over
+from ...runtime.compress.sums import Feedback, Spent, sum_over
 from .flat import Cost, Flat, OfFlat, Owed
 
 _MOMENTUM = "momentum."

@@ -11,9 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ...runtime.compress.ddp import CompressedExchange
-from ...runtime.compress.feedback import Feedback
-from ...runtime.compress.sums import Spent
+from ...runtime.compress.sums import Feedback, Spent
 from ...runtime.state import local, plain_name
 
 
@@ -225,7 +223,7 @@ def _laid_out_like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
 
 
 class Debtor(Protocol):
-    """What one sender owes of each parameter, by its name."""
+    """What one sender owes of each parameter, by its name: an `OfFlat`, a `CompressedExchange`."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """What it is; nothing while nothing is owed."""
@@ -256,23 +254,6 @@ class OfFlat:
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         self._feedback.residual = self._flat.joined(state).to(self._device)
-
-
-class OfGradients:
-    """A `Debtor`: DDP's compressed exchange of the gradients of `model`."""
-
-    def __init__(self, model: nn.Module, exchange: CompressedExchange) -> None:
-        self._model, self._exchange = model, exchange
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return self._exchange.state()
-
-    def blank(self) -> dict[str, torch.Tensor]:
-        trained = ((n, p) for n, p in self._model.named_parameters() if p.requires_grad)
-        return {name: torch.zeros_like(p, dtype=torch.float32) for name, p in trained}
-
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._exchange.load(state)
 
 
 class Owed:
