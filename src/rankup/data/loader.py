@@ -181,8 +181,9 @@ class Loader(Place):
                 counted.add(made.bad)
                 if not made.count and not self.train:  # all of them were dropped
                     continue
+                CONTEXT.give(made.count, made.request.total, self.train)
                 if self.train:
-                    share = CONTEXT.samples = (made.count, made.request.total)
+                    share = CONTEXT.samples
                 yield batch
                 if loop is not self._loop:
                     if not left and self._loop is None:  # closed at its last batch

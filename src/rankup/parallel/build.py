@@ -287,18 +287,26 @@ def refuse(model: nn.Module, layout: Layout) -> None:
         )
 
 
-def _replicas(
-    build_model: Callable[[], nn.Module], mesh: Mesh, seed: int, choices: Choices
-) -> Built:
-    """Each rank holds the whole model; DDP where there are several."""
+def whole(
+    build_model: Callable[[], nn.Module], device: torch.device, seed: int, choices: Choices
+) -> nn.Module:
+    """Return a model that a rank holds all of."""
     torch.manual_seed(derive(seed, "construction"))
     model = build_model()
     if choices.by_name:
         initialize(model, seed)
-    model.to(mesh.world.device)
+    model.to(device)
     recompute(blocks(model), choices.recompute)
     if choices.compiled:
         model.compile(mode=choices.compiled)  # in place: parameter names stay
+    return model
+
+
+def _replicas(
+    build_model: Callable[[], nn.Module], mesh: Mesh, seed: int, choices: Choices
+) -> Built:
+    """Each rank holds the whole model; DDP where there are several."""
+    model = whole(build_model, mesh.world.device, seed, choices)
     half = None if choices.half is None else getattr(torch, choices.half)
     built = Built(model, model, model, mesh, autocast=half)
     if not mesh.apart:

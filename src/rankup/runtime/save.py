@@ -21,21 +21,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .collectives import broadcast
+from .collectives import all_gather_object, broadcast
 from .model import strip_prefixes, unwrap
 from .state import (
     DamagedError,
     Held,
     OptimizerState,
     everywhere,
-    gather,
     of_model,
     parts,
     refuse_other,
     to_fill,
     union,
 )
-from .world import is_root_process, setup
+from .world import is_root_process, rank_and_size, setup
 
 
 def save0(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) -> None:
@@ -254,7 +253,7 @@ def full_optimizer_state(
 
 def _merged_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All ranks' parameter groups; each rank has the parameters of its pipeline stages."""
-    everyone = gather(groups)
+    everyone = all_gather_object(groups)
     merged = everyone[0]
     for others in everyone[1:]:
         for group, other in zip(merged, others, strict=True):
@@ -279,8 +278,7 @@ def _whole(value: torch.Tensor) -> torch.Tensor:
 
 def _stream(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """All ranks' tensors, whole and one by one: on rank 0 in host memory; elsewhere nothing."""
-    several = dist.is_initialized() and dist.get_world_size() > 1
-    rank = dist.get_rank() if several else 0
+    rank, _ = rank_and_size()
     about = {name: (tuple(t.shape), t.dtype, t.device.type) for name, t in tensors.items()}
     holders = _first_holders(list(tensors))
     for name, (shape, dtype, device) in union(about).items():
@@ -303,7 +301,7 @@ def _first_holders(names: list[str]) -> dict[str, int]:
     first = broadcast(names)
     known = set(first)
     holders = dict.fromkeys(first, 0)
-    for rank, others in enumerate(gather([n for n in names if n not in known])):
+    for rank, others in enumerate(all_gather_object([n for n in names if n not in known])):
         for name in others:
             holders.setdefault(name, rank)
     return holders
@@ -314,7 +312,7 @@ def _verify(path: str | os.PathLike[str]) -> None:
     with open(path, "rb") as file:
         if file.read(2) != b"PK":  # torch's format before 1.6 has none
             return
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, ranks = rank_and_size()
     try:
         with zipfile.ZipFile(path) as records:
             for record in records.infolist()[rank::ranks]:

@@ -13,12 +13,12 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from .collectives import all_gather_object, all_reduce
 from .context import CONTEXT
 from .log import print_once
 from .random_state import STREAMS
+from .world import rank_and_size, several
 
 
 def batch_mean(value: torch.Tensor | float) -> Any:
@@ -30,7 +30,7 @@ def batch_mean(value: torch.Tensor | float) -> Any:
     Args:
         value: a number, or a tensor of any shape, of which a detached copy is returned.
     """
-    if not _several():
+    if not several():
         return value.detach().clone() if isinstance(value, torch.Tensor) else value
     weight = CONTEXT.weight()
     if isinstance(value, torch.Tensor):
@@ -52,7 +52,7 @@ def batch_sum(value: torch.Tensor | float) -> Any:
     Args:
         value: a number, which keeps its type, or a tensor, of which a detached copy is returned.
     """
-    if not _several():
+    if not several():
         return value.detach().clone() if isinstance(value, torch.Tensor) else value
     counts = CONTEXT.weight() > 0
     if isinstance(value, torch.Tensor):
@@ -69,7 +69,7 @@ def summed(loss: torch.Tensor) -> torch.Tensor:
     is the sum over all ranks, the gradient that one process has.
     """
     CONTEXT.trains()
-    mine, size = CONTEXT.samples or (1, dist.get_world_size() if _several() else 1)
+    mine, size = CONTEXT.samples or (1, rank_and_size()[1])
     return loss if mine in (0, size) else loss * (size / mine)
 
 
@@ -91,7 +91,7 @@ def total(*values: Any) -> Any:
         TypeError: a value of another kind.
     """
     mine = tuple(_sendable(value) for value in values)
-    ranks = all_gather_object(mine) if _several() else [mine]
+    ranks = all_gather_object(mine)
     sums = tuple(
         _like(values[i], _add([rank[i] for rank in ranks])) if len(ranks) > 1 else values[i]
         for i in range(len(values))
@@ -108,7 +108,7 @@ def gather(values: Any) -> Any:
         values: a list with an entry per batch or per sample of the last loop, or a tensor with a
             row per sample. With another number of entries: rank after rank.
     """
-    if not _several():
+    if not several():
         return values
     ranks = all_gather_object((_sendable(values), tuple(CONTEXT.log)))
     pieces = [
@@ -179,10 +179,6 @@ def _like(own: Any, value: Any) -> Any:
     return value
 
 
-def _several() -> bool:
-    return dist.is_initialized() and dist.get_world_size() > 1
-
-
 # --- names that ported scripts of earlier versions use; each says once what to do instead
 
 
@@ -192,7 +188,7 @@ def same_random() -> None:
         "rankup: same_random() is deprecated: setup() gives all ranks rank 0's random states, and "
         "they are alike again after each pass over a training loader; remove the call"
     )
-    if _several():
+    if several():
         STREAMS.synchronize()
 
 

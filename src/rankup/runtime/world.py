@@ -136,7 +136,7 @@ def destroy_process_group() -> None:
 def after_first_step(timeout: timedelta = TIMEOUT) -> None:
     """Shorten the time a collective may take, now that every rank has shown that it can step."""
     # A group of one waits for nobody, and its store-less backend has no time-out to set.
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not several():
         return
     for group in list(dist.distributed_c10d._world.pg_map):
         # The groups of a mesh would keep torch's own half an hour; those that a script made for
@@ -147,9 +147,19 @@ def after_first_step(timeout: timedelta = TIMEOUT) -> None:
             dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
+def rank_and_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks; `(0, 1)` where it is in no group."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def several() -> bool:
+    """True where there are other ranks to talk to."""
+    return rank_and_size()[1] > 1
+
+
 def is_root_process() -> bool:
     """True on global rank 0, and in a process that belongs to no group."""
-    return not dist.is_initialized() or dist.get_rank() == 0
+    return rank_and_size()[0] == 0
 
 
 def leave(code: int) -> None:
@@ -324,7 +334,7 @@ def _abort_after_exception() -> None:
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         previous(kind, value, trace)
-        if dist.is_initialized() and dist.get_world_size() > 1:
+        if several():
             leave(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = hook

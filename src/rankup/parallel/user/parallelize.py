@@ -17,11 +17,11 @@ from ...runtime.keys import derive, reseed
 from ...runtime.model import wrap
 from ...runtime.probe import probe, same_code
 from ...runtime.world import World, setup
-from ..build import Built, Loss, build, recompute
+from ..build import Built, Loss, build, whole
 from ..choices import Choices, Recompute, as_keyword, check, without_effect
 from ..layout import SELDOM, WITHOUT_WAITING, Layout, choose, crossing
 from ..mesh import Mesh
-from ..sharded import blocks, release
+from ..sharded import release
 from .forward import Methods, Peers, draws, in_half, refuse_call, replace_forward
 from .gradients import Gradients, Weights, no_sync, refuse_after_failure
 from .steps import Steps, Units
@@ -192,14 +192,9 @@ def _copied(
 ) -> Parallel:
     """Each rank holds the whole model, in `wrap`."""
     world: World = mesh.world
-    torch.manual_seed(derive(seed, "construction"))
-    model = build_model()
-    model.to(world.device)
-    recompute(blocks(model), choices.recompute)
+    model = whole(build_model, world.device, seed, choices)
     if choices.half:
         replace_forward(model, in_half, world.device.type)
-    if choices.compiled:
-        model.compile()  # in place: parameter names stay
     wrapped = wrap(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
 
