@@ -112,7 +112,7 @@ def monitor(
         float | None, typer.Option(help="Seconds between samples, at first; by default 2.")
     ] = None,
     ranks: Annotated[int | None, typer.Option(help="Ranks that the run has on this node.")] = None,
-    life: Annotated[
+    attempt: Annotated[
         str | None, typer.Option(help="Tells this start of the run from others.")
     ] = None,
     parent: Annotated[
@@ -132,7 +132,7 @@ def monitor(
         user_path(run_dir, "RUN_DIR"),
         every=every,
         ranks=ranks,
-        life=life,
+        attempt=attempt,
         parent=parent,
         whole_node=whole_node,
     )

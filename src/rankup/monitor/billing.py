@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .recording import Life, Recording
+from ..slurm.job import Attempt
+from .recording import Recording
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,12 @@ class Bill:
     """What a run costs so far.
 
     Attributes:
-        seconds: of each life, in order.
-        node_seconds: of all lives, nodes counted.
+        seconds: of each attempt, in order.
+        node_seconds: of all attempts, nodes counted.
         unit: the site's; without one `GPU-h`, on CPU nodes `node-h`.
         per_node_hour: units.
         priced: whether `unit` is the site's own.
-        units: in all; lives: of each life.
+        units: in all; attempts: of each attempt.
     """
 
     seconds: tuple[float, ...]
@@ -29,15 +30,17 @@ class Bill:
     per_node_hour: float
     priced: bool
     units: float
-    lives: tuple[float, ...]
+    attempts: tuple[float, ...]
 
 
 def bill(recording: Recording) -> Bill:
-    """The bill of all lives of a run; what still runs counts up to its last sample."""
+    """The bill of all attempts of a run; what still runs counts up to its last sample."""
     facts = recording.facts
-    known = lives(recording)
-    seconds = tuple(length(life, recording) for life in known)
-    nodes = [len(life.nodes) or life.billed_nodes or max(1, facts.nodes) for life in known]
+    known = attempts(recording)
+    seconds = tuple(length(attempt, recording) for attempt in known)
+    nodes = [
+        len(attempt.nodes) or attempt.asked.get("nodes") or max(1, facts.nodes) for attempt in known
+    ]
     gpus = facts.gpus
     if gpus is None:
         per_node = np.bincount(recording.gpu_node[billed(recording)], minlength=1)
@@ -47,29 +50,43 @@ def bill(recording: Recording) -> Bill:
     else:
         unit, rate, priced = ("GPU-h", float(gpus), False) if gpus else ("node-h", 1.0, False)
     each = [one * count for one, count in zip(seconds, nodes, strict=True)]
-    rates = [life.per_node_hour if priced else None for life in known]
+    rates = [_rate(attempt, unit) if priced else None for attempt in known]
     units = tuple(
         (rate if own is None else own) * one / 3600 for own, one in zip(rates, each, strict=True)
     )
     return Bill(seconds, sum(each), unit, rate, priced, sum(units), units)
 
 
-def lives(recording: Recording) -> tuple[Life, ...]:
-    """The lives of a run; where nobody wrote one down, one as long as its record."""
-    facts = recording.facts
-    return facts.lives or (Life(recording.begin, None, "UNKNOWN", nodes=recording.nodes),)
+def _rate(attempt: Attempt, unit: str) -> float | None:
+    """Units per hour of one node of an attempt; None: as the newest one."""
+    own = attempt.asked.get("bill") or {}
+    return own.get("per_node_hour") if own.get("unit") == unit else None
 
 
-def end_of(life: Life, recording: Recording) -> float:
+def attempts(recording: Recording) -> tuple[Attempt, ...]:
+    """The attempts of a run; where nobody wrote one down, one as long as its record."""
+    whole = Attempt(
+        None,
+        "UNKNOWN",
+        "",
+        "none",
+        live=recording.running,
+        nodes=recording.nodes,
+        started=recording.begin,
+    )
+    return recording.facts.attempts or (whole,)
+
+
+def end_of(attempt: Attempt, recording: Recording) -> float:
     """When an attempt ended, or was last heard of; unix seconds."""
-    if life.end is not None:
-        return life.end
-    return max(life.begin, recording.end)
+    if attempt.ended is not None:
+        return attempt.ended
+    return max(attempt.begin, recording.end)
 
 
-def length(life: Life, recording: Recording) -> float:
+def length(attempt: Attempt, recording: Recording) -> float:
     """Seconds of an attempt."""
-    return max(0.0, end_of(life, recording) - life.begin)
+    return max(0.0, end_of(attempt, recording) - attempt.begin)
 
 
 def billed(recording: Recording) -> NDArray[np.bool_]:

@@ -29,7 +29,7 @@ class Thresholds:
     # core may be a hyperthread
 
     # What is looked at (judged.py).
-    warm_up: float = 120.0  # s of each life: imports, compilation, first batches; notes: 60-120
+    warm_up: float = 120.0  # s of each attempt: imports, compilation, first batches; notes: 60-120
     judged_least: float = 120.0  # s of a run after it; less says nothing
     pause_least: float = 5.0  # s between steps, and
     pause_times: float = 5.0  # x the median step: a pause (checkpoint, validation) or a stall

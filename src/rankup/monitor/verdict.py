@@ -1,12 +1,12 @@
 """The verdict on a run in words, one headline and a few sentences behind it; and what it cost.
 
-The bill is nodes x time, of all lives, at the site's rate (`billing`): a GPU that nobody used is on
-it like any other. The efficiency is one number (`work`): the share of the billed time of all
+The bill is nodes x time, of all attempts, at the site's rate (`billing`): a GPU that nobody used is
+on it like any other. The efficiency is one number (`work`): the share of the billed time of all
 GPUs that worked, by use *and* power; its formula is printed wherever it is. Used = bill x
-efficiency, wasted = the rest. Of what was wasted each finding has its part (`diagnose`), no
-second counted twice, so that their sum is never more than the whole; what is left over is start-up,
-waits too short to name, and validations: about 5 % of a healthy run of half an hour or more, and
-15 to 35 % where it validates often or for long (measured on the recordings of the tests).
+efficiency, wasted = the rest. Of what was wasted each finding has its part (`diagnose`), no second
+counted twice, so that their sum is never more than the whole; what is left over is start-up, waits
+too short to name, and validations: about 5 % of a healthy run of half an hour or more, and 15 to 35
+% where it validates often or for long (measured on the recordings of the tests).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Cost:
         unit: the site's; `GPU-h` or `node-h` where it has none.
         priced: whether it is the site's own.
         per_node_hour: of one node.
-        node_hours: nodes x hours, all lives.
-        billed: in all; lives: of each life.
+        node_hours: nodes x hours, all attempts.
+        billed: in all; attempts: of each attempt.
         efficiency: 0 to 1; None where nothing is known of what the GPUs did.
         formula: of it, in words.
         used, wasted: together `billed`; None without an efficiency.
@@ -63,7 +63,7 @@ class Cost:
     per_node_hour: float
     node_hours: float
     billed: float
-    lives: tuple[float, ...]
+    attempts: tuple[float, ...]
     efficiency: float | None
     formula: str
     used: float | None
@@ -91,7 +91,7 @@ def cost(recording: Recording, diagnoses: Sequence[Diagnosis]) -> Cost:
         per_node_hour=paid.per_node_hour,
         node_hours=paid.node_seconds / 3600,
         billed=paid.units,
-        lives=paid.lives,
+        attempts=paid.attempts,
         efficiency=efficiency,
         formula=done.formula,
         used=used,
@@ -211,18 +211,18 @@ def _sound(recording: Recording, paid: Cost, running: bool) -> str:
 def _extent(recording: Recording, paid: Cost) -> str:
     """What ran where, for how long, and what it was billed."""
     facts = recording.facts
-    known = billing.lives(recording)
-    nodes = max((len(life.nodes) for life in known), default=0) or max(1, facts.nodes)
+    known = billing.attempts(recording)
+    nodes = max((len(attempt.nodes) for attempt in known), default=0) or max(1, facts.nodes)
     gpus = facts.gpus if facts.gpus is not None else _billed(recording) // max(1, nodes)
     what = words.plural(nodes, "node") + (f" with {words.plural(gpus, 'GPU')}" if gpus else "")
     what += " each" if gpus and nodes > 1 else ""
     seconds = sum(billing.bill(recording).seconds)
-    lives = f" in {len(known)} attempts" if len(known) > 1 else ""
+    attempts = f" in {len(known)} attempts" if len(known) > 1 else ""
     state = known[-1].state
     end = " and was cancelled" if state == "CANCELLED" else ""
     verb = "has run" if _running(recording) else "ran"
     return (
-        f"It {verb} {words.duration(seconds)}{lives} on {what}{end}, which is "
+        f"It {verb} {words.duration(seconds)}{attempts} on {what}{end}, which is "
         f"{words.amount(paid.billed)} {paid.unit}."
     )
 
@@ -238,7 +238,7 @@ def _worked(paid: Cost) -> str:
 
 
 def _running(recording: Recording) -> bool:
-    return recording.running or billing.lives(recording)[-1].state == "RUNNING"
+    return recording.running or billing.attempts(recording)[-1].state == "RUNNING"
 
 
 def _billed(recording: Recording) -> int:

@@ -11,7 +11,7 @@ with floor a power at which nothing is computed and full one at which nobody cou
 power; the formula says so. Nodes without GPUs count by what the ranks and their data workers use of
 the cores that the job may use.
 
-What the lives of a run were billed for is the weight; time that no sample covers is taken to be
+What the attempts of a run were billed for is the weight; time that no sample covers is taken to be
 like the time that one does, so that used and wasted make up the bill.
 """
 
@@ -36,7 +36,7 @@ class Work:
         things: columns of `recording.gpu`, or without GPUs of `recording.host`.
         node: (things,) place of each one's node.
         share: (bins, things) 0 to 1; NaN where not known.
-        seconds: (bins, things) that `share` stands for within the lives of the run.
+        seconds: (bins, things) that `share` stands for within the attempts of the run.
         formula: of `share`, in words.
         per_gpu: whether the things are GPUs.
     """
@@ -74,22 +74,22 @@ def work(recording: Recording) -> Work:
         share, formula = _of_nodes(recording)
         node, per_gpu = columns, False
     covered = recording.covered[:, node] * recording.width
-    inside = in_lives(recording)[:, None]
+    inside = in_attempts(recording)[:, None]
     seconds = np.where(inside & np.isfinite(share), covered, 0).astype(np.float32)
     if len(columns) and not seconds.any() and not formula.startswith("not known"):
         formula = "not known: no sample tells of it"
     return Work(columns, node, share, np.nan_to_num(seconds), formula, per_gpu)
 
 
-def in_lives(recording: Recording) -> NDArray[np.bool_]:
+def in_attempts(recording: Recording) -> NDArray[np.bool_]:
     """(bins,) whether the middle of a bin lies in an attempt of the run."""
     times = recording.times
     inside = np.zeros(recording.bins, bool)
-    # A sampler outlives its life by a sample, and a bin's middle may lie after a short life.
+    # A sampler outlives its attempt by a sample, and a bin's middle may lie after a short attempt.
     slack = recording.width / 2
-    for life in billing.lives(recording):
-        end = billing.end_of(life, recording)
-        inside |= (times >= life.begin - slack) & (times <= end + slack)
+    for attempt in billing.attempts(recording):
+        end = billing.end_of(attempt, recording)
+        inside |= (times >= attempt.begin - slack) & (times <= end + slack)
     return inside
 
 

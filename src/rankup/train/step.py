@@ -19,7 +19,7 @@ from ..runtime.statistics import RunningStatistics
 from .evaluate import to_device
 from .feed import Feed
 from .late import Clock, Late
-from .optimizer import set_rates
+from .optimizer import LossScale, set_rates
 from .options import TrainOptions
 from .plan import Plan, Step
 from .schedule import rates
@@ -85,6 +85,7 @@ class Stepper:
         trace: where the samples of each step are noted.
         feed: where batches come from.
         timeline: what watches the steps, if anything.
+        scale: of the loss, under float16.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Stepper:
         self._taken = False
         self._clock: Clock | None = None
         self.frozen = Frozen(task, options, built.model)
+        self.scale = LossScale() if options.precision == "fp16" else None
 
     def take(self, step: Step, stop: Stop) -> Taken:
         """Forward, backward and update."""
@@ -125,7 +127,8 @@ class Stepper:
         # Summed losses over the count of all that step together make uneven dealing exact.
         mine = self._of_my_copy(step) if self.mesh.apart else range(len(step.micro_batches))
         count = self.task.train.count(step.drawn(mine))
-        turn = Turn(step, stop, self.mesh.sum_of_gradients / max(1, count))
+        scale = None if self.scale is None else self.scale.value
+        turn = Turn(step, stop, self.mesh.sum_of_gradients / max(1, count) * (scale or 1.0))
         self.statistics.begin_step()
         if self.built.pipeline is not None:
             self._through_pipeline(turn)
@@ -137,8 +140,11 @@ class Stepper:
             self._taken = True
         self.built.finish_gradients()
         self.frozen.leave(step)
+        if self.scale is not None:
+            self.scale.unscale(self.parameters)
         norm = self.clip()
-        if mine:  # a copy without work has nothing to learn from this step
+        overflowed = self.scale is not None and self.scale.overflowed(norm)
+        if mine and not overflowed:  # a copy without work has nothing to learn from this step
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if turn.work is not None:
@@ -149,7 +155,9 @@ class Stepper:
         self._clock = clock
         dealt = step.dealt(self.mesh.data_rank, self.mesh.data_size)
         targets = self.task.train.count(step.samples)
-        return Taken(step, lr, targets, Late(turn.packed[:4], norm), turn.losses, dealt, clock)
+        taken = Taken(step, lr, targets, Late(turn.packed[:4], norm), turn.losses, dealt, clock)
+        taken.loss_scale = scale
+        return taken
 
     def _of_my_copy(self, step: Step) -> range:
         """The micro-batches of the ranks that share this copy of the model."""

@@ -32,7 +32,7 @@ class Ending:
         self._parent = STARTER if parent is None else parent
         # Another process may get the number of one that has ended: the start tells them apart.
         self._start = None if parent is None else _start(parent)
-        # One that is there already was meant for an earlier life; which of two times is later is
+        # One that is there already was meant for an earlier attempt; which of two times is later is
         # not to be asked, since the clock of the file system is not the node's.
         self._stale = _identity(self._stop)
 

@@ -37,7 +37,7 @@ class Options:
         run: the run directory.
         every: seconds between samples, at first.
         ranks: that the run starts on this node; None where nobody says.
-        life: tells the starts of a run apart; by default as `lines.Head` says.
+        attempt: tells the starts of a run apart; by default as `lines.Head` says.
         parent: number of the process without which there is no job, which need not be the one
             that started the sampler; by default it is.
         whole: whether the job is billed for all GPUs of the node, granted or not.
@@ -46,7 +46,7 @@ class Options:
     run: Path
     every: float = EVERY
     ranks: int | None = None
-    life: str | None = None
+    attempt: str | None = None
     parent: int | None = None
     whole: bool = False
 
@@ -61,7 +61,6 @@ def sample_run(options: Options, environment: Mapping[str, str], root: Path = Pa
     """Sample until the job ends; the exit code.
 
     Raises:
-        UserError: the stand-in for GPUs is no script.
         OSError: the run directory cannot be written, or another user's file is in the way.
     """
     ending = Ending(options.run, options.parent)
@@ -88,14 +87,14 @@ class _Loop:
     ) -> None:
         now = time.time()
         usable = cores.usable(environment, root)
-        source, error = open_source(environment)
+        source, error = open_source()
         gpus = granted(source.gpus(), environment) if source else ()
         self._node = Node(options.run, usable, environment, source, gpus, root)
         self._head = node.head(
             environment,
             now=now,
             every=options.every,
-            attempt=options.life or node.attempt(environment, now),
+            attempt=options.attempt or node.attempt(environment, now),
             usable=usable,
             limit=self._node.limit.size,
             gpus=gpus,

@@ -12,7 +12,7 @@ from .. import billing, words
 from ..lines import Head
 from ..recording import Recording
 from ..thresholds import LIMITS
-from ..work import in_lives, power_share, work
+from ..work import in_attempts, power_share, work
 from . import codes
 from .codes import Diagnosis
 from .gpu import unused_gpus
@@ -248,7 +248,7 @@ def host_memory(recording: Recording) -> Iterator[Diagnosis]:
 
 
 def _seconds(recording: Recording) -> NDArray[np.float32]:
-    inside = in_lives(recording)[:, None]
+    inside = in_attempts(recording)[:, None]
     return np.nan_to_num(recording.covered * np.float32(recording.width) * inside)
 
 

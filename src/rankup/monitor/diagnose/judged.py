@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .. import billing
 from ..recording import Array, Recording
 from ..thresholds import LIMITS
-from ..work import in_lives
+from ..work import in_attempts
 from .codes import Window
 
 _EXPLAINED = ("checkpoint", "validation")
@@ -62,9 +62,9 @@ def _named(begin: float, end: float, usual: float, recording: Recording) -> Paus
         near = begin - usual - 1 <= event.time <= end + usual + 1
         if event.kind in _EXPLAINED and near:
             return Pause(begin, end, event.kind)
-    for life in billing.lives(recording):
+    for attempt in billing.attempts(recording):
         # Compilation and the first batches are no pause of the training.
-        if life.begin <= begin <= life.begin + LIMITS.warm_up:
+        if attempt.begin <= begin <= attempt.begin + LIMITS.warm_up:
             return Pause(begin, end, "start")
     return Pause(begin, end, "stall")
 
@@ -75,10 +75,12 @@ Mask = NDArray[np.bool_]
 def judged(recording: Recording) -> Mask:
     """(bins,) bins of an attempt after its warm-up that no validation or checkpoint falls into."""
     times = recording.times
-    inside = in_lives(recording)
-    for life in billing.lives(recording):
+    inside = in_attempts(recording)
+    for attempt in billing.attempts(recording):
         # The first bin that lies wholly after it.
-        warm = (times >= life.begin) & (times < life.begin + LIMITS.warm_up + recording.width / 2)
+        warm = (times >= attempt.begin) & (
+            times < attempt.begin + LIMITS.warm_up + recording.width / 2
+        )
         inside &= ~warm
     for pause in pauses(recording):
         if pause.why != "stall":

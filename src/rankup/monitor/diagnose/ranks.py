@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .. import billing, words
 from ..recording import Array, Recording
 from ..thresholds import LIMITS
-from ..work import in_lives, power_share, work
+from ..work import in_attempts, power_share, work
 from . import codes
 from .codes import Diagnosis, Window, merged
 from .gpu import unused_gpus
@@ -105,7 +105,7 @@ def _spins(recording: Recording) -> dict[int, tuple[Window, ...]]:
     power = power_share(recording, columns)
     use = recording.gpu["util"].mean[:, columns]
     traffic = recording.gpu["pcie_rx"].mean[:, columns]
-    alive = in_lives(recording)
+    alive = in_attempts(recording)
     stepless = _stepless(recording)
     if stepless is not None:
         alive = alive & stepless
@@ -165,9 +165,9 @@ def _without_steps(recording: Recording, least: float, trailing: bool = False) -
     """
     times = recording.steps.time
     found: list[Window] = []
-    for life in billing.lives(recording):
-        end = billing.end_of(life, recording)
-        own = np.sort(times[(times >= life.begin) & (times <= end)])
+    for attempt in billing.attempts(recording):
+        end = billing.end_of(attempt, recording)
+        own = np.sort(times[(times >= attempt.begin) & (times <= end)])
         if not len(own):
             continue
         if trailing or recording.steps.final is None:

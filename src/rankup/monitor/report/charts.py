@@ -38,7 +38,7 @@ _PRINTED = {
     "--error": COLOURS["error"],
     "--blank": "#d9dde3",
 }
-_MOST_LIVES = 200
+_MOST_ATTEMPTS = 200
 _DPI = 220
 _LEFT, _BELOW, _BETWEEN = 48.0, 24.0, 4.0  # points: names of rows, the time, plots of one figure
 _TICKS, _NAMES = 6.6, 5.2  # points
@@ -78,8 +78,8 @@ def picture(
         _heat(axes[1], colours[0], heat, begin, unit)
     for one in axes:
         one.set_xlim(0, (end - begin) / unit)
-        for life in recording.facts.lives[1:_MOST_LIVES]:  # where the run began again
-            at = (milliseconds(recording, life.begin) - begin) / unit
+        for attempt in recording.facts.attempts[1:_MOST_ATTEMPTS]:  # where the run began again
+            at = (milliseconds(recording, attempt.begin) - begin) / unit
             one.axvline(at, color=INK, linewidth=0.7, linestyle=(0, (3, 2)))
     if last:
         axes[-1].set_xlabel(f"{word} since the start", color=GREY, labelpad=1, size=_TICKS)

@@ -115,7 +115,7 @@ def milliseconds(recording: Recording, moment: float | NDArray[np.float64]) -> A
 
 def whole(recording: Recording) -> list[float]:
     """The first and the last moment of the run, on the axis of the page."""
-    begins = [recording.begin, *(life.begin for life in recording.facts.lives)]
+    begins = [recording.begin, *(attempt.begin for attempt in recording.facts.attempts)]
     end = max(recording.end, recording.begin + recording.bins * recording.width, min(begins) + 1)
     return [milliseconds(recording, min(begins)), milliseconds(recording, end)]
 
@@ -378,14 +378,14 @@ class Points:
 def points(recording: Recording, values: NDArray[np.float64]) -> Points:
     """Reduce a value of each step to what a plot shows."""
     steps = recording.steps
-    begins = np.array([life.begin for life in recording.facts.lives])
-    lives = np.searchsorted(begins, steps.time, side="right")
-    order = np.argsort(lives, kind="stable")
-    starts = buckets(lives[order], POINTS)
+    begins = np.array([attempt.begin for attempt in recording.facts.attempts])
+    attempts = np.searchsorted(begins, steps.time, side="right")
+    order = np.argsort(attempts, kind="stable")
+    starts = buckets(attempts[order], POINTS)
     last = order[np.append(starts[1:], len(order)) - 1]
     pieces = np.split(values.astype(np.float32)[order], starts[1:])
     # A point without a value between two attempts: the line must not bridge what was not trained.
-    breaks = np.flatnonzero(np.diff(lives[last])) + 1
+    breaks = np.flatnonzero(np.diff(attempts[last])) + 1
     low, middle, high = (
         np.insert(np.array([reduce(piece) for piece in pieces], np.float32), breaks, np.nan)
         for reduce in (lowest, mean, highest)
@@ -514,10 +514,10 @@ def timeline(recording: Recording) -> Figure | None:
     """A lane for the attempts of the run, and one for each kind of event; None without any."""
     # Unix seconds of begin and end, words, colour.
     lanes: dict[str, list[tuple[float, float, str, str]]] = {"run": []}
-    for life in recording.facts.lives:
-        state = life.state.lower() + (f": {life.words}" if life.words else "")
-        end = recording.end if life.end is None else life.end
-        lanes["run"].append((life.begin, end, state, _STATES.get(life.state, "--error")))
+    for attempt in recording.facts.attempts:
+        state = attempt.state.lower() + (f": {attempt.words}" if attempt.words else "")
+        end = recording.end if attempt.ended is None else attempt.ended
+        lanes["run"].append((attempt.begin, end, state, _STATES.get(attempt.state, "--error")))
     for kind, colour in _LANES.items():
         found = [one for one in recording.events if one.kind == kind]
         lanes[f"{kind}s"] = [(one.time - one.seconds, one.time, one.text, colour) for one in found]

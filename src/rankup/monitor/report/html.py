@@ -57,8 +57,8 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
     single = {one.id: one for one in (cores(recording), timeline(recording)) if one is not None}
     figures = [*(plot for section in drawn for plot in section.plots), *progress, *single.values()]
     brief = not_judged(verdict, diagnoses)
-    lives = recording.facts.lives
-    going = recording.running or bool(lives and lives[-1].state == "RUNNING")
+    attempts = recording.facts.attempts
+    going = recording.running or bool(attempts and attempts[-1].state == "RUNNING")
     gpu_plots = [plot for plot in figures if plot.of == "gpu"]
     return render(
         "run.html.j2",
@@ -86,7 +86,7 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
         size=_size(recording),
         queued="" if recording.facts.queued is None else words.duration(recording.facts.queued),
         facts=job.facts(recording),
-        lives=job.lives_table(recording),
+        attempts=job.attempts_table(recording),
         nodes=job.node_table(recording),
         sections=drawn,
         summaries={one.section.id: job.summary(recording, one.plots) for one in drawn},

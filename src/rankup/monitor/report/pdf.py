@@ -81,7 +81,7 @@ def _title(pages: Pages, recording: Recording) -> None:
     pages.y = top
     width = INNER - 140
     pages.line_of(written(facts.name or facts.run), _TITLE, bold=True, width=width)
-    jobs = ", ".join(dict.fromkeys(life.job for life in facts.lives if life.job))
+    jobs = ", ".join(dict.fromkeys(attempt.job for attempt in facts.attempts if attempt.job))
     where = ", ".join(filter(None, [facts.site, facts.partition]))
     parts = [facts.run, f"job {jobs}" if jobs else "", where]
     pages.line_of(written(" · ".join(filter(None, parts))), colour=GREY, width=width)
@@ -237,7 +237,7 @@ def _overview(pages: Pages, recording: Recording, drawn: Sequence[Drawn], heat: 
         return
     heat = heat if len(shown[0].average) > 1 else 0
     notes = ["grey: nothing was sampled"] if blank(recording) else []
-    if len(recording.facts.lives) > 1:
+    if len(recording.facts.attempts) > 1:
         notes.append("dashed: the run began again")
     keep = len(shown) * 73 + 24 + heat
     pages.heading("Over time", keep, mark=False, aside="; ".join(notes))
@@ -357,7 +357,7 @@ def _job(pages: Pages, recording: Recording) -> None:
     for name, text in [*job.facts(recording), *([("The site's report", portal)] if portal else [])]:
         _fact(pages, name, text, label=110, width=INNER)
     pages.y += 4
-    _captioned(pages, job.lives_table(recording))
+    _captioned(pages, job.attempts_table(recording))
 
 
 def _tables(pages: Pages, recording: Recording, drawn: Sequence[Drawn]) -> None:

@@ -63,7 +63,7 @@ def coarse(values: Array, factor: int) -> Array:
 def buckets(groups: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Where to begin a bucket, so that there are about `most` of equal length.
 
-    No bucket has values of two groups (lives of a run).
+    No bucket has values of two groups (attempts of a run).
 
     Args:
         groups: (values,) number of the group of each value, ascending.
