@@ -58,5 +58,10 @@ class Layout:
         return max(1, math.ceil(self.global_batch / (self.data * self.micro_batch)))
 
     @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO or FSDP shards."""
+        return self.cp * (self.dp_shard if self.dp_shard > 1 else self.data)
+
+    @property
     def stages(self) -> int:
         return self.pp * self.interleave
