@@ -102,9 +102,9 @@ def shard(
             with gradients on, yes while a wrapped model is in train mode; where there is none, yes
             for a loader that shuffles. While all are in `eval()` it is an evaluation, until a
             backward reaches one of them: an error where a rank was left out before, or batches were
-            put together. True also serves an evaluation where a forward is a collective: under `no_grad` all ranks then go
-            through the batches together, and `batch_mean` and `batch_sum` leave out the sample of
-            weight zero.
+            put together. True also serves an evaluation where a forward is a collective: under
+            `no_grad` all ranks then go through the batches together, and `batch_mean` and
+            `batch_sum` leave out the sample of weight zero.
         batch: what the loader's batch size means: `global`, the batch of all ranks together, or
             `per-gpu`, where a global batch is one of the loader's batches for each rank, and `len`
             the number of those.
