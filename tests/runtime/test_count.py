@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -204,6 +205,41 @@ def test_all_models_of_a_backward_have_its_units(ranks: RankPool, recomputed: in
     for first, second in ranks.run(2, _two_models, recomputed):
         assert first == pytest.approx([8.0, 8.0])
         assert second == pytest.approx([6.0, 6.0])
+
+
+class Fails(torch.autograd.Function):
+    """Does nothing, but for its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise ArithmeticError("as a script's own code may")
+
+
+def _after_a_failure(world: World) -> float:
+    """The gradient of a batch without units, behind a backward that used some up and failed."""
+    net = wrap(nn.Linear(1, 1, bias=False))
+    x = torch.ones(1, 1, requires_grad=True)
+    for fails in (True, False):
+        CONTEXT.give(1, 2, trains=True)
+        if fails:
+            count(3 if world.rank else 1)
+        inner = (lambda x: net(Fails.apply(x))) if fails else net
+        loss = checkpoint(inner, x, use_reentrant=True) * (10.0 if world.rank else 2.0)
+        expected = pytest.raises(ArithmeticError) if fails else contextlib.nullcontext()
+        with net.no_sync() if fails else contextlib.nullcontext(), expected:
+            loss.backward()
+        if fails:
+            net.zero_grad()
+    return float(net.weight.grad)
+
+
+def test_units_of_a_backward_that_failed_weigh_no_other(ranks: RankPool) -> None:
+    """Also where all of both backwards is within reentrant checkpoints."""
+    assert ranks.run(2, _after_a_failure) == pytest.approx([6.0, 6.0])
 
 
 @pytest.mark.parametrize("units", [-1, float("nan"), float("inf")])
