@@ -99,20 +99,20 @@ FRAMEWORK_OF = {
 
 def machine_of(gpu: str, text: str) -> Machine | None:
     """Return the machine that a row's GPU and words describe; None where nobody knows the GPU."""
-    found = re.search(
-        r"(GH200|H200|H100|A100|V100|MI250X)\D*?(?:SXM\d?|PCIE)?\D*(\d+)?", gpu.upper()
-    )
+    found = re.search(r"GH200|H200|H100|A100|V100|MI250X", gpu.upper())
     if found is None:
         return None
-    names = [name for name in MACHINES if name.split("-")[0] == found[1]]
-    # Without its memory: the largest A100, the usual H100.
-    usual = {"A100": "A100-80GB", "V100": "V100-32GB"}.get(found[1], names[0])
-    made = MACHINES[f"{found[1]}-{found[2]}GB" if f"{found[1]}-{found[2]}GB" in names else usual]
-    if count := re.search(
-        r"(\d+) ?x? ?(?:GPUs?|[AGH]+\d00)(?:/| per )node|\b(\d+) ?x ?(?:GH|A|H)\d00|[AH]100 (\d+)/node",
-        text,
-    ):
-        made = replace(made, gpus_per_node=int(next(filter(None, count.groups()))))
+    names = [name for name in MACHINES if name.split("-")[0] == found[0]]
+    memory = re.search(r"(\d{2,3}) ?G", gpu.upper())
+    # Without its memory: most was published of the larger A100.
+    usual = {"A100": "A100-80GB", "V100": "V100-32GB"}.get(found[0], names[0])
+    asked = f"{found[0]}-{memory[1]}GB" if memory else usual
+    made = MACHINES[asked if asked in names else usual]
+    gpus = r"(?:GPUs?|(?:GH|A|H)\d00s?)"
+    for pattern in (rf"(\d+) ?x? ?{gpus}(?:/| per )node", rf"\b(\d+) ?x ?{gpus}", r"00 (\d+)/node"):
+        if count := re.search(pattern, text):
+            made = replace(made, gpus_per_node=int(count[1]))
+            break
     if nic := adapters(text, made.gpus_per_node):
         made = replace(made, nic_per_node=nic)
     if re.search(r"\bEFA\b", text):

@@ -242,7 +242,7 @@ _BANDS = {
     "tensor": 0.18,
     "pipeline": 0.16,
     "copies": 0.35,
-    "across": 1.4,
+    "across": 0.9,
     "fp8": 0.17,
 }
 MANY_COPIES = 64  # data-parallel ranks, unsharded, from which latencies decide
