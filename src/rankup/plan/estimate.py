@@ -106,7 +106,7 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
         # Layers are whole: the longest stage has at least one, or the head.
         even = (shape.layers * one_layer + head) / layout.pp
         head = max(0.0, max(even, head, one_layer) - layers * one_layer)
-    parameters = stage_parameters(shape, layout, layout.pp - 1, framework)
+    parameters = stage_parameters(shape, layout, layout.pp - 1)
     data = data_parallel(shape, layout, machine, framework, work, layers, parameters, again)
     shard = layout.shards
     own = parameters / shard if layout.zero >= 2 and layout.pp == 1 else parameters
