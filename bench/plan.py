@@ -346,6 +346,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, default=usual)
     parser.add_argument("--leave-out", action="store_true", help="fit without each row's document")
     parser.add_argument("--fit", action="store_true", help="print the constants that fit best")
+    parser.add_argument("--quick", action="store_true", help="as every bench has; it is quick")
     parser.add_argument("--rows", action="store_true", help="print every row, too")
     arguments = parser.parse_args()
     if not arguments.table.is_file():

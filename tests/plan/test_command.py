@@ -272,3 +272,19 @@ def test_run_warns_of_what_does_not_fit_or_ends_too_late(
     assert "attempts of 02:00:00" in done.stderr
     done = rankup_here([*run, "language-model", "--vocab", "byte"], env=jureca.environment)
     assert "a plan says" not in done.stderr
+
+
+def test_float32_takes_longer_and_more_memory_unless_products_are_in_tf32(
+    rankup_here: RunRankup,
+) -> None:
+    """The recipe's own precision is float32, for which a GPU has another peak."""
+    words = ("--gpu", "A100-80GB", "--gpus", "8", *RECIPE, "--strategy", "ddp")
+    words += ("--micro-batch", "8", "--activation-checkpointing", "none")
+    half, tf32, full = (
+        _json(rankup_here, *words, *more)["rows"][0]
+        for more in (("--precision", "bf16"), ("--tf32",), ())
+    )
+    times = [one["seconds_per_step"] for one in (half, tf32, full)]
+    assert times == sorted(times)
+    assert times[2] > 5 * times[0]
+    assert full["memory"]["activations"] == pytest.approx(2 * half["memory"]["activations"])

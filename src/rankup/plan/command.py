@@ -135,6 +135,7 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
         UserError: numbers that cannot be.
     """
     notes = [*target.notes, *site.notes]
+    site = site.tf32() if target.recipe is not None and target.recipe.tf32 else site
     batch, note = _global_batch(wish, target)
     notes += note
     precision = wish.precision or (target.recipe.precision if target.recipe else "bf16")
@@ -371,6 +372,7 @@ def doubts(
     assert options is not None
     ranks = job.nodes * job.per_node
     layout = _asked_for(options, ranks, options.layout(ranks, job.per_node))
+    site = site.tf32() if options.tf32 else site
     one = estimate(target.shape, layout, site.of(ranks))
     used, there = (f"{size / GIB:.1f} GiB" for size in (one.memory_total, one.capacity))
     found = []

@@ -107,7 +107,7 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
     return Work(
         matmul=seconds,
         attention=core,
-        elementwise=moved / hbm,
+        elementwise=moved * layout.value_bytes / 2 / hbm,
         tensor=tensor_parallel(shape, layout, machine, framework),
         attention_back=back,
         floor=launches * framework.launches * machine.launch,
@@ -123,7 +123,7 @@ def tensor_parallel(shape: Shape, layout: Layout, machine: Machine, framework: F
     """
     if layout.tp == 1:
         return 0.0
-    size = 2.0 * layout.micro_batch * shape.seq / layout.cp * shape.hidden
+    size = layout.value_bytes * layout.micro_batch * shape.seq / layout.cp * shape.hidden
     ranks = group(machine, layout.tp, 1)
     seconds = 4 * ranks.gather(size) if layout.sequence_parallel else 2 * ranks.reduce(size)
     if layout.pp > 1 and layout.tp >= machine.gpus_per_node:
@@ -158,4 +158,5 @@ def accumulation(parameters: float, machine: Machine, framework: Framework) -> f
 
 def optimizer(parameters: float, machine: Machine) -> float:
     """Return the seconds of Adam over `parameters` of this rank: bytes moved / memory bandwidth."""
-    return _OPTIMIZER_BYTES * parameters / (machine.hbm * machine.hbm_efficiency)
+    rate = machine.optimizer_rate or machine.hbm * machine.hbm_efficiency
+    return _OPTIMIZER_BYTES * parameters / rate

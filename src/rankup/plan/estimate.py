@@ -95,7 +95,7 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
     The slowest stage sets the pace: step = (m + bubble) x (its micro-batch) + what is exposed of
     the data-parallel exchange + optimizer [Narayanan 2021, eq. 1].
     """
-    framework = FRAMEWORKS[layout.framework]
+    framework, machine = FRAMEWORKS[layout.framework], machine.computing(layout.precision)
     m, layers = layout.micro_batches, stage_layers(layout, shape.layers)
     work = compute.layer(shape, layout, machine, framework)
     last = compute.head(shape, layout, machine)

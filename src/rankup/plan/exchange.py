@@ -26,7 +26,9 @@ def pipeline_send(shape: Shape, layout: Layout, machine: Machine) -> float:
     """
     if layout.pp == 1:
         return 0.0
-    size = 2.0 * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
+    size = (
+        layout.value_bytes * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
+    )
     ranks = group(machine, layout.pp, layout.tp * layout.cp * layout.data)
     return 2 * layout.interleave * ranks.send(size)
 
@@ -68,7 +70,7 @@ def data_parallel(
 
     DDP and ZeRO-1 once per step: all-reduce of the gradients, or reduce-scatter and the gathering
     of the updated weights, beside the last micro-batch's backward. FSDP in every micro-batch: each
-    layer's weights gathered in half precision in the forward and, where they were freed (ZeRO-3),
+    layer's weights gathered in the precision of the forward and, where they were freed (ZeRO-3),
     in the backward, gradients scattered; all beside the layer's own work [FSDP paper, 3.2; ZeRO].
     HSDP adds an all-reduce of each rank's shard across the copies.
     """
@@ -97,9 +99,9 @@ def data_parallel(
     one = parameters / layers if layers else parameters
     if layout.pp > 1:  # once per step, the reduction beside the last backward
         scatter = ranks.gather(framework.gradient_bytes * parameters, layers)
-        gather = ranks.gather(2 * parameters, layers)
+        gather = ranks.gather(layout.value_bytes * parameters, layers)
         return Data(0.0, gather + hidden(scatter, backward, machine))
-    gather = ranks.gather(2 * one)
+    gather = ranks.gather(layout.value_bytes * one)
     scatter = ranks.gather(framework.gradient_bytes * one)
     if layout.dp_replicate > 1:
         copies = group(machine, layout.dp_replicate, stride * shard)

@@ -24,8 +24,10 @@ class Machine:
         matmul_half: FLOPs of the product that reaches half of that.
         power: speed of products over the same GPU's at its full power limit.
         attention_efficiency: share of the peak of a fused attention kernel, of FLOPs really done.
+        fp32_flops: the same of float32 without TF32; 0: as `peak_flops`.
         hbm: bytes/s of its memory.
         hbm_efficiency: share of `hbm` that element-wise kernels and the optimizer reach.
+        optimizer_rate: bytes/s that Adam's update reaches; 0: as element-wise kernels.
         launch: seconds of the processor per kernel.
         contention: what stays exposed of exchanges beside which the GPU computes: both use the
             same memory and multiprocessors [Galvatron, calculon].
@@ -47,12 +49,14 @@ class Machine:
     memory_gib: float
     peak_flops: float
     hbm: float
+    fp32_flops: float = 0.0
     fp8_speedup: float = 0.0
     matmul_efficiency: float = 0.761
     matmul_half: float = 19.8e9
     attention_efficiency: float = 0.332
     power: float = 1.0
     hbm_efficiency: float = 0.77
+    optimizer_rate: float = 0.0
     launch: float = 8.8e-6
     contention: float = 0.265
     gpus_per_node: int = 8
@@ -71,6 +75,14 @@ class Machine:
     calibrated: bool = False
     notes: tuple[str, ...] = field(default=())
 
+    def computing(self, precision: str) -> Machine:
+        """Return the machine as it is for products in a precision: of another peak in float32,
+        where small products take as long as ever."""
+        if precision != "fp32" or not self.fp32_flops:
+            return self
+        slower = self.fp32_flops / self.peak_flops
+        return replace(self, peak_flops=self.fp32_flops, matmul_half=self.matmul_half * slower)
+
 
 # Amazon's network, in place of InfiniBand's: as Hugging Face's cluster measured it with 256 MB on 1
 # to 64 nodes, all-gather 250 to 11 GB/s, all-reduce 436 to 33 GB/s.
@@ -78,10 +90,11 @@ EFA = {"nic_latency": 51e-6, "congestion": 0.035}
 
 # What the generations share. Efficiencies and latencies were fitted on measured runs, within the
 # published ceilings (best products: A100 .87, H100 .80; all-reduce in a node .78 to .82).
-_AMPERE = Machine("", 0, 312e12, 0)
+_AMPERE = Machine("", 0, 312e12, 0, fp32_flops=19.5e12)
 _HOPPER = replace(
     _AMPERE,
     peak_flops=989e12,
+    fp32_flops=67e12,
     fp8_speedup=1.75,
     matmul_efficiency=0.627,
     matmul_half=13.2e9,
@@ -115,6 +128,7 @@ MACHINES = {
             gpu="V100-32GB",
             memory_gib=31.7,
             peak_flops=125e12,  # fp16: it has no bf16
+            fp32_flops=15.7e12,
             hbm=900 * GB,
             node_link=150 * GB,
             nic_per_node=50 * GB,
@@ -133,6 +147,7 @@ MACHINES = {
             gpu="MI250X",
             memory_gib=64.0,
             peak_flops=191.5e12,  # one GCD, half a card: what Slurm and torch call a GPU
+            fp32_flops=47.9e12,
             hbm=1638 * GB,
             node_link=100 * GB,
             nic_per_node=100 * GB,

@@ -17,6 +17,7 @@ from ..site import profile as profiles
 from ..site.profile import Profile
 from .machine import GB, MACHINES, Machine, machine, of_site
 
+_WITH_TF32 = ("A100", "H100", "H200", "GH200")  # at half of the speed of bf16
 _NIC = re.compile(r"(\d+(?:\.\d+)?)\s*(GB/s|Gbit/s|Gb/s)")
 
 
@@ -58,6 +59,12 @@ class Site:
         per_node = min(gpus, self.machine.gpus_per_node)
         near = min(self.calibrated, key=lambda n: abs(math.log(n / per_node)), default=None)
         return self.machine if near is None else self.calibrated[near]
+
+    def tf32(self) -> Site:
+        """Return the machine where float32 products are in TF32, if its GPUs have that."""
+        if self.machine.calibrated or not self.machine.gpu.startswith(_WITH_TF32):
+            return self
+        return replace(self, machine=replace(self.machine, fp32_flops=self.machine.peak_flops / 2))
 
     def cost(self, gpus: int, seconds: float) -> float:
         """Return what a run costs, in `machine.unit`."""

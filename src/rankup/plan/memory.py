@@ -27,7 +27,7 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
     tokens, t, h = layout.micro_batch * shape.seq / layout.cp, layout.tp, shape.hidden
     split = t if layout.sequence_parallel else 1
     if layout.recompute == "full":
-        return 2.0 * tokens * h / split
+        return layout.value_bytes * tokens * h / split
     if framework is None:
         whole, shared, fused = 10.0 * h, 24.0 * h, False
     else:
@@ -40,7 +40,7 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
     total = tokens * (whole / split + shared / t)
     if layout.recompute == "none" and not fused:
         total += 5.0 * shape.heads * shape.seq * tokens / t
-    return total
+    return total * layout.value_bytes / 2  # the published ones are of half precision
 
 
 def _products(shape: Shape, share: float) -> float:
@@ -101,12 +101,12 @@ def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Pa
     gathered = 0.0
     if layout.zero == 3:
         largest = max(shape.layer_parameters, shape.embedding_parameters) / layout.tp
-        gathered = 2.0 * (shape.layer_parameters / layout.tp + largest)
+        gathered = layout.value_bytes * (shape.layer_parameters / layout.tp + largest)
         if layout.pp > 1:  # gathered once per step, kept until its last micro-batch
-            gathered = 2.0 * stage_parameters(shape, layout, stage)
+            gathered = layout.value_bytes * stage_parameters(shape, layout, stage)
     copies = 0.0
     if framework.autocast and layout.zero < 3 and layout.precision != "fp32":
-        copies = 2.0 * stage_parameters(shape, layout, stage)
+        copies = layout.value_bytes * stage_parameters(shape, layout, stage)
     buffers = 2 * 25 * 2**20 if layout.data > 1 and layout.zero < 3 else 0.0
     parts = [
         ("weights", weights),
