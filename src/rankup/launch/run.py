@@ -19,7 +19,6 @@ from ..site.jobspec import DATA, OPTIONS, SLURM, JobSpec, flag, of_record
 from ..site.rundir import Job
 from ..slurm.client import Client
 from . import attempts, inside, local, ready, stage, submit
-from .environment import python_of_ranks
 from .logfile import OUTPUT, size_of
 from .request import created, new, resumed, same_result, split_notes, typed, wanted
 
@@ -48,7 +47,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
     settings = config.load(Path.cwd())
     runs = settings.runs
     nproc = _ranks(spec.nproc, {**os.environ, **extra})
-    python = python_of_ranks()
+    python = ready.python_of_ranks()
     if spec.resume is not None:
         directory, job = resumed(spec, runs)
     else:

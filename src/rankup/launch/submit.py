@@ -28,8 +28,7 @@ from ..slurm import limits, script
 from ..slurm.client import Client, SlurmError
 from ..slurm.limits import Grant
 from ..slurm.parse import Partition, array_tasks, parse_seconds, time_text
-from . import attempts, environment, ready, stage, status
-from .environment import own_environment
+from . import attempts, ready, stage, status
 from .ready import Fetched
 from .request import by_crew, created, new, resumed, split_notes, typed, wanted, without_values
 
@@ -117,7 +116,7 @@ def prepare(
     plan = planned(client, config, options)
     project = config.project(Path.cwd())
     if not plan.options.container:
-        chosen, notes = environment.of_job(plan.options.environment, project)
+        chosen, notes = ready.environment_of_job(plan.options.environment, project)
         options = replace(plan.options, environment=chosen)
         plan = replace(plan, options=options, notes=(*plan.notes, *notes))
     node = plan.granted.node
@@ -230,7 +229,7 @@ def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
         if value is not None and "://" not in value:
             found[f"--{option}"] = Path(value)
     if not options.environment and not options.container:
-        found["the Python environment"] = environment.active_environment()[0] or Path(sys.prefix)
+        found["the Python environment"] = ready.active_environment()[0] or Path(sys.prefix)
     found |= {f"what was fetched as {name}": path for name, path in plan.fetched.places.items()}
     found |= {f"--stage {name}": Path(name) for name in options.stage}
     found |= {f"--mount {name}": Path(name) for name in options.mount}
@@ -426,7 +425,7 @@ def job_script(
     )
     if environment is not None and not environment.is_file():
         raise UserError(f"--environment {environment} is no file; name a script to source")
-    activate, path = (str(environment.resolve()), None) if environment else own_environment()
+    activate, path = (str(environment.resolve()), None) if environment else ready.own_environment()
     exported = {**profile.environment, **plan.fetched.variables}
     if profile.list_gpus and granted.gpus:
         exported["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(granted.gpus)))

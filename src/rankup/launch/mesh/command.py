@@ -17,7 +17,7 @@ from ...base.errors import UserError, nearest
 from ...parallel.holdings import holdings
 from ...parallel.layout import Layout, choose, crossing
 from ...site import gpus
-from ..environment import require_torch
+from ..ready import require_torch
 from . import text
 
 Asked = tuple[str | None, int | None, int | None, int | None, int | None, str | None]
