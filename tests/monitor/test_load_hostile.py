@@ -106,10 +106,13 @@ def test_a_value_that_cannot_be_is_not_known(tmp_path: Path, value: str) -> None
         assert max(recording.fs["/p"]) < 100
 
 
-def test_a_damaged_journal_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line", ['{"kind": "note"', '{"kind": ' + "[" * 100_000 + "]" * 100_000 + "}"]
+)
+def test_a_damaged_journal_is_said(tmp_path: Path, line: str) -> None:
     write(tmp_path, [head(), *(sample(10 * k) for k in range(1, 5))])
     with (tmp_path / "monitor" / "n1.jsonl").open("a") as file:
-        file.write('{"kind": "note"\n{"kind": "end", "t": 1, "why": ""}\n')
+        file.write(f'{line}\n{{"kind": "end", "t": 1, "why": ""}}\n')
     recording = load(tmp_path, NOBODY)
     usable(recording)
     assert recording.samples == 4

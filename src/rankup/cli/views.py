@@ -188,7 +188,7 @@ def generate(
     """Try a run's model: text that goes on from a prompt, a summary, the names of photos."""
     from ..base.files import user_path
     from ..launch.weights import generate as make
-    from ..recipes.asked import Asked
+    from ..recipes import Asked
 
     path = None if file is None else user_path(file, "--file").absolute()
     asked = Asked(prompt, path, max_tokens, temperature, top_k, beams, seed)

@@ -18,7 +18,7 @@ from .. import recipes
 from ..base.errors import UserError
 from ..base.files import fsync_directory, user_path
 from ..base.text import clean
-from ..recipes.asked import Asked
+from ..recipes import Asked
 from ..site import config, rundir
 from ..slurm.client import Client
 from . import attempts, meant

@@ -149,7 +149,7 @@ def journal(path: Path) -> Journal:
                     continue
                 try:
                     _take(found, json.loads(line), path)
-                except (ValueError, TypeError, KeyError, AttributeError) as error:
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                     found.error = f"line {number} of {path.name} is damaged ({error}); delete it"
                     break
     except OSError as error:

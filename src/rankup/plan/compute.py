@@ -7,46 +7,56 @@ from dataclasses import dataclass
 from .framework import Framework
 from .layout import Layout
 from .machine import Machine
+from .network import group
 from .shape import Shape
 
 # Bytes that unfused element-wise kernels of a layer move per token in a forward, per unit of
 # `hidden` (two norms, two residuals with dropout, rotary embedding) and of `ffn` (activation).
-_RESIDUAL_BYTES = 24.0
-_ROTARY_BYTES = 8.0
-_ACTIVATION_BYTES = 6.0
+_RESIDUAL_BYTES = 29.0
+_ROTARY_BYTES = 10.0
+_GELU_BYTES = 7.0
+_GATE_BYTES = 12.0  # silu, then its product with the other half
 # Unfused attention: bytes per element of the s x s matrix, softmax and dropout, a forward.
 _SOFTMAX_BYTES = 10.0
 _LOGITS_BYTES = 14.0  # of cross-entropy in float32, per logit, a forward
 _OPTIMIZER_BYTES = 32.0  # read weight, gradient, two moments; write weight, moments, half copy
-_KERNELS = 16  # of a layer's forward
+# Operations of a layer's forward that the processor launches one by one, and what tensor
+# parallelism adds.
+_LAUNCHES = 40
+_TENSOR_LAUNCHES = 80
 
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds of one layer, or of the head, on one rank and micro-batch.
+    """Seconds of one layer, or of the head, on one rank and micro-batch, in a forward.
 
-    `matmul`, `attention` and `elementwise` are of a forward; a backward does each `..._back` times.
+    Attributes:
+        tensor: exchange between tensor-parallel ranks; a backward does as much.
+        attention_back: a backward's attention over a forward's; of all else it is 2.
+        floor: what the processor needs to launch the forward's kernels.
     """
 
     matmul: float
     attention: float
     elementwise: float
+    tensor: float = 0.0
     attention_back: float = 2.5
-    floor: float = 0.0  # seconds that the processor needs to launch the forward's kernels
+    floor: float = 0.0
 
     @property
     def busy(self) -> float:
         """Forward and backward, without what the processor's launches add."""
-        return 3 * (self.matmul + self.elementwise) + (1 + self.attention_back) * self.attention
+        products = self.matmul + self.elementwise
+        return 3 * products + (1 + self.attention_back) * self.attention + 2 * self.tensor
 
     @property
     def forward(self) -> float:
-        return max(self.matmul + self.attention + self.elementwise, self.floor)
+        return max(self.matmul + self.attention + self.elementwise + self.tensor, self.floor)
 
     @property
     def backward(self) -> float:
         busy = 2 * (self.matmul + self.elementwise) + self.attention_back * self.attention
-        return max(busy, 2 * self.floor)
+        return max(busy + self.tensor, 2 * self.floor)
 
 
 def matmul(machine: Machine, m: float, n: float, k: float, fp8: bool = False) -> float:
@@ -56,7 +66,7 @@ def matmul(machine: Machine, m: float, n: float, k: float, fp8: bool = False) ->
     only in part and start slowly. Never faster than its operands pass the memory (roofline).
     """
     flops = 2.0 * m * n * k
-    peak = machine.peak_flops * machine.matmul_efficiency
+    peak = machine.peak_flops * machine.matmul_efficiency * machine.power
     seconds = (flops / (machine.fp8_speedup or 1.0 if fp8 else 1.0) + machine.matmul_half) / peak
     moved = 2.0 * (m * k + k * n + m * n) / (machine.hbm * machine.hbm_efficiency)
     return max(seconds, moved)
@@ -80,18 +90,45 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
     )
     hbm = machine.hbm * machine.hbm_efficiency
     split = t if layout.sequence_parallel else 1
-    moved = _RESIDUAL_BYTES * h / split + (_ROTARY_BYTES * h + _ACTIVATION_BYTES * shape.ffn) / t
+    gate = _GATE_BYTES if shape.gated else _GELU_BYTES
+    moved = _RESIDUAL_BYTES * h / split + (_ROTARY_BYTES * h + gate * shape.ffn) / t
     moved *= tokens * framework.traffic
     pairs = tokens * shape.seq
     flops = 4.0 * pairs * h / t
     if framework.fused_attention:
-        core = flops / 2 / (machine.peak_flops * machine.attention_efficiency)
+        speed = framework.attention if machine.fp8_speedup else 1.0  # Hopper and later have fp8
+        core = flops / 2 / (machine.peak_flops * machine.attention_efficiency * speed)
         back = 2.5
     else:
         softmax = _SOFTMAX_BYTES * pairs * shape.heads / t / hbm
         core = flops / (machine.peak_flops * machine.matmul_efficiency * 0.7) + softmax
         back = 2.0
-    return Work(seconds, core, moved / hbm, back, _KERNELS * machine.launch)
+    launches = _LAUNCHES + (_TENSOR_LAUNCHES if t > 1 else 0)
+    return Work(
+        matmul=seconds,
+        attention=core,
+        elementwise=moved * layout.value_bytes / 2 / hbm,
+        tensor=tensor_parallel(shape, layout, machine, framework),
+        attention_back=back,
+        floor=launches * framework.launches * machine.launch,
+    )
+
+
+def tensor_parallel(shape: Shape, layout: Layout, machine: Machine, framework: Framework) -> float:
+    """Return the seconds of one layer's tensor-parallel exchanges in a forward.
+
+    Two all-reduces of b s h values, with sequence parallelism two all-gathers and two
+    reduce-scatters of the same bytes; a backward does as many [Narayanan 2021, 3.2; Korthikanti
+    2022, 4.2].
+    """
+    if layout.tp == 1:
+        return 0.0
+    size = layout.value_bytes * layout.micro_batch * shape.seq / layout.cp * shape.hidden
+    ranks = group(machine, layout.tp, 1)
+    seconds = 4 * ranks.gather(size) if layout.sequence_parallel else 2 * ranks.reduce(size)
+    if layout.pp > 1 and layout.tp >= machine.gpus_per_node:
+        seconds += 4 * framework.stall * (layout.tp - 1)
+    return seconds * (1 - framework.overlap_tensor)
 
 
 def head(shape: Shape, layout: Layout, machine: Machine) -> Work:
@@ -107,10 +144,19 @@ def recomputed(work: Work, layout: Layout, framework: Framework) -> float:
     if layout.recompute == "full":
         return work.forward
     if layout.recompute == "selective":
-        return work.elementwise if framework.fused_attention else work.attention
+        if framework.selective == 1:
+            return 0.0 if framework.fused_attention else work.attention
+        products = (1 - framework.selective) * work.matmul
+        return work.elementwise + products
     return 0.0
+
+
+def accumulation(parameters: float, machine: Machine, framework: Framework) -> float:
+    """Return the seconds in which one micro-batch's gradients are added to float32 sums."""
+    return framework.accumulation * parameters / (machine.hbm * machine.hbm_efficiency)
 
 
 def optimizer(parameters: float, machine: Machine) -> float:
     """Return the seconds of Adam over `parameters` of this rank: bytes moved / memory bandwidth."""
-    return _OPTIMIZER_BYTES * parameters / (machine.hbm * machine.hbm_efficiency)
+    rate = machine.optimizer_rate or machine.hbm * machine.hbm_efficiency
+    return _OPTIMIZER_BYTES * parameters / rate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import compute
-from .exchange import data_parallel, pipeline_send, tensor_parallel
+from .exchange import data_parallel, pipeline_send, tied_embedding
 from .framework import FRAMEWORKS
 from .layout import Layout
 from .machine import GIB, Machine
@@ -95,12 +95,10 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
     The slowest stage sets the pace: step = (m + bubble) x (its micro-batch) + what is exposed of
     the data-parallel exchange + optimizer [Narayanan 2021, eq. 1].
     """
-    framework = FRAMEWORKS[layout.framework]
+    framework, machine = FRAMEWORKS[layout.framework], machine.computing(layout.precision)
     m, layers = layout.micro_batches, stage_layers(layout, shape.layers)
-    work, last = (
-        compute.layer(shape, layout, machine, framework),
-        compute.head(shape, layout, machine),
-    )
+    work = compute.layer(shape, layout, machine, framework)
+    last = compute.head(shape, layout, machine)
     again = compute.recomputed(work, layout, framework)
     one_layer = work.forward + work.backward + again
     head = last.forward + last.backward
@@ -109,45 +107,160 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
         even = (shape.layers * one_layer + head) / layout.pp
         head = max(0.0, max(even, head, one_layer) - layers * one_layer)
     parameters = stage_parameters(shape, layout, layout.pp - 1, framework)
-    exchanges = 2.0 + (1.0 if layout.recompute == "full" else 0.0)
-    tensor = layers * exchanges * tensor_parallel(shape, layout, machine)
-    send = pipeline_send(shape, layout, machine)
     data = data_parallel(shape, layout, machine, framework, work, layers, parameters, again)
-    busy = layers * one_layer + head + tensor + send + data.per_micro_batch
-    shard = layout.data * layout.cp if layout.zero else 1
-    adam = compute.optimizer(parameters / shard, machine)
-    idle = bubble(layout) * busy
-    parts = [
-        ("matmul", m * layers * 3 * work.matmul),
-        ("attention", m * layers * (1 + work.attention_back) * work.attention),
-        ("elementwise", m * layers * 3 * work.elementwise),
-        ("launch", m * layers * (work.forward + work.backward - work.busy)),
-        ("head", m * head),
-        ("recomputation", m * layers * again),
-        ("tensor parallel", m * tensor),
-        ("pipeline sends", m * send),
-        ("bubble", idle),
-        ("parameters", m * data.per_micro_batch),
-        ("gradients", data.per_step),
-        ("optimizer", adam),
-    ]
-    terms = tuple(Term(name, seconds) for name, seconds in parts if seconds)
-    seconds = sum(term.seconds for term in terms)
-    tokens = layout.global_batch * shape.seq
-    rate = tokens / seconds / layout.gpus
-    parts_of_memory = memory(shape, layout, framework)
+    shard = layout.shards
+    own = parameters / shard if layout.zero >= 2 and layout.pp == 1 else parameters
+    added = compute.accumulation(own, machine, framework) if m > 1 else 0.0
+    send = pipeline_send(shape, layout, machine)
+    busy = layers * one_layer + head + added + send + data.per_micro_batch
+    seconds = {
+        "matmul": m * layers * 3 * work.matmul,
+        "attention": m * layers * (1 + work.attention_back) * work.attention,
+        "element-wise": m * layers * 3 * work.elementwise,
+        "head": m * head,
+        "recomputation": m * layers * again,
+        "launches": m * layers * (work.forward + work.backward - work.busy),
+        "accumulation": m * added,
+        "tensor parallel": m * layers * 2 * work.tensor,
+        "pipeline sends": m * send,
+        "bubble": bubble(layout) * busy,
+        "sharded weights": m * data.per_micro_batch,
+        "gradients": data.per_step + tied_embedding(shape, layout, machine, framework),
+        "optimizer": compute.optimizer(parameters / (shard if layout.zero else 1), machine),
+    }
+    terms = tuple(
+        Term(name, spent, *EXPLAINED[name]) for name, spent in seconds.items() if spent > 0
+    )
+    total = sum(term.seconds for term in terms)
+    rate = layout.global_batch * shape.seq / total / layout.gpus
+    parts = memory(shape, layout, framework)
+    limit, advice = what_limits(terms, layout, machine)
     return Estimate(
         shape=shape,
         layout=layout,
         machine=machine,
-        seconds=seconds,
+        seconds=total,
         terms=terms,
         tokens_per_second_per_gpu=rate,
         mfu=rate * shape.train_flops() / machine.peak_flops,
-        memory=parts_of_memory,
-        memory_total=sum(size for _, size in parts_of_memory),
-        band=0.2,
-        memory_band=0.15,
-        limit="",
-        advice="",
+        memory=parts,
+        memory_total=sum(size for _, size in parts),
+        band=band(layout, machine),
+        memory_band=MEMORY_BAND,
+        limit=limit,
+        advice=advice,
     )
+
+
+# Name -> formula, and where it comes from; docs/plan/how-it-computes.md says more.
+EXPLAINED = {
+    "matmul": (
+        "3 x products of every layer, each 2mnk / (peak e), e = e_max x/(x + x_half)",
+        "Narayanan 2021, appendix; efficiency fitted per GPU generation",
+    ),
+    "attention": (
+        "causal 2bs²h/t forward, 2.5 times that backward; unfused all of it, and the softmax",
+        "Dao 2023 (FlashAttention-2); Korthikanti 2022, 4.1",
+    ),
+    "element-wise": (
+        "bytes of norms, residuals, activation / memory bandwidth, 3 times",
+        "counted by kernel; share of the bandwidth fitted",
+    ),
+    "head": (
+        "3 x (2bshV/t FLOPs + bytes of the cross-entropy), on the last stage",
+        "Narayanan 2021, eq. 3",
+    ),
+    "recomputation": ("the forward again (full), or part of it (selective)", "Korthikanti 2022"),
+    "launches": (
+        "operations of a layer x seconds per launch, where the GPU would be faster",
+        "fitted on small micro-batches of published runs",
+    ),
+    "accumulation": (
+        "bytes of adding a micro-batch's gradients / memory bandwidth",
+        "counted by kernel",
+    ),
+    "tensor parallel": (
+        "per layer 4 all-reduces of 2bsh bytes; n ranks: 2(n-1)/n S/B + 2(n-1) latencies",
+        "Narayanan 2021, 3.2; nccl-tests PERFORMANCE.md",
+    ),
+    "pipeline sends": ("2 messages of 2bsh/t bytes per micro-batch", "Narayanan 2021, 4.1"),
+    "bubble": ("(p-1)/v micro-batches of the slowest stage", "Narayanan 2021, 2.2"),
+    "sharded weights": (
+        "per layer max(0, gather - forward) + max(0, gather + scatter - backward) + contention",
+        "Zhao 2023 (FSDP), 3.2",
+    ),
+    "gradients": (
+        "all-reduce or reduce-scatter and gather per step, less what the last backward hides",
+        "Li 2020 (DDP); Rajbhandari 2020 (ZeRO)",
+    ),
+    "optimizer": ("32 bytes per parameter of this rank / memory bandwidth", "Adam, counted"),
+}
+
+
+# Term -> what to change, where it costs a tenth of the step or more.
+_ADVICE = {
+    "bubble": "more micro-batches per step, an interleaved schedule, or fewer stages",
+    "tensor parallel": "a smaller --tp, or larger micro-batches",
+    "sharded weights": "larger micro-batches, or --strategy hsdp to gather within a node",
+    "gradients": "a larger global batch, fewer GPUs, or --strategy diloco",
+    "recomputation": "less activation checkpointing: more GPUs or smaller micro-batches pay for it",
+    "launches": "larger micro-batches, or --compile",
+    "element-wise": "--compile, which fuses element-wise kernels",
+    "accumulation": "larger micro-batches, so that there are fewer of them",
+    "pipeline sends": "fewer stages",
+    "head": "fewer stages, so that the last one has less beside the head",
+    "optimizer": "--strategy fsdp, which shares it",
+}
+_LIMITS = {
+    "tensor parallel": "tensor-parallel exchange",
+    "sharded weights": "exchange of sharded weights",
+    "gradients": "gradient exchange",
+    "element-wise": "memory bandwidth",
+    "accumulation": "memory bandwidth",
+    "optimizer": "memory bandwidth",
+}
+
+
+def what_limits(terms: tuple[Term, ...], layout: Layout, machine: Machine) -> tuple[str, str]:
+    """Return the word for what takes most of the time beside products, and what would help."""
+    total = sum(term.seconds for term in terms)
+    others = [term for term in terms if term.name in _ADVICE]
+    worst = max(others, key=lambda term: term.seconds, default=None)
+    if worst is None or worst.seconds < 0.1 * total:
+        return "compute", "nothing cheap: most of the time is matrix products"
+    word = _LIMITS.get(worst.name, worst.name)
+    advice = f"{_ADVICE[worst.name]} ({worst.name} is {worst.seconds / total:.0%} of a step)"
+    if worst.name == "tensor parallel" and layout.tp > machine.gpus_per_node:
+        advice = f"--tp {machine.gpus_per_node}, which stays within a node"
+    return word, advice
+
+
+# Errors of time that four of five measurements of a class stayed within, with constants fitted
+# without their paper or repository (`bench/plan.py --leave-out`), and of memory.
+_BANDS = {
+    "whole": 0.16,
+    "tensor": 0.18,
+    "pipeline": 0.16,
+    "copies": 0.35,
+    "across": 1.4,
+    "fp8": 0.17,
+}
+MANY_COPIES = 64  # data-parallel ranks, unsharded, from which latencies decide
+MEMORY_BAND = 0.14
+CALIBRATED = 0.15
+
+
+def band(layout: Layout, machine: Machine) -> float:
+    """Return the error that four of five left-out measurements of this class stayed within."""
+    if machine.calibrated:
+        return CALIBRATED
+    classes = ["tensor" if layout.tp > 1 else "whole"]
+    if layout.pp > 1:
+        classes.append("pipeline")
+    if layout.zero < 2 and layout.data >= MANY_COPIES:
+        classes.append("copies")
+    if layout.tp > machine.gpus_per_node:
+        classes.append("across")
+    if layout.precision == "fp8":
+        classes.append("fp8")
+    return max(_BANDS[one] for one in classes)

@@ -18,20 +18,6 @@ def hidden(exchange: float, computing: float, machine: Machine) -> float:
     return max(0.0, exchange - computing) + machine.contention * min(exchange, computing)
 
 
-def tensor_parallel(shape: Shape, layout: Layout, machine: Machine) -> float:
-    """Return the seconds of one layer's tensor-parallel exchanges in a forward.
-
-    Two all-reduces of b s h values, with sequence parallelism two all-gathers and two
-    reduce-scatters of the same bytes; a backward does as many [Narayanan 2021, 3.2; Korthikanti
-    2022, 4.2]. Nothing hides them.
-    """
-    if layout.tp == 1:
-        return 0.0
-    size = 2.0 * layout.micro_batch * shape.seq / layout.cp * shape.hidden
-    ranks = group(machine, layout.tp, 1)
-    return 4 * ranks.gather(size) if layout.sequence_parallel else 2 * ranks.reduce(size)
-
-
 def pipeline_send(shape: Shape, layout: Layout, machine: Machine) -> float:
     """Return the seconds that a micro-batch's sends between stages take, both directions.
 
@@ -40,9 +26,21 @@ def pipeline_send(shape: Shape, layout: Layout, machine: Machine) -> float:
     """
     if layout.pp == 1:
         return 0.0
-    size = 2.0 * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
+    size = (
+        layout.value_bytes * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
+    )
     ranks = group(machine, layout.pp, layout.tp * layout.cp * layout.data)
     return 2 * layout.interleave * ranks.send(size)
+
+
+def tied_embedding(shape: Shape, layout: Layout, machine: Machine, framework: Framework) -> float:
+    """Return the seconds in which the first and last stage add up the gradient of a tied
+    embedding, once per step [Narayanan 2021]."""
+    if layout.pp == 1 or not shape.tied:
+        return 0.0
+    stride = layout.tp * layout.cp * layout.data * (layout.pp - 1)
+    ends = group(machine, 2, stride)
+    return ends.reduce(framework.gradient_bytes * shape.vocab * shape.hidden / layout.tp)
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def data_parallel(
 
     DDP and ZeRO-1 once per step: all-reduce of the gradients, or reduce-scatter and the gathering
     of the updated weights, beside the last micro-batch's backward. FSDP in every micro-batch: each
-    layer's weights gathered in half precision in the forward and, where they were freed (ZeRO-3),
+    layer's weights gathered in the precision of the forward and, where they were freed (ZeRO-3),
     in the backward, gradients scattered; all beside the layer's own work [FSDP paper, 3.2; ZeRO].
     HSDP adds an all-reduce of each rank's shard across the copies.
     """
@@ -89,14 +87,21 @@ def data_parallel(
         if layout.zero == 0:
             exchange, after = ranks.reduce(size, count), 0.0
         else:
-            exchange, after = ranks.gather(size, count), ranks.gather(2 * parameters, count)
+            exchange = ranks.gather(size, count)
+            after = ranks.gather(2 * parameters, count)
         if framework.overlap:
             exchange = hidden(exchange, backward, machine)
+        if framework.overlap_gather:
+            after = hidden(after, layers * work.forward, machine)
         return Data(0.0, exchange + after)
-    shard = layout.dp_shard * layout.cp if layout.dp_shard > 1 else layout.data * layout.cp
+    shard = layout.shards
     ranks = group(machine, shard, stride)
     one = parameters / layers if layers else parameters
-    gather = ranks.gather(2 * one)
+    if layout.pp > 1:  # once per step, the reduction beside the last backward
+        scatter = ranks.gather(framework.gradient_bytes * parameters, layers)
+        gather = ranks.gather(layout.value_bytes * parameters, layers)
+        return Data(0.0, gather + hidden(scatter, backward, machine))
+    gather = ranks.gather(layout.value_bytes * one)
     scatter = ranks.gather(framework.gradient_bytes * one)
     if layout.dp_replicate > 1:
         copies = group(machine, layout.dp_replicate, stride * shard)

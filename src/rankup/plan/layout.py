@@ -58,5 +58,15 @@ class Layout:
         return max(1, math.ceil(self.global_batch / (self.data * self.micro_batch)))
 
     @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO or FSDP shards."""
+        return self.cp * (self.dp_shard if self.dp_shard > 1 else self.data)
+
+    @property
+    def value_bytes(self) -> float:
+        """Bytes of an activation, and of a weight that is gathered for use."""
+        return 4.0 if self.precision == "fp32" else 2.0
+
+    @property
     def stages(self) -> int:
         return self.pp * self.interleave

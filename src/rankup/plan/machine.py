@@ -22,9 +22,12 @@ class Machine:
         fp8_speedup: of a large product in fp8 over bf16; 0 where the GPU has no fp8.
         matmul_efficiency: share of the peak that very large products reach in training.
         matmul_half: FLOPs of the product that reaches half of that.
+        power: speed of products over the same GPU's at its full power limit.
         attention_efficiency: share of the peak of a fused attention kernel, of FLOPs really done.
+        fp32_flops: the same of float32 without TF32; 0: as `peak_flops`.
         hbm: bytes/s of its memory.
         hbm_efficiency: share of `hbm` that element-wise kernels and the optimizer reach.
+        optimizer_rate: bytes/s that Adam's update reaches; 0: as element-wise kernels.
         launch: seconds of the processor per kernel.
         contention: what stays exposed of exchanges beside which the GPU computes: both use the
             same memory and multiprocessors [Galvatron, calculon].
@@ -45,20 +48,23 @@ class Machine:
     memory_gib: float
     peak_flops: float
     hbm: float
+    fp32_flops: float = 0.0
     fp8_speedup: float = 0.0
-    matmul_efficiency: float = 0.75
-    matmul_half: float = 10e9
-    attention_efficiency: float = 0.4
-    hbm_efficiency: float = 0.8
-    launch: float = 6e-6
-    contention: float = 0.25
+    matmul_efficiency: float = 0.762
+    matmul_half: float = 19.8e9
+    attention_efficiency: float = 0.332
+    power: float = 1.0
+    hbm_efficiency: float = 0.77
+    optimizer_rate: float = 0.0
+    launch: float = 8.8e-6
+    contention: float = 0.265
     gpus_per_node: int = 8
     node_link: float = 300 * GB
-    node_efficiency: float = 0.78
-    node_latency: float = 5e-6
+    node_efficiency: float = 0.785
+    node_latency: float = 5.2e-6
     nic_per_node: float = 200 * GB
-    nic_efficiency: float = 0.85
-    nic_latency: float = 15e-6
+    nic_efficiency: float = 0.80
+    nic_latency: float = 10e-6
     host_to_device: float = 0.0
     file_system: float = 0.0
     core_hours_per_gpu_hour: float = 1.0
@@ -67,18 +73,33 @@ class Machine:
     calibrated: bool = False
     notes: tuple[str, ...] = field(default=())
 
+    def computing(self, precision: str) -> Machine:
+        """Return the machine as it is for products in a precision: of another peak in float32,
+        where small products take as long as ever."""
+        if precision != "fp32" or not self.fp32_flops:
+            return self
+        slower = self.fp32_flops / self.peak_flops
+        return replace(self, peak_flops=self.fp32_flops, matmul_half=self.matmul_half * slower)
 
-# What the generations share.
-_AMPERE = Machine("", 0, 312e12, 0)
+
+EFA_LATENCY = 51e-6  # seconds per hop on Amazon's network, in place of `nic_latency`
+
+# What the generations share. Efficiencies and latencies were fitted on measured runs, within the
+# published ceilings (best products: A100 .87, H100 .80; all-reduce in a node .78 to .82).
+_AMPERE = Machine("", 0, 312e12, 0, fp32_flops=19.5e12)
 _HOPPER = replace(
     _AMPERE,
     peak_flops=989e12,
+    fp32_flops=67e12,
     fp8_speedup=1.75,
+    matmul_efficiency=0.629,
+    matmul_half=13.6e9,
+    attention_efficiency=0.182,
+    contention=0.35,
     node_link=450 * GB,
-    node_efficiency=0.82,
     nic_per_node=400 * GB,
 )
-_VENDOR = "vendor's data sheet; stas00/ml-engineering (links, products)"
+_VENDOR = "data sheets; stas00/ml-engineering (links); fitted efficiencies"
 
 MACHINES = {
     one.gpu: replace(one, source=one.source or _VENDOR)
@@ -87,7 +108,8 @@ MACHINES = {
         replace(_AMPERE, gpu="A100-80GB", memory_gib=79.3, hbm=2039 * GB),
         replace(_HOPPER, gpu="H100-80GB", memory_gib=79.6, hbm=3350 * GB),
         replace(_HOPPER, gpu="H100-94GB", memory_gib=93.6, hbm=2400 * GB),
-        replace(_HOPPER, gpu="H100-96GB", memory_gib=95.0, hbm=2400 * GB),
+        # 500 W instead of 700 W.
+        replace(_HOPPER, gpu="H100-96GB", memory_gib=95.0, hbm=2400 * GB, power=0.86),
         replace(_HOPPER, gpu="H200", memory_gib=140.4, hbm=4800 * GB),
         replace(
             _HOPPER,
@@ -102,6 +124,7 @@ MACHINES = {
             gpu="V100-32GB",
             memory_gib=31.7,
             peak_flops=125e12,  # fp16: it has no bf16
+            fp32_flops=15.7e12,
             hbm=900 * GB,
             node_link=150 * GB,
             nic_per_node=50 * GB,
@@ -120,6 +143,7 @@ MACHINES = {
             gpu="MI250X",
             memory_gib=64.0,
             peak_flops=191.5e12,  # one GCD, half a card: what Slurm and torch call a GPU
+            fp32_flops=47.9e12,
             hbm=1638 * GB,
             node_link=100 * GB,
             nic_per_node=100 * GB,

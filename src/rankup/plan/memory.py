@@ -20,38 +20,47 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
 
     Korthikanti 2022, table 2, in units of s b h: 34 + 5as/h; tensor parallel 10 + 24/t + 5as/(ht);
     with sequence parallelism all of it over t; the last term goes with selective recomputation or
-    fused attention; full recomputation keeps the layer's input, 2. A `framework` with a gate keeps
-    18 + 8f/h instead of 34, or what was measured of it.
+    fused attention; full recomputation keeps the layer's input, 2. What a `framework` keeps
+    instead of the 34 is in units of h and of f. Where "selective" keeps the outputs of matrix
+    products, these and the attention's.
     """
-    tokens, t = layout.micro_batch * shape.seq / layout.cp, layout.tp
-    h = shape.hidden
+    tokens, t, h = layout.micro_batch * shape.seq / layout.cp, layout.tp, shape.hidden
     split = t if layout.sequence_parallel else 1
     if layout.recompute == "full":
-        return 2.0 * tokens * h / split
-    whole, shared = 10.0 * h, 24.0 * h
-    if framework is not None:
+        return layout.value_bytes * tokens * h / split
+    if framework is None:
+        whole, shared, fused = 10.0 * h, 24.0 * h, False
+    else:
         kept_bytes = framework.activation_hidden * h + framework.activation_ffn * shape.ffn
-        whole = min(10.0 * h, kept_bytes)
+        fused = framework.fused_attention
+        if layout.recompute == "selective" and framework.selective < 1:
+            kept_bytes = _products(shape, framework.selective)
+        whole = min(10.0 * h, 0.3 * kept_bytes)
         shared = kept_bytes - whole
     total = tokens * (whole / split + shared / t)
-    fused = framework is not None and framework.fused_attention
     if layout.recompute == "none" and not fused:
         total += 5.0 * shape.heads * shape.seq * tokens / t
-    return total
+    return total * layout.value_bytes / 2  # the published ones are of half precision
 
 
-def states(
-    shape: Shape, layout: Layout, framework: Framework, parameters: float
-) -> tuple[float, float, float]:
+def _products(shape: Shape, share: float) -> float:
+    """Return the bytes per token of a layer's input, its attention's output, and `share` of the
+    outputs of its products."""
+    h = shape.hidden
+    outputs = 2 * h + (h + 2 * shape.kv_width) + (2 if shape.gated else 1) * shape.ffn
+    return 4.0 * h + 2.0 * share * outputs
+
+
+def states(layout: Layout, framework: Framework, parameters: float) -> tuple[float, float, float]:
     """Return the bytes of weights, gradients and optimizer states of `parameters` parameters.
 
     ZeRO [Rajbhandari 2020]: stage 1 shards the optimizer's over the data-parallel ranks, 2
-    gradients too, 3 weights too.
+    gradients too, 3 weights too. In a pipeline gradients stay whole until the last micro-batch.
     """
     weights, gradients, optimizer = (one * parameters for one in framework.states)
-    shard = layout.data * layout.cp if layout.dp_shard == 1 else layout.dp_shard * layout.cp
+    shard = layout.shards
     optimizer /= shard if layout.zero >= 1 else 1
-    gradients /= shard if layout.zero >= 2 else 1
+    gradients /= shard if layout.zero >= 2 and layout.pp == 1 else 1
     weights /= shard if layout.zero >= 3 else 1
     return weights, gradients, optimizer
 
@@ -80,18 +89,22 @@ def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Pa
     layers = stage_layers(layout, shape.layers)
     tokens = layout.micro_batch * shape.seq / layout.cp
     weights, gradients, optimizer = states(
-        shape, layout, framework, stage_parameters(shape, layout, stage, framework)
+        layout, framework, stage_parameters(shape, layout, stage, framework)
     )
     kept_bytes = layers * kept(layout, stage) * activations(shape, layout, framework)
-    if layout.recompute == "full":  # the layer that is being computed again has all of its own
-        kept_bytes += activations(shape, replace(layout, recompute="none"), framework)
+    again = replace(layout, recompute="none") if layout.recompute != "none" else None
+    if again is not None:  # the layer that is being computed again has all of its own
+        kept_bytes += activations(shape, again, framework)
     logits = 0.0
     if stage == layout.pp - 1:
-        logits = 10.0 * tokens * shape.vocab / layout.tp
+        logits = framework.logits * tokens * shape.vocab / layout.tp
     gathered = 0.0
     if layout.zero == 3:
         largest = max(shape.layer_parameters, shape.embedding_parameters) / layout.tp
-        gathered = 2.0 * (shape.layer_parameters / layout.tp + largest)
+        gathered = layout.value_bytes * (shape.layer_parameters / layout.tp + largest)
+        if layout.pp > 1:  # gathered once per step, kept until its last micro-batch
+            gathered = stage_parameters(shape, layout, stage, framework)
+            gathered *= layout.value_bytes
     buffers = 2 * 25 * 2**20 if layout.data > 1 and layout.zero < 3 else 0.0
     parts = [
         ("weights", weights),

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from .machine import Machine
 
-TREE = 0.4  # bandwidth of a tree all-reduce between nodes, over a ring's
+TREE = 0.36  # bandwidth of a tree all-reduce between nodes, over a ring's
 
 
 @dataclass(frozen=True)
 class Group:
     """Ranks that exchange: how many, and how many of them lie on one node.
 
-    `share` is the part of the node's adapters that the group gets: other groups of the same node
-    exchange at the same time.
+    The other GPUs of the node exchange in groups of their own at the same time, so a group gets
+    its ranks' share of the node's adapters.
     """
 
     ranks: int

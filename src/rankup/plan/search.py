@@ -95,8 +95,7 @@ def candidates(
                         global_batch=global_batch,
                         precision=precision,
                         sequence_parallel=tp > 1,
-                        # A pipeline keeps gathered weights until its last micro-batch.
-                        zero=0 if shard == 1 else 2 if pp > 1 else 3,
+                        zero=0 if shard == 1 else 3,
                     )
                     for recompute in RECOMPUTE:
                         yield replace(base, recompute=recompute)

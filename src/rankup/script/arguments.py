@@ -1,4 +1,4 @@
-"""The arguments that a script's own argparse refuses: its parser is built anew where it is plain."""
+"""The arguments that a script's own argparse refuses: its parser is built anew if it is plain."""
 
 from __future__ import annotations
 

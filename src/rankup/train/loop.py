@@ -198,11 +198,12 @@ class _Run:
 
     def _stop_at_nonfinite(self, taken: Taken) -> None:
         """Say whose loss it was. Every rank comes here at the same step."""
-        which = f"{taken.dealt.start}..{taken.dealt.stop - 1}"
+        first, last = taken.dealt.start, taken.dealt.stop - 1
+        which = f"micro-batches {first}..{last}" if taken.dealt else "without work in this step"
         finite = all(bool(torch.isfinite(loss)) for loss in taken.losses)
         everyone = all_gather_object((finite, self.world.node, which))
         guilty = [
-            f"rank {rank} on {node} (micro-batches {dealt})"
+            f"rank {rank} on {node} ({dealt})"
             for rank, (finite, node, dealt) in enumerate(everyone)
             if not finite
         ]

@@ -38,6 +38,8 @@ class Turn:
     Attributes:
         scale: what a summed loss is multiplied by before its backward.
         losses: of the micro-batches so far; `waited`: seconds for their data.
+        spare: of those that are gone through once more, with weight zero. A NaN spoils the
+            gradient there, too.
         packed, work: the numbers on their way to all ranks.
     """
 
@@ -45,6 +47,7 @@ class Turn:
     stop: Stop
     scale: float
     losses: list[torch.Tensor] = field(default_factory=list)
+    spare: list[torch.Tensor] = field(default_factory=list)
     waited: float = 0.0
     packed: torch.Tensor | None = None
     work: dist.Work | None = None
@@ -155,7 +158,8 @@ class Stepper:
         self._clock = clock
         dealt = step.dealt(self.mesh.data_rank, self.mesh.data_size)
         targets = self.task.train.count(step.samples)
-        taken = Taken(step, lr, targets, Late(turn.packed[:4], norm), turn.losses, dealt, clock)
+        losses = turn.losses + turn.spare
+        taken = Taken(step, lr, targets, Late(turn.packed[:4], norm), losses, dealt, clock)
         taken.loss_scale = scale
         return taken
 
@@ -216,6 +220,8 @@ class Stepper:
                 if weight:
                     self._note(turn, loss, samples)
                     self.statistics.collect()
+                else:
+                    turn.spare.append(loss.detach())
                 if last:  # the one small reduction runs beside the backward
                     self._reduce(turn)
                 (loss * (turn.scale * weight)).backward()
@@ -235,6 +241,8 @@ class Stepper:
         for loss, (samples, _), (_, weight) in zip(losses, fetched, rounds, strict=False):
             if weight:
                 self._note(turn, loss, samples)
+            else:
+                turn.spare.append(loss.detach())
         self._reduce(turn)
 
     def _fetch(self, turn: Turn, index: int) -> tuple[torch.Tensor, Batch]:
@@ -311,18 +319,20 @@ class Stepper:
     def _reduce(self, turn: Turn) -> None:
         """Start the sum over ranks of loss, flags, waiting time and running statistics."""
         device = self.world.device
-        losses = turn.losses if self.built.counts else []
+        losses, spare = (turn.losses, turn.spare) if self.built.counts else ([], [])
         wish = turn.stop.wish
         if device.type == "cpu":  # plain numbers: a handful of tiny tensors would cost more
             loss = sum(part.item() for part in losses)
-            numbers = [loss, not math.isfinite(loss), wish, turn.waited]
+            finite = all(map(math.isfinite, (loss, *(part.item() for part in spare))))
+            numbers = [loss, not finite, wish, turn.waited]
             packed = torch.tensor(numbers, dtype=torch.float64)
         else:
             total = torch.zeros((), dtype=torch.float64, device=device)
             for part in losses:
                 total += part
             host = torch.tensor([wish, turn.waited], dtype=torch.float64)
-            flags = torch.stack([total, (~torch.isfinite(total)).double()])
+            sound = torch.stack([total, *spare]).isfinite().all()
+            flags = torch.stack([total, (~sound).double()])
             packed = torch.cat([flags, host.to(device, non_blocking=True)])
         if self.statistics.size:
             packed = torch.cat([packed, self.statistics.total(device)])

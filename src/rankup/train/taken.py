@@ -32,7 +32,7 @@ class Taken:
         count: valid targets of the global batch.
         late: summed loss, ranks whose loss is not finite, wishes to stop, seconds that all
             ranks waited for data, gradient norm.
-        losses: summed loss of each micro-batch this rank computed.
+        losses: summed loss of each micro-batch this rank computed, those without weight last.
         dealt: the micro-batches this rank computed.
         clock: how long the step took.
         valid_loss, valid_seconds, measures: where a validation followed.

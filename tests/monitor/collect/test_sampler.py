@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ import pytest
 from rankup.monitor.lines import header
 from tests.conftest import RunRankup
 
+from ..gpus import played
 from .conftest import Samplers
 
 _WORKER = "import time\nwhile True:\n    time.sleep(60)"
@@ -51,9 +51,7 @@ def two_ranks(samplers: Samplers) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def _gpus(tmp_path: Path, *values: dict[str, object]) -> dict[str, str]:
-    path = tmp_path / "gpus.json"
-    path.write_text(json.dumps({"gpus": [{"values": one} for one in values]}))
-    return {"RANKUP_NVML": str(path)}
+    return played(tmp_path / "gpus.json", *({"values": one} for one in values))
 
 
 # GPUs are told of after half a second; a few samples fail.

@@ -1,4 +1,4 @@
-"""A row per GPU of the node, from whatever answers for them: NVML, or a stand-in of the tests."""
+"""A row per GPU of the node, from what answers for them."""
 
 from __future__ import annotations
 

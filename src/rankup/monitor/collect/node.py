@@ -23,7 +23,6 @@ _TOLD = (
     "SLURM_GPUS_ON_NODE",
 )
 _LONGEST = 200
-STAND_IN = "RANKUP_NVML"
 
 
 def name(environment: Mapping[str, str]) -> str:
@@ -77,22 +76,13 @@ def head(
     )
 
 
-def open_source(environment: Mapping[str, str]) -> tuple[Source | None, str | None]:
-    """NVML, or the stand-in that `RANKUP_NVML` names; None and why where there is no GPU.
-
-    Raises:
-        UserError: `RANKUP_NVML` names no script of GPUs.
-    """
-    script = environment.get(STAND_IN)
+def open_source() -> tuple[Source | None, str | None]:
+    """NVML; None and why where there is no GPU."""
     try:
-        if script:
-            from .stand_in import StandIn
-
-            return StandIn(Path(script)), None
-        try:
-            from .nvml import Nvml
-        except ImportError as error:
-            return None, f"nvidia-ml-py is not installed: {error}"
+        from .nvml import Nvml
+    except ImportError as error:
+        return None, f"nvidia-ml-py is not installed: {error}"
+    try:
         return Nvml(), None
     except Failed as error:
         return None, str(error)

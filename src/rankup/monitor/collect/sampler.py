@@ -61,7 +61,6 @@ def sample_run(options: Options, environment: Mapping[str, str], root: Path = Pa
     """Sample until the job ends; the exit code.
 
     Raises:
-        UserError: the stand-in for GPUs is no script.
         OSError: the run directory cannot be written, or another user's file is in the way.
     """
     ending = Ending(options.run, options.parent)
@@ -88,7 +87,7 @@ class _Loop:
     ) -> None:
         now = time.time()
         usable = cores.usable(environment, root)
-        source, error = open_source(environment)
+        source, error = open_source()
         gpus = granted(source.gpus(), environment) if source else ()
         self._node = Node(options.run, usable, environment, source, gpus, root)
         self._head = node.head(
