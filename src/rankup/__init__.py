@@ -47,7 +47,7 @@ _HOME = {
     "path0": "runtime.save",
     "quiet": "runtime.quiet",
     "Deadline": "runtime.deadline",
-    "on_login_node": "site.profile",
+    "on_login_node": "site.detect",
 }
 
 # Rooms that are public themselves, as in `rankup.data.open`.

@@ -10,7 +10,8 @@ from ..base.errors import UserError, nearest
 from ..site.jobspec import JobSpec
 from ..site.profile import Partition as Shape
 from ..site.profile import Profile
-from .parse import Partition, parse_time, time_text
+from .partitions import Partition
+from .times import parse_time, time_text
 
 DEFAULT_MINUTES = 60
 
