@@ -16,7 +16,7 @@ BENCHES = $(filter-out bench/_%,$(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-slow test-stress lint bench pictures system-packages dali clean
+.PHONY: help setup demo test test-slow test-stress lint docs docs-serve bench pictures system-packages dali clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -58,6 +58,12 @@ lint: setup system-packages ## ruff, mypy, shellcheck
 
 pictures: setup ## draw the pictures of the docs anew
 	$(BIN)/python docs/pictures.py
+
+docs: setup ## build the site of the documentation into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+docs-serve: setup ## the same site, anew after each change of a page
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 bench: setup ## every benchmark's quick version
 	@failed=; for file in $(BENCHES); do \

@@ -63,7 +63,7 @@ def ours(where: str | Path, kind: str, transform: Callable[[], Any], folder: Pat
 def recipe(folder: Path) -> Slice:
     """Feed the split of the recipe `image-classification` as its training loop is fed."""
     from rankup.data import PackedDataset
-    from rankup.recipes.photos import Making, Photos
+    from rankup.recipes.image_classification import Making, Photos
     from rankup.train.feed import Feed
 
     data = PackedDataset(folder / HDF5, "train", random_crop())

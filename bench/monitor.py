@@ -116,7 +116,8 @@ def script(path: Path) -> dict[str, str]:
     """Return the environment with four GPUs that are busy."""
     gpu = {"name": "A100", "values": VALUES, "counters": COUNTERS}
     path.write_text(json.dumps({"gpus": [gpu] * GPUS, "call_seconds": CALL_SECONDS}))
-    return {"RANKUP_NVML": str(path)}
+    nvml = common.ROOT / "tests" / "monitor" / "gpus"
+    return {"PYTHONPATH": str(nvml), "NVML_SCRIPT": str(path)}
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ FLOORS = {
     **dict.fromkeys(("cli", "__main__"), 8),
     **dict.fromkeys(("launch", "demo", "agent", "worker"), 7),
     "port": 6,
-    **dict.fromkeys(("login", "slurm", "monitor", "recipes"), 5),
+    **dict.fromkeys(("login", "slurm", "monitor", "plan", "recipes"), 5),
     "train": 4,
     **dict.fromkeys(("parallel", "data", "script", "sandbox", ""), 3),
     **dict.fromkeys(("runtime", "site"), 2),
@@ -31,7 +31,7 @@ FLOORS = {
 # A login node answers at once: importing these imports no torch.
 QUICK = (
     *("", "__main__", "cli", "launch", "demo", "agent"),
-    *("site", "slurm", "login", "monitor", "port", "script", "sandbox", "base"),
+    *("site", "slurm", "login", "monitor", "plan", "port", "script", "sandbox", "base"),
 )
 # Of the data room what opens, packs, looks at and stages, which stands in front of every job.
 QUICK_DATA = tuple(

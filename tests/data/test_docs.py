@@ -21,7 +21,6 @@ from ..conftest import RunRankup
 from ..slurm.fixtures import require
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-README = DOCS.parent / "README.md"
 PAGES = sorted((DOCS / "containers").glob("*.md"))
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # An image of 8 x 8 pixels, of one colour.
@@ -95,10 +94,6 @@ def test_the_snippets_of_the_pages_run_one_after_another(
     assert rankup_here(["pack", "photos", "photos.h5"]).returncode == 0
     blocks = [block for page in pages for block in _BLOCK.findall(page.read_text("utf-8"))]
     snippets = [text for kind, text in blocks if kind == "python"]
-    if pages is not _OF_DALI:  # what the README shows of data is the beginning of pack.md
-        check = "assert bytes(data).startswith(b'\\xff\\xd8') and label == 0\n"
-        of_readme = _BLOCK.findall(README.read_text(encoding="utf-8"))
-        snippets[1:1] = [check, *(text for kind, text in of_readme if kind == "python"), check]
     printed = "".join(text for kind, text in blocks if kind == "text")
     said = [text for kind, text in blocks if kind == "stderr"]
     assert _run([sys.executable, "-c", "".join(snippets)], photos, said) == printed
@@ -127,7 +122,7 @@ def test_options_that_the_pages_name_are_there(rankup_here: RunRankup) -> None:
 
 
 def test_links_lead_to_pages() -> None:
-    for page in (DOCS / "pack.md", README, *_FEEDING, *_OF_DALI, *PAGES):
+    for page in (DOCS / "pack.md", *_FEEDING, *_OF_DALI, *PAGES):
         links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
         assert [link for link in links if not (page.parent / link).is_file()] == [], page
 

@@ -49,8 +49,8 @@ def test_a_job_has_its_machine_its_price_and_its_time_in_the_queue(tmp_path: Pat
     assert (found.site, found.partition, found.account) == ("JURECA-DC", "dc-gpu", "hai_1")
     assert (found.nodes, found.ranks, found.gpus) == (2, 4, 4)
     assert (found.unit, found.per_node_hour) == ("core-h", 128.0)
-    (attempt,) = found.lives
-    assert (attempt.begin, attempt.end, attempt.limit) == (begin + 600, begin + 4200, 7200)
+    (attempt,) = found.attempts
+    assert (attempt.begin, attempt.ended, attempt.limit) == (begin + 600, begin + 4200, 7200)
     assert (attempt.state, attempt.nodes, attempt.job) == ("COMPLETED", ("n1", "n2"), "7")
     assert found.queued == 600
     assert found.command.startswith("rankup run --nodes 2 --nproc 4 ")
@@ -60,9 +60,9 @@ def test_a_job_that_asks_at_its_own_end_has_ended(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     _attempts(path, {"submitted": rundir.now(), "nodes": 1, "nproc": 1, "job": "7", "bill": BILL})
     record(path, job="7", task=None, restart=0, start=time.time() - 60, nodes="n1", id="7")
-    (attempt,) = _facts(path, ended=3).lives
+    (attempt,) = _facts(path, ended=3).attempts
     assert attempt.state == "FAILED"
-    assert attempt.end == pytest.approx(time.time(), abs=30)
+    assert attempt.ended == pytest.approx(time.time(), abs=30)
 
 
 def test_each_attempt_has_the_limit_and_the_price_that_it_was_asked_for_with(
@@ -78,11 +78,10 @@ def test_each_attempt_has_the_limit_and_the_price_that_it_was_asked_for_with(
         record(path, job=job, task=None, restart=0, end=begin + 3600, code=0)
     record(path, job="8", task=None, follows="7")
     found = _facts(path)
-    assert [attempt.limit for attempt in found.lives] == [7200, 7200, 1800]
-    assert [attempt.per_node_hour for attempt in found.lives] == [128.0, 128.0, 64.0]
+    assert [attempt.limit for attempt in found.attempts] == [7200, 7200, 1800]
     samples = made(util=50)
     paid = cost(replace(samples, facts=found), ())
-    assert paid.lives == (128.0, 128.0, 128.0)
+    assert paid.attempts == (128.0, 128.0, 128.0)
 
 
 def test_a_local_run_costs_nothing_and_never_waited(tmp_path: Path) -> None:
@@ -92,8 +91,8 @@ def test_a_local_run_costs_nothing_and_never_waited(tmp_path: Path) -> None:
     found = _facts(path)
     assert (found.unit, found.per_node_hour, found.queued) == (None, None, None)
     assert found.gpus is None
-    (attempt,) = found.lives
-    assert (attempt.end or 0) - attempt.begin == 60
+    (attempt,) = found.attempts
+    assert (attempt.ended or 0) - attempt.begin == 60
     assert attempt.limit is None
 
 
@@ -104,7 +103,7 @@ def test_a_task_of_an_array_has_its_own_attempts_and_folder(tmp_path: Path) -> N
         record(path, job="7", task=task, restart=0, start=1e9 + task, nodes="n1", id="8")
         record(path, job="7", task=task, restart=0, end=1e9 + 100, code=task)
     found = _facts(path, task="1")
-    assert [attempt.job for attempt in found.lives] == ["7_1"]
+    assert [attempt.job for attempt in found.attempts] == ["7_1"]
     assert found.directory == str(path / "array" / "1")
 
 
@@ -114,7 +113,7 @@ def test_a_run_without_a_bill_has_no_price(tmp_path: Path) -> None:
     record(path, job="7", task=None, restart=0, start=1e9, nodes="n1", id="7")
     found = _facts(path)
     assert (found.gpus, found.unit, found.per_node_hour) == (None, None, None)
-    assert found.lives[0].limit is None
+    assert found.attempts[0].limit is None
 
 
 def test_the_command_is_what_was_typed_first_and_last_without_its_secrets(

@@ -10,7 +10,7 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.launch.generate import generate
-from rankup.recipes.asked import Asked
+from rankup.recipes import Asked
 from rankup.site import rundir
 from tests.gallery import Gallery
 from tests.launch.handmade import make_run

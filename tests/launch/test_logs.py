@@ -219,7 +219,7 @@ def test_the_end_of_a_failed_runs_log_says_why(
     log = (RECORDED / "raised.txt").read_text()
     (path / "log" / "12.out").write_text("".join(f"step {n}\n" for n in range(100)) + log)
     assert logs.show(str(path), lines=5) == 0
-    last = "rank 3 on localhost failed: ValueError: the loss is not finite at step 7"
+    last = "rank 3 failed: ValueError: the loss is not finite at step 7"
     assert capsys.readouterr().out.splitlines()[-1] == last
     assert logs.show(str(path), raw=True, lines=10_000) == 0
     assert "Connection closed by peer" in capsys.readouterr().out
@@ -255,7 +255,7 @@ def test_the_cause_inside_a_job_needs_no_slurm(rankup_here: RunRankup, tmp_path:
     (path / "log" / "12.out").write_text((RECORDED / "raised.txt").read_text())
     inside = {**NOWHERE, "SLURM_JOB_ID": "12", "RANKUP_RUN_DIR": str(path)}
     done = rankup_here(["logs", "--cause", path], env=inside)
-    assert done.stdout.splitlines()[-1].startswith("rank 3 on localhost failed: ValueError")
+    assert done.stdout.splitlines()[-1].startswith("rank 3 failed: ValueError")
     assert done.returncode == 0
 
 

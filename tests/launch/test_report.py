@@ -18,6 +18,7 @@ from rankup.launch import report, request
 from rankup.monitor.lines import FOLDER
 from tests.conftest import RunRankup
 from tests.monitor import traces
+from tests.monitor.gpus import played
 
 from .live import live, script
 
@@ -52,10 +53,8 @@ while (few() or "WAITS" in os.environ and not (run / "go").exists()) and time.mo
 @pytest.fixture
 def gpus(tmp_path: Path) -> dict[str, str]:
     """The environment of a machine with two GPUs that are busy."""
-    file = tmp_path / "gpus.json"
-    script = {"gpus": [{**GPU, "uuid": f"GPU-{n}"} for n in range(2)]}
-    file.write_text(json.dumps(script))
-    return {**ON, "RANKUP_NVML": str(file)}
+    both = [{**GPU, "uuid": f"GPU-{n}"} for n in range(2)]
+    return {**ON, **played(tmp_path / "gpus.json", *both)}
 
 
 def _lines(run: Path) -> list[dict[str, Any]]:
@@ -120,7 +119,7 @@ def _course(folder: Path) -> Path:
     facts = trace.facts()
     run = folder / "runs" / "train" / "20261120-120000-abcd"
     rundir.create(run)
-    (attempt,) = facts.lives
+    (attempt,) = facts.attempts
     bill = {
         **{"site": facts.site, "partition": facts.partition, "gpus": facts.gpus},
         **{"unit": facts.unit, "per_node_hour": facts.per_node_hour, "minutes": 120},
@@ -131,7 +130,7 @@ def _course(folder: Path) -> Path:
     )
     lines = [
         {"job": "7", "task": None, "restart": 0, "start": attempt.begin, "nodes": attempt.nodes[0]},
-        {"job": "7", "task": None, "restart": 0, "end": attempt.end, "code": 0},
+        {"job": "7", "task": None, "restart": 0, "end": attempt.ended, "code": 0},
     ]
     (run / rundir.ATTEMPTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     trace.write(run)

@@ -9,7 +9,8 @@ import numpy as np
 
 from rankup.monitor import recording as form
 from rankup.monitor.lines import Gpu, Head
-from rankup.monitor.recording import Band, Facts, Life, Recording, Steps
+from rankup.monitor.recording import Band, Facts, Recording, Steps
+from rankup.slurm.job import Attempt
 
 BEGIN = 1763834400.0  # 2025-11-22 18:00 UTC
 MEMORY, POWER = 40 * 2**30, 400.0
@@ -28,6 +29,21 @@ RANK: dict[str, float] = {
     **{"cpu": 98.0, "memory": 6e9, "workers": 4.0, "workers_cpu": 120.0, "read": 5e7, "write": 1e4}
 }
 NO_STEPS = Steps(*(np.zeros(0, np.int64 if at == 1 else np.float64) for at in range(7)))
+
+
+def attempt(
+    begin: float,
+    end: float | None,
+    state: str,
+    words: str = "",
+    limit: float | None = None,
+    nodes: tuple[str, ...] = (),
+    job: str | None = "13815915",
+) -> Attempt:
+    """An attempt of a run; without an end it still goes on, or nobody saw it."""
+    asked = {"bill": {"minutes": limit / 60}} if limit is not None else {}
+    known: dict[str, Any] = {"nodes": nodes, "started": begin, "ended": end, "asked": asked}
+    return Attempt(job, state, words, "own record", live=state == "RUNNING", **known)
 
 
 def band(value: Any, bins: int, things: int) -> Band:
@@ -65,7 +81,7 @@ def made(
         **{"run": "20251122-180000-abcd", "name": "train", "command": "rankup run train.py"},
         **{"directory": "/p/runs/train/20251122-180000-abcd", "nodes": nodes, "ranks": local},
         **{"gpus": gpus, "unit": "core-h", "per_node_hour": 48.0},
-        "lives": (Life(BEGIN, end, "COMPLETED", limit=7200.0, nodes=names),),
+        "attempts": (attempt(BEGIN, end, "COMPLETED", limit=7200.0, nodes=names),),
     }
     channels = {name: changes.pop(name) for name in list(changes) if name in {*HEALTHY, *HOST}}
     of_rank = {name: changes.pop(f"rank_{name}") for name in RANK if f"rank_{name}" in changes}

@@ -9,7 +9,6 @@ Each takes five minutes, as less is too short to judge. What tells of the machin
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -26,6 +25,8 @@ from typing import Any
 import psutil
 
 from rankup.monitor.lines import FOLDER
+
+from .gpus import played
 
 HERE = Path(__file__).parent / "recorded"
 SECONDS = 300.0  # after which a run saves and stops
@@ -46,17 +47,17 @@ class Plan:
 
     busy: int = 0
     idle: int = 0
-    meanwhile: Callable[[Path], None] | None = None
+    meanwhile: Callable[[Path, dict[str, str]], None] | None = None
     torn: bool = False
 
 
-def kill_the_sampler(run: Path) -> None:
+def kill_the_sampler(run: Path, environment: dict[str, str]) -> None:
     """Kill it in the middle, start another one by hand after a while, and kill that one too."""
     _wait_for_samples(run, 60)
     _kill_samplers(run)
     time.sleep(_SILENT)
     command = [sys.executable, "-m", "rankup", "monitor", str(run), "--ranks", "2"]
-    second = subprocess.Popen(command)
+    second = subprocess.Popen(command, env=environment)
     _wait_for_samples(run, 80)
     second.kill()
     second.wait()
@@ -98,15 +99,13 @@ def record(name: str) -> None:
         }
         if plan.busy:
             gpus = [_gpu(n, n < plan.busy) for n in range(plan.busy + plan.idle)]
-            script.write_text(json.dumps({"gpus": gpus}))
-            environment["RANKUP_NVML"] = str(script)
+            environment |= played(script, *gpus)
         process = subprocess.Popen(
             [*command, "--out", str(run), *_TRAIN], env=environment, cwd=folder
         )
         try:
             if plan.meanwhile is not None:
-                os.environ["RANKUP_NVML"] = environment["RANKUP_NVML"]
-                plan.meanwhile(run)
+                plan.meanwhile(run, environment)
             if process.wait():
                 raise subprocess.CalledProcessError(process.returncode, command)
         finally:

@@ -11,12 +11,12 @@ import pytest
 
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.load import load
-from rankup.monitor.recording import Life, Recording
+from rankup.monitor.recording import Recording
 from rankup.monitor.thresholds import LIMITS
 from rankup.monitor.verdict import cost
 
-from .handmade import BEGIN, POWER, made, per_gpu
-from .traces import one_of_four, two_lives
+from .handmade import BEGIN, POWER, attempt, made, per_gpu
+from .traces import one_of_four, two_attempts
 
 _BUSY = {"rank_cpu": 300.0, "rank_workers_cpu": 0.0}
 _IDLE = {"rank_cpu": 0.0, "rank_workers_cpu": 0.0}
@@ -92,21 +92,21 @@ def test_gpus_that_cannot_be_read_are_not_counted_as_cores() -> None:
     assert cost(made(gpus=0, facts={"gpus": 4}), ()).efficiency is None
 
 
-def test_all_lives_are_billed_and_the_time_between_is_not() -> None:
-    paid = cost(two_lives().recording(), ())
-    assert paid.lives == pytest.approx((48.0, 1600 / 3600 * 2 * 48))
-    assert paid.billed == pytest.approx(sum(paid.lives))
+def test_all_attempts_are_billed_and_the_time_between_is_not() -> None:
+    paid = cost(two_attempts().recording(), ())
+    assert paid.attempts == pytest.approx((48.0, 1600 / 3600 * 2 * 48))
+    assert paid.billed == pytest.approx(sum(paid.attempts))
     assert paid.node_hours == pytest.approx(2 * 3400 / 3600)
 
 
-def test_a_killed_life_ends_with_the_last_that_was_heard_of_it(tmp_path: Path) -> None:
+def test_a_killed_attempt_ends_with_the_last_that_was_heard_of_it(tmp_path: Path) -> None:
     """Not when the next one began: the time between was spent in the queue."""
-    trace = two_lives()
+    trace = two_attempts()
     trace.write(tmp_path)
-    first, second = trace.facts().lives
-    facts = trace.facts(lives=(replace(first, end=None, state="UNKNOWN"), second))
+    first, second = trace.facts().attempts
+    facts = trace.facts(attempts=(replace(first, ended=None, state="UNKNOWN"), second))
     recording = load(tmp_path, facts)
-    seconds = cost(recording, ()).lives[0] / 48 / 2 * 3600
+    seconds = cost(recording, ()).attempts[0] / 48 / 2 * 3600
     assert seconds == pytest.approx(1800, abs=20)
     assert {gap.why for gap in recording.gaps} == {"between attempts"}
 
@@ -148,9 +148,9 @@ def test_findings_that_overlap_share_the_waste() -> None:
     assert dict(paid.findings)["RK706"] == pytest.approx(6.0 * (1 - 0.01 / 0.3), rel=0.02)
 
 
-def test_a_life_that_runs_is_billed_up_to_its_last_sample() -> None:
-    lives = (Life(BEGIN, None, "RUNNING", nodes=("jrc0001",)),)
-    assert cost(made(facts={"lives": lives}), ()).billed == pytest.approx(48.0)
+def test_an_attempt_that_runs_is_billed_up_to_its_last_sample() -> None:
+    attempts = (attempt(BEGIN, None, "RUNNING", nodes=("jrc0001",)),)
+    assert cost(made(facts={"attempts": attempts}), ()).billed == pytest.approx(48.0)
 
 
 def test_an_unused_gpu_of_a_neighbour_is_not_ours() -> None:

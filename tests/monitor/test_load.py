@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.monitor.diagnose import diagnose
-from rankup.monitor.live.progress import Progress
+from rankup.monitor.live.state import Progress
 from rankup.monitor.load import load
 
 from . import traces
@@ -39,8 +39,8 @@ def test_the_courses_job() -> None:
     assert recording.covered.min() > 0.99
 
 
-def test_events_of_checkpoints_validations_and_lives() -> None:
-    recording = traces.two_lives().recording()
+def test_events_of_checkpoints_validations_and_attempts() -> None:
+    recording = traces.two_attempts().recording()
     usable(recording)
     kinds = [event.kind for event in recording.events if event.kind != "checkpoint"]
     assert kinds == ["start", "end", "resume", "end"]
@@ -98,8 +98,8 @@ def test_samplers_may_go_by_other_names(tmp_path: Path) -> None:
     """Of a local run: `localhost` in one place, the host's name in the other."""
     trace = healthy(seconds=300)
     trace.write(tmp_path)
-    (life,) = trace.facts().lives
-    facts = trace.facts(lives=(replace(life, nodes=("localhost",)),))
+    (attempt,) = trace.facts().attempts
+    facts = trace.facts(attempts=(replace(attempt, nodes=("localhost",)),))
     assert load(tmp_path, facts).gaps == ()
 
 
@@ -201,6 +201,15 @@ def test_two_samplers_on_a_node_count_once(tmp_path: Path) -> None:
     usable(recording)
     assert recording.gpu["util"].mean[3].tolist() == [50] * 4
     assert any("more than one sampler" in event.text for event in recording.events)
+
+
+@pytest.mark.parametrize("by", [-300, 300])
+def test_a_clock_that_is_set_is_no_second_sampler(tmp_path: Path, by: float) -> None:
+    before = [sample(2.0 * at, 2.0) for at in range(1, 400)]
+    write(tmp_path, [head(), *before, *(sample(800.0 + by + 2 * at, 2.0) for at in range(1, 400))])
+    recording = load(tmp_path, NOBODY)
+    usable(recording)
+    assert not any("more than one sampler" in event.text for event in recording.events)
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from rankup.base.errors import UserError
 from rankup.monitor import lines
 from rankup.monitor.lines import KINDS
 from rankup.monitor.load import load
-from rankup.monitor.recording import Life, Recording
+from rankup.monitor.recording import Recording
 
+from .handmade import attempt
 from .rundirs import NOBODY, head, sample, usable, write
 from .traces import BEGIN, healthy
 
@@ -54,7 +55,7 @@ def _put(tmp_path: Path, kind: str, put: bytes) -> Recording:
     file = write(tmp_path, records) / "monitor" / f"n1.{kind}.csv"
     rows = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([*rows[:3], put, *rows[3:]]))
-    known = replace(NOBODY, lives=(Life(BEGIN, BEGIN + 40, "COMPLETED", nodes=("n1",)),))
+    known = replace(NOBODY, attempts=(attempt(BEGIN, BEGIN + 40, "COMPLETED", nodes=("n1",)),))
     recording = load(tmp_path, known)
     usable(recording)
     return recording
@@ -105,10 +106,13 @@ def test_a_value_that_cannot_be_is_not_known(tmp_path: Path, value: str) -> None
         assert max(recording.fs["/p"]) < 100
 
 
-def test_a_damaged_journal_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line", ['{"kind": "note"', '{"kind": ' + "[" * 100_000 + "]" * 100_000 + "}"]
+)
+def test_a_damaged_journal_is_said(tmp_path: Path, line: str) -> None:
     write(tmp_path, [head(), *(sample(10 * k) for k in range(1, 5))])
     with (tmp_path / "monitor" / "n1.jsonl").open("a") as file:
-        file.write('{"kind": "note"\n{"kind": "end", "t": 1, "why": ""}\n')
+        file.write(f'{line}\n{{"kind": "end", "t": 1, "why": ""}}\n')
     recording = load(tmp_path, NOBODY)
     usable(recording)
     assert recording.samples == 4

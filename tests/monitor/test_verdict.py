@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from rankup.monitor.diagnose import diagnose
-from rankup.monitor.recording import Life, Recording
+from rankup.monitor.recording import Recording
 from rankup.monitor.verdict import Verdict, verdict
 
 from . import traces
-from .handmade import BEGIN, HEALTHY, UNUSED, made
+from .handmade import BEGIN, HEALTHY, UNUSED, attempt, made
 
 
 def of(recording: Recording) -> Verdict:
@@ -51,11 +51,11 @@ def test_the_headline_names_the_nodes_that_it_is_about() -> None:
 
 
 def test_advice_names_a_task_of_an_array_as_verbs_take_it() -> None:
-    ended = Life(BEGIN, BEGIN + 3600, "NODE_FAIL", nodes=("jrc0001",))
-    known = {"run": "ID task 3", "directory": "/p/runs/ID/array/3", "lives": (ended,)}
+    ended = attempt(BEGIN, BEGIN + 3600, "NODE_FAIL", nodes=("jrc0001",))
+    known = {"run": "ID task 3", "directory": "/p/runs/ID/array/3", "attempts": (ended,)}
     (todo,) = [one.todo for one in diagnose(made(facts=known)) if one.code == "RK724"]
     assert todo.startswith("`rankup run --resume /p/runs/ID --array 3`")
-    known["lives"] = (replace(ended, state="FAILED"),)
+    known["attempts"] = (replace(ended, state="FAILED"),)
     (todo,) = [one.todo for one in diagnose(made(facts=known)) if one.code == "RK724"]
     assert todo.startswith("`rankup logs /p/runs/ID/array/3 --cause`")
 
@@ -74,7 +74,7 @@ def test_a_failure_comes_before_what_it_cost() -> None:
     assert "unused GPU" in said.sentences[-1]
 
 
-def test_a_life_that_was_not_to_start_again() -> None:
+def test_an_attempt_that_was_not_to_start_again() -> None:
     """A node died, Slurm started the job again, and the script refused at once."""
     stays = (
         traces.Stay(0, 1800, state="NODE_FAIL"),

@@ -16,8 +16,9 @@ import numpy as np
 from rankup.monitor import lines
 from rankup.monitor.lines import Gpu, Head
 from rankup.monitor.load import load
-from rankup.monitor.recording import Facts, Life, Recording
+from rankup.monitor.recording import Facts, Recording
 
+from . import handmade
 from .channels import (
     GPU_MEMORY,
     GPU_POWER,
@@ -44,7 +45,7 @@ RATES = {"pcie_rx", "pcie_tx", "nvlink", *lines.FS, *OWN, *lines.RANK} - _GAUGES
 
 @dataclass(frozen=True)
 class Stay:
-    """A life of the run: seconds since the trace's begin; `closed`: its samplers say an end."""
+    """An attempt of the run: seconds since the trace's begin; `closed`: its samplers say an end."""
 
     begin: float
     end: float
@@ -71,7 +72,7 @@ class Trace:
         gpus, cores, memory: of each node.
         ranks: per node; None: one per GPU, without GPUs one.
         every: seconds between samples; step: between steps; limit: of time, in seconds.
-        stays: lives; none given: one of `seconds`.
+        stays: attempts; none given: one of `seconds`.
         gpu, host, rank: channels by the columns of `lines`; metrics: by the keys of a step's line.
         step_seconds: of each step, as a channel of (seconds, step); None: `step` and some noise.
         core_use: per core in % of it, of (seconds, core); None: what the ranks take.
@@ -137,7 +138,7 @@ class Trace:
         return (self.gpus or 1) if self.ranks is None else self.ranks
 
     @property
-    def lives(self) -> tuple[Stay, ...]:
+    def attempts(self) -> tuple[Stay, ...]:
         return self.stays or (Stay(0, self.seconds),)
 
     def write(self, directory: Path) -> Path:
@@ -165,17 +166,16 @@ class Trace:
     def facts(self, **changes: Any) -> Facts:
         """What would be known of the run; `changes` are attributes of `Facts`."""
         names = tuple(map(self.node_name, range(self.nodes)))
-        lives = tuple(
-            Life(
+        attempts = tuple(
+            handmade.attempt(
                 begin=self.begin + stay.begin,
                 end=None if stay.state == "RUNNING" else self.begin + stay.end,
                 state=stay.state,
                 words=stay.words,
                 limit=self.limit,
                 nodes=names,
-                job="13815915",
             )
-            for stay in self.lives
+            for stay in self.attempts
         )
         facts = Facts(
             run="20251122-180000-abcd",
@@ -190,7 +190,7 @@ class Trace:
             gpus=self.gpus,
             unit="core-h",
             per_node_hour=float(self.cores),
-            lives=lives,
+            attempts=attempts,
             queued=120.0,
         )
         return replace(facts, **{**self.known, **changes})
@@ -200,7 +200,7 @@ class Trace:
         with tempfile.TemporaryDirectory() as folder:
             return load(self.write(Path(folder)), self.facts(**changes))
 
-    def head(self, node: int, t: float, life: int = 0) -> Head:
+    def head(self, node: int, t: float, attempt: int = 0) -> Head:
         """A sampler's first line."""
         gpus = tuple(
             Gpu(
@@ -217,7 +217,7 @@ class Trace:
             node=self.node_name(node),
             t=round(t, 3),
             every=self.every,
-            attempt=f"13815915.{life}",
+            attempt=f"13815915.{attempt}",
             cores=self.cores,
             usable=tuple(range(self.cores)),
             memory=self.memory,
@@ -230,8 +230,8 @@ class Trace:
         return replace(head, **self.heads)
 
     def _write_node(self, node: int, files: dict[str, TextIO]) -> None:
-        """Write what the samplers of all lives have written."""
-        for number, stay in enumerate(self.lives):
+        """Write what the samplers of all attempts have written."""
+        for number, stay in enumerate(self.attempts):
             pauses = [s for s in self.silences if s.node == node and s.end > stay.begin]
             begin = stay.begin
             for pause in sorted(pauses, key=lambda pause: pause.begin):
@@ -245,11 +245,11 @@ class Trace:
                     files["journal"].write(json.dumps(end) + "\n")
 
     def _write_sampler(
-        self, node: int, life: int, begin: float, end: float, files: dict[str, TextIO]
+        self, node: int, attempt: int, begin: float, end: float, files: dict[str, TextIO]
     ) -> None:
         """Write what one sampler writes, but its end."""
-        draw = np.random.default_rng((self.seed, node, life, int(begin)))
-        head = self.head(node, self.begin + begin, life).line()
+        draw = np.random.default_rng((self.seed, node, attempt, int(begin)))
+        head = self.head(node, self.begin + begin, attempt).line()
         files["journal"].write(json.dumps(head) + "\n")
         count = int((end - begin) / self.every + 1e-9) + 1
         jitter = draw.uniform(0, min(0.005, self.every / 100), count)
@@ -307,13 +307,13 @@ class Trace:
         return np.frombuffer(b"0123456789a", np.uint8)[tenths].tobytes().decode()
 
     def _metrics_lines(self) -> Iterator[bytes]:
-        """The training's record: the steps of all lives, later ones from the last checkpoint on."""
+        """The training's record: of all attempts, later ones from the last checkpoint on."""
         assert self.metrics is not None
         draw = np.random.default_rng((self.seed, 999))
         done = 0
         whole: list[tuple[int, bytes]] = []
-        for number, stay in enumerate(lives := self.lives):
-            last = number == len(lives) - 1
+        for number, stay in enumerate(attempts := self.attempts):
+            last = number == len(attempts) - 1
             begin = stay.begin + STARTUP
             count = max(0, int((stay.end - begin) / self.step * 1.5))
             step = done + 1 + np.arange(count)[:, None]

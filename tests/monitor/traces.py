@@ -93,7 +93,7 @@ def torn() -> Trace:
     )
 
 
-def two_lives() -> Trace:
+def two_attempts() -> Trace:
     """A run that met its time limit, waited a while, and went on from its checkpoint."""
     return Trace(
         nodes=2,

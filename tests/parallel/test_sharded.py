@@ -171,7 +171,7 @@ def test_a_forward_in_between_leaves_no_old_weights(ranks: RankPool, between: st
 
 def _types(world: World, layout: Layout) -> tuple[bool, str, str]:
     """Whether a block runs under autocast; types of what it gives, and of what the model does."""
-    built = build(InOneDict, Mesh(layout, world), 0, Choices(half=True))
+    built = build(InOneDict, Mesh(layout, world), 0, Choices(half="bfloat16"))
     inner: list[str] = []
     block: Any = built.model.get_submodule("transformer.h.1")
     block.register_forward_hook(lambda _, __, output: inner.append(str(output.dtype)))
@@ -190,7 +190,10 @@ def test_sharded_weights_are_the_only_policy_of_bf16(ranks: RankPool) -> None:
 
 def _statistics(world: World) -> float:
     built = build(
-        lambda: XResNet("xresnet18", 4), Mesh(Layout(dp_shard=2), world), 0, Choices(half=True)
+        lambda: XResNet("xresnet18", 4),
+        Mesh(Layout(dp_shard=2), world),
+        0,
+        Choices(half="bfloat16"),
     )
     loss = built.replica(torch.randn(4, 3, 32, 32)).square().mean()
     loss.backward()

@@ -15,11 +15,16 @@ from torch import nn
 from rankup.base.errors import UserError
 from rankup.data.batches import BatchRequest
 from rankup.parallel.initial import initialize
-from rankup.recipes import find
-from rankup.recipes.asked import Asked
-from rankup.recipes.drawings import KINDS, draw, picture
+from rankup.recipes import Asked, find
 from rankup.recipes.image_classification import ImageClassification, generate
-from rankup.recipes.image_options import DRAWINGS, ImageClassificationOptions, read_classes
+from rankup.recipes.image_options import (
+    DRAWINGS,
+    KINDS,
+    ImageClassificationOptions,
+    draw,
+    picture,
+    read_classes,
+)
 from rankup.recipes.models.xresnet import Norm, XResNet
 from rankup.runtime.world import World
 from rankup.site import rundir

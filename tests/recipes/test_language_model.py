@@ -6,24 +6,27 @@ import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankup.base.errors import UserError
 from rankup.parallel.initial import initialize
 from rankup.recipes.language_model import LanguageModel, Windows, log_frequencies
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import TOKENS, LanguageModelOptions
+from rankup.recipes.running import IGNORED, cross_entropy
 from rankup.recipes.text import TokenFile
 from tests.conftest import TextFiles
 from tests.pool import RankPool
 from tests.train.runs import losses, train_text
 
-IGNORED = -100  # of torch's cross entropy
 SHAPE = Shape(vocab_size=37, seq_len=12, layers=2, dim=16, heads=4, dropout=0.3)
 
 
@@ -187,3 +190,33 @@ def test_what_a_text_does_not_have_gets_the_share_of_what_it_has_once(
     tokens = np.array(train, np.uint16)
     found = log_frequencies(TokenFile(size, {"train": tokens}))
     assert np.exp(found) == pytest.approx(np.array(counts) / sum(counts))
+
+
+class _Largest(TorchDispatchMode):
+    """Attributes: `numel`, of the largest float32 tensor that was made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(one, torch.Tensor) and one.dtype == torch.float32:
+                self.numel = max(self.numel, one.numel())
+        return result
+
+
+def test_logits_of_a_large_vocabulary_are_never_all_in_float32() -> None:
+    rows, vocabulary = 1500, 50_000
+    logits = torch.randn(2, rows // 2, vocabulary, dtype=torch.bfloat16)
+    targets = torch.randint(vocabulary, (2, rows // 2))
+    targets[0, :100] = IGNORED
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    with _Largest() as largest:
+        loss = cross_entropy(ours, targets)
+        (loss * 0.5).backward()
+    assert largest.numel < rows * vocabulary / 2
+    expected = F.cross_entropy(theirs.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+    (expected * 0.5).backward()
+    torch.testing.assert_close(loss, expected)
+    assert ours.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad)

@@ -15,9 +15,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("rouge_score")
 
 from rankup.base.errors import UserError
-from rankup.recipes import articles, find, summarization
+from rankup.recipes import Asked, articles, find, summarization
 from rankup.recipes.article_options import ARTICLES, SummarizationOptions
-from rankup.recipes.asked import Asked
 from rankup.recipes.summarization import ROUGE, Summarization, rouge
 from rankup.runtime.world import World
 from rankup.site import rundir

@@ -79,7 +79,7 @@ def test_without_rankup_a_node_is_not_sampled_and_says_so(bash: Bash, job: JobSc
     bash.remove("rankup")
     ran = bash.run(replace(job, nodes=1))
     assert ran.code == 0, ran.output
-    assert "rankup: node n1 is not sampled: no rankup on PATH\n" in ran.output
+    assert "rankup: note: node n1 is not sampled: no rankup on PATH\n" in ran.output
 
 
 def test_who_does_not_want_it_has_no_word_of_it_in_the_script(job: JobScript) -> None:

@@ -91,7 +91,7 @@ def test_words_become_options() -> None:
         ("--lr fast", "'fast' is not a number"),
         ("--steps 2.5", "'2.5' is not a whole number"),
         ("--optimizer adam", "adamw"),
-        ("--precision fp16", "bf16"),
+        ("--precision fp8", "bf16"),
         ("--keep 1", "the least is 2"),
         ("--dim 10 --heads 4", "heads that fit"),
         ("--dropout 1", "--dropout"),

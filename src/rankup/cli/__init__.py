@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command_name
 
 from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailed, UserError
-from . import data, login, port, run, views  # noqa: F401 - the verbs register themselves
+from . import data, login, plan, port, run, views  # noqa: F401 - the verbs register themselves
 from .app import app
 
 

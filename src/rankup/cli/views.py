@@ -112,7 +112,7 @@ def monitor(
         float | None, typer.Option(help="Seconds between samples, at first; by default 2.")
     ] = None,
     ranks: Annotated[int | None, typer.Option(help="Ranks that the run has on this node.")] = None,
-    life: Annotated[
+    attempt: Annotated[
         str | None, typer.Option(help="Tells this start of the run from others.")
     ] = None,
     parent: Annotated[
@@ -132,7 +132,7 @@ def monitor(
         user_path(run_dir, "RUN_DIR"),
         every=every,
         ranks=ranks,
-        life=life,
+        attempt=attempt,
         parent=parent,
         whole_node=whole_node,
     )
@@ -188,7 +188,7 @@ def generate(
     """Try a run's model: text that goes on from a prompt, a summary, the names of photos."""
     from ..base.files import user_path
     from ..launch.generate import generate as make
-    from ..recipes.asked import Asked
+    from ..recipes import Asked
 
     path = None if file is None else user_path(file, "--file").absolute()
     asked = Asked(prompt, path, max_tokens, temperature, top_k, beams, seed)

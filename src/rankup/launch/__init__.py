@@ -1,5 +1,5 @@
 """Starting a run: what `rankup run` and `rankup demo` do, and the processes they start.
 
-`run` (no torch) checks what was asked, makes the run directory and starts `agent`, which is
-torchrun with failures kept as data; that starts one `worker` per rank.
+`run` (no torch) checks what was asked, makes the run directory and starts `worker` as torchrun with
+failures kept as data, which starts it once more per rank.
 """

@@ -5,6 +5,7 @@ No Slurm command is started here: the job script asks for this at its end, insid
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,7 @@ from . import failure, logfile, meant
 from .logfile import OUTPUT
 
 # What the job script says by the way, rather than at its end.
-_BY_THE_WAY = re.compile(
-    r"^rankup: (stopped with a checkpoint|this site does not requeue; job"
-    r"|\S+ does not resolve; trying|warning)"
-)
+_BY_THE_WAY = re.compile(r"^rankup: (note: |warning: |stopped with a checkpoint)")
 # Lines of slurmstepd, srun, and of psslurm, which JSC runs in slurmd's place: it says
 # "error: *** job 1 CANCELLED DUE TO TIME LIMIT ***". A step's own ("*** 1.0 …") is no cause.
 _BY_SLURM = re.compile(r"slurmstepd|srun: |error: \*\*\* (job \d|PREEMPTION for job )")
@@ -72,47 +70,17 @@ _SLURM: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
         ),
     )
 )
-_RULE = re.compile(r"^(=|-){10,}\s*$")
-_ROOT = "Root Cause (first observed failure):"
-_FIELD = re.compile(r"^  (\w+) +: ?(.*)$")
-_CODE = re.compile(r"(-?\d+)")
 _TRACEBACK = "Traceback (most recent call last):"
+_BY_RANK = re.compile(r"\[rank(\d+)\]: ?")  # so torch marks the lines of one
 _AGENT = (
     "torch/distributed/run.py",
     "torch/distributed/launcher",
     "torch/distributed/elastic/agent",
 )
-# Sent by launchers to whoever is left, or raised by libraries whose peer is gone.
-_FOLLOWS = (-15, -2, -1)
-_ABORT = -6
 _TASK = re.compile(r"^srun: error: (\S+): tasks? [\d,\-\[\]]+: .+")
 # As `runtime/hang/watch.py` begins what it writes down there.
 _AT_THE_LIMIT = "at the job's time limit"
 _PREFLIGHT = re.compile(r"^preflight: ")
-
-
-@dataclass(frozen=True)
-class Root:
-    """An agent's "Root Cause" block.
-
-    Attributes:
-        exit_code: negative for a signal.
-        traceback: the rank's own, where the block or the log has it.
-        weight: 0 for a cause, more the more likely it only followed from another one.
-    """
-
-    rank: int
-    host: str
-    time: str
-    exit_code: int
-    traceback: str
-    weight: int
-
-    @property
-    def message(self) -> str:
-        """The exception in a line, or how the process ended."""
-        lines = [line for line in self.traceback.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else failure.said(self.exit_code)
 
 
 @dataclass(frozen=True)
@@ -121,7 +89,7 @@ class Cause:
 
     Attributes:
         text: for people; the last line says the most.
-        source: `rank`, `torchrun`, `preflight`, `script`, `slurm` or `traceback`.
+        source: `rank`, `preflight`, `script`, `slurm` or `traceback`.
     """
 
     text: str
@@ -188,19 +156,19 @@ def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | 
     """The cause by the ranks' notes in `log`, else by the lines of the newest attempt."""
     written = failure.read_all(log)
     own = [f for f in written if not f.consequence and not failure.timed_out(f.message)]
+    lines = [line.rstrip("\r") for line in lines]
+    slurm = _slurm(lines)
     if own:
         first = min(own, key=lambda f: f.time)
-        limit = _slurm(lines) if first.message.startswith(_AT_THE_LIMIT) else None
-        before = f"{limit.text}\n" if limit else ""
-        return Cause(before + failure.report(first), "rank")
-    lines = [line.rstrip("\r") for line in lines]
+        words = [failure.report(first)]
+        if slurm and first.message.startswith(_AT_THE_LIMIT):
+            words.insert(0, slurm.text)
+        elif slurm and failure.was_killed(first):  # as one whose memory ran out
+            words.append(slurm.text)
+        return Cause("\n".join(words), "rank")
     preflight = list(dict.fromkeys(line for line in lines if _PREFLIGHT.match(line)))
     if preflight:
         return Cause("\n".join(preflight[:20]), "preflight")
-    roots = root_causes(lines)
-    slurm = _slurm(lines)
-    if roots and roots[0].weight == 0:
-        return _of_root(roots[0], written, nodes, slurm)
     if slurm:
         return slurm
     script = [line for line in lines if line.startswith("rankup: ") and not _BY_THE_WAY.match(line)]
@@ -208,36 +176,11 @@ def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | 
         return Cause(script[-1], "script")
     if silent := failure.no_answer(written, nodes):
         return Cause(failure.report(silent), "rank")
-    if roots and roots[0].weight < 3 and not written:
-        return _of_root(roots[0], written, nodes, None, plain_tracebacks(lines))
     if written:
         first = min(written, key=lambda f: (f.consequence, f.time))
         after = " (another rank had ended before, without a word)" if first.consequence else ""
         return Cause(failure.report(first) + after, "rank")
-    if roots:
-        return _of_root(roots[0], written, nodes, None)
     return _leftovers(lines)
-
-
-def _of_root(
-    root: Root,
-    written: Sequence[failure.Failure],
-    nodes: Sequence[str],
-    slurm: Cause | None,
-    plain: Sequence[str] = (),
-) -> Cause:
-    node = failure.node_of(root.rank, written, nodes) or root.host
-    trace = root.traceback
-    message = root.message
-    if not trace and root.exit_code > 0 and plain:
-        # Nobody marked it with a rank; the first one printed is the first to fail.
-        trace = plain[0]
-        message = trace.splitlines()[-1]
-    text = f"{trace}\n\n" if trace else ""
-    text += f"rank {root.rank} on {node} failed: {message}"
-    if slurm:
-        text += f"\n{slurm.text}"
-    return Cause(text, "torchrun")
 
 
 def _slurm(lines: Sequence[str]) -> Cause | None:
@@ -261,11 +204,34 @@ def _by_slurm(lines: Sequence[str]) -> tuple[str, str, str] | None:
 
 
 def _leftovers(lines: Sequence[str]) -> Cause | None:
-    plain = plain_tracebacks(lines)
-    if plain:
-        return Cause(plain[0], "traceback")
+    """What a job without rankup on its nodes has printed: the first traceback that is a cause."""
+    for text, rank in _tracebacks(lines):
+        last = text.splitlines()[-1]
+        if not failure.broken_by_peer(last) and not failure.timed_out(last):
+            return Cause(
+                text if rank is None else f"{text}\n\nrank {rank} failed: {last}", "traceback"
+            )
     tasks = [line for line in lines if _TASK.match(line)]
     return Cause(tasks[0], "slurm") if tasks else None
+
+
+def _tracebacks(lines: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Tracebacks but torchrun's own, with the rank that torch has marked them by."""
+    marks = [_BY_RANK.match(line) for line in lines]
+    for rank in dict.fromkeys(mark and mark[1] for mark in marks):
+        own = [
+            line[mark.end() :] if mark else line
+            for line, mark in zip(lines, marks, strict=True)
+            if (mark and mark[1]) == rank
+        ]
+        for start in (number for number, line in enumerate(own) if line.startswith(_TRACEBACK)):
+            inside = itertools.takewhile(
+                lambda line: line.startswith((" ", "\t")), own[start + 1 :]
+            )
+            size = 1 + sum(1 for _ in inside)
+            text = "\n".join(own[start : start + size + 1])
+            if not any(sign in text for sign in _AGENT):
+                yield text, rank
 
 
 def _nodes(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -283,69 +249,3 @@ def _nodes(records: Sequence[Mapping[str, Any]]) -> list[str]:
 def shown(cause: Cause) -> str:
     """The text, safe for a terminal."""
     return "\n".join(clean(line) for line in cause.text.split("\n"))
-
-
-def root_causes(lines: Sequence[str]) -> list[Root]:
-    """Every agent's root cause, the likeliest first."""
-    found = []
-    for block in _blocks(lines):
-        matches = [match for line in block if (match := _FIELD.match(line))]
-        fields: dict[str, str] = {match[1]: match[2] for match in matches}
-        rank = _CODE.search(fields.get("rank", ""))
-        code = _CODE.search(fields.get("exitcode", ""))
-        if rank is None or code is None:
-            continue
-        number, exit_code = int(rank[1]), int(code[1])
-        trace = rank_traceback(lines, number)
-        weight = _weight(exit_code, trace)
-        host, when = fields.get("host", "?"), fields.get("time", "")
-        found.append(Root(number, host, when, exit_code, trace, weight))
-    return sorted(found, key=lambda root: (root.weight, root.time))
-
-
-def rank_traceback(lines: Sequence[str], rank: int) -> str:
-    """Return this rank's last traceback as printed; torch marks a rank's lines by its number."""
-    prefix = f"[rank{rank}]:"
-    own = [line[len(prefix) :].removeprefix(" ") for line in lines if line.startswith(prefix)]
-    starts = [number for number, line in enumerate(own) if line.startswith(_TRACEBACK)]
-    return "\n".join(own[starts[-1] :]).rstrip() if starts else ""
-
-
-def plain_tracebacks(lines: Sequence[str]) -> list[str]:
-    """Tracebacks that no rank's number marks and that are not an agent's own."""
-    found: list[list[str]] = []
-    inside = False
-    for line in lines:
-        if line.startswith(_TRACEBACK):
-            found.append([line])
-            inside = True
-        elif inside:
-            found[-1].append(line)
-            inside = line.startswith((" ", "\t"))
-    texts = ["\n".join(block) for block in found]
-    return [text for text in texts if not any(sign in text for sign in _AGENT)]
-
-
-def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
-    for start, line in enumerate(lines):
-        if line.strip() != _ROOT:
-            continue
-        block: list[str] = []
-        for following in lines[start + 1 : start + 500]:
-            if _RULE.match(following):
-                break
-            block.append(following)
-        yield block
-
-
-def _weight(exit_code: int, trace: str) -> int:
-    last = trace.splitlines()[-1] if trace else ""
-    if failure.broken_by_peer(last):
-        return 3
-    if exit_code in _FOLLOWS:
-        return 4
-    if failure.timed_out(last):
-        return 2
-    if exit_code == _ABORT or (exit_code > 0 and not trace):
-        return 1
-    return 0

@@ -27,7 +27,7 @@ from ..parallel.lowcomm.gossip.names import STORE, WORKER, WORKERS, patience
 from ..parallel.lowcomm.gossip.silence import Silence
 from ..site.gpus import visible_gpus
 from . import failure
-from .agent import die_with_parent
+from .worker import die_with_parent
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -72,7 +72,6 @@ def main() -> int:
     address, served = given.store, None
     try:
         if given.node == 0:
-            failure.forget(log)
             served, address = _serve(given.store)
         board = Board(served, total) if served else Board.connect(address, total)
     except RuntimeError as error:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ..base import secrets
-from ..monitor import recording
 from ..monitor.recording import Facts
 from ..site import rundir
 from ..site.config import Config
@@ -39,9 +38,10 @@ def facts(
         attempt for attempt in attempts.of_run(path, job, client) if task in (None, attempt.task)
     ]
     bill = _bill(job)
-    known = [_attempt(attempt, bill) for attempt in found if attempt.started is not None]
-    if ended is not None and known and known[-1].end is None:
-        known[-1] = _ended(known[-1], ended)
+    known = [attempt for attempt in found if attempt.started is not None]
+    if ended is not None and known and known[-1].ended is None:
+        state = "FAILED" if ended else "COMPLETED"
+        known[-1] = replace(known[-1], live=False, ended=time.time(), state=state, words="")
     last = job.attempts[-1] if job.attempts else {}
     return Facts(
         run=job.id if task is None else f"{job.id} task {task}",
@@ -57,7 +57,7 @@ def facts(
         gpus=bill.get("gpus"),
         unit=bill.get("unit"),
         per_node_hour=bill.get("per_node_hour"),
-        lives=tuple(known),
+        attempts=tuple(known),
         queued=_queued(job, found),
         portal=_link(status.monitoring(found, config)),
         what=_what(job),
@@ -75,29 +75,6 @@ def _bill(job: Job) -> Mapping[str, Any]:
         if bill := attempt.get("bill"):
             return dict(bill)
     return {}
-
-
-def _attempt(attempt: Attempt, newest: Mapping[str, Any]) -> recording.Life:
-    """An attempt with the limit and the price that it was asked for with; `newest` has the unit."""
-    assert attempt.started is not None
-    own = attempt.asked.get("bill") or {}
-    same = own.get("unit") == newest.get("unit")
-    return recording.Life(
-        begin=attempt.started,
-        end=None if attempt.live else attempt.ended,
-        state=attempt.state,
-        words=attempt.words,
-        limit=attempt.limit,
-        nodes=attempt.nodes,
-        job=attempt.job,
-        billed_nodes=attempt.asked.get("nodes"),
-        per_node_hour=own.get("per_node_hour") if same else None,
-    )
-
-
-def _ended(attempt: recording.Life, code: int) -> recording.Life:
-    state = "FAILED" if code else "COMPLETED"
-    return replace(attempt, end=time.time(), state=state, words="")
 
 
 def _queued(job: Job, found: Sequence[Attempt]) -> float | None:

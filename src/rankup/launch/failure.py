@@ -42,6 +42,7 @@ _WAITED = re.compile(r"(\d{1,15})\s?(ms|milliseconds|seconds|s)\b")
 
 # Of the ranks, and `failure-hang.json`: the verdict on a hang, left by `runtime/hang/watch.py`.
 _NOTES = "failure-*.json"
+_KILLED = "its process was killed by"
 
 
 @dataclass(frozen=True)
@@ -234,6 +235,11 @@ def report(failure: Failure) -> str:
     return f"{head}rank {failure.rank} on {failure.node} failed: {failure.message}"
 
 
+def was_killed(failure: Failure) -> bool:
+    """Return True for a rank that a signal ended, of which its launcher has written that down."""
+    return failure.message.startswith(_KILLED)
+
+
 def said(code: int) -> str:
     """What the exit code of a process that wrote nothing says; negative for a signal."""
     if code >= 0:
@@ -241,7 +247,7 @@ def said(code: int) -> str:
     known = {number.value: number.name for number in signal.Signals}
     name = known.get(-code, f"signal {-code}")
     hint = "; out of memory is the usual reason" if name == "SIGKILL" else ""
-    return f"its process was killed by {name}{hint}"
+    return f"{_KILLED} {name}{hint}"
 
 
 def _on(node: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import recipes
 from ..base.errors import UserError
 from ..base.text import clean
-from ..recipes.asked import Asked
+from ..recipes import Asked
 from ..site import rundir
 from . import weights
 

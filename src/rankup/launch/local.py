@@ -23,9 +23,10 @@ from ..base.processes import starting
 from ..monitor.lines import FOLDER, STOP
 from ..site.gpus import usable_cores
 from ..site.rundir import Job
-from .agent import PARENT
+from . import failure
 from .logfile import OUTPUT
 from .request import by_crew
+from .worker import AGENT, PARENT
 
 _PATIENCE = 5.0  # seconds that the last sample may take
 _QUIET = 0.5  # seconds after which a process that was left running has nothing to say
@@ -61,6 +62,7 @@ def start(
         **(extra or {}),
     }
     command = [*_launcher(job, nproc, python), *job.words]
+    failure.forget(directory / "log")
 
     def act(agent: int, number: int, again: bool) -> bool:
         ranks = [] if again else _ranks(agent)
@@ -265,9 +267,9 @@ def _launcher(job: Job, nproc: int, python: str) -> list[str]:
     # torchrun takes no word for its own.
     if by_crew(job):
         return [python, "-c", starting("rankup.launch.crew"), "--nproc", str(nproc), "--"]
-    agent = [python, "-c", starting("rankup.launch.agent")]
-    worker = [python, "-u", "-c", starting("rankup.launch.worker")]
-    return [*agent, "--standalone", f"--nproc-per-node={nproc}", "--no-python", "--", *worker]
+    worker = ["-c", starting("rankup.launch.worker")]
+    options = ["--standalone", f"--nproc-per-node={nproc}", "--no-python", "--"]
+    return [python, *worker, AGENT, *options, python, "-u", *worker]
 
 
 def shown(job: Job, nproc: int) -> str:

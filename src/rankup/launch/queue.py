@@ -82,6 +82,7 @@ def run(spec: JobSpec, client: Client, inside: bool) -> int:
     found = ready.fetched(project, job, with_network=internet is True)
     notes += ready.elsewhere(found.variables, os.environ, plan.variables)
     notes += split_notes(job, plan.granted.nodes, plan.granted.ranks)
+    notes += _doubts(job, plan)
     notes += ready.before_submit(
         job.kind, job.target, plan.granted.nodes * plan.granted.ranks, spec.check
     )
@@ -111,6 +112,17 @@ def run(spec: JobSpec, client: Client, inside: bool) -> int:
     from .logs import follow
 
     return follow(directory)
+
+
+def _doubts(job: Job, plan: Plan) -> list[str]:
+    """Return what `rankup plan` has against a recipe's run in the partition it gets."""
+    if job.kind != "recipe":
+        return []
+    from ..plan import command
+
+    granted = plan.granted
+    asked = command.Job(granted.nodes, granted.ranks, granted.minutes)
+    return command.doubts(job.target, job.args, plan.profile, granted.partition or None, asked)
 
 
 def _submit(

@@ -1,7 +1,10 @@
-"""One rank: runs the recipe or the script, and writes down how it failed."""
+"""The processes of a run on a node: torchrun, whose failures stay data, and each of its ranks."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import logging
 import os
 import runpy
 import signal
@@ -13,15 +16,20 @@ from ..base.errors import UserError
 from ..parallel.lowcomm.gossip.names import WORKER
 from ..site.gpus import cores_near
 from . import failure
-from .agent import die_with_parent
+
+AGENT = "--agent"  # the first word of a process that starts ranks
+PARENT = "RANKUP_PARENT"  # process id of whoever starts the next process
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Run `TARGET ARGS…`, a recipe's name or a script's path, as the rank torchrun says, or as the
-    worker that a crew has numbered.
+    worker that a crew has numbered; with `--agent` in front, torchrun with the words that follow.
 
     Also the command `rankup-rank`, which a job script starts where rankup is installed.
     """
+    if sys.argv[1:2] == [AGENT]:
+        sys.exit(_agent(sys.argv[2:]))
     number = os.environ.get("RANK", os.environ.get(WORKER))
     if len(sys.argv) < 2 or number is None:
         sys.exit("rankup-rank TARGET [ARGS...] is started by torchrun: use `rankup run`")
@@ -89,3 +97,60 @@ def _module(name: str, args: list[str]) -> None:
     sys.argv = [name, *args]
     sys.path.insert(0, os.getcwd())
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _agent(words: list[str]) -> int:
+    """Run torchrun; the exit code of the rank that failed first.
+
+    What a rank of this node cannot write down itself, that it was killed, is written down here.
+    """
+    here = PARENT in os.environ  # else in a job, whose script says the cause at its end
+    die_with_parent()
+    log = Path(os.environ["RANKUP_RUN_DIR"]) / "log"
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    _log_to(log / "torchrun.log")
+    try:
+        run(parse_args(words))
+    except ChildFailedError as error:
+        codes = {rank: child.exitcode for rank, child in error.failures.items()}
+        first = failure.first_cause(log, codes)
+        silent = first.rank not in {one.rank for one in failure.read_all(log)}
+        # Whose end comes with that of the job is no cause.
+        if silent and (here or codes.get(first.rank) != -signal.SIGTERM):
+            with contextlib.suppress(OSError):
+                failure.write(log, first)
+        if here and first.exit_code != 128 + signal.SIGINT:
+            print(f"\n{failure.report(first)}", file=sys.stderr, flush=True)
+        return first.exit_code
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+def _log_to(path: Path) -> None:
+    """torchrun's own remarks go to a file: what the user needs of them is said at the end."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for name in (
+        "torch.distributed.elastic",
+        "torch.distributed.run",
+        "torch.distributed.launcher",
+    ):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+
+
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Ask the kernel to send this process a signal when its parent ends (Linux; else nothing).
+
+    A parent that ended before is noticed by its number.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != int(os.environ.get(PARENT, os.getppid())):
+            sys.exit(128 + number)
+    os.environ[PARENT] = str(os.getpid())

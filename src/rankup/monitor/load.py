@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from . import jsonl, samples
+from . import lines, samples
 from . import steps as training
-from .jsonl import number
-from .lines import KINDS
+from .lines import KINDS, number
 from .node import SHORTEST_GAP, Grid, Node, Window, merged, scan
 from .node import grid as bins_of
 from .recording import GPU, HOST, RANK, Band, Event, Facts, Gap, Recording
@@ -49,7 +48,7 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
 
     Args:
         directory: of the run: `monitor/` and `metrics.jsonl`, both of which may be missing.
-        facts: of the run; its lives say when samples were due.
+        facts: of the run; its attempts say when samples were due.
         processes: that read; None: as many as there are cores, where there is much to read.
 
     Raises:
@@ -60,15 +59,15 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
     looks = [_look(file, journals[file]) for file in files]
     metrics = directory / training.FILE
     window = _window(facts, [look.times for look in looks] + [_times(metrics)])
-    begins = [life.begin for life in facts.lives]
+    begins = [attempt.begin for attempt in facts.attempts]
     trained = training.read(metrics, window, begins)
     times = [t for look in looks for t in look.times if window[0] <= t <= window[1]]
     grid = _grid(_reach(facts, trained, times), looks)
     # What lies before or behind all that is known has a time that cannot be.
     window = (max(window[0], grid.begin - _SLACK), min(window[1], grid.end + _SLACK))
     nodes = _scan(journals, grid, window, processes)
-    if not facts.lives:
-        # Only now is it known which samplers there were, and when each life began.
+    if not facts.attempts:
+        # Only now is it known which samplers there were, and when each attempt began.
         begins = [span.begin for span in _spans(facts, nodes, grid.end)]
         trained = training.read(metrics, window, begins)
     return _recording(facts, grid, nodes, trained)
@@ -107,25 +106,25 @@ def _is_number(text: bytes) -> bool:
 
 def _times(metrics: Path) -> list[float]:
     """Return the times in the begin and the end of the training's record."""
-    records = jsonl.records(b"\n".join(samples.ends(metrics)))
+    records = lines.records(b"\n".join(samples.ends(metrics)))
     times = [number(record.get("time")) for record in records if record]
     return [t for t in times if t is not None]
 
 
 def _window(facts: Facts, all_times: list[list[float]]) -> Window:
-    """Return the unix seconds between which times are believed: a day around the lives of the run.
+    """Return the unix seconds between which times are believed: a day around the attempts.
 
     Where nobody knows of them, or all files say otherwise, a year around the middle of what the
     files say.
     """
     middles = [float(np.median(times)) for times in all_times if times]
     middle = float(np.median(middles)) if middles else None
-    begins = [life.begin for life in facts.lives if math.isfinite(life.begin)]
+    begins = [attempt.begin for attempt in facts.attempts if math.isfinite(attempt.begin)]
     if begins:
-        ends = [life.end for life in facts.lives if life.end is not None]
-        open_end = any(life.end is None for life in facts.lives)
+        ends = [attempt.ended for attempt in facts.attempts if attempt.ended is not None]
+        open_end = any(attempt.ended is None for attempt in facts.attempts)
         end = max([*begins, *ends, *([max(m, *begins) for m in middles] if open_end else [])])
-        # A life without an end has none that we know of: it may last as long as a job can.
+        # An attempt without an end has none that we know of: it may last as long as a job can.
         known = (min(begins) - _DAY, end + (60 * _DAY if open_end else _DAY))
         if middle is None or known[0] <= middle <= known[1]:
             return known
@@ -136,8 +135,9 @@ def _window(facts: Facts, all_times: list[list[float]]) -> Window:
 
 def _reach(facts: Facts, trained: Training, times: Iterable[float]) -> tuple[float, float] | None:
     """Begin and end of all that is known of a run; None: nothing is."""
-    lives = [t for life in facts.lives for t in (life.begin, life.end) if t is not None]
-    known = [t for t in (*lives, *times, trained.first, trained.last) if math.isfinite(t)]
+    begun = [attempt.begin for attempt in facts.attempts]
+    ended = [attempt.ended for attempt in facts.attempts if attempt.ended is not None]
+    known = [t for t in (*begun, *ended, *times, trained.first, trained.last) if math.isfinite(t)]
     return (min(known), max(known)) if known else None
 
 
@@ -176,15 +176,16 @@ def _size(file: Path) -> int:
 def _ended(facts: Facts, nodes: Sequence[Node], trained: Training) -> Facts:
     """End an attempt that nobody saw end, and another followed, with the last that was heard of it:
     the time that the next one waited in the queue is nobody's bill."""
-    lives = sorted(facts.lives, key=lambda life: life.begin)
+    attempts = sorted(facts.attempts, key=lambda attempt: attempt.begin)
     heard = [node.stretches for node in nodes]
     heard.append(np.repeat(trained.steps.time, 2).reshape(-1, 2))
     times = np.concatenate(heard)
-    for at, (life, after) in enumerate(pairwise(lives)):
-        if life.end is None:
-            own = times[(times[:, 0] < after.begin) & (times[:, 1] > life.begin), 1]
-            lives[at] = replace(life, end=float(min(max(own, default=life.begin), after.begin)))
-    return replace(facts, lives=tuple(lives))
+    for at, (attempt, after) in enumerate(pairwise(attempts)):
+        if attempt.ended is None:
+            own = times[(times[:, 0] < after.begin) & (times[:, 1] > attempt.begin), 1]
+            heard_last = min(max(own, default=attempt.begin), after.begin)
+            attempts[at] = replace(attempt, ended=float(heard_last))
+    return replace(facts, attempts=tuple(attempts))
 
 
 def _recording(facts: Facts, grid: Grid, nodes: list[Node], trained: Training) -> Recording:
@@ -193,9 +194,9 @@ def _recording(facts: Facts, grid: Grid, nodes: list[Node], trained: Training) -
     reach = _reach(facts, trained, (node.last for node in sampled))
     end = max(grid.begin, reach[1]) if reach else grid.end - grid.width
     running = _running(facts, sampled, end)
-    lives = _spans(facts, nodes, end)
-    # A life that still goes on is due until now only as far as anything was heard of the run.
-    missing = _gaps(lives, nodes) if facts.lives or sampled else []
+    spans = _spans(facts, nodes, end)
+    # An attempt that still goes on is due until now only as far as anything was heard of the run.
+    missing = _gaps(spans, nodes) if facts.attempts or sampled else []
     places = range(len(sampled))
     many = [len(node.gpus) for node in sampled]
     ranks = [len(node.ranks) for node in sampled]
@@ -223,7 +224,7 @@ def _recording(facts: Facts, grid: Grid, nodes: list[Node], trained: Training) -
         ],
         core_use=tuple(node.core_use for node in sampled),
         steps=trained.steps,
-        events=tuple(sorted(_events(facts, lives, nodes, trained), key=lambda event: event.time)),
+        events=tuple(sorted(_events(facts, spans, nodes, trained), key=lambda event: event.time)),
         gaps=tuple(missing),
         fs=fs,
         samples=sum(node.samples for node in nodes),
@@ -249,28 +250,29 @@ def _joined(parts: list[Band], names: tuple[str, ...], bins: int) -> dict[str, B
 
 def _running(facts: Facts, nodes: list[Node], end: float) -> bool:
     """Whether samplers still write, as far as anybody says."""
-    if facts.lives:
-        newest = max(facts.lives, key=lambda life: life.begin)
-        return newest.end is None and newest.state == "RUNNING"
+    if facts.attempts:
+        newest = facts.attempts[-1]
+        return newest.ended is None and newest.state == "RUNNING"
     open_ones = [node for node in nodes if node.samplers[-1].ended is None]
     return any(time.time() - node.last < max(6 * node.every, 60.0) for node in open_ones)
 
 
 def _events(
-    facts: Facts, lives: list[_Span], nodes: list[Node], trained: Training
+    facts: Facts, spans: list[_Span], nodes: list[Node], trained: Training
 ) -> Iterator[Event]:
     yield from trained.events
-    if facts.lives:
-        for number, life in enumerate(sorted(facts.lives, key=lambda life: life.begin)):
-            job = f" (job {life.job})" if life.job else ""
-            yield Event(life.begin, "resume" if number else "start", f"attempt {number + 1}{job}")
-            if life.end is not None:
-                words = f": {life.words}" if life.words else ""
-                yield Event(life.end, "end", f"attempt {number + 1}: {life.state}{words}")
+    if facts.attempts:
+        for number, attempt in enumerate(facts.attempts):
+            name = f"attempt {number + 1}"
+            job = f" (job {attempt.job})" if attempt.job else ""
+            yield Event(attempt.begin, "resume" if number else "start", f"{name}{job}")
+            if attempt.ended is not None:
+                words = f": {attempt.words}" if attempt.words else ""
+                yield Event(attempt.ended, "end", f"{name}: {attempt.state}{words}")
     else:
-        for number, span in enumerate(lives):
+        for number, span in enumerate(spans):
             yield Event(span.begin, "resume" if number else "start", f"attempt {number + 1}")
-    first = lives[0].begin if lives else 0.0
+    first = spans[0].begin if spans else 0.0
     for node in nodes:
         name = node.name
         for note in node.notes:
@@ -291,7 +293,7 @@ def _events(
 
 @dataclass(frozen=True)
 class _Span:
-    """A life as far as samples can be expected of it: unix seconds, and the nodes' names.
+    """An attempt as far as samples can be expected of it: unix seconds, and the nodes' names.
 
     `nodes` is empty where nobody knows them: then all that have a file.
     """
@@ -302,24 +304,24 @@ class _Span:
 
 
 def _spans(facts: Facts, nodes: Sequence[Node], last: float) -> list[_Span]:
-    """The lives of a run, up to the `last` thing known of it; without facts as samplers tell."""
-    if facts.lives:
+    """The attempts of a run, up to the `last` thing known of it; without facts as samplers tell."""
+    if facts.attempts:
         files = {node.name for node in nodes}
         # Names of which none is that of a file are names that the samplers do not go by.
-        named = any(files.intersection(life.nodes) for life in facts.lives) or not files
+        named = any(files.intersection(attempt.nodes) for attempt in facts.attempts) or not files
         found = []
-        for life in sorted(facts.lives, key=lambda life: life.begin):
-            end = last if life.end is None else life.end
-            found.append(_Span(life.begin, max(end, life.begin), life.nodes if named else ()))
+        for attempt in facts.attempts:
+            begin, end = attempt.begin, last if attempt.ended is None else attempt.ended
+            found.append(_Span(begin, max(end, begin), attempt.nodes if named else ()))
         return found
-    lives: dict[str, tuple[float, float]] = {}
+    heard: dict[str, tuple[float, float]] = {}
     for node in nodes:
         for sampler in node.samplers:
             if not math.isnan(sampler.begin):
-                known = lives.get(sampler.head.attempt, (math.inf, -math.inf))
+                known = heard.get(sampler.head.attempt, (math.inf, -math.inf))
                 begin, end = min(known[0], sampler.begin), max(known[1], sampler.end)
-                lives[sampler.head.attempt] = (begin, end)
-    return [_Span(*life) for life in sorted(lives.values())]
+                heard[sampler.head.attempt] = (begin, end)
+    return [_Span(*stretch) for stretch in sorted(heard.values())]
 
 
 def _gaps(spans: Sequence[_Span], nodes: Sequence[Node]) -> list[Gap]:

@@ -134,7 +134,6 @@ class _Reading:
         sample, bin, covered = _pieces(self.grid, t, seconds)
         whole = np.bincount(bin, np.where(seconds[sample] > 0, covered, 0), minlength=bins)
         stretches = merged(np.stack([t - seconds, t], axis=1), 1.0)
-        once = float((stretches[:, 1] - stretches[:, 0]).sum())
         gpus, gpu = self._gpus()
         ranks = self._rows("rank")
         ranks = ranks.only(self._believed(ranks.t))
@@ -158,7 +157,7 @@ class _Reading:
             strange=strange,
             first=float(stretches[0, 0]) if len(stretches) else math.nan,
             last=float(stretches[-1, 1]) if len(stretches) else math.nan,
-            twice=max(0.0, float(seconds.sum()) - once),
+            twice=_twice(t, seconds),
             errors=tuple(filter(None, [self.journal.error, *self.errors])),
         )
 
@@ -305,6 +304,16 @@ def _core_use(host: Rows, seconds: Numbers) -> Array:
         known[: use.shape[1]] += seconds[of] @ said
     with np.errstate(invalid="ignore"):
         return (done / np.where(known > 0, known, np.nan)).astype(np.float32)
+
+
+def _twice(t: Numbers, seconds: Numbers) -> float:
+    """Return for how many seconds rows stand that the row before stands for as well.
+
+    Where a row is older than the one before, the node's clock was set back, by one sampler.
+    """
+    again = np.minimum(t[:-1] - (t[1:] - seconds[1:]), seconds[1:])
+    forward = t[1:] >= t[:-1]
+    return float(again[forward & (again > 0.1 * seconds[1:])].sum())  # else it is rounding
 
 
 def merged(stretches: Numbers, apart: float) -> Numbers:

@@ -5,7 +5,7 @@ width, each at least as long as a sample stands for, and every value is kept as 
 and the highest of its bin, so that no peak is lost. What was not sampled is NaN.
 
 There is at least one bin. Where nobody sampled, the arrays of nodes, GPUs and ranks have no
-columns, and bins go over the lives and steps that are known; where nothing at all is known of a
+columns, and bins go over the attempts and steps that are known; where nothing at all is known of a
 run, there is one bin of a second at time 0.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..slurm.job import Attempt
 from .lines import HOST as HOST
 from .lines import RANK as RANK
 from .lines import Gpu, Head
@@ -62,7 +63,7 @@ class Event:
     """Something at one time.
 
     Attributes:
-        kind: life, checkpoint, validation, note, end, resume.
+        kind: start, resume, end, checkpoint, validation or note.
         seconds: how long it took; 0 for a moment.
     """
 
@@ -105,32 +106,6 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Life:
-    """One start of the run.
-
-    Attributes:
-        begin, end: unix seconds; `end` None while it runs or where nobody wrote it down.
-        state: Slurm's word: COMPLETED, FAILED, TIMEOUT, CANCELLED, OUT_OF_MEMORY, NODE_FAIL,
-            RUNNING, UNKNOWN.
-        words: the same in plain words.
-        limit: time limit in seconds; None without one.
-        nodes: names.
-        billed_nodes, per_node_hour: how many nodes it had, where nobody wrote their names down, and
-            units that one is billed for; None: as the newest life.
-    """
-
-    begin: float
-    end: float | None
-    state: str
-    words: str = ""
-    limit: float | None = None
-    nodes: tuple[str, ...] = ()
-    job: str | None = None
-    billed_nodes: int | None = None
-    per_node_hour: float | None = None
-
-
-@dataclass(frozen=True)
 class Facts:
     """What is known of a run beside its samples: from `job.json`, our records and Slurm.
 
@@ -139,9 +114,10 @@ class Facts:
         directory: the run directory, as text.
         nodes: asked for; ranks: per node.
         gpus: per node that the job is billed for; 0 on CPU nodes; None where nobody knows.
+        attempts: that have begun, in order.
         unit: the site's (`core-h`, `node-h`, `GPU-h`); per_node_hour: units that one node of the
             job costs per hour; None: no cost can be given (a machine without accounting).
-        queued: seconds that the run waited in the queue, all lives together; None: not known.
+        queued: seconds that the run waited in the queue, all attempts together; None: not known.
         portal: URL of the site's own report of the job; None: there is none.
         what: any other facts worth a line in the report, by title.
     """
@@ -159,7 +135,7 @@ class Facts:
     gpus: int | None = None
     unit: str | None = None
     per_node_hour: float | None = None
-    lives: tuple[Life, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
     queued: float | None = None
     portal: str | None = None
     what: dict[str, str] = field(default_factory=dict)
@@ -171,7 +147,7 @@ class Recording:
 
     Attributes:
         begin, width, bins: bin b covers [begin + b * width, begin + (b + 1) * width).
-        end: of the last sample, step or life.
+        end: of the last sample, step or attempt.
         heads: newest head of each node, in the order of the columns of `host`.
         gpus: of all nodes in that order, columns of `gpu`; gpu_node: (GPUs,) place of its node.
         ranks: (ranks,) number of each rank seen, columns of `rank`; rank_node: place of its node.
@@ -221,3 +197,68 @@ class Recording:
         """`jwb0001:2` for each column of `gpu`."""
         pairs = zip(self.gpu_node, self.gpus, strict=True)
         return [f"{self.heads[int(node)].node}:{gpu.index}" for node, gpu in pairs]
+
+
+def mean(values: Array, axis: int | None = None) -> Array:
+    """Mean of what is there; NaN, without a warning, where nothing is."""
+    there = np.isfinite(values)
+    count = there.sum(axis=axis)
+    total = np.where(there, values, 0).sum(axis=axis, dtype=np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(count > 0, total / count, np.nan), dtype=np.float32)
+
+
+def lowest(values: Array, axis: int = 0) -> Array:
+    """Lowest of what is there; NaN where nothing is."""
+    return np.asarray(np.fmin.reduce(values, axis=axis, initial=np.nan), dtype=np.float32)
+
+
+def highest(values: Array, axis: int = 0) -> Array:
+    """Highest of what is there; NaN where nothing is."""
+    return np.asarray(np.fmax.reduce(values, axis=axis, initial=np.nan), dtype=np.float32)
+
+
+def folded(values: Array, factor: int) -> Array:
+    """(bins, …) as (ceil(bins / factor), factor, …), filled up with NaN."""
+    bins = len(values)
+    short = -bins % factor
+    if short:
+        filler = np.full((short, *values.shape[1:]), np.nan, dtype=values.dtype)
+        values = np.concatenate([values, filler])
+    return values.reshape(len(values) // factor, factor, *values.shape[1:])
+
+
+def strip(band: Band, factor: int = 1) -> Band:
+    """All things together: (ceil(bins / factor),) lowest, mean and highest of any of them."""
+
+    def flat(values: Array) -> Array:
+        wide = folded(values, factor)
+        return wide.reshape(len(wide), -1)
+
+    return Band(
+        low=lowest(flat(band.low), axis=1),
+        mean=mean(flat(band.mean), axis=1),
+        high=highest(flat(band.high), axis=1),
+    )
+
+
+def coarse(values: Array, factor: int) -> Array:
+    """(bins, things) as the mean of every `factor` bins."""
+    return values if factor == 1 else mean(folded(values, factor), axis=1)
+
+
+def buckets(groups: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Where to begin a bucket, so that there are about `most` of equal length.
+
+    No bucket has values of two groups (attempts of a run).
+
+    Args:
+        groups: (values,) number of the group of each value, ascending.
+    """
+    if not len(groups):
+        return np.zeros(0, dtype=np.int64)
+    size = max(1, -(-len(groups) // most))
+    starts = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
+    ends = np.append(starts[1:], len(groups))
+    pieces = [np.arange(begin, end, size) for begin, end in zip(starts, ends, strict=True)]
+    return np.concatenate(pieces)

@@ -21,8 +21,7 @@ from ..base.errors import UserError
 from ..base.files import open_regular
 from ..base.text import encodable
 from . import lines
-from .jsonl import number
-from .lines import Gpu, Head
+from .lines import Gpu, Head, number
 
 Numbers = NDArray[np.float64]
 _PEEK = 16 << 10  # bytes of a file's begin and of its end: some hundred rows
@@ -149,7 +148,7 @@ def journal(path: Path) -> Journal:
                     continue
                 try:
                     _take(found, json.loads(line), path)
-                except (ValueError, TypeError, KeyError, AttributeError) as error:
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                     found.error = f"line {number} of {path.name} is damaged ({error}); delete it"
                     break
     except OSError as error:

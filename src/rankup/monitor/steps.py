@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import jsonl
-from .jsonl import Record, is_checkpoint, is_final
+from . import lines
+from .lines import Record, is_checkpoint, is_final
 from .recording import Event, Steps
 
 Window = tuple[float, float]
@@ -46,23 +46,23 @@ class Training:
     error: str | None = None
 
 
-def read(path: Path, window: Window, lives: Sequence[float]) -> Training:
+def read(path: Path, window: Window, attempts: Sequence[float]) -> Training:
     """Read it; a run without the file has no steps.
 
     Args:
         window: unix seconds between which times are believed.
-        lives: when lives of the run began, in order: no step lasts over such a time.
+        attempts: when attempts of the run began, in order: no step lasts over such a time.
     """
     reading = _Reading(window)
     error = None
     try:
-        for block in jsonl.blocks(path):
-            reading.take(jsonl.records(block))
+        for block in lines.blocks(path):
+            reading.take(lines.records(block))
     except FileNotFoundError:
         pass
     except OSError as problem:
         error = problem.strerror or str(problem)
-    return reading.result(lives, error)
+    return reading.result(attempts, error)
 
 
 @dataclass
@@ -162,7 +162,7 @@ class _Reading:
         if len(self.events) < _MOST_EVENTS and not math.isnan(self.clock):
             self.events.append(event)
 
-    def result(self, lives: Sequence[float], error: str | None) -> Training:
+    def result(self, attempts: Sequence[float], error: str | None) -> Training:
         step, time = np.array(self.steps, np.int64), np.array(self.times, np.float64)
         # Further lines of the same step add to it.
         new = np.diff(step, prepend=-1) != 0
@@ -174,12 +174,12 @@ class _Reading:
         number, time = step[new], time[new]
         seconds = np.diff(time, prepend=np.nan)
         # The first step of an attempt did not begin where the last one before it ended.
-        life = np.searchsorted(np.sort(np.array(lives, np.float64)), time, side="right")
-        seconds[1:][np.diff(life) != 0] = np.nan
+        attempt = np.searchsorted(np.sort(np.array(attempts, np.float64)), time, side="right")
+        seconds[1:][np.diff(attempt) != 0] = np.nan
         seconds[seconds < 0] = np.nan
         first, last = (self.first, self.last) if self.first <= self.last else (math.nan, math.nan)
         # What says no time is as old as the record before it, or else as the first that does.
-        time[np.isnan(time)] = min(lives, default=0.0) if math.isnan(first) else first
+        time[np.isnan(time)] = min(attempts, default=0.0) if math.isnan(first) else first
         if "seconds" in found:  # a step's own clock leaves out what came between two steps
             own = found.pop("seconds")
             seconds = np.where(own > 0, own, seconds)

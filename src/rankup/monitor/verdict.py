@@ -1,12 +1,12 @@
 """The verdict on a run in words, one headline and a few sentences behind it; and what it cost.
 
-The bill is nodes x time, of all lives, at the site's rate (`billing`): a GPU that nobody used is on
-it like any other. The efficiency is one number (`work`): the share of the billed time of all
-GPUs that worked, by use *and* power; its formula is printed wherever it is. Used = bill x
-efficiency, wasted = the rest. Of what was wasted each finding has its part (`diagnose`), no
-second counted twice, so that their sum is never more than the whole; what is left over is start-up,
-waits too short to name, and validations: about 5 % of a healthy run of half an hour or more, and
-15 to 35 % where it validates often or for long (measured on the recordings of the tests).
+The bill is nodes x time, of all attempts, at the site's rate (`billing`): a GPU that nobody used is
+on it like any other. The efficiency is one number (`billing.work`): the share of the billed time of
+all GPUs that worked, by use *and* power; its formula is printed wherever it is. Used = bill x
+efficiency, wasted = the rest. Of what was wasted each finding has its part (`diagnose`), no second
+counted twice, so that their sum is never more than the whole; what is left over is start-up, waits
+too short to name, and validations: about 5 % of a healthy run of half an hour or more, and 15 to 35
+% where it validates often or for long (measured on the recordings of the tests).
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 from ..base.findings import Level
 from . import billing, words
-from .billing import bill
-from .diagnose import CODES, Diagnosis, codes
+from .billing import bill, work
+from .diagnose import CODES, Diagnosis, common
 from .diagnose.record import TOO_SHORT
 from .recording import Recording
 from .thresholds import LIMITS
-from .work import work
 
 _NUMBERS = (
     "No",
@@ -48,8 +47,8 @@ class Cost:
         unit: the site's; `GPU-h` or `node-h` where it has none.
         priced: whether it is the site's own.
         per_node_hour: of one node.
-        node_hours: nodes x hours, all lives.
-        billed: in all; lives: of each life.
+        node_hours: nodes x hours, all attempts.
+        billed: in all; attempts: of each attempt.
         efficiency: 0 to 1; None where nothing is known of what the GPUs did.
         formula: of it, in words.
         used, wasted: together `billed`; None without an efficiency.
@@ -63,7 +62,7 @@ class Cost:
     per_node_hour: float
     node_hours: float
     billed: float
-    lives: tuple[float, ...]
+    attempts: tuple[float, ...]
     efficiency: float | None
     formula: str
     used: float | None
@@ -91,7 +90,7 @@ def cost(recording: Recording, diagnoses: Sequence[Diagnosis]) -> Cost:
         per_node_hour=paid.per_node_hour,
         node_hours=paid.node_seconds / 3600,
         billed=paid.units,
-        lives=paid.lives,
+        attempts=paid.attempts,
         efficiency=efficiency,
         formula=done.formula,
         used=used,
@@ -133,7 +132,7 @@ def verdict(
     if rest:
         titles = ", ".join(CODES[code].title for code in dict.fromkeys(one.code for one in rest))
         sentences.append(f"Also found: {titles}.")
-    elif 0 < paid.seen < LIMITS.seen_least and codes.GAPS not in {one.code for one in diagnoses}:
+    elif 0 < paid.seen < LIMITS.seen_least and common.GAPS not in {one.code for one in diagnoses}:
         sentences.append(
             f"Samples tell of {words.percent(paid.seen)} of the time; the rest is not known."
         )
@@ -143,7 +142,7 @@ def verdict(
 def not_judged(said: Verdict, diagnoses: Sequence[Diagnosis]) -> bool:
     """Return whether the run was too short for a verdict: neither good nor bad."""
     return said.level == "ok" and any(
-        one.code == codes.SHORT and one.message.startswith(TOO_SHORT) for one in diagnoses
+        one.code == common.SHORT and one.message.startswith(TOO_SHORT) for one in diagnoses
     )
 
 
@@ -156,19 +155,19 @@ def _weight(one: Diagnosis) -> tuple[bool, bool, bool, float]:
 
 def _headline(recording: Recording, worst: Diagnosis | None, paid: Cost) -> str:
     if not recording.samples and not len(recording.steps.step):
-        began = "" if worst is None or worst.code != codes.FAILED else f"; {worst.message}"
+        began = "" if worst is None or worst.code != common.FAILED else f"; {worst.message}"
         return f"Nothing was recorded of this run{began}."
     running = _running(recording)
     if worst is None:
         return _sound(recording, paid, running)
     so_far = "So far: " if running else ""
-    if worst.code == codes.FAILED:
+    if worst.code == common.FAILED:
         return _sentence(worst.message.split("; the last checkpoint")[0])
-    if worst.code == codes.SHORT:
+    if worst.code == common.SHORT:
         return _sentence(worst.message)
-    if worst.code == codes.UNUSED:
+    if worst.code == common.UNUSED:
         said = _unused(recording, worst)
-    elif worst.code == codes.IDLE and worst.gpus:
+    elif worst.code == common.IDLE and worst.gpus:
         said = f"{_of_all(len(worst.gpus), _billed(recording))} idled"
     else:
         said = CODES[worst.code].headline or _sentence(worst.message).rstrip(".")
@@ -211,18 +210,18 @@ def _sound(recording: Recording, paid: Cost, running: bool) -> str:
 def _extent(recording: Recording, paid: Cost) -> str:
     """What ran where, for how long, and what it was billed."""
     facts = recording.facts
-    known = billing.lives(recording)
-    nodes = max((len(life.nodes) for life in known), default=0) or max(1, facts.nodes)
+    known = billing.attempts(recording)
+    nodes = max((len(attempt.nodes) for attempt in known), default=0) or max(1, facts.nodes)
     gpus = facts.gpus if facts.gpus is not None else _billed(recording) // max(1, nodes)
     what = words.plural(nodes, "node") + (f" with {words.plural(gpus, 'GPU')}" if gpus else "")
     what += " each" if gpus and nodes > 1 else ""
     seconds = sum(billing.bill(recording).seconds)
-    lives = f" in {len(known)} attempts" if len(known) > 1 else ""
+    attempts = f" in {len(known)} attempts" if len(known) > 1 else ""
     state = known[-1].state
     end = " and was cancelled" if state == "CANCELLED" else ""
     verb = "has run" if _running(recording) else "ran"
     return (
-        f"It {verb} {words.duration(seconds)}{lives} on {what}{end}, which is "
+        f"It {verb} {words.duration(seconds)}{attempts} on {what}{end}, which is "
         f"{words.amount(paid.billed)} {paid.unit}."
     )
 
@@ -238,7 +237,7 @@ def _worked(paid: Cost) -> str:
 
 
 def _running(recording: Recording) -> bool:
-    return recording.running or billing.lives(recording)[-1].state == "RUNNING"
+    return recording.running or billing.attempts(recording)[-1].state == "RUNNING"
 
 
 def _billed(recording: Recording) -> int:

@@ -210,14 +210,15 @@ def split(
     if choices.compiled:
         _compile(units, choices.compiled)
     sharded = mesh.at_step.data_size > 1 or choices.offload
-    built.autocast = torch.bfloat16 if choices.half and not sharded else None
+    half = None if choices.half is None else getattr(torch, choices.half)
+    built.autocast = None if sharded else half
     if sharded:
         shard(
             roots,
             units,
             beside,
             mesh,
-            half=choices.half,
+            half=half,
             offload=choices.offload,
             reshard=choices.reshard,
         )
@@ -296,8 +297,8 @@ def _replicas(
     recompute(blocks(model), choices.recompute)
     if choices.compiled:
         model.compile(mode=choices.compiled)  # in place: parameter names stay
-    autocast = torch.bfloat16 if choices.half else None
-    built = Built(model, model, model, mesh, autocast=autocast)
+    half = None if choices.half is None else getattr(torch, choices.half)
+    built = Built(model, model, model, mesh, autocast=half)
     if not mesh.apart:
         built.replica, built.exchange = replicate(model, mesh.world, choices.compression)
     return built

@@ -12,6 +12,7 @@ from ..runtime.compress.names import Compression
 from .layout import SELDOM, WITHOUT_WAITING, Layout
 
 Recompute = Literal["none", "selective", "full"]
+Half = Literal["bfloat16", "float16"]
 # How options are written: a name, and its value where that matters.
 Spelling = Callable[..., str]
 
@@ -59,9 +60,10 @@ class Choices:
     """The choices by which a model is built on a mesh.
 
     Attributes:
-        half: compute in bfloat16: sharded parameters are gathered in it, and everything a model
-            does is in it, as after `model.bfloat16()`; where a rank holds its part of the model
-            whole, torch's autocast chooses. Weights, sums of gradients and outputs are float32.
+        half: torch's name of a type of 16 bits to compute in: sharded parameters are gathered in
+            it, and everything a model does is in it, as after `model.bfloat16()`; where a rank
+            holds its part of the model whole, torch's autocast chooses. Weights, sums of gradients
+            and outputs are float32.
         compiled: mode in which torch compiles each block, or the model where every rank holds it
             whole; None leaves them as they are.
         recompute: what the backward computes again.
@@ -72,7 +74,7 @@ class Choices:
         compression: of the gradients that whole copies of the model send each other.
     """
 
-    half: bool = False
+    half: Half | None = None
     compiled: str | None = None
     recompute: Recompute = "none"
     offload: bool = False

@@ -125,7 +125,7 @@ def shard(
     beside: Sequence[nn.Module],
     mesh: Mesh,
     *,
-    half: bool,
+    half: torch.dtype | None,
     offload: bool,
     reshard: bool,
 ) -> None:
@@ -137,7 +137,7 @@ def shard(
         roots: the models, or a rank's pipeline stages; what is left of each is one group, which
             stays whole between its forward and its backward, as the backward begins with it.
         units, beside: its blocks, and other parts that are gathered one at a time.
-        half: gather and compute in bfloat16, for which no autocast is needed; what a model returns
+        half: gather and compute in this type, for which no autocast is needed; what a model returns
             is float32, and gradients are added up in it.
         offload: keep parts, gradients and optimizer state in host memory.
         reshard: give a part's memory back between its forward and its backward.
@@ -149,8 +149,8 @@ def shard(
     if offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.world.device.type == "cuda")
     last: dict[str, Any] = {}
-    if half:
-        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    if half is not None:
+        options["mp_policy"] = MixedPrecisionPolicy(half, torch.float32)
         last["mp_policy"] = replace(options["mp_policy"], output_dtype=torch.float32)
     for root in roots:
         inside = list(root.modules())[1:]

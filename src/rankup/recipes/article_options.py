@@ -17,8 +17,9 @@ from ..login import record
 from ..parallel.layout import Layout
 from ..site import config
 from ..train.options import TrainOptions
-from . import articles, fetched
+from . import articles
 from .articles import Article
+from .options import fetched
 from .vocabulary import PIECES, Pieces
 
 ARTICLES = "articles"
@@ -144,7 +145,7 @@ class SummarizationOptions(TrainOptions):
             paths = {name: getattr(self, name) for name in articles.SPLITS}
             return {name: _articles(path, f"--{name}") for name, path in paths.items()}
         if self.dataset is not None:
-            folder = Path(fetched.dataset(self.dataset).items[0].path)
+            folder = Path(fetched(self.dataset).items[0].path)
             theirs = zip(articles.SPLITS, ("train", "validation", "test"), strict=True)
             return {name: articles.of_arrow(folder, split) for name, split in theirs}
         print("no --train and no --dataset: the help topics of Python", file=sys.stderr)

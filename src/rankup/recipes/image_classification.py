@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,89 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..base.errors import UserError
 from ..base.text import clean
-from ..data import photos
+from ..data import engines, photos
+from ..data.batches import BatchRequest
 from ..data.errors import BadContainer
+from ..data.fetch import Fetch, Made
 from ..data.images import SUFFIXES
 from ..data.opened import open as open_samples
 from ..data.orders.plain import random_split
 from ..data.reader import PackedDataset
 from ..runtime.world import setup
-from ..train.gossip.loop import train as train_by_gossip
-from ..train.loop import train
 from ..train.optimizer import build_optimizer
 from ..train.task import Batch
-from .asked import Asked
+from . import Asked, running
 from .image_options import ImageClassificationOptions, read_classes, split_names
 from .models.xresnet import Norm, XResNet
-from .photos import Making, Photos
 
 _HELD_OUT = 0.1  # of the training photos, where the data has none to validate on
 _TOP = 5
 _SHRINKS = 32  # sides of a photo to one at the network's end
 
 Read = Callable[[], bytes | memoryview]
+
+
+@dataclass(frozen=True)
+class Making:
+    """How batches are made.
+
+    Attributes:
+        decoder: `rankup`, or `dali`.
+        workers: threads, or processes, of this rank; None: by the cores that it has.
+        device: on which DALI decodes.
+    """
+
+    decoder: str
+    workers: int | None
+    device: torch.device
+
+
+class Photos:
+    """A split whose batches are (photos as uint8 (n, 3, size, size) channels last, labels).
+
+    What a batch holds depends on (seed, epoch, samples) alone, not on who makes it or when. Under
+    DALI what is not made ahead (by `async-sgd` and `gossip`) is decoded by rankup: the same parts
+    of the photos, with pixels that differ by how they were rounded.
+
+    Args:
+        dataset: with a transform of `data.photos`.
+    """
+
+    def __init__(self, dataset: PackedDataset, making: Making) -> None:
+        self.dataset, self._making = dataset, making
+        self._engine: engines.Engine | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def count(self, samples: torch.Tensor) -> int:
+        return len(samples)
+
+    def batch(self, samples: torch.Tensor) -> Batch:
+        return self.once(BatchRequest.of(samples.numpy()))
+
+    def once(self, request: BatchRequest) -> Batch:
+        return _batch(Fetch(self.dataset)(request))
+
+    def ahead(self, requests: Iterator[BatchRequest]) -> Iterator[tuple[BatchRequest, Batch]]:
+        if self._engine is None:
+            self._engine = self._started()
+        for made in self._engine.run(requests):
+            yield made.request, _batch(made)
+
+    def _started(self) -> engines.Engine:
+        making = self._making
+        if making.decoder == "dali":
+            from ..data.dali import engine
+
+            return engine(self.dataset, making.workers, making.device)
+        pin = making.device.type == "cuda"
+        return engines.engine(Fetch(self.dataset), making.workers, pin_memory=pin)
+
+
+def _batch(made: Made) -> Batch:
+    images, labels = made.batch()
+    return images, labels
 
 
 class ImageClassification:
@@ -127,17 +189,7 @@ def run(options: ImageClassificationOptions, directory: Path, resume: bool) -> N
     """Train on every rank; the classes have been noted in `directory` before."""
     world = setup()
     task = ImageClassification(options, directory, world.device)
-    loop = train_by_gossip if options.strategy == "gossip" else train
-    outcome = loop(task, options, world, directory, resume=resume)
-    if world.is_root and outcome.finished:
-        for name, loss in (("valid", outcome.valid_loss), ("test", outcome.test_loss)):
-            if loss is None:
-                continue
-            found = {top: outcome.measures.get(f"{name}_{top}") for top in task.measures}
-            known = {top: value for top, value in found.items() if value is not None}
-            told = "".join(f", {top} {value:.3f}" for top, value in known.items())
-            with contextlib.suppress(OSError):  # a reader that is gone does not fail the run
-                print(f"{name} loss {loss:.4f}{told}")
+    running.run(task, options, world, directory, resume)
 
 
 def generate(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,22 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from ..base.errors import UserError
 from ..base.text import say
 from ..runtime.world import setup
-from ..train.gossip.loop import train as train_by_gossip
-from ..train.loop import train
 from ..train.optimizer import build_optimizer
 from ..train.task import Batch
-from .asked import Asked
-from .draw import Draw, restored
+from . import Asked, running
 from .models.transformer import Shape, Transformer
 from .options import TOKENS, LanguageModelOptions
+from .running import IGNORED, compiled_cross_entropy, cross_entropy
 from .text import TokenFile, open_tokens
 from .vocabulary import UNKNOWN, Tokens, opened
 
+_TEMPERATURE = 0.8
+_TOP_K = 50
 _COUNTED = 1 << 24  # tokens at a time
-_IGNORED = -100  # a target that is not there: cross_entropy's own default
 
 
 class Windows:
@@ -59,7 +56,7 @@ class Windows:
         window = torch.from_numpy(self.tokens[np.minimum(places, self.targets)].astype(np.int64))
         targets = window[:, 1:]
         if beyond.any():
-            targets = targets.masked_fill(torch.from_numpy(beyond[:, 1:]), _IGNORED)
+            targets = targets.masked_fill(torch.from_numpy(beyond[:, 1:]), IGNORED)
         return window[:, :-1].contiguous(), targets.contiguous()
 
 
@@ -93,11 +90,6 @@ def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
     return found
 
 
-def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    flat = logits.float().flatten(0, 1)
-    return F.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction="sum")
-
-
 class LanguageModel:
     """The task: three texts, the transformer, cross-entropy per token."""
 
@@ -109,8 +101,7 @@ class LanguageModel:
         self.options = options
         self.shape = shape_of(options, file.vocab_size)
         self._logits = log_frequencies(file) if options.prior else None
-        # In one kernel, which never has all logits in float32.
-        self._compiled = torch.compile(_cross_entropy) if options.compile else None
+        self._cross_entropy = compiled_cross_entropy() if options.compile else cross_entropy
         self.train, self.valid, self.test = (
             Windows(file.splits[name], options.seq_len) for name in ("train", "valid", "test")
         )
@@ -123,19 +114,58 @@ class LanguageModel:
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         tokens, targets = batch
-        if self._compiled is None:
-            return _cross_entropy(model(tokens), targets)
-        if missing := self.options.micro_batch - len(tokens):  # one shape, one graph
+        missing = self.options.micro_batch - len(tokens)
+        if missing and self.options.compile:  # one shape, one graph
             tokens = F.pad(tokens, (0, 0, 0, missing))
-            targets = F.pad(targets, (0, 0, 0, missing), value=_IGNORED)
-        logits = model(tokens)
-        whole = not isinstance(logits, DTensor)
-        return (self._compiled if whole else _cross_entropy)(logits, targets)
+            targets = F.pad(targets, (0, 0, 0, missing), value=IGNORED)
+        return self._cross_entropy(model(tokens), targets)
 
     def flops_per_unit(self, model: nn.Module) -> float:
         """6 per weight that multiplies, plus attention (Kaplan et al., 2020; PaLM, appendix B)."""
         weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
         return 6.0 * weights + 12.0 * self.shape.layers * self.shape.dim * self.shape.seq_len
+
+
+def restored(build_model: Callable[[], nn.Module], tensors: Mapping[str, Any]) -> nn.Module:
+    """The model with these weights, in evaluation, on the GPU where there is one.
+
+    Raises:
+        UserError: they are of another model.
+    """
+    with torch.device("meta"):
+        model = build_model()
+    try:
+        model.load_state_dict(tensors, strict=True, assign=True)
+    except RuntimeError as error:
+        raise UserError(f"the checkpoint is of another model than the run: {error}") from None
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+class Draw:
+    """Takes logits of shape (vocabulary,), gives the number of a token.
+
+    The same seed draws the same tokens from the same logits.
+
+    Args:
+        forbidden: tokens that are never drawn.
+    """
+
+    def __init__(self, asked: Asked, forbidden: Sequence[int] = ()) -> None:
+        self._temperature = _TEMPERATURE if asked.temperature is None else asked.temperature
+        self._top_k = _TOP_K if asked.top_k is None else asked.top_k
+        self._forbidden = list(forbidden)
+        self._generator = torch.Generator().manual_seed(asked.seed or 0)
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        logits = logits.double().cpu().clone()
+        logits[self._forbidden] = -torch.inf
+        if self._temperature == 0:
+            return int(logits.argmax())
+        top = logits.topk(min(self._top_k, len(logits)))
+        # What lies far below the best has no weight, however low the temperature is.
+        weights = ((top.values - top.values[0]) / self._temperature).exp()
+        drawn = torch.multinomial(weights, 1, generator=self._generator)
+        return int(top.indices[drawn])
 
 
 def generate(
@@ -169,10 +199,8 @@ def run(options: LanguageModelOptions, directory: Path, resume: bool) -> None:
     """Train on every rank; the text has been tokenised into `directory` before."""
     world = setup()
     task = LanguageModel(options, directory / TOKENS)
-    loop = train_by_gossip if options.strategy == "gossip" else train
-    outcome = loop(task, options, world, directory, resume=resume)
-    if world.is_root and outcome.finished:
-        for name, loss in (("valid", outcome.valid_loss), ("test", outcome.test_loss)):
-            if loss is not None:
-                with contextlib.suppress(OSError):  # a reader that is gone does not fail the run
-                    print(f"{name} loss {loss:.4f} (perplexity {math.exp(min(loss, 700)):.1f})")
+
+    def perplexity(loss: float) -> str:
+        return f" (perplexity {math.exp(min(loss, 700)):.1f})"
+
+    running.run(task, options, world, directory, resume, perplexity)

@@ -10,11 +10,13 @@ from typing import Any, ClassVar, Literal
 from ..base.errors import UserError
 from ..base.files import user_path
 from ..base.flags import flag
+from ..login import record
+from ..login.record import Record
 from ..parallel.choices import stages_per_rank
 from ..parallel.layout import Layout
+from ..site import config
 from ..train.options import TrainOptions
-from . import fetched
-from .text import BPE_SIZE, TokenFile, tokenize
+from .text import BPE_SIZE, SPLITS, TokenFile, tokenize
 
 TOKENS = "tokens"
 
@@ -135,7 +137,14 @@ class LanguageModelOptions(TrainOptions):
             UserError: a name that is no path, or a data set that was not fetched.
         """
         if self.dataset is not None:
-            return dict(fetched.files(self.dataset, "train.txt", "valid.txt", "test.txt"))
+            found = {item.name: Path(item.path) for item in fetched(self.dataset).items}
+            for name in SPLITS:
+                if f"{name}.txt" not in found:
+                    raise UserError(
+                        f"--dataset {self.dataset} has no {name}.txt; fetch it again: "
+                        f"rankup fetch --dataset {self.dataset}"
+                    )
+            return {name: found[f"{name}.txt"] for name in SPLITS}
         given = (("train", self.train), ("valid", self.valid), ("test", self.test))
         return {
             name: None if path is None else user_path(path, f"--{name}") for name, path in given
@@ -157,3 +166,22 @@ class LanguageModelOptions(TrainOptions):
                     f"{len(split)} tokens; give a longer text"
                     + (f" or --seq-len {len(split) - 1} or less" if len(split) > 1 else "")
                 )
+
+
+def fetched(name: str) -> Record:
+    """Return the record of a fetched data set whose files are all here.
+
+    Raises:
+        UserError: it was not fetched for this project, or is no longer here; what fetches it.
+    """
+    project = config.load(Path.cwd()).project(Path.cwd())
+    found = record.find(project, f"dataset:{name}")
+    command = f"rankup fetch --dataset {name}"
+    if found is None:
+        raise UserError(
+            f"--dataset {name} was not fetched for {project}; on a machine with a network: "
+            f"{command}; or give files of your own"
+        )
+    if gone := found.missing():
+        raise UserError(f"--dataset {name}: {gone[0]}; fetch it again: {command}")
+    return found

@@ -62,8 +62,8 @@ def _language_model(options: LanguageModelOptions) -> Outline:
     from .language_model import shape_of
     from .models.transformer import Transformer
 
-    vocabulary, note = _vocabulary(options)
-    shape = shape_of(options, vocabulary)
+    known, note = vocabulary(options)
+    shape = shape_of(options, known)
     tokens = torch.zeros(options.micro_batch, options.seq_len, dtype=torch.int64, device="meta")
 
     def loss(model: Any, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -96,7 +96,7 @@ def _image_classification(options: ImageClassificationOptions) -> Outline:
     return Outline(lambda: XResNet(options.model, classes), (loss, (images,)), note)
 
 
-def _vocabulary(options: LanguageModelOptions) -> tuple[int, str]:
+def vocabulary(options: LanguageModelOptions) -> tuple[int, str]:
     """Number of different tokens, and how it is known."""
     if options.vocab == "byte":
         return BYTES, f"a vocabulary of {BYTES} bytes"

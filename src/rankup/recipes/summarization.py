@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,32 +10,28 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ..base.errors import UserError
-from ..base.files import open_regular, write_json
+from ..base.files import write_json
 from ..base.text import clean
 from ..data.fetch import Pad
 from ..data.orders import ByLength
 from ..runtime.collectives import all_gather_object, barrier
 from ..runtime.world import World, setup
 from ..train.evaluate import to_device
-from ..train.gossip.loop import train as train_by_gossip
-from ..train.loop import train
 from ..train.optimizer import build_optimizer
 from ..train.plan import Place, Plan, micro_batches
 from ..train.task import Batch
-from . import articles
+from . import Asked, articles, running
 from .article_options import ARTICLES, SummarizationOptions
-from .asked import Asked
 from .models import t5
+from .running import IGNORED, cross_entropy, say
 from .vocabulary import PIECES, Pieces
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 _EXAMPLES = 3
 _WIDTH = 100
-IGNORED = -100  # a target that is not there: cross_entropy's own default
 
 
 class Pairs:
@@ -117,9 +112,7 @@ class Summarization:
         source, target = batch
         start = self.config["decoder_start_token_id"]
         logits = t5.logits(model, source, target, self.pad, start)
-        return F.cross_entropy(
-            logits.flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        return cross_entropy(logits, target)
 
     def flops_per_unit(self, model: nn.Module) -> float:
         sources, targets = self.train.split.lengths.sum(axis=0).tolist()
@@ -147,15 +140,7 @@ def run(options: SummarizationOptions, directory: Path, resume: bool) -> None:
     task = Summarization(options, directory / ARTICLES)
     if world.is_root and not resume:
         say(f"padding: {padding(task, options):.1%} of the tokens of the first epoch")
-    loop = train_by_gossip if options.strategy == "gossip" else train
-    outcome = loop(task, options, world, directory, resume=resume)
-    if not outcome.finished:
-        return
-    if world.is_root:
-        for name, loss in (("valid", outcome.valid_loss), ("test", outcome.test_loss)):
-            if loss is not None:
-                say(f"{name} loss {loss:.4f}")
-    if options.summaries:
+    if running.run(task, options, world, directory, resume) and options.summaries:
         summarise(task, world, directory)
 
 
@@ -223,7 +208,8 @@ def generate(
     """Lines of the summary of a text in a file, or in the prompt."""
     asked.only("summarization", "prompt", "file", "max_tokens", "beams")
     task = Summarization(options, directory / ARTICLES)
-    text = " ".join(asked_text(asked).split())
+    if not (text := " ".join(asked.text().split())):
+        raise UserError("there is nothing in the text to summarise")
     ids = task.tokenizer.encode(task.prefix + text)
     most = options.source_len - 1
     if len(ids) > most:
@@ -234,32 +220,3 @@ def generate(
     beams, longest = asked.beams or options.beams, asked.max_tokens or options.target_len
     for summary in task.summaries(tensors, [source], device, beams, longest):
         yield from textwrap.wrap(summary, _WIDTH) or [""]
-
-
-def asked_text(asked: Asked) -> str:
-    """The text to summarise.
-
-    Raises:
-        UserError: none, two, or one that is no text.
-    """
-    if (asked.prompt is None) == (asked.file is None):
-        raise UserError("give one text to summarise: --file FILE, or the text itself")
-    text = asked.prompt
-    if asked.file is not None:
-        try:
-            with open_regular(asked.file) as file:
-                text = file.read().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise UserError(f"--file {asked.file} is not UTF-8 text ({error.reason})") from None
-        except OSError as error:
-            raise UserError(f"--file {asked.file} cannot be read ({error})") from None
-    if not text or not text.strip():
-        raise UserError("there is nothing in the text to summarise")
-    return text
-
-
-def say(*lines: str) -> None:
-    """Print, each line cut to a width."""
-    with contextlib.suppress(OSError):  # a reader that is gone does not fail the run
-        for line in lines:
-            print(line if len(line) <= _WIDTH * 2 else line[: _WIDTH * 2 - 1] + "…", flush=True)

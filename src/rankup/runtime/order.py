@@ -31,7 +31,8 @@ class Order:
 
     Args:
         n: number of samples, 0 <= n < 2**62.
-        seed, epoch: what the permutation is drawn from.
+        seed: of the permutation.
+        epoch: each has a permutation of its own.
     """
 
     n: int

@@ -78,7 +78,9 @@ def on_login_node(
     It goes by its name; GPUs are no sign: the login nodes of JURECA-DC and JUPITER have some.
 
     Args:
-        environment, hostname: of this process and this node, where they are not given.
+        environment: by default that of this process.
+        hostname: by default that of this node.
+        systemname_file: where a site's machines keep their name.
     """
     environment = os.environ if environment is None else environment
     hostname = hostname or os.uname().nodename

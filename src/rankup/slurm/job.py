@@ -52,6 +52,12 @@ class Attempt:
     asked: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def begin(self) -> float:
+        """When it began; of one that has."""
+        assert self.started is not None
+        return self.started
+
+    @property
     def task(self) -> str | None:
         """The number of the array's task."""
         return self.job.partition("_")[2] or None if self.job else None

@@ -151,6 +151,7 @@ def _values(job: JobScript) -> dict[str, Any]:
         "crew_start": starting("rankup.launch.crew") if job.crew else "",
         "staged": staged,
         "launcher": '"$launcher"' if staged else "launch",
+        "torchrun": '"${torchrun[@]}"',
     }
 
 

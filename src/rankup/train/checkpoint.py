@@ -48,12 +48,14 @@ class Saved:
         best: lowest validation loss so far and the step it was seen at, whose checkpoint is kept;
             None before the first.
         unvalidated: the validation that belongs to this step was left when the run was stopped.
+        loss_scale: the factor of float16, and the steps since it changed.
     """
 
     place: Place
     identity: dict[str, Any]
     best: tuple[float, int] | None
     unvalidated: bool = False
+    loss_scale: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def _read(directory: Path) -> Candidate | str:
         if directory.name != of_step(directory.parent, place.step).name:
             raise ValueError(f"it is of step {place.step}")
         best, identity = _best(about["best"], place.step), dict(about["identity"])
-        saved = Saved(place, identity, best, bool(about["unvalidated"]))
+        scale = _scale(about.get("loss_scale"))
+        saved = Saved(place, identity, best, bool(about["unvalidated"]), scale)
         aliases = {str(n): str(first) for n, first in marker.about.get("aliases", {}).items()}
     except DamagedError as error:
         return str(error)
@@ -364,6 +367,15 @@ def _best(value: Any, step: int) -> tuple[float, int] | None:
     if not math.isfinite(loss := float(loss)) or not 0 < _whole(at) <= step:
         raise ValueError(f"its best is {value!r:.60}")
     return loss, at
+
+
+def _scale(value: Any) -> tuple[float, int] | None:
+    if value is None:
+        return None
+    factor, since = value
+    if not 0 < (factor := float(factor)) < math.inf:
+        raise ValueError(f"its loss scale is {value!r:.60}")
+    return factor, _whole(since)
 
 
 # --- beside the model

@@ -106,7 +106,14 @@ class Keeper:
         """Return True if this step, as the last one considered, was better than all before it."""
         return self.best is not None and self.best[1] == step
 
-    def save(self, place: Place, unvalidated: bool, stop: Stop, begun: float) -> None:
+    def save(
+        self,
+        place: Place,
+        unvalidated: bool,
+        stop: Stop,
+        begun: float,
+        loss_scale: tuple[float, int] | None = None,
+    ) -> None:
         """Copy what a checkpoint holds; it is written beside the training. A full disk costs this
         checkpoint, not the training.
 
@@ -115,7 +122,7 @@ class Keeper:
         """
         self.settled(stop)
         self._lost, self.newest = "", place.step
-        saved = Saved(place, self._options.identity, self.best, unvalidated)
+        saved = Saved(place, self._options.identity, self.best, unvalidated, loss_scale)
         self._saver.save(
             self._built.model, self._optimizer, saved, self._built.copies, self._carried
         )
@@ -123,14 +130,15 @@ class Keeper:
         if not self._options.async_checkpoints:
             self.settled(stop)
 
-    def amend(self, place: Place, unvalidated: bool) -> None:
+    def amend(
+        self, place: Place, unvalidated: bool, loss_scale: tuple[float, int] | None = None
+    ) -> None:
         """Tell the checkpoint that was resumed from of the validation that it had still to get."""
         if not is_root_process():
             return
         try:
-            checkpoint.amend(
-                self._root, Saved(place, self._options.identity, self.best, unvalidated)
-            )
+            saved = Saved(place, self._options.identity, self.best, unvalidated, loss_scale)
+            checkpoint.amend(self._root, saved)
         except (OSError, ValueError, TypeError) as error:  # a later attempt validates again
             self._say(f"the validation of this checkpoint was not noted ({error})")
 

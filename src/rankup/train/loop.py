@@ -17,6 +17,7 @@ from . import outcome
 from .evaluate import Stopped, means
 from .keeper import Keeper
 from .metrics import Metrics, Silence, step_record
+from .optimizer import LossScale
 from .options import TrainOptions
 from .outcome import Outcome
 from .plan import Place, Plan
@@ -84,6 +85,8 @@ class _Run:
         )
         if resume and (saved := self.keeper.restore(self.last)) is not None:
             self.place, self.unvalidated = saved.place, saved.unvalidated
+            if self.stepper.scale is not None and saved.loss_scale is not None:
+                self.stepper.scale = LossScale(*saved.loss_scale)
         self.stepper.feed.begin(self.stepper.coming(self.plan.steps(self.place, self.last)))
         self.stepper.trace = Trace(options.trace_samples, world, self.place.step)
         self.metrics: Metrics | Silence = Silence()
@@ -102,7 +105,7 @@ class _Run:
         wishes = 0.0  # over all ranks, so the same on each
         if self.unvalidated:
             wishes = self._validate(None, stop)
-            self.keeper.amend(self.place, self.unvalidated)
+            self.keeper.amend(self.place, self.unvalidated, self._loss_scale)
         first = self.place.step + 1
         steps = self.plan.steps(self.place, self.last)
         for number, steps_of_round in enumerate(rounds(steps, self.taker.meets)):
@@ -178,7 +181,7 @@ class _Run:
 
     def _report_step(self, taken: Taken) -> float:
         loss_sum, nonfinite, wishes, waited, norm = taken.late.read()
-        if nonfinite or not math.isfinite(norm):
+        if nonfinite or taken.fails(norm):
             self._stop_at_nonfinite(taken)
         self.metrics.step(
             step_record(
@@ -195,11 +198,12 @@ class _Run:
 
     def _stop_at_nonfinite(self, taken: Taken) -> None:
         """Say whose loss it was. Every rank comes here at the same step."""
-        which = f"{taken.dealt.start}..{taken.dealt.stop - 1}"
+        first, last = taken.dealt.start, taken.dealt.stop - 1
+        which = f"micro-batches {first}..{last}" if taken.dealt else "without work in this step"
         finite = all(bool(torch.isfinite(loss)) for loss in taken.losses)
         everyone = all_gather_object((finite, self.world.node, which))
         guilty = [
-            f"rank {rank} on {node} (micro-batches {dealt})"
+            f"rank {rank} on {node} ({dealt})"
             for rank, (finite, node, dealt) in enumerate(everyone)
             if not finite
         ]
@@ -237,7 +241,12 @@ class _Run:
         self._refuse_nonfinite_weights()
         self.metrics.sync()
         self.stepper.trace.sync()
-        self.keeper.save(self.place, self.unvalidated, stop, begun)
+        self.keeper.save(self.place, self.unvalidated, stop, begun, self._loss_scale)
+
+    @property
+    def _loss_scale(self) -> tuple[float, int] | None:
+        scale = self.stepper.scale
+        return None if scale is None else (scale.value, scale.since)
 
     def _refuse_nonfinite_weights(self) -> None:
         """The loss was finite before the update; the weights have to be so after it."""

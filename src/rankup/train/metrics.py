@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import json
+import math
 import os
 import re
 import resource
@@ -72,7 +73,8 @@ def step_record(
 
     `seconds` is what the step took and `data_wait` the mean over ranks of the share of it spent
     waiting for data; `peak_memory` is rank 0's in bytes, `mfu` is null where the GPU is not known.
-    The validation that followed the step took `valid_seconds`.
+    The validation that followed the step took `valid_seconds`. Under float16 a step is `skipped`
+    whose gradient overflowed at its `loss_scale`.
     """
     seconds = taken.clock.seconds
     rate = taken.count / seconds
@@ -87,9 +89,11 @@ def step_record(
         "data_wait": round(waited / world.world_size / seconds, 4),
         "peak_memory": peak_memory(world.device),
         "mfu": rate * flops_per_unit / (peak * world.world_size) if peak else None,
-        "grad_norm": norm,
+        "grad_norm": norm if math.isfinite(norm) else None,
         "time": round(taken.ended, 3),
     }
+    if taken.loss_scale is not None:
+        record |= {"loss_scale": taken.loss_scale, "skipped": not math.isfinite(norm)}
     if taken.cost is not None:
         record |= taken.cost.record()
     if taken.staleness is not None:

@@ -1,12 +1,15 @@
-"""The optimizers a recipe offers by name."""
+"""The optimizers a recipe offers by name, and the loss scale of float16."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..runtime.state import local
 from .options import TrainOptions
 from .schedule import Rates
 
@@ -39,3 +42,34 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
             group["betas"] = (rates.momentum, group["betas"][1])
         else:
             group["momentum"] = rates.momentum
+
+
+class LossScale:
+    """The factor that keeps gradients of float16 within its range.
+
+    It halves after an overflow and doubles after many steps without, as `torch.amp.GradScaler`'s.
+    That one judges by the gradients that a rank holds, which under FSDP, TP and PP are a part of
+    them; the norm over all ranks, which a step computes anyway, says it to all alike.
+
+    Attributes:
+        value: the factor.
+        since: steps since it changed.
+    """
+
+    _DOUBLES = 2000  # steps without an overflow
+
+    def __init__(self, value: float = 65536.0, since: int = 0) -> None:
+        self.value, self.since = value, since
+
+    def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Divide the gradients by it."""
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, 1 / self.value)
+
+    def overflowed(self, norm: torch.Tensor) -> bool:
+        """Go on to the next step's value; return True where this gradient is no longer finite."""
+        overflowed = not math.isfinite(norm.item())
+        self.since = 0 if overflowed else self.since + 1
+        if overflowed or self.since == self._DOUBLES:
+            self.value, self.since = self.value * (0.5 if overflowed else 2), 0
+        return overflowed

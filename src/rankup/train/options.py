@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Literal
 from ..base.errors import UserError
 from ..base.files import user_path
 from ..base.flags import flag
-from ..parallel.choices import Choices, check, without_effect
-from ..parallel.layout import SELDOM, Layout, choose
+from ..parallel.choices import Choices, Half, check, without_effect
+from ..parallel.layout import SELDOM, WITHOUT_WAITING, Layout, choose
 from ..runtime.compress.names import Compression, parse
+
+_HALF: dict[str, Half] = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class TrainOptions:
     gamma: float = flag(0.1, "--schedule step: learning rate times this per epoch", least=0)
     clip: float = flag(1.0, "clip gradients to this global norm; 0 leaves them", least=0)
     seed: int = flag(0, "what weights, order and dropout are drawn from", least=0)
-    precision: Literal["fp32", "bf16"] = flag(
-        "fp32", "bf16: compute in 16 bits; weights stay in 32"
+    precision: Literal["fp32", "bf16", "fp16"] = flag(
+        "fp32", "bf16, fp16: compute in 16 bits, weights stay in 32; fp16 for GPUs before A100"
     )
     compile: bool = flag(False, "compile the model with torch.compile")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = flag(
@@ -118,6 +120,13 @@ class TrainOptions:
             raise UserError(
                 f"--sync-every {self.sync_every} is neither a number of steps nor `epoch`"
             )
+        apart = self.strategy in (*SELDOM, *WITHOUT_WAITING)
+        if self.precision == "fp16" and (apart or parse(self.compress)):
+            what = f"--strategy {self.strategy}" if apart else f"--compress {self.compress}"
+            raise UserError(
+                f"--precision fp16 leaves out a step whose gradient overflows, on all ranks, and "
+                f"{what} cannot take it back; give --precision bf16, or leave {what} away"
+            )
         if self.schedule == "one-cycle" and self.warmup:
             raise UserError(
                 f"--schedule one-cycle rises by itself; leave --warmup {self.warmup} away, or give "
@@ -187,7 +196,7 @@ class TrainOptions:
     def choices(self) -> Choices:
         """Return the choices by which a model is built on the layout."""
         return Choices(
-            half=self.precision == "bf16",
+            half=_HALF.get(self.precision),
             compiled=self.compile_mode if self.compile else None,
             recompute=self.activation_checkpointing,
             offload=self.offload,

@@ -19,7 +19,7 @@ from ..runtime.statistics import RunningStatistics
 from .evaluate import to_device
 from .feed import Feed
 from .late import Clock, Late
-from .optimizer import set_rates
+from .optimizer import LossScale, set_rates
 from .options import TrainOptions
 from .plan import Plan, Step
 from .schedule import rates
@@ -38,6 +38,8 @@ class Turn:
     Attributes:
         scale: what a summed loss is multiplied by before its backward.
         losses: of the micro-batches so far; `waited`: seconds for their data.
+        spare: of those that are gone through once more, with weight zero. A NaN spoils the
+            gradient there, too.
         packed, work: the numbers on their way to all ranks.
     """
 
@@ -45,6 +47,7 @@ class Turn:
     stop: Stop
     scale: float
     losses: list[torch.Tensor] = field(default_factory=list)
+    spare: list[torch.Tensor] = field(default_factory=list)
     waited: float = 0.0
     packed: torch.Tensor | None = None
     work: dist.Work | None = None
@@ -85,6 +88,7 @@ class Stepper:
         trace: where the samples of each step are noted.
         feed: where batches come from.
         timeline: what watches the steps, if anything.
+        scale: of the loss, under float16.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Stepper:
         self._taken = False
         self._clock: Clock | None = None
         self.frozen = Frozen(task, options, built.model)
+        self.scale = LossScale() if options.precision == "fp16" else None
 
     def take(self, step: Step, stop: Stop) -> Taken:
         """Forward, backward and update."""
@@ -125,7 +130,8 @@ class Stepper:
         # Summed losses over the count of all that step together make uneven dealing exact.
         mine = self._of_my_copy(step) if self.mesh.apart else range(len(step.micro_batches))
         count = self.task.train.count(step.drawn(mine))
-        turn = Turn(step, stop, self.mesh.sum_of_gradients / max(1, count))
+        scale = None if self.scale is None else self.scale.value
+        turn = Turn(step, stop, self.mesh.sum_of_gradients / max(1, count) * (scale or 1.0))
         self.statistics.begin_step()
         if self.built.pipeline is not None:
             self._through_pipeline(turn)
@@ -137,8 +143,11 @@ class Stepper:
             self._taken = True
         self.built.finish_gradients()
         self.frozen.leave(step)
+        if self.scale is not None:
+            self.scale.unscale(self.parameters)
         norm = self.clip()
-        if mine:  # a copy without work has nothing to learn from this step
+        overflowed = self.scale is not None and self.scale.overflowed(norm)
+        if mine and not overflowed:  # a copy without work has nothing to learn from this step
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if turn.work is not None:
@@ -149,7 +158,10 @@ class Stepper:
         self._clock = clock
         dealt = step.dealt(self.mesh.data_rank, self.mesh.data_size)
         targets = self.task.train.count(step.samples)
-        return Taken(step, lr, targets, Late(turn.packed[:4], norm), turn.losses, dealt, clock)
+        losses = turn.losses + turn.spare
+        taken = Taken(step, lr, targets, Late(turn.packed[:4], norm), losses, dealt, clock)
+        taken.loss_scale = scale
+        return taken
 
     def _of_my_copy(self, step: Step) -> range:
         """The micro-batches of the ranks that share this copy of the model."""
@@ -208,6 +220,8 @@ class Stepper:
                 if weight:
                     self._note(turn, loss, samples)
                     self.statistics.collect()
+                else:
+                    turn.spare.append(loss.detach())
                 if last:  # the one small reduction runs beside the backward
                     self._reduce(turn)
                 (loss * (turn.scale * weight)).backward()
@@ -227,6 +241,8 @@ class Stepper:
         for loss, (samples, _), (_, weight) in zip(losses, fetched, rounds, strict=False):
             if weight:
                 self._note(turn, loss, samples)
+            else:
+                turn.spare.append(loss.detach())
         self._reduce(turn)
 
     def _fetch(self, turn: Turn, index: int) -> tuple[torch.Tensor, Batch]:
@@ -303,18 +319,20 @@ class Stepper:
     def _reduce(self, turn: Turn) -> None:
         """Start the sum over ranks of loss, flags, waiting time and running statistics."""
         device = self.world.device
-        losses = turn.losses if self.built.counts else []
+        losses, spare = (turn.losses, turn.spare) if self.built.counts else ([], [])
         wish = turn.stop.wish
         if device.type == "cpu":  # plain numbers: a handful of tiny tensors would cost more
             loss = sum(part.item() for part in losses)
-            numbers = [loss, not math.isfinite(loss), wish, turn.waited]
+            finite = all(map(math.isfinite, (loss, *(part.item() for part in spare))))
+            numbers = [loss, not finite, wish, turn.waited]
             packed = torch.tensor(numbers, dtype=torch.float64)
         else:
             total = torch.zeros((), dtype=torch.float64, device=device)
             for part in losses:
                 total += part
             host = torch.tensor([wish, turn.waited], dtype=torch.float64)
-            flags = torch.stack([total, (~torch.isfinite(total)).double()])
+            sound = torch.stack([total, *spare]).isfinite().all()
+            flags = torch.stack([total, (~sound).double()])
             packed = torch.cat([flags, host.to(device, non_blocking=True)])
         if self.statistics.size:
             packed = torch.cat([packed, self.statistics.total(device)])

@@ -1,21 +1,21 @@
-"""GPUs by a stand-in for NVML: any question may fail, and none ends the sampling."""
+"""GPUs that play a script: any question may fail, and none ends the sampling."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
-from rankup.base.errors import UserError
 from rankup.monitor.collect import gpu, node
 from rankup.monitor.collect.gpu import Gpus
 from rankup.monitor.collect.node import granted
 from rankup.monitor.lines import GPU, Gpu
+
+from ..gpus.nvml_script import functions
 
 Opened = Callable[..., Gpus]
 FULL = {
@@ -29,17 +29,23 @@ FULL = {
 }
 
 
-def _script(path: Path, *gpus: dict[str, Any], **more: Any) -> dict[str, str]:
-    path.write_text(json.dumps({"gpus": gpus, **more}))
-    return {"RANKUP_NVML": str(path)}
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., gpu.Source]:
+    def open_them(*gpus: dict[str, Any]) -> gpu.Source:
+        for name, function in functions(pynvml, {"gpus": gpus}).items():
+            monkeypatch.setattr(pynvml, name, function)
+        source, error = node.open_source()
+        assert error is None
+        assert source is not None
+        return source
+
+    return open_them
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Opened:
+def opened(played: Callable[..., gpu.Source]) -> Opened:
     def read(*gpus: dict[str, Any]) -> Gpus:
-        source, error = node.open_source(_script(tmp_path / "gpus.json", *gpus))
-        assert (source is not None, error) == (True, None)
-        assert source is not None
+        source = played(*gpus)
         return Gpus(source, tuple(source.gpus()))
 
     return read
@@ -131,9 +137,10 @@ def test_without_counters_one_gpu_at_a_time_is_asked_for_its_traffic(
     ]
 
 
-def test_a_failing_counter_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, _ = node.open_source(_script(tmp_path / "gpus.json", {"values": FULL}))
-    assert source is not None
+def test_a_failing_counter_leaves_the_rest(
+    played: Callable[..., gpu.Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = played({"values": FULL})
 
     def fail(index: int) -> dict[str, float]:
         raise gpu.Failed("timeout")
@@ -142,18 +149,11 @@ def test_a_failing_counter_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.M
     assert _row(Gpus(source, tuple(source.gpus())))["util"] == 97
 
 
-def test_a_node_without_a_driver_says_why(tmp_path: Path) -> None:
-    environment = _script(tmp_path / "gpus.json", error="NVML: Driver Not Loaded")
-    assert node.open_source(environment) == (None, "NVML: Driver Not Loaded")
+def test_a_node_without_a_driver_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, function in functions(pynvml, {}).items():
+        monkeypatch.setattr(pynvml, name, function)
+    assert node.open_source() == (None, "NVML: Driver Not Loaded")
     assert Gpus(None, ()).read().rows == []
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"gpus": [1]}', None])
-def test_a_script_that_is_none_is_named(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "gpus.json").write_text(content)
-    with pytest.raises(UserError, match="RANKUP_NVML"):
-        node.open_source({"RANKUP_NVML": str(tmp_path / "gpus.json")})
 
 
 def _gpus(count: int) -> list[Gpu]:

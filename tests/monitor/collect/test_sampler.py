@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ import pytest
 from rankup.monitor.lines import header
 from tests.conftest import RunRankup
 
+from ..gpus import played
 from .conftest import Samplers
 
 _WORKER = "import time\nwhile True:\n    time.sleep(60)"
@@ -51,16 +51,14 @@ def two_ranks(samplers: Samplers) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def _gpus(tmp_path: Path, *values: dict[str, object]) -> dict[str, str]:
-    path = tmp_path / "gpus.json"
-    path.write_text(json.dumps({"gpus": [{"values": one} for one in values]}))
-    return {"RANKUP_NVML": str(path)}
+    return played(tmp_path / "gpus.json", *({"values": one} for one in values))
 
 
 # GPUs are told of after half a second; a few samples fail.
 _FIRST = """
-from rankup.monitor.collect import unused
-from rankup.monitor.collect.devices import Devices
-unused.SECONDS = 0.5
+from rankup.monitor.collect import sampler
+from rankup.monitor.collect.host import Devices
+sampler.SECONDS = 0.5
 calls = []
 def fail(self):
     calls.append(1)
@@ -75,7 +73,7 @@ def test_what_is_written_beside_two_ranks(
 ) -> None:
     stop = samplers.run / "monitor" / "stop"
     stop.parent.mkdir()
-    stop.touch()  # of an earlier life: stale
+    stop.touch()  # of an earlier attempt: stale
     busy = {"util": 97, "memory": 3e10, "power": 300, "processes": 1}
     env = {"SLURM_JOB_ID": "7", **_gpus(tmp_path, busy, {"util": 0, "memory": 0})}
     sampler = samplers.start("--ranks", "2", env=env, first=_FIRST)

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankup.monitor.diagnose import RULES, diagnose
-from rankup.monitor.recording import Event, Facts, Gap, Life, Recording, Steps
+from rankup.monitor.recording import Event, Facts, Gap, Recording, Steps
 from rankup.monitor.verdict import cost, verdict
 
-from ..handmade import BEGIN, HEALTHY, HOST, RANK, made
+from ..handmade import BEGIN, HEALTHY, HOST, RANK, attempt, made
 
 STATES = ["COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "RUNNING", "CANCELLED", "UNKNOWN"]
 LEVELS = [np.nan, 0.0, 1.0, 30.0, 100.0, 400.0, 1e9, 4e10, -1.0, np.inf]
@@ -33,8 +33,8 @@ def recordings(draw: st.DrawFn) -> Recording:
     }
     channels |= {f"rank_{name}": generator.choice(LEVELS, (bins, 1)) for name in RANK}
     end = BEGIN + bins * width
-    lives = tuple(
-        Life(
+    attempts = tuple(
+        attempt(
             BEGIN + draw(st.sampled_from([-1e6, 0, 50, 1e6])),
             draw(st.sampled_from([None, BEGIN - 10, BEGIN, end, end + 1e5])),
             draw(st.sampled_from(STATES)),
@@ -44,7 +44,7 @@ def recordings(draw: st.DrawFn) -> Recording:
         for _ in range(draw(st.integers(0, 2)))
     )
     facts = {
-        "lives": lives,
+        "attempts": attempts,
         "gpus": draw(st.sampled_from([None, 0, 1, 4])),
         "ranks": draw(st.sampled_from([None, 0, 1])),
         "unit": draw(st.sampled_from([None, "core-h"])),
@@ -95,7 +95,7 @@ def test_no_recording_is_too_strange(recording: Recording) -> None:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("bins", [0, 1])
 def test_nothing_at_all(bins: int) -> None:
-    empty = made(nodes=0, gpus=0, bins=bins, facts={"lives": (), "gpus": None})
+    empty = made(nodes=0, gpus=0, bins=bins, facts={"attempts": (), "gpus": None})
     assert [one.code for one in diagnose(empty)] in ([], ["RK718"])
     bare = replace(empty, facts=Facts("x", "", "", ""))
     diagnose(bare)

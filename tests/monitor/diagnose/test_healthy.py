@@ -19,7 +19,7 @@ from ..traces import (
     cpu_only,
     level,
     running,
-    two_lives,
+    two_attempts,
 )
 from .sick import from_time, run, silent
 
@@ -105,7 +105,7 @@ def habits(seed: int) -> dict[str, Trace]:
         ),
         "driver without power": plain.with_gpu(power=None),
         "GPU without use": plain.with_gpu(util=None),
-        "half an hour at ten minutes' lives": run(
+        "half an hour at ten minutes' attempts": run(
             seed=seed,
             stays=tuple(
                 Stay(700.0 * n, 700.0 * n + 600, state="COMPLETED" if n == 2 else "TIMEOUT")
@@ -114,7 +114,7 @@ def habits(seed: int) -> dict[str, Trace]:
             limit=600.0,
         ),
         "still running": running().but(seed=seed, step=2.0),
-        "two lives": two_lives().but(seed=seed, step=2.0),
+        "two attempts": two_attempts().but(seed=seed, step=2.0),
         "on CPU nodes": cpu_only(2).but(seed=seed, seconds=1800, limit=2400.0, step=2.0),
         "fine-tuning": plain.with_metrics(
             loss=lambda t, step, draw: 1.9 - 1e-4 * step + 0.2 * draw.standard_normal(step.shape)
@@ -141,7 +141,7 @@ def test_healthy_shapes(nodes: int, gpus: int, seconds: float) -> None:
 
 
 def test_a_site_without_accounting() -> None:
-    check(run(), unit=None, per_node_hour=None, gpus=None, lives=(), queued=None)
+    check(run(), unit=None, per_node_hour=None, gpus=None, attempts=(), queued=None)
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console, Group
 
 from rankup.monitor.live import frame
+from rankup.monitor.live.state import Run, Watch
 from rankup.monitor.live.troubles import troubles
-from rankup.monitor.live.watch import Run, Watch
 from rankup.slurm.job import Attempt
 
 from ..traces import Trace, computing, cpu_only, one_of_four, only_gpu, running
@@ -50,7 +50,7 @@ def _lines(watch: Watch, now: float, width: int = 80, height: int = 24) -> list[
 
 
 def _now(trace: Trace) -> float:
-    return trace.begin + trace.lives[-1].end + 3
+    return trace.begin + trace.attempts[-1].end + 3
 
 
 @pytest.mark.parametrize("nodes", [1, 30])
@@ -150,7 +150,7 @@ def test_time_left_and_what_the_steps_need(tmp_path: Path) -> None:
 
 def test_a_run_that_has_ended(tmp_path: Path) -> None:
     trace = one_of_four()
-    end = trace.begin + trace.lives[-1].end
+    end = trace.begin + trace.attempts[-1].end
     known = {"state": "COMPLETED", "live": False, "started": trace.begin, "ended": end}
     watch = _watch(trace, tmp_path, **known)
     assert watch.over()

@@ -62,8 +62,8 @@ class Browser:
         message, self._buffer = self._buffer.split(b"\0", 1)
         return dict(json.loads(message))
 
-    def open(self, path: Path, **options: Any) -> Tab:
-        """A file in a new tab, once it has drawn what is on the screen; see `Tab`."""
+    def open(self, path: Path | str, **options: Any) -> Tab:
+        """A file or an address in a new tab, once it has drawn what is on the screen; see `Tab`."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         return Tab(self, target, session, path, **options)
@@ -77,7 +77,7 @@ class Tab:
         browser: Browser,
         target: str,
         session: str,
-        path: Path,
+        path: Path | str,
         *,
         dark: bool = False,
         width: int = 1280,
@@ -96,7 +96,8 @@ class Tab:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=path.as_uri() + fragment)
+        address = path if isinstance(path, str) else path.as_uri()
+        self.call("Page.navigate", url=address + fragment)
         self.until("document.readyState === 'complete'")
         self.until(
             "document.documentElement.dataset.ready !== undefined"

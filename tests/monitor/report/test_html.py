@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from rankup.monitor.load import load
-from rankup.monitor.recording import Facts, Life, Recording
+from rankup.monitor.recording import Facts, Recording
 from rankup.monitor.report.html import portal
 
-from ..handmade import BEGIN, made
+from ..handmade import BEGIN, attempt, made
 from ..traces import short
 from .pages import text
 
@@ -49,7 +49,7 @@ def empty() -> Recording:
         name="none",
         command="rankup run train.py",
         directory="/runs/none",
-        lives=(Life(BEGIN, BEGIN + 30, "FAILED", words="It died before it began."),),
+        attempts=(attempt(BEGIN, BEGIN + 30, "FAILED", words="It died before it began."),),
     )
     with tempfile.TemporaryDirectory() as folder:
         return load(Path(folder), facts)
@@ -92,9 +92,8 @@ def test_a_run_that_is_too_short_to_judge_is_not_called_good() -> None:
 
 def test_a_running_job_says_so() -> None:
     base = made()
-    life = replace(base.facts.lives[0], end=None, state="RUNNING") if base.facts.lives else None
-    life = life or Life(base.begin, None, "RUNNING")
-    page = text(replace(base, running=True, facts=replace(base.facts, lives=(life,))))
+    facts = replace(base.facts, attempts=(attempt(base.begin, None, "RUNNING"),))
+    page = text(replace(base, running=True, facts=facts))
     assert "still running; as of" in Body(page).text
 
 

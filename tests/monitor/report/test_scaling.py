@@ -11,12 +11,12 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.monitor.diagnose import diagnose
-from rankup.monitor.recording import Life, Recording
+from rankup.monitor.recording import Recording
 from rankup.monitor.report.scaling import scaling, scaling_text
 from rankup.monitor.report.scaling_page import scaling_html
 from rankup.monitor.verdict import cost, verdict
 
-from ..handmade import BEGIN, NO_STEPS, made
+from ..handmade import BEGIN, NO_STEPS, attempt, made
 from .browser import Browser
 from .test_browser import THROUGH
 
@@ -40,7 +40,7 @@ def run(nodes: int, efficiency: float = 1.0, batch: int = BATCH, steps: int = ST
         ranks=4,
         unit="core-h",
         per_node_hour=48.0,
-        lives=(Life(BEGIN, end, "COMPLETED", nodes=names),),
+        attempts=(attempt(BEGIN, end, "COMPLETED", nodes=names),),
     )
     record = replace(
         NO_STEPS,

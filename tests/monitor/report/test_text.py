@@ -96,7 +96,7 @@ def test_hostile_names() -> None:
 
 
 def test_nothing_recorded() -> None:
-    empty = made(nodes=0, gpus=0, bins=1, samples=0, facts={"gpus": 4, "lives": ()})
+    empty = made(nodes=0, gpus=0, bins=1, samples=0, facts={"gpus": 4, "attempts": ()})
     whole = of(empty)
     assert whole.startswith("Nothing was recorded of this run.")
     assert "\nmore   " in whole

@@ -144,7 +144,7 @@ head_address() {
     if [ -n "$suffix" ]; then
         address=$(resolve "$1$suffix")
         if [ -n "$address" ]; then echo "$address" && return; fi
-        echo "rankup: $1$suffix does not resolve; trying $1" >&2
+        echo "rankup: note: $1$suffix does not resolve; trying $1" >&2
     fi
     address=$(resolve "$1")
     if [ -n "$address" ]; then echo "$address" && return; fi
@@ -249,7 +249,7 @@ watch_node() { # the sampler of this node, beside its ranks; it ends with them
         (trap '' USR1 && exec rankup monitor "$RANKUP_RUN_DIR" --parent "$launcher" \
             --ranks "$ranks") </dev/null &
     else
-        echo "rankup: node ${SLURMD_NODENAME:-$(hostname)} is not sampled: no rankup on PATH" >&2
+        echo "rankup: note: node ${SLURMD_NODENAME:-$(hostname)} is not sampled: no rankup on PATH" >&2
     fi
 }
 
@@ -297,7 +297,7 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
         if next=$(env --unset=SLURM_RESTART_COUNT sbatch --parsable \
             --dependency="afterany:$rankup_job" \
             ${SLURM_ARRAY_TASK_ID:+--array="$SLURM_ARRAY_TASK_ID"} "$0"); then
-            echo "rankup: this site does not requeue; job $next follows" >&2
+            echo "rankup: note: this site does not requeue; job $next follows" >&2
             printf '{"job": "%s", "task": %s, "follows": "%s"}\n' "${next%%;*}" \
                 "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_job" >>"$rankup_records"
             exit 0
@@ -306,7 +306,7 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
         if scontrol ping | grep -q ' UP$'; then break; fi
         refusal="Slurm's controller does not answer"
         if [ $(($(date +%s) + pause)) -ge "${rankup_end:-9999999999}" ]; then break; fi
-        echo "rankup: $refusal; the requeue is tried again in $pause s" >&2
+        echo "rankup: note: $refusal; the requeue is tried again in $pause s" >&2
         sleep "$pause"
     done
     end_attempt 1 "$refusal; go on with: rankup run --resume $rankup_base"
@@ -319,7 +319,7 @@ if [ -d "$RANKUP_RUN_DIR/monitor" ] && command -v rankup >/dev/null; then # what
         timeout --kill-after=5 20 \
             rankup report --formats text --ended "$code" "$RANKUP_RUN_DIR"
     else
-        echo "rankup: no time is left for the report; it is made by: rankup report $rankup_base" >&2
+        echo "rankup: note: no time is left for the report; it is made by: rankup report $rankup_base" >&2
     fi
 fi
 if [ "$code" -ne 0 ] && command -v rankup >/dev/null; then

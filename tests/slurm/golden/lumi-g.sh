@@ -152,7 +152,7 @@ head_address() {
     if [ -n "$suffix" ]; then
         address=$(resolve "$1$suffix")
         if [ -n "$address" ]; then echo "$address" && return; fi
-        echo "rankup: $1$suffix does not resolve; trying $1" >&2
+        echo "rankup: note: $1$suffix does not resolve; trying $1" >&2
     fi
     address=$(resolve "$1")
     if [ -n "$address" ]; then echo "$address" && return; fi
@@ -242,15 +242,15 @@ while missing:
 ' "$master_addr" "$master_port" "$node" "${names[@]}"
 }
 
-# rankup's own way to start a script, where it is there, keeps each rank's exception
-# for `rankup logs`; the script is the same.
-rank=(python3)
-if command -v rankup-rank >/dev/null; then rank=(rankup-rank); fi
+# rankup's own way to start torchrun and a script, where it is there, keeps each rank's exception
+# or signal for `rankup logs`; both are the same.
+rank=(python3) torchrun=(torchrun)
+if command -v rankup-rank >/dev/null; then rank=(rankup-rank) torchrun=(rankup-rank --agent); fi
 
 launch() { # torchrun on this node; it starts the ranks
     watch_node
     trap '' USR1 # it would die of it; the ranks install a handler of their own
-    exec torchrun --nnodes="$nodes" --nproc-per-node="$ranks" --max-restarts=0 \
+    exec "${torchrun[@]}" --nnodes="$nodes" --nproc-per-node="$ranks" --max-restarts=0 \
         --node-rank="$SLURM_NODEID" --master-addr="$master_addr" --master-port="$master_port" \
         --no-python -- "${rank[@]}" "$@"
 }
@@ -261,7 +261,7 @@ watch_node() { # the sampler of this node, beside its ranks; it ends with them
         (trap '' USR1 && exec rankup monitor "$RANKUP_RUN_DIR" --parent "$launcher" \
             --ranks "$ranks" --whole-node) </dev/null &
     else
-        echo "rankup: node ${SLURMD_NODENAME:-$(hostname)} is not sampled: no rankup on PATH" >&2
+        echo "rankup: note: node ${SLURMD_NODENAME:-$(hostname)} is not sampled: no rankup on PATH" >&2
     fi
 }
 
@@ -272,7 +272,7 @@ on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of 
     # What it uses goes along as text; $SLURM_NODEID and the like are then read on the node itself.
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --relative=0 --cpu-bind=none \
         --wait=0 "$option" ${srun_options[@]+"${srun_options[@]}"} bash -c "$(
-            declare -p nodes ranks gpus needs programs rank master_addr master_port
+            declare -p nodes ranks gpus needs programs rank master_addr master_port torchrun
             declare -f preflight hear_all report_to_head launch watch_node
         ); \"\$@\"" bash "$@"
 }
@@ -306,7 +306,7 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
         if next=$(env --unset=SLURM_RESTART_COUNT sbatch --parsable \
             --dependency="afterany:$rankup_job" \
             ${SLURM_ARRAY_TASK_ID:+--array="$SLURM_ARRAY_TASK_ID"} "$0"); then
-            echo "rankup: this site does not requeue; job $next follows" >&2
+            echo "rankup: note: this site does not requeue; job $next follows" >&2
             printf '{"job": "%s", "task": %s, "follows": "%s"}\n' "${next%%;*}" \
                 "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_job" >>"$rankup_records"
             exit 0
@@ -315,7 +315,7 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
         if scontrol ping | grep -q ' UP$'; then break; fi
         refusal="Slurm's controller does not answer"
         if [ $(($(date +%s) + pause)) -ge "${rankup_end:-9999999999}" ]; then break; fi
-        echo "rankup: $refusal; the requeue is tried again in $pause s" >&2
+        echo "rankup: note: $refusal; the requeue is tried again in $pause s" >&2
         sleep "$pause"
     done
     end_attempt 1 "$refusal; go on with: rankup run --resume $rankup_base"
@@ -328,7 +328,7 @@ if [ -d "$RANKUP_RUN_DIR/monitor" ] && command -v rankup >/dev/null; then # what
         timeout --kill-after=5 20 \
             rankup report --formats text --ended "$code" "$RANKUP_RUN_DIR"
     else
-        echo "rankup: no time is left for the report; it is made by: rankup report $rankup_base" >&2
+        echo "rankup: note: no time is left for the report; it is made by: rankup report $rankup_base" >&2
     fi
 fi
 if [ "$code" -ne 0 ] && command -v rankup >/dev/null; then

@@ -1,4 +1,4 @@
-"""A row per GPU of the node, from whatever answers for them: NVML, or a stand-in of the tests."""
+"""A row per GPU of the node, from what answers for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..lines import GPU, Gpu
-from .reading import Rates
+from .host import Rates
 
 # Questions to `Source.ask`, units as in lines.GPU; energy in J since some time, and the traffic of
 # the moment in bytes/s.

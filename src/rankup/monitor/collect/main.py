@@ -27,7 +27,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, metavar="RUN_DIR")
     parser.add_argument("--every", type=float)
     parser.add_argument("--ranks", type=int)
-    parser.add_argument("--life")
+    parser.add_argument("--attempt")
     parser.add_argument("--parent", type=int)
     parser.add_argument("--whole-node", action="store_true")
     try:
@@ -54,7 +54,7 @@ def start(
     *,
     every: float | None = None,
     ranks: int | None = None,
-    life: str | None = None,
+    attempt: str | None = None,
     parent: int | None = None,
     whole_node: bool = False,
 ) -> int:
@@ -68,7 +68,7 @@ def start(
 
     from .sampler import EVERY, Options, sample_run
 
-    options = Options(run, EVERY if every is None else every, ranks, life, parent, whole_node)
+    options = Options(run, EVERY if every is None else every, ranks, attempt, parent, whole_node)
     return sample_run(options, os.environ)
 
 

@@ -8,12 +8,11 @@ import numpy as np
 
 from ...base import amounts
 from .. import billing, words
+from ..billing import in_attempts
 from ..recording import Recording
 from ..thresholds import LIMITS
-from ..work import in_lives
-from . import codes
-from .codes import Diagnosis
-from .judged import stretches
+from . import common
+from .common import Diagnosis, stretches
 
 _FAILED = {
     "FAILED": "the run failed",
@@ -46,7 +45,7 @@ def gaps(recording: Recording) -> Iterator[Diagnosis]:
     why = whys.get(longest.why, words.shown(longest.why))
     none = recording.samples == 0
     yield Diagnosis(
-        codes.GAPS,
+        common.GAPS,
         "warning",
         "record",
         "not a single sample was taken"
@@ -69,7 +68,7 @@ def unread(recording: Recording) -> Iterator[Diagnosis]:
     if recording.unread:
         said = [f"{words.shown(name)}: {words.shown(why)}" for name, why in recording.unread]
         yield Diagnosis(
-            codes.GAPS,
+            common.GAPS,
             "warning",
             "record",
             f"not all samples could be read: {amounts.some(said, 3)}",
@@ -85,7 +84,7 @@ def unread(recording: Recording) -> Iterator[Diagnosis]:
     ]
     if bare:
         yield Diagnosis(
-            codes.GAPS,
+            common.GAPS,
             "warning",
             "record",
             f"{words.node_names(recording, bare)}: nothing that the GPUs did is on record",
@@ -111,13 +110,13 @@ def gpu_lost(recording: Recording) -> Iterator[Diagnosis]:
     for seen, alike in missing.items():
         name = words.node_names(recording, alike)
         said = f"{name}: {seen}"
-        yield Diagnosis(codes.GPU_LOST, "warning", name, said, _TELL, nodes=tuple(alike))
+        yield Diagnosis(common.GPU_LOST, "warning", name, said, _TELL, nodes=tuple(alike))
     columns, windows = _vanished(recording)
     if columns:
         nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))
         begin = min(window[0] for window in windows)
         yield Diagnosis(
-            codes.GPU_LOST,
+            common.GPU_LOST,
             "error",
             words.node_names(recording, nodes),
             f"{words.gpus(recording, columns)} could not be read from {words.clock(begin)} on: "
@@ -136,20 +135,20 @@ _TELL = (
 
 
 def failed(recording: Recording) -> Iterator[Diagnosis]:
-    """RK724: the run's last life came to no good end."""
-    lives = billing.lives(recording)
-    life = lives[-1]
-    if life.state not in _FAILED:
+    """RK724: the run's last attempt came to no good end."""
+    attempts = billing.attempts(recording)
+    attempt = attempts[-1]
+    if attempt.state not in _FAILED:
         return
     said_end = recording.running or recording.steps.final is not None
-    if life.state == "UNKNOWN" and (said_end or not recording.facts.lives):
+    if attempt.state == "UNKNOWN" and (said_end or not recording.facts.attempts):
         return
-    said = words.shown(life.words).rstrip(".")
-    gpu_memory = "out of memory" in said.lower() and life.state == "FAILED"
-    seen = "a GPU's memory ran out" if gpu_memory else _FAILED[life.state]
-    # The last life may be no more than a requeued job that was not to start again.
-    seen += f" after {words.duration(sum(billing.length(one, recording) for one in lives))}"
-    seen += f" in {len(lives)} attempts" if len(lives) > 1 else ""
+    said = words.shown(attempt.words).rstrip(".")
+    gpu_memory = "out of memory" in said.lower() and attempt.state == "FAILED"
+    seen = "a GPU's memory ran out" if gpu_memory else _FAILED[attempt.state]
+    # The last attempt may be no more than a requeued job that was not to start again.
+    seen += f" after {words.duration(sum(billing.length(one, recording) for one in attempts))}"
+    seen += f" in {len(attempts)} attempts" if len(attempts) > 1 else ""
     if said:
         seen += f": {said}"
     lost = lost_work(recording)
@@ -164,16 +163,16 @@ def failed(recording: Recording) -> Iterator[Diagnosis]:
     todo = f"`{logs} --cause` names the rank, the node and the exception"
     if gpu_memory:
         todo = "a smaller `--micro-batch` (the same run, slower), or `--strategy fsdp`; " + todo
-    elif life.state == "OUT_OF_MEMORY":
+    elif attempt.state == "OUT_OF_MEMORY":
         todo = "fewer DataLoader workers, or more `--mem`; " + todo
-    elif life.state == "NODE_FAIL":
+    elif attempt.state == "NODE_FAIL":
         todo = f"`{words.resume(recording.facts)}` goes on from the last checkpoint"
-    yield Diagnosis(codes.FAILED, "error", "run", seen, todo)
+    yield Diagnosis(common.FAILED, "error", "run", seen, todo)
 
 
 def _vanished(recording: Recording) -> tuple[tuple[int, ...], tuple[tuple[float, float], ...]]:
     """GPUs without a value while their node was sampled, having had some before."""
-    inside = in_lives(recording)
+    inside = in_attempts(recording)
     known = np.isfinite(recording.gpu["util"].mean) | np.isfinite(recording.gpu["memory"].mean)
     sampled = np.nan_to_num(recording.covered) > 0
     columns: list[int] = []
@@ -189,11 +188,11 @@ def _vanished(recording: Recording) -> tuple[tuple[int, ...], tuple[tuple[float,
 
 
 def lost_work(recording: Recording) -> float | None:
-    """Seconds from the last checkpoint to the end of the last life.
+    """Seconds from the last checkpoint to the end of the last attempt.
 
     None where no checkpoint is on record: a script may write its own without a word.
     """
-    end = billing.end_of(billing.lives(recording)[-1], recording)
+    end = billing.end_of(billing.attempts(recording)[-1], recording)
     saved = [event.time for event in recording.events if event.kind == "checkpoint"]
     return max(0.0, end - max(saved)) if saved else None
 
@@ -203,36 +202,36 @@ TOO_SHORT = "too short to judge"
 
 def limit_long(recording: Recording) -> Iterator[Diagnosis]:
     """RK716: a run that came to its end in a small part of the time that it asked for."""
-    life = billing.lives(recording)[-1]
-    took = billing.length(life, recording)
-    if life.state != "COMPLETED" or not life.limit or took < LIMITS.short:
+    attempt = billing.attempts(recording)[-1]
+    took = billing.length(attempt, recording)
+    if attempt.state != "COMPLETED" or not attempt.limit or took < LIMITS.short:
         return
-    if took >= LIMITS.limit_share * life.limit or life.limit - took < LIMITS.limit_least:
+    if took >= LIMITS.limit_share * attempt.limit or attempt.limit - took < LIMITS.limit_least:
         return
     enough = max(600.0, 1.5 * took)
     yield Diagnosis(
-        codes.LIMIT_LONG,
+        common.LIMIT_LONG,
         "warning",
         "time limit",
-        f"the run took {words.duration(took)} of the {words.duration(life.limit)} that it "
-        f"asked for ({words.percent(took / life.limit)}): short jobs start earlier, "
+        f"the run took {words.duration(took)} of the {words.duration(attempt.limit)} that it "
+        f"asked for ({words.percent(took / attempt.limit)}): short jobs start earlier, "
         "in gaps of others",
         f"`--time {_option(enough)}`",
     )
 
 
 def limit_hit(recording: Recording) -> Iterator[Diagnosis]:
-    """RK717: the run's last life was ended by its time limit."""
-    life = billing.lives(recording)[-1]
-    if life.state != "TIMEOUT":
+    """RK717: the run's last attempt was ended by its time limit."""
+    attempt = billing.attempts(recording)[-1]
+    if attempt.state != "TIMEOUT":
         return
     lost = lost_work(recording)
-    limit = f" of {words.duration(life.limit)}" if life.limit else ""
+    limit = f" of {words.duration(attempt.limit)}" if attempt.limit else ""
     after = ""
     if lost is not None:
         after = f"; the last checkpoint is {words.duration(lost)} older, that work is lost"
     yield Diagnosis(
-        codes.LIMIT_HIT,
+        common.LIMIT_HIT,
         "warning",
         "time limit",
         f"the run was ended by its time limit{limit}{after}",
@@ -243,10 +242,10 @@ def limit_hit(recording: Recording) -> Iterator[Diagnosis]:
 
 def short(recording: Recording) -> Iterator[Diagnosis]:
     """RK718: too short for a judgement, or hardly worth its time in the queue. No reproach."""
-    life = billing.lives(recording)[-1]
+    attempt = billing.attempts(recording)[-1]
     took = sum(billing.bill(recording).seconds)
     queued = recording.facts.queued or 0.0
-    if recording.running or life.state == "RUNNING" or not took:
+    if recording.running or attempt.state == "RUNNING" or not took:
         return
     brief = took < LIMITS.short
     waited = queued >= max(LIMITS.queue_least, LIMITS.queue_times * took)
@@ -256,7 +255,7 @@ def short(recording: Recording) -> Iterator[Diagnosis]:
     judged = f"{TOO_SHORT}: " if brief else ""
     seen = f"{judged}the run took {words.duration(took)}{after}"
     yield Diagnosis(
-        codes.SHORT,
+        common.SHORT,
         "ok",
         "run",
         seen,

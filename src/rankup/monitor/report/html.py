@@ -34,17 +34,8 @@ from ..diagnose import CODES, Diagnosis
 from ..recording import Recording
 from ..verdict import Cost, Verdict, not_judged
 from . import job
-from .figures import (
-    Figure,
-    cores,
-    curves,
-    left_out,
-    milliseconds,
-    row_of,
-    sections,
-    timeline,
-    whole,
-)
+from .curves import cores, curves, left_out, timeline
+from .figures import Figure, milliseconds, row_of, sections, whole
 
 LEVELS: dict[Level, str] = {"ok": "Good", "warning": "Warning", "error": "Problem"}
 _CODE = re.compile(r"`([^`]+)`")
@@ -57,8 +48,8 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
     single = {one.id: one for one in (cores(recording), timeline(recording)) if one is not None}
     figures = [*(plot for section in drawn for plot in section.plots), *progress, *single.values()]
     brief = not_judged(verdict, diagnoses)
-    lives = recording.facts.lives
-    going = recording.running or bool(lives and lives[-1].state == "RUNNING")
+    attempts = recording.facts.attempts
+    going = recording.running or bool(attempts and attempts[-1].state == "RUNNING")
     gpu_plots = [plot for plot in figures if plot.of == "gpu"]
     return render(
         "run.html.j2",
@@ -86,7 +77,7 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
         size=_size(recording),
         queued="" if recording.facts.queued is None else words.duration(recording.facts.queued),
         facts=job.facts(recording),
-        lives=job.lives_table(recording),
+        attempts=job.attempts_table(recording),
         nodes=job.node_table(recording),
         sections=drawn,
         summaries={one.section.id: job.summary(recording, one.plots) for one in drawn},

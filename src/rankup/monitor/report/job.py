@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...slurm.job import Attempt
 from .. import billing, words
 from ..lines import Head
-from ..recording import Array, Life, Recording
-from .channels import GIB
-from .figures import Figure, row_names
-from .reduce import highest, mean
+from ..recording import Array, Recording, highest, mean
+from .figures import GIB, Figure, row_names
 
 GPU_ROWS = 128  # up to here the table has a row per GPU, above one per node
 NODE_ROWS = 256  # of more nodes those are shown that are worth a look
@@ -40,16 +39,16 @@ def stamp(moment: float) -> str:
 
 
 def duration_of(recording: Recording) -> float:
-    """Seconds that the run was running, all lives together."""
-    return sum(billing.length(life, recording) for life in billing.lives(recording))
+    """Seconds that the run was running, all attempts together."""
+    return sum(billing.length(attempt, recording) for attempt in billing.attempts(recording))
 
 
 def facts(recording: Recording) -> list[tuple[str, str]]:
     """Title and text of what is known of the job; what nobody knows is left out."""
     known = recording.facts
-    lives = billing.lives(recording)
-    begin, end = lives[0].begin, billing.end_of(lives[-1], recording)
-    still = recording.running or lives[-1].state == "RUNNING"
+    attempts = billing.attempts(recording)
+    begin, end = attempts[0].begin, billing.end_of(attempts[-1], recording)
+    still = recording.running or attempts[-1].state == "RUNNING"
     pairs = [
         ("Run", known.run),
         ("Name", known.name),
@@ -57,7 +56,7 @@ def facts(recording: Recording) -> list[tuple[str, str]]:
         ("Directory", known.directory),
         ("Machine", ", ".join(filter(None, [known.site, known.partition]))),
         ("Account", known.account),
-        ("Jobs", ", ".join(dict.fromkeys(life.job for life in lives if life.job))),
+        ("Jobs", ", ".join(dict.fromkeys(attempt.job for attempt in attempts if attempt.job))),
         ("Nodes", _node_list(recording)),
         ("GPUs", _gpus(recording)),
         ("CPU", _cores(recording.heads)),
@@ -72,15 +71,15 @@ def facts(recording: Recording) -> list[tuple[str, str]]:
     return [(title, text) for title, text in pairs if text]
 
 
-def lives_table(recording: Recording) -> Table | None:
-    """The lives of the run where there is more than one, or where one did not end well."""
-    lives = recording.facts.lives
-    if len(lives) < 2 and all(life.state in ("COMPLETED", "RUNNING") for life in lives):
+def attempts_table(recording: Recording) -> Table | None:
+    """The attempts of the run where there is more than one, or where one did not end well."""
+    attempts = recording.facts.attempts
+    if len(attempts) < 2 and all(attempt.state in ("COMPLETED", "RUNNING") for attempt in attempts):
         return None
     return Table(
         "Each start of the run",
         ("Start", "State", "In words", "Job", "Ran for", "Time limit"),
-        tuple(_life(life, recording) for life in lives),
+        tuple(_attempt(attempt, recording) for attempt in attempts),
         named=4,
     )
 
@@ -235,10 +234,10 @@ def _cores(heads: Sequence[Head]) -> str:
 
 def _ran_for(recording: Recording) -> str:
     ran = duration_of(recording)
-    limits = [life.limit for life in recording.facts.lives if life.limit]
+    limits = [attempt.limit for attempt in recording.facts.attempts if attempt.limit]
     text = words.duration(ran)
-    if len(recording.facts.lives) > 1:
-        text += f" in {len(recording.facts.lives)} starts"
+    if len(recording.facts.attempts) > 1:
+        text += f" in {len(recording.facts.attempts)} starts"
     elif limits:
         text += f" of {words.duration(limits[-1])} allowed ({ran / limits[-1]:.0%})"
     return text
@@ -253,12 +252,12 @@ def _recorded(recording: Recording) -> str:
     return text
 
 
-def _life(life: Life, recording: Recording) -> tuple[str, ...]:
+def _attempt(attempt: Attempt, recording: Recording) -> tuple[str, ...]:
     return (
-        stamp(life.begin),
-        life.state,
-        life.words,
-        life.job or "",
-        words.duration(billing.length(life, recording)),
-        words.duration(life.limit) if life.limit else "",
+        stamp(attempt.begin),
+        attempt.state,
+        attempt.words,
+        attempt.job or "",
+        words.duration(billing.length(attempt, recording)),
+        words.duration(attempt.limit) if attempt.limit else "",
     )

@@ -53,7 +53,7 @@ class Point:
         speed_up, efficiency: against the first run, and against ideal; None without a speed.
         marginal: what each GPU added since the next smaller run gave, as a share of what a GPU of
             the first run gives; None for the first.
-        seconds: that the run was running, all lives together.
+        seconds: that the run was running, all attempts together.
         cost: billed, in `unit`.
         per_work: billed for as much work as the first run did in an hour.
         batch: units of one step, all ranks together; steps: last step; loss: of the last steps.
@@ -352,9 +352,9 @@ def _steps_rate(recording: Recording) -> float | None:
 
 
 def _run_rate(recording: Recording) -> float | None:
-    lives = billing.lives(recording)
-    seconds = sum(billing.length(life, recording) for life in lives)
-    return 3600 / seconds if seconds and lives[-1].state == "COMPLETED" else None
+    attempts = billing.attempts(recording)
+    seconds = sum(billing.length(attempt, recording) for attempt in attempts)
+    return 3600 / seconds if seconds and attempts[-1].state == "COMPLETED" else None
 
 
 def median(values: NDArray[np.float64]) -> float | None:

@@ -12,7 +12,8 @@ from .. import words
 from ..diagnose import Diagnosis
 from ..recording import Recording
 from ..verdict import Cost, Verdict
-from .figures import Figure, label, points
+from .curves import points
+from .figures import Figure, label
 from .html import LEVELS, render
 from .job import Table, number
 from .scaling import PAYS, Scaling, scaling
@@ -147,8 +148,8 @@ def _loss(found: Scaling, recordings: Sequence[Recording]) -> list[Figure]:
         if not np.isfinite(recording.steps.loss).any():
             continue
         loss = points(recording, recording.steps.loss)
-        lives = recording.facts.lives
-        since = (loss.time - (lives[0].begin if lives else recording.begin)) / 60
+        attempts = recording.facts.attempts
+        since = (loss.time - (attempts[0].begin if attempts else recording.begin)) / 60
         name, at = words.plural(point.count, found.thing), len(steps)
         steps.append(_line(name, loss.step, loss.mean, at) | {"mode": "lines"})
         minutes.append(_line(name, since, loss.mean, at) | {"mode": "lines"})

@@ -14,7 +14,7 @@ from ...base import amounts
 from ...base.findings import Level
 from .. import billing, words
 from ..diagnose import Diagnosis
-from ..diagnose.judged import mean
+from ..diagnose.common import mean
 from ..recording import Recording
 from ..verdict import Cost, Verdict, cost, verdict
 
@@ -96,13 +96,13 @@ def _rows(recording: Recording, paid: Cost) -> Iterator[tuple[str, str]]:
 
 
 def _time(recording: Recording) -> str:
-    known = billing.lives(recording)
+    known = billing.attempts(recording)
     last = known[-1]
     end = billing.end_of(last, recording)
     took = words.duration(sum(billing.bill(recording).seconds))
     limit = f" of {words.duration(last.limit)}" if last.limit and len(known) == 1 else ""
-    lives = f" in {len(known)} attempts" if len(known) > 1 else ""
-    line = f"{words.clock(known[0].begin)} to {words.clock(end)}, {took}{limit}{lives}"
+    attempts = f" in {len(known)} attempts" if len(known) > 1 else ""
+    line = f"{words.clock(known[0].begin)} to {words.clock(end)}, {took}{limit}{attempts}"
     line += f", {words.shown(last.state)}"
     if recording.facts.queued:
         line += f"; {words.duration(recording.facts.queued)} in the queue"
@@ -113,7 +113,7 @@ def _time(recording: Recording) -> str:
 def _nodes(recording: Recording) -> str:
     facts = recording.facts
     names = [words.shown(head.node) for head in recording.heads] or [
-        words.shown(name) for name in billing.lives(recording)[-1].nodes
+        words.shown(name) for name in billing.attempts(recording)[-1].nodes
     ]
     line = amounts.some(names) or f"{facts.nodes} (not one was sampled)"
     where = ", ".join(words.shown(part) for part in (facts.site, facts.partition) if part)

@@ -92,15 +92,18 @@ def parallelize(
         build_optimizer: makes the optimizer of the model that it is given. Under pp that has the
             modules of this rank alone: take what `model.parameters()` gives.
         strategy: ddp, fsdp, hsdp, tp, pp or 3d; ddp, where no sizes are given either.
-        dp, shard, tp, pp: ranks along each axis, see `layout.choose`.
+        dp: ranks that hold copies, see `layout.choose` for the four axes.
+        shard: ranks that share the weights (FSDP).
+        tp: ranks that share each layer.
+        pp: ranks that share the layers one after the other.
         seed: of the constructor's draws and, from here on, of torch's generators on each rank; with
             None these stay as the script has them, for a model that is there already (`lambda:
             model`).
         precision: fp32, or bf16: compute in bfloat16, with weights and outputs in float32.
         activation_checkpointing: none, selective or full.
         compile: compile each block; where the model is only copied, the model.
-        offload, reshard: under FSDP, keep all in host memory; free a block between its forward and
-            its backward.
+        offload: under FSDP, keep all in host memory.
+        reshard: under FSDP, free a block between its forward and its backward.
         plan: name patterns -> words of `rankup.parallel.tensor.words`; by default the model's own.
         methods: names of methods that compute with parameters of the model and are called beside
             `model(...)`; not those that call `self(...)` themselves.
@@ -129,7 +132,7 @@ def parallelize(
         world.world_size, world.local_world_size, strategy, dp=dp, shard=shard, tp=tp, pp=pp
     )
     choices = Choices(
-        half=precision == "bf16",
+        half="bfloat16" if precision == "bf16" else None,
         compiled="default" if compile else None,
         recompute=activation_checkpointing,
         offload=offload,

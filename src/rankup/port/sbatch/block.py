@@ -84,7 +84,7 @@ def block(site: Profile, ranks: str) -> str:
         exports.append("export CUDA_VISIBLE_DEVICES # srun would bind one GPU")
     per_node = "${SLURM_GPUS_ON_NODE:-1}" if ranks == "gpu" else ranks
     options = "".join(f" {shlex.quote(one)}" for one in site.srun)
-    launch = job_script.part("launch", nodes=2, monitor=False, in_container="")
+    launch = job_script.part("launch", nodes=2, monitor=False, in_container="", torchrun="torchrun")
     inside = [
         "set +eu",
         f"nodes=$SLURM_NNODES ranks={ranks} # of a node",
@@ -102,7 +102,8 @@ def block(site: Profile, ranks: str) -> str:
         launch.rstrip("\n").replace('"${rank[@]}" "$@"', '"$@"'),
         "",
         'srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpu-bind=none \\',
-        f'    --kill-on-bad-exit=1 --wait=120{options} bash -c "$(',
+        # --wait=0: what rank 0 does after the others have ended, an export, may take long.
+        f'    --kill-on-bad-exit=1 --wait=0{options} bash -c "$(',
         "        declare -p nodes ranks master_addr master_port",
         "        declare -f launch",
         '    ); launch \\"\\$@\\"" bash "$@"',

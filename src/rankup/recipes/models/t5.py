@@ -59,7 +59,7 @@ def logits(
         use_cache=False,
         return_dict=False,
     )[0]
-    return found.float()
+    return found
 
 
 @torch.no_grad()

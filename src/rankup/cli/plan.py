@@ -1,0 +1,193 @@
+"""The verb that predicts: `rankup plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ..base.errors import RunFailed, UserError
+from ..site.jobspec import JobSpec
+from .app import app
+
+_MODEL = "A model by its sizes, without TARGET; or in place of what TARGET says"
+_MACHINE = "The machine; by default this one"
+_CALIBRATE = "To measure this machine"
+_OF_JOB: dict[str, Any] = {"rich_help_panel": _CALIBRATE}
+_LENGTH = "How long the run is, and what it may take"
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def plan(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="A recipe, a Hugging Face model (name, folder or config.json), or "
+            "script.py:build_model."
+        ),
+    ] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(help="A recipe's own options, as for `rankup run`.")
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,…", help="Numbers of GPUs; by default the fewest, doubled."),
+    ] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences per optimizer step, over all GPUs.")
+    ] = None,
+    precision: Annotated[
+        Literal["bf16", "fp32"] | None, typer.Option(help="By default bf16.")
+    ] = None,
+    layouts: Annotated[
+        int | None, typer.Option(min=1, help="Layouts that are shown of each number of GPUs.")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Every term with its formula and source.")
+    ] = False,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw time and cost: .png, .pdf, .svg.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    site: Annotated[
+        str | None, typer.Option(help="A known site: jureca.", rich_help_panel=_MACHINE)
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Of the site.", rich_help_panel=_MACHINE)
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="A100-40GB, H100-80GB, …", rich_help_panel=_MACHINE)
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="With --gpu.", rich_help_panel=_MACHINE)
+    ] = None,
+    nic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="With --gpu: all adapters of a node, 100GB/s.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="300M, 20B; of an epoch.", rich_help_panel=_LENGTH)
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Optimizer steps.", rich_help_panel=_LENGTH)
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of --tokens each.", rich_help_panel=_LENGTH)
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="At most: 5000core-h.", rich_help_panel=_LENGTH)
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="At most: 3d.", rich_help_panel=_LENGTH)
+    ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Run a job of two minutes, and take its figures for this machine from now on.",
+            rich_help_panel=_CALIBRATE,
+        ),
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Of its job; two measure the network.", **_OF_JOB)
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Its ranks per node; by default its GPUs.", **_OF_JOB)
+    ] = None,
+    account: Annotated[str | None, typer.Option(help="That it is billed to.", **_OF_JOB)] = None,
+    layers: Annotated[int | None, typer.Option(rich_help_panel=_MODEL)] = None,
+    hidden: Annotated[int | None, typer.Option(rich_help_panel=_MODEL)] = None,
+    heads: Annotated[int | None, typer.Option(rich_help_panel=_MODEL)] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="By default all heads.", rich_help_panel=_MODEL)
+    ] = None,
+    ffn: Annotated[
+        int | None, typer.Option(help="By default 4 hidden.", rich_help_panel=_MODEL)
+    ] = None,
+    vocab: Annotated[int | None, typer.Option(rich_help_panel=_MODEL)] = None,
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence.", rich_help_panel=_MODEL)
+    ] = None,
+    gated: Annotated[
+        bool | None, typer.Option(help="SwiGLU and the like.", rich_help_panel=_MODEL)
+    ] = None,
+    tied: Annotated[
+        bool | None, typer.Option(help="One matrix for both ends.", rich_help_panel=_MODEL)
+    ] = None,
+) -> None:
+    """Predict time, memory and cost of a training on numbers of GPUs, and the best layouts."""
+    if calibrate:
+        raise typer.Exit(_calibrate(site, partition, nodes, nproc, account))
+    for option, value in (("--nodes", nodes), ("--nproc", nproc), ("--account", account)):
+        if value is not None:
+            raise UserError(
+                f"{option} {value} is of the job of --calibrate; how many GPUs a plan is for is "
+                "said by --gpus 8,16"
+            )
+    from ..plan.command import Wish
+    from ..plan.command import plan as answer
+    from ..plan.machines import Asked
+    from ..plan.target import Sizes
+
+    sizes = Sizes(layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied)
+    wish = Wish(
+        target,
+        tuple(args or ()),
+        sizes,
+        gpus,
+        Asked(site, partition, gpu, gpus_per_node, nic),
+        global_batch,
+        precision,
+        tokens,
+        steps,
+        epochs,
+        budget,
+        deadline,
+        layouts,
+        plot,
+        explain,
+        as_json,
+    )
+    raise typer.Exit(answer(wish))
+
+
+def _calibrate(
+    site: str | None,
+    partition: str | None,
+    nodes: int | None,
+    nproc: int | None,
+    account: str | None,
+) -> int:
+    """Run the job that measures, wait for it, and show what it gave; the exit code."""
+    from ..launch.run import run
+    from ..plan import machines, table
+
+    profile = machines.profile_of(site)
+    file = machines.calibration_file(profile, partition)
+    before = file.stat().st_mtime_ns if file.is_file() else None
+    job = JobSpec(
+        target=str(Path(__file__).parent.parent / "recipes" / "measure.py"),
+        args=(str(file),),
+        nodes=nodes,
+        nproc=nproc,
+        account=account,
+        partition=partition,
+        follow=True,
+        check=False,
+        monitor=False,
+    )
+    code = run(job)
+    if code:
+        return code
+    if not file.is_file() or file.stat().st_mtime_ns == before:
+        raise RunFailed(
+            f"the job ended well, and {file} is not there; the nodes have to see that folder: "
+            "RANKUP_CACHE names another"
+        )
+    table.show_constants(machines.calibrated(profile, partition), file)
+    return 0

@@ -1,0 +1,112 @@
+"""What ranks exchange in a step, and how much of it computing hides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .compute import Work
+from .framework import Framework
+from .layout import Layout
+from .machine import Machine
+from .network import group
+from .shape import Shape
+
+
+def hidden(exchange: float, computing: float, machine: Machine) -> float:
+    """Return what is exposed of an exchange beside `computing` seconds: what outlasts it, and the
+    machine's `contention` of the rest."""
+    return max(0.0, exchange - computing) + machine.contention * min(exchange, computing)
+
+
+def pipeline_send(shape: Shape, layout: Layout, machine: Machine) -> float:
+    """Return the seconds that a micro-batch's sends between stages take, both directions.
+
+    b s h values per direction and stage, over t ranks where they scatter and gather [Narayanan
+    2021, 4.1], v times where interleaved.
+    """
+    if layout.pp == 1:
+        return 0.0
+    size = (
+        layout.value_bytes * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
+    )
+    ranks = group(machine, layout.pp, layout.tp * layout.cp * layout.data)
+    return 2 * layout.interleave * ranks.send(size)
+
+
+def tied_embedding(shape: Shape, layout: Layout, machine: Machine, framework: Framework) -> float:
+    """Return the seconds in which the first and last stage add up the gradient of a tied
+    embedding, once per step [Narayanan 2021]."""
+    if layout.pp == 1 or not shape.tied:
+        return 0.0
+    stride = layout.tp * layout.cp * layout.data * (layout.pp - 1)
+    ends = group(machine, 2, stride)
+    return ends.reduce(framework.gradient_bytes * shape.vocab * shape.hidden / layout.tp)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Exposed seconds of the data-parallel exchange.
+
+    Attributes:
+        per_micro_batch: of parameters and gradients of sharded layers, in each micro-batch.
+        per_step: of gradients and parameters once per step.
+    """
+
+    per_micro_batch: float
+    per_step: float
+
+
+def data_parallel(
+    shape: Shape,
+    layout: Layout,
+    machine: Machine,
+    framework: Framework,
+    work: Work,
+    layers: int,
+    parameters: float,
+    again: float,
+) -> Data:
+    """Return the exposed exchange of a rank with `layers` layers and `parameters` parameters.
+
+    DDP and ZeRO-1 once per step: all-reduce of the gradients, or reduce-scatter and the gathering
+    of the updated weights, beside the last micro-batch's backward. FSDP in every micro-batch: each
+    layer's weights gathered in the precision of the forward and, where they were freed (ZeRO-3),
+    in the backward, gradients scattered; all beside the layer's own work [FSDP paper, 3.2; ZeRO].
+    HSDP adds an all-reduce of each rank's shard across the copies.
+    """
+    if layout.data * layout.cp == 1:
+        return Data(0.0, 0.0)
+    stride = layout.tp
+    backward = layers * (work.backward + again)
+    if layout.zero < 2:
+        ranks = group(machine, layout.data * layout.cp, stride)
+        size = framework.gradient_bytes * parameters
+        count = framework.messages_per_layer * layers or max(1.0, size / framework.bucket)
+        if layout.strategy in ("local-sgd", "diloco"):
+            return Data(0.0, ranks.reduce(4 * parameters) / layout.inner_steps)
+        if layout.zero == 0:
+            exchange, after = ranks.reduce(size, count), 0.0
+        else:
+            exchange = ranks.gather(size, count)
+            after = ranks.gather(2 * parameters, count)
+        if framework.overlap:
+            exchange = hidden(exchange, backward, machine)
+        if framework.overlap_gather:
+            after = hidden(after, layers * work.forward, machine)
+        return Data(0.0, exchange + after)
+    shard = layout.shards
+    ranks = group(machine, shard, stride)
+    one = parameters / layers if layers else parameters
+    if layout.pp > 1:  # once per step, the reduction beside the last backward
+        scatter = ranks.gather(framework.gradient_bytes * parameters, layers)
+        gather = ranks.gather(layout.value_bytes * parameters, layers)
+        return Data(0.0, gather + hidden(scatter, backward, machine))
+    gather = ranks.gather(layout.value_bytes * one)
+    scatter = ranks.gather(framework.gradient_bytes * one)
+    if layout.dp_replicate > 1:
+        copies = group(machine, layout.dp_replicate, stride * shard)
+        scatter += copies.reduce(framework.gradient_bytes * one / shard)
+    forward = hidden(gather, work.forward, machine)
+    scatter += gather if layout.zero == 3 else 0.0
+    back = hidden(scatter, work.backward + again, machine)
+    return Data(layers * (forward + back) + gather, 0.0)

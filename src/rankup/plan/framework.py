@@ -1,0 +1,125 @@
+"""Habits of training frameworks that change time and memory, as their sources and papers say.
+
+Published runs are of many frameworks; rankup's own runs are the row `rankup`. Numbers in `traffic`,
+`launches`, `messages_per_layer`, `gather_messages` and what is kept of activations were fitted on
+measured runs (docs/plan/how-far-to-trust-it.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a framework does that a layout does not say.
+
+    Attributes:
+        fused_attention: attention never writes its s x s matrix (FlashAttention, SDPA).
+        attention: speed of its attention kernel on Hopper, over FlashAttention-2.
+        traffic: bytes that element-wise kernels of a layer move, over those of unfused kernels.
+        launches: operations per layer, over those of eager PyTorch.
+        gradient_bytes: of a gradient when it is exchanged.
+        accumulation: bytes per parameter that adding a micro-batch's gradient to the sum moves.
+        overlap: gradients are exchanged during the last backward.
+        overlap_gather: ZeRO-1 gathers weights during the next forward.
+        overlap_tensor: share of the tensor-parallel exchange that products hide.
+        messages_per_layer: collectives that one layer's gradients make; 0: buckets of `bucket`.
+        bucket: bytes of a bucket of gradients.
+        stall: seconds that each hop of a tensor-parallel exchange waits more where its group fills
+            a node and the model is a pipeline.
+        balanced: pipeline stages are cut by cost, the head included.
+        sequence_parallel: tensor parallelism splits norms and residuals too.
+        autocast: where weights are not sharded, autocast keeps half-precision copies of them.
+        states: bytes per parameter of weights, gradients, and what ZeRO-1 shards: the optimizer's
+            states and a float32 copy of the weights.
+        logits: bytes per logit at the peak: bf16, float32, its log-softmax, its gradient.
+        selective: share of the outputs of matrix products that selective recomputation keeps;
+            1: it only drops the attention's s x s matrix, as in Megatron.
+        activation_hidden, activation_ffn: bytes kept per token and layer, per unit of `hidden` and
+            of `ffn`, without recomputation and with fused attention.
+    """
+
+    name: str
+    fused_attention: bool = True
+    attention: float = 1.0
+    traffic: float = 1.0
+    launches: float = 1.0
+    gradient_bytes: float = 4.0
+    accumulation: float = 0.0
+    overlap: bool = True
+    overlap_gather: bool = False
+    overlap_tensor: float = 0.0
+    messages_per_layer: float = 0.0
+    bucket: float = 25 * 2**20
+    stall: float = 0.0
+    balanced: bool = False
+    sequence_parallel: bool = False
+    autocast: bool = False
+    states: tuple[float, float, float] = (2.0, 4.0, 12.0)
+    logits: float = 14.0
+    selective: float = 1.0
+    activation_hidden: float = 18.0
+    activation_ffn: float = 8.0
+
+
+# `traffic` of kernels fused by hand, and of those that torch.compile makes.
+FUSED, COMPILED = 0.51, 0.385
+
+# Narayanan 2021, Korthikanti 2022: no FlashAttention, gradients exchanged after the last backward.
+_MEGATRON = Framework("megatron", fused_attention=False, traffic=FUSED, overlap=False, bucket=1e9)
+# torch's FSDP: float32 weights and states, weights gathered in bf16; eager kernels.
+_FSDP = Framework("rankup", accumulation=12.0, selective=0.999, states=(4.0, 4.0, 8.0))
+
+_KNOWN = (
+    replace(_FSDP, sequence_parallel=True, autocast=True),
+    _MEGATRON,
+    # vTrain's runs: gradients in float16, in buckets.
+    replace(_MEGATRON, name="megatron-deepspeed", gradient_bytes=2.0, bucket=25 * 2**20),
+    # Megatron with FlashAttention and fused norms, nothing else new: also who is not known.
+    replace(
+        _MEGATRON,
+        name="megatron-flash",
+        fused_attention=True,
+        gradient_bytes=2.0,
+        states=(2.0, 2.0, 12.0),
+    ),
+    # Megatron-Core of 2024: cuDNN's attention, bf16 gradients, all exchanges overlapped.
+    Framework(
+        "megatron-core",
+        attention=1.6,
+        traffic=FUSED,
+        gradient_bytes=2.0,
+        overlap_gather=True,
+        overlap_tensor=0.89,
+        bucket=160e6,
+        sequence_parallel=True,
+    ),
+    # A bf16 gradient beside its float32 sum; stages cut by cost; 1F1B's messages block.
+    Framework(
+        "nanotron",
+        launches=1.32,
+        accumulation=10.0,
+        messages_per_layer=1.5,
+        stall=0.315e-3,
+        balanced=True,
+        sequence_parallel=True,
+        states=(2.0, 6.0, 12.0),
+        logits=6.0,
+        activation_hidden=20.6,
+        activation_ffn=11.0,
+    ),
+    # Selective recomputation keeps every second product; head and tail as in plain PyTorch.
+    replace(_FSDP, name="torchtitan", selective=0.5, sequence_parallel=True),
+    replace(
+        _FSDP,
+        name="torchtitan-compiled",
+        selective=0.5,
+        sequence_parallel=True,
+        traffic=COMPILED,
+        launches=0.5,
+    ),
+    replace(_FSDP, name="llm-foundry", gradient_bytes=2.0),
+    replace(_FSDP, name="fms-fsdp", traffic=COMPILED, gradient_bytes=2.0, launches=0.5),
+)
+FRAMEWORKS = {one.name: one for one in _KNOWN}

@@ -1,0 +1,123 @@
+"""Memory of the most loaded rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .framework import Framework
+from .layout import Layout
+from .pipeline import kept, stage_layers
+from .shape import Shape
+
+CONTEXT = 1.5 * 2**30  # CUDA context, NCCL's buffers, libraries' workspaces
+FRAGMENTATION = 0.05  # of what the caching allocator gives out
+
+Parts = tuple[tuple[str, float], ...]
+
+
+def activations(shape: Shape, layout: Layout, framework: Framework | None = None) -> float:
+    """Return the bytes that one layer keeps of one micro-batch.
+
+    Korthikanti 2022, table 2, in units of s b h: 34 + 5as/h; tensor parallel 10 + 24/t + 5as/(ht);
+    with sequence parallelism all of it over t; the last term goes with selective recomputation or
+    fused attention; full recomputation keeps the layer's input, 2. What a `framework` keeps
+    instead of the 34 is in units of h and of f. Where "selective" keeps the outputs of matrix
+    products, these and the attention's.
+    """
+    tokens, t, h = layout.micro_batch * shape.seq / layout.cp, layout.tp, shape.hidden
+    split = t if layout.sequence_parallel else 1
+    if layout.recompute == "full":
+        return layout.value_bytes * tokens * h / split
+    if framework is None:
+        whole, shared, fused = 10.0 * h, 24.0 * h, False
+    else:
+        kept_bytes = framework.activation_hidden * h + framework.activation_ffn * shape.ffn
+        fused = framework.fused_attention
+        if layout.recompute == "selective" and framework.selective < 1:
+            kept_bytes = _products(shape, framework.selective)
+        whole = min(10.0 * h, 0.3 * kept_bytes)
+        shared = kept_bytes - whole
+    total = tokens * (whole / split + shared / t)
+    if layout.recompute == "none" and not fused:
+        total += 5.0 * shape.heads * shape.seq * tokens / t
+    return total * layout.value_bytes / 2  # the published ones are of half precision
+
+
+def _products(shape: Shape, share: float) -> float:
+    """Return the bytes per token of a layer's input, its attention's output, and `share` of the
+    outputs of its products."""
+    h = shape.hidden
+    outputs = 2 * h + (h + 2 * shape.kv_width) + (2 if shape.gated else 1) * shape.ffn
+    return 4.0 * h + 2.0 * share * outputs
+
+
+def states(layout: Layout, framework: Framework, parameters: float) -> tuple[float, float, float]:
+    """Return the bytes of weights, gradients and optimizer states of `parameters` parameters.
+
+    ZeRO [Rajbhandari 2020]: stage 1 shards the optimizer's over the data-parallel ranks, 2
+    gradients too, 3 weights too. In a pipeline gradients stay whole until the last micro-batch.
+    """
+    weights, gradients, optimizer = (one * parameters for one in framework.states)
+    shard = layout.shards
+    optimizer /= shard if layout.zero >= 1 else 1
+    gradients /= shard if layout.zero >= 2 and layout.pp == 1 else 1
+    weights /= shard if layout.zero >= 3 else 1
+    return weights, gradients, optimizer
+
+
+def stage_parameters(shape: Shape, layout: Layout, stage: int) -> float:
+    """Return the parameters of a rank of `stage`: of its layers, and of the ends."""
+    layers = stage_layers(layout, shape.layers)
+    total = float(layers * shape.layer_parameters)
+    if stage == 0:
+        total += shape.embedding_parameters
+    if stage == layout.pp - 1:
+        # A tied head is a second copy where it lies on another rank than the embedding.
+        total += shape.vocab * shape.hidden if layout.pp > 1 else shape.head_parameters
+    return total / layout.tp
+
+
+def memory(shape: Shape, layout: Layout, framework: Framework) -> Parts:
+    """Return name and bytes of each part, for the stage that needs most."""
+    return max(
+        (_stage(shape, layout, framework, stage) for stage in {0, layout.pp - 1}),
+        key=lambda parts: sum(size for _, size in parts),
+    )
+
+
+def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Parts:
+    layers = stage_layers(layout, shape.layers)
+    tokens = layout.micro_batch * shape.seq / layout.cp
+    weights, gradients, optimizer = states(
+        layout, framework, stage_parameters(shape, layout, stage)
+    )
+    kept_bytes = layers * kept(layout, stage) * activations(shape, layout, framework)
+    # The layer that is being computed again has all of its own.
+    whole = activations(shape, replace(layout, recompute="none"), framework)
+    kept_bytes += whole - activations(shape, layout, framework)
+    logits = 0.0
+    if stage == layout.pp - 1:
+        logits = framework.logits * tokens * shape.vocab / layout.tp
+    gathered = 0.0
+    if layout.zero == 3:
+        largest = max(shape.layer_parameters, shape.embedding_parameters) / layout.tp
+        gathered = layout.value_bytes * (shape.layer_parameters / layout.tp + largest)
+        if layout.pp > 1:  # gathered once per step, kept until its last micro-batch
+            gathered = layout.value_bytes * stage_parameters(shape, layout, stage)
+    copies = 0.0
+    if framework.autocast and layout.zero < 3 and layout.precision != "fp32":
+        copies = layout.value_bytes * stage_parameters(shape, layout, stage)
+    buffers = 2 * 25 * 2**20 if layout.data > 1 and layout.zero < 3 else 0.0
+    parts = [
+        ("weights", weights),
+        ("half-precision copies", copies),
+        ("gradients", gradients),
+        ("optimizer", optimizer),
+        ("activations", kept_bytes),
+        ("logits", logits),
+        ("gathered layers", gathered),
+        ("communication buffers", buffers),
+    ]
+    loose = FRAGMENTATION * sum(size for _, size in parts)
+    parts += [("fragmentation", loose), ("CUDA context and libraries", CONTEXT)]
+    return tuple((name, size) for name, size in parts if size)

@@ -1,0 +1,83 @@
+"""The shape of a decoder-only transformer: its parameters and its arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a transformer that decide its cost.
+
+    Attributes:
+        kv_heads: key and value heads; fewer than `heads` under grouped-query attention.
+        ffn: width of the feed-forward layer.
+        seq: tokens per sequence.
+        gated: the feed-forward layer has a gate (SwiGLU), a third matrix.
+        tied: the head shares the embedding's weights.
+        positions: learned position embeddings, 0 for rotary ones.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    seq: int
+    gated: bool = False
+    tied: bool = True
+    positions: int = 0
+    name: str = ""
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of the key projection, and of the value projection."""
+        return self.hidden * self.kv_heads // self.heads
+
+    @property
+    def attention_weights(self) -> int:
+        """Weights of the four projections of one layer: h²(2 + 2 kv/a)."""
+        return 2 * self.hidden * (self.hidden + self.kv_width)
+
+    @property
+    def ffn_weights(self) -> int:
+        """Weights of the feed-forward matrices of one layer: 2hf, or 3hf with a gate."""
+        return (3 if self.gated else 2) * self.hidden * self.ffn
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer; where nothing is gated, biases too (13h) [Narayanan 2021]."""
+        matrices = self.attention_weights + self.ffn_weights
+        return matrices + (2 if self.gated else 13) * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        return (self.vocab + self.positions) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the output layer, 0 where it shares the embedding's."""
+        return 0 if self.tied else self.vocab * self.hidden
+
+    def parameters(self) -> int:
+        """Return the number of parameters."""
+        ends = self.embedding_parameters + self.head_parameters
+        return self.layers * self.layer_parameters + ends
+
+    def matmul_parameters(self) -> int:
+        """Return the parameters that every token is multiplied with, the head included."""
+        layer = self.attention_weights + self.ffn_weights
+        return self.layers * layer + self.vocab * self.hidden
+
+    def attention_flops(self, causal: bool = False) -> float:
+        """Return the FLOPs per token of QKᵀ and AV in one layer's forward: 4hs, causal 2hs."""
+        return (2.0 if causal else 4.0) * self.hidden * self.seq
+
+    def forward_flops(self, causal: bool = False) -> float:
+        """Return the FLOPs per token of a forward: 2N + 4Lhs [Narayanan 2021; PaLM App. B]."""
+        return 2.0 * self.matmul_parameters() + self.layers * self.attention_flops(causal)
+
+    def train_flops(self, causal: bool = False) -> float:
+        """Return the FLOPs per token of forward and backward, without recomputation: 3 forwards."""
+        return 3.0 * self.forward_flops(causal)

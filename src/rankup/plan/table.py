@@ -1,0 +1,346 @@
+"""The answer of `rankup plan`: a table and sentences for a terminal, JSON, and a picture."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..base.amounts import number, size, words
+from ..base.errors import UserError
+from ..parallel.layout import SELDOM
+from .estimate import RISKY, Estimate
+from .layout import Layout
+from .machine import GIB, Machine
+from .search import STOPS_PAYING, where_it_stops_paying
+
+if TYPE_CHECKING:
+    from .command import Plan, Row
+
+_WIDTH = 118  # of a table that goes to a file
+_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+_FORMATS = (".png", ".pdf", ".svg")
+
+
+def show(answer: Plan, command: tuple[str, str], *, explain: bool) -> None:
+    """Print the answer; `command` is what starts the chosen row, and what its script calls."""
+    from rich.console import Console
+
+    wide = shutil.get_terminal_size((_WIDTH, 40)).columns if sys.stdout.isatty() else _WIDTH
+    console = Console(width=max(80, wide), highlight=False, markup=False, soft_wrap=False)
+    for line in _head(answer):
+        console.print(line)
+    if answer.rows:
+        console.print(_table(answer))
+    for line in _unfit(answer):
+        console.print(line)
+    for line in _verdict(answer):
+        console.print(line)
+    row = answer.chosen or next(iter(answer.rows), None)
+    if explain:
+        one = row.estimate if row is not None else next(filter(None, map(_closest, answer.found)))
+        for line in _explained(one):
+            print(line)  # formulas are wider than a terminal
+    if answer.chosen is not None:
+        line, call = command
+        print("", *([call] if call else []), line, sep="\n")
+
+
+def _head(answer: Plan) -> Iterator[str]:
+    shape, machine = answer.target.shape, answer.site.machine
+    tokens = answer.global_batch * shape.seq
+    yield (
+        f"{shape.name}: {number(shape.parameters())} parameters ({shape.layers} layers, hidden "
+        f"{shape.hidden}, {shape.heads} heads), sequences of {shape.seq:,} tokens, "
+        f"{answer.precision}"
+    )
+    length = (
+        "" if answer.steps is None else f", {answer.steps:,} steps: {number(answer.steps * tokens)}"
+    )
+    yield f"global batch {answer.global_batch} sequences, {number(tokens)} tokens per step{length}"
+    measured = "calibrated here" if machine.calibrated else machine.source
+    yield (
+        f"{answer.site.name}: {machine.gpus_per_node} x {machine.gpu} per node, "
+        f"{machine.nic_per_node / 1e9:.3g} GB/s between nodes ({measured})"
+    )
+    for note in answer.notes:
+        yield f"note: {note}"
+
+
+def _table(answer: Plan) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    ends = answer.steps is not None
+    unit = answer.site.machine.unit
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("")
+    for name in ("GPUs", "layout", "micro", "ckpt", "s/step", "tok/s/GPU", "MFU", "GiB/GPU"):
+        left = name in ("layout", "ckpt")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "layout")
+    for name in ("to the end", unit) if ends else (f"{unit}/Gtoken",):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("limited by")
+    last = None
+    for row in answer.rows:
+        one, layout = row.estimate, row.estimate.layout
+        cells = [
+            "→" if row is answer.chosen else "",
+            str(layout.gpus) if layout.gpus != last else "",
+            layout_text(layout),
+            str(layout.micro_batch),
+            layout.recompute if layout.recompute != "none" else "-",
+            f"{one.seconds:.3g} ±{one.band:.0%}",
+            f"{one.tokens_per_second_per_gpu:,.0f}",
+            f"{one.mfu:.2f}",
+            f"{one.memory_total / GIB:.3g} ±{one.memory_band:.0%}",
+        ]
+        if row.seconds is not None and row.cost is not None:
+            cells += [_span(row.seconds, one.band), _between(row.cost, one.band)]
+        else:
+            cells.append(_between(one.cost_per_token * 1e9, one.band))
+        cells.append(", ".join((*row.objections, one.limit) if one.limit else row.objections))
+        table.add_row(*cells)
+        last = layout.gpus
+    return table
+
+
+def layout_text(layout: Layout) -> str:
+    """Return the strategy of a layout, or its sizes where they say more."""
+    if layout.strategy in ("ddp", "fsdp"):
+        return layout.strategy
+    sizes = {"dp": layout.dp_replicate, "shard": layout.dp_shard, "tp": layout.tp, "pp": layout.pp}
+    said = [layout.strategy] if layout.strategy in SELDOM else []
+    said += [f"{name} {n}" for name, n in sizes.items() if n > 1]
+    if layout.schedule != "1f1b":
+        said.append(layout.schedule)
+    return ", ".join(said) or layout.strategy
+
+
+def _span(seconds: float, band: float) -> str:
+    """The range of a time, in one unit."""
+    unit, word = next((one for one in _TIMES if seconds >= 2 * one[0]), (1.0, "s"))
+    return f"{_between(seconds / unit, band)} {word}"
+
+
+def _between(value: float, band: float) -> str:
+    return f"{number(value * (1 - band))} to {number(value * (1 + band))}"
+
+
+def _closest(found: Any) -> Estimate | None:
+    one: Estimate | None = found.best or found.closest
+    return one
+
+
+def _unfit(answer: Plan) -> Iterator[str]:
+    """Where nothing fits: the numbers, and the nearest that does."""
+    fitting = [one.gpus for one in answer.found if one.fitting]
+    for one in answer.found:
+        if one.fitting:
+            continue
+        if one.closest is None:
+            yield (
+                f"{_gpus(one.gpus)}: no layout divides a global batch of {answer.global_batch} "
+                f"sequences and {answer.target.shape.heads} heads among them"
+            )
+            continue
+        least = one.closest
+        largest = max(least.memory, key=lambda part: part[1])
+        more = next((n for n in fitting if n > one.gpus), None)
+        yield (
+            f"{_gpus(one.gpus)}: does not fit. {layout_text(least.layout)}, micro-batch "
+            f"{least.layout.micro_batch}, activations {least.layout.recompute} needs least, "
+            f"{least.memory_total / GIB:.1f} GiB of {least.capacity / GIB:.1f}, most of it "
+            f"{largest[0]} ({largest[1] / GIB:.1f} GiB); "
+            + (f"it fits on {more} GPUs" if more else _advice_to_fit(answer))
+        )
+
+
+def _gpus(count: int) -> str:
+    return words(count, "GPU", "GPUs")
+
+
+def _advice_to_fit(answer: Plan) -> str:
+    if answer.enough is None:
+        return "no number of GPUs that was tried is enough"
+    return f"the fewest on which it fits are {answer.enough}"
+
+
+def _verdict(answer: Plan) -> Iterator[str]:
+    stops = where_it_stops_paying(answer.found)
+    if stops is not None and stops.best is not None:
+        priced = [one.best for one in answer.found if one.best is not None]
+        least = min(priced, key=lambda one: one.cost_per_token)
+        more = stops.best.cost_per_token / least.cost_per_token - 1
+        yield (
+            f"adding GPUs stops paying at {stops.gpus}: a token costs {more:.0%} more there than "
+            f"on {least.layout.gpus} ({STOPS_PAYING - 1:.0%} is where this is drawn)"
+        )
+    row = answer.chosen
+    if row is None:
+        yield f"no layout is proposed: {answer.why}"
+        return
+    one = row.estimate
+    yield f"→ {_gpus(row.gpus)}, {layout_text(one.layout)}: {answer.why}"
+    if one.limit:
+        yield f"limited by {one.limit}; {one.advice}" if one.advice else f"limited by {one.limit}"
+    if one.risky:
+        yield (
+            f"risky: {one.head_room:.0%} of the memory stay free ({RISKY:.0%} are safe), "
+            f"{one.memory_total / GIB:.1f} of {one.capacity / GIB:.1f} GiB"
+        )
+
+
+def _explained(one: Estimate) -> Iterator[str]:
+    """Every term of a step, and every part of the memory."""
+    yield f"\none step of {layout_text(one.layout)} on {one.layout.gpus} GPUs"
+    for term in one.terms:
+        yield f"  {term.name:20} {term.seconds:10.4g} s  {term.seconds / one.seconds:4.0%}"
+        for text in (term.formula, term.detail, term.source):
+            if text:
+                yield f"      {text}"
+    yield f"  {'in all':20} {one.seconds:10.4g} s  ± {one.band:.0%}"
+    yield "memory of the most loaded rank"
+    for name, part in one.memory:
+        yield f"  {name:30} {part / GIB:8.2f} GiB"
+    yield (
+        f"  {'in all':30} {one.memory_total / GIB:8.2f} GiB ± {one.memory_band:.0%}, of "
+        f"{one.capacity / GIB:.1f}"
+    )
+
+
+def show_constants(machines: Mapping[int, Machine], file: Path) -> None:
+    """Print what a machine was measured to be."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    names = ("products", "attention", "memory", "Adam", "a launch", "link", "hop", "network")
+    for name in ("ranks/node", *names):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for ranks, one in machines.items():
+        products = one.peak_flops * one.matmul_efficiency
+        shown.add_row(
+            str(ranks),
+            f"{products / 1e12:.3g} TFLOP/s",
+            f"{one.peak_flops * one.attention_efficiency / 1e12:.3g} TFLOP/s",
+            f"{size(one.hbm * one.hbm_efficiency)}/s",
+            f"{size(one.optimizer_rate)}/s",
+            f"{one.launch * 1e6:.3g} us",
+            f"{size(one.node_link * one.node_efficiency)}/s" if ranks > 1 else "",
+            f"{one.node_latency * 1e6:.3g} us" if ranks > 1 else "",
+            f"{size(one.nic_per_node)}/s" if one.nic_efficiency == 1 else "",
+        )
+    Console(width=_WIDTH, highlight=False, markup=False).print(shown)
+    print(f"plans for this machine take these from now on; they lie in {file}")
+
+
+def as_json(answer: Plan, command: tuple[str, str]) -> dict[str, Any]:
+    """Return the answer as JSON takes it."""
+    stops = where_it_stops_paying(answer.found)
+    return {
+        "model": {**asdict(answer.target.shape), "parameters": answer.target.shape.parameters()},
+        "machine": {"name": answer.site.name, **asdict(answer.site.machine)},
+        "global_batch": answer.global_batch,
+        "precision": answer.precision,
+        "steps": answer.steps,
+        "rows": [_row(row, row is answer.chosen) for row in answer.rows],
+        "does_not_fit": [
+            {"gpus": one.gpus, "least": None if one.closest is None else _estimate(one.closest)}
+            for one in answer.found
+            if not one.fitting
+        ],
+        "fewest_gpus": answer.enough,
+        "stops_paying_at": None if stops is None else stops.gpus,
+        "why": answer.why,
+        "command": command[0] or None,
+        "in_the_script": command[1] or None,
+        "notes": list(answer.notes),
+    }
+
+
+def _row(row: Row, chosen: bool) -> dict[str, Any]:
+    return {
+        **_estimate(row.estimate),
+        "seconds_to_the_end": row.seconds,
+        "cost": row.cost,
+        "unit": row.estimate.machine.unit,
+        "objections": list(row.objections),
+        "chosen": chosen,
+    }
+
+
+def _estimate(one: Estimate) -> dict[str, Any]:
+    return {
+        "layout": asdict(one.layout),
+        "seconds_per_step": one.seconds,
+        "band": one.band,
+        "tokens_per_second_per_gpu": one.tokens_per_second_per_gpu,
+        "mfu": one.mfu,
+        "memory": dict(one.memory),
+        "memory_total": one.memory_total,
+        "memory_band": one.memory_band,
+        "memory_of_gpu": one.capacity,
+        "risky": one.risky,
+        "limit": one.limit,
+        "advice": one.advice,
+        "terms": [asdict(term) for term in one.terms],
+    }
+
+
+def draw(answer: Plan, path: Path) -> None:
+    """Draw time and cost over the number of GPUs, each with its band.
+
+    Raises:
+        UserError: it is no picture, or nothing fits.
+    """
+    if path.suffix.lower() not in _FORMATS or not path.parent.is_dir():
+        raise UserError(
+            f"--plot {path} is no picture in a folder that exists; its name ends in "
+            f"{', '.join(_FORMATS)}"
+        )
+    best = [one.best for one in answer.found if one.best is not None]
+    if not best:
+        return
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
+
+    gpus = [one.layout.gpus for one in best]
+    steps, unit = answer.steps, answer.site.machine.unit
+    scale, what = (steps / 3600, "hours to the end") if steps else (1.0, "seconds per step")
+    times = [one.seconds * scale for one in best]
+    tokens = 1e9 if steps is None else steps * answer.global_batch * answer.target.shape.seq
+    costs = [one.cost_per_token * tokens for one in best]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 2)
+    priced = f"{unit} {'to the end' if steps else 'per Gtoken'}"
+    for axes, values, label in zip(panels, (times, costs), (what, priced), strict=True):
+        low = [value * (1 - one.band) for value, one in zip(values, best, strict=True)]
+        high = [value * (1 + one.band) for value, one in zip(values, best, strict=True)]
+        axes.fill_between(gpus, low, high, alpha=0.2, linewidth=0)
+        axes.plot(gpus, values, marker="o")
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(gpus, [str(n) for n in gpus])
+        axes.set_xlabel("GPUs")
+        axes.set_ylabel(label)
+    panels[0].set_yscale("log")
+    panels[0].plot(gpus, [times[0] * gpus[0] / n for n in gpus], ":", label="as GPUs are added")
+    panels[0].legend(frameon=False)
+    panels[1].set_ylim(bottom=0)
+    panels[1].axhline(STOPS_PAYING * min(costs), linestyle=":", label="a tenth above the cheapest")
+    stops = where_it_stops_paying(answer.found)
+    if stops is not None:
+        panels[1].axvline(stops.gpus, linestyle="--", label=f"stops paying: {stops.gpus} GPUs")
+    panels[1].legend(frameon=False)
+    figure.suptitle(f"{answer.target.shape.name} on {answer.site.name}", fontsize=10)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise UserError(f"--plot {path} cannot be written: {error.strerror}") from None

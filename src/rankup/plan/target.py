@@ -1,0 +1,475 @@
+"""TARGET of `rankup plan`, or sizes by flags, as the `Shape` of a model. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .. import recipes
+from ..base.amounts import number
+from ..base.errors import UserError, nearest
+from ..base.files import user_path
+from ..base.processes import python
+from ..recipes.options import LanguageModelOptions
+from ..site import caches, config, detect
+from .shape import Shape
+
+RECIPE = "language-model"
+_LONGEST = 4096  # tokens per sequence that are assumed, where a model could take more
+_HEAD = 64  # width of a head that is assumed
+_NEEDED = ("layers", "hidden", "heads", "vocab", "seq")
+
+# Sizes in a config.json of Hugging Face: the keys of each, tried in turn.
+_LLAMA = {
+    "layers": ("num_hidden_layers",),
+    "hidden": ("hidden_size",),
+    "heads": ("num_attention_heads",),
+    "ffn": ("intermediate_size",),
+    "vocab": ("vocab_size",),
+    "seq": ("max_position_embeddings",),
+}
+_GPT2 = {
+    "layers": ("n_layer", "num_hidden_layers"),
+    "hidden": ("n_embd", "hidden_size"),
+    "heads": ("n_head", "num_attention_heads"),
+    "vocab": ("vocab_size",),
+    "seq": ("n_positions", "n_ctx", "max_position_embeddings"),
+}
+_OPT = {**_LLAMA, "ffn": ("ffn_dim",)}
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How models of a `model_type` are built, as far as their config does not say.
+
+    Attributes:
+        keys: of each size.
+        tied: the head shares the embedding's weights, where `tie_word_embeddings` is not given.
+        learned: positions have embeddings.
+    """
+
+    keys: Mapping[str, tuple[str, ...]]
+    gated: bool
+    tied: bool
+    learned: bool
+
+
+_FAMILIES = {
+    **dict.fromkeys(("llama", "mistral", "qwen2"), _Family(_LLAMA, True, False, False)),
+    "gpt2": _Family(_GPT2, False, True, True),
+    "gpt_neox": _Family(_LLAMA, False, False, False),
+    "opt": _Family(_OPT, False, True, True),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes by flags; None where nothing was said. They go before what TARGET says."""
+
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    seq: int | None = None
+    gated: bool | None = None
+    tied: bool | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return what was said, by the names of `Shape`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model, and what is known of its run.
+
+    Attributes:
+        words: the words behind `rankup run` and its options; empty where there is no script yet.
+        recipe: the options of `language-model`, where TARGET is that.
+        notes: what is assumed.
+    """
+
+    shape: Shape
+    words: tuple[str, ...] = ()
+    recipe: LanguageModelOptions | None = None
+    notes: tuple[str, ...] = ()
+
+    def said(self, option: str) -> bool:
+        """Return True if the recipe was given an option."""
+        return any(word.partition("=")[0] == option for word in self.words)
+
+
+def find(target: str | None, args: Sequence[str], sizes: Sizes) -> Target:
+    """Return the model that TARGET, the words behind it and sizes by flags mean.
+
+    Raises:
+        UserError: it is not known, cannot be read, or has sizes that do not go together.
+    """
+    if target is None:
+        return _by_flags(sizes)
+    if target in recipes.RECIPES:
+        return _recipe(target, args, sizes)
+    if args:
+        raise UserError(
+            f"{' '.join(args)} follows {target}, and only a recipe has options of its own; "
+            "options of `rankup plan` stand in front of TARGET"
+        )
+    if ":" in target and not Path(target).exists():
+        return _function(target, sizes)
+    if target.endswith(".py"):
+        raise UserError(
+            f"{target} is a script; name the function in it that builds the model: "
+            f"{target}:build_model"
+        )
+    return _config(target, sizes)
+
+
+def checked(shape: Shape, said: Mapping[str, str] | None = None, where: str = "") -> Shape:
+    """Return the shape itself.
+
+    Args:
+        said: how sizes are written where they come from; flags by default.
+        where: the file that they come from.
+
+    Raises:
+        UserError: a size is not a positive number, or heads do not divide; names what would fit.
+    """
+    names = said or {name: _flag(name) for name in Sizes.__dataclass_fields__}
+    place = f"{where}: " if where else ""
+    for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq"):
+        value = getattr(shape, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(
+                f"{place}{names.get(name, name)} is {value!r}; a whole number from 1 on is due"
+            )
+    if shape.hidden % shape.heads:
+        raise UserError(
+            f"{place}{names['hidden']} {shape.hidden} cannot be cut into {names['heads']} "
+            f"{shape.heads} equal heads; nearest that fit: {_divisors(shape.hidden, shape.heads)}"
+        )
+    if shape.heads % shape.kv_heads:
+        raise UserError(
+            f"{place}{names['heads']} {shape.heads} cannot share "
+            f"{names.get('kv_heads', 'kv_heads')} {shape.kv_heads} equally; nearest that fit: "
+            f"{_divisors(shape.heads, shape.kv_heads)}"
+        )
+    return shape
+
+
+def _divisors(whole: int, near: int) -> str:
+    fitting = [n for n in range(1, whole + 1) if whole % n == 0]
+    return ", ".join(map(str, sorted(sorted(fitting, key=lambda n: abs(n - near))[:3])))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _by_flags(sizes: Sizes) -> Target:
+    """A shape by flags alone."""
+    missing = [_flag(name) for name in _NEEDED if getattr(sizes, name) is None]
+    if missing:
+        known = ", ".join(recipes.RECIPES)
+        what = "a TARGET" if not sizes.given() else f"{' '.join(missing)} to complete the shape"
+        raise UserError(
+            f"nothing to plan: give {what}; TARGET is a recipe ({known}), the name or folder of a "
+            "Hugging Face model, script.py:build_model, or "
+            f"{' '.join(f'{_flag(name)} N' for name in _NEEDED)}"
+        )
+    given = sizes.given()
+    gated = given.setdefault("gated", False)
+    hidden, notes = given["hidden"], []
+    if "ffn" not in given:
+        given["ffn"] = -(-8 * hidden // 3 // 256) * 256 if gated else 4 * hidden
+        notes.append(f"--ffn {given['ffn']} is assumed")
+    given.setdefault("kv_heads", given["heads"])
+    given.setdefault("tied", False)
+    shape = checked(Shape(**given, name="a transformer"))
+    return Target(shape, notes=tuple(notes))
+
+
+def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
+    options = recipes.find(name).parse(args)
+    if given := sizes.given():
+        raise UserError(
+            f"{_flag(next(iter(given)))} stands in front of {name}, which has options of its own "
+            f"for its sizes; put them behind it: rankup plan {name} --layers 12 --dim 768"
+        )
+    if not isinstance(options, LanguageModelOptions):
+        raise UserError(
+            f"{name} is no decoder-only transformer, and only such are predicted ({RECIPE}, "
+            f"Hugging Face's {', '.join(_FAMILIES)}); `rankup scale` measures it"
+        )
+    from ..recipes.outline import vocabulary
+
+    vocab, note = vocabulary(options)
+    shape = Shape(
+        layers=options.layers,
+        hidden=options.dim,
+        heads=options.heads,
+        kv_heads=options.heads,
+        ffn=4 * options.dim,
+        vocab=vocab,
+        seq=options.seq_len,
+        tied=False,
+        positions=options.seq_len,
+        name=name,
+    )
+    return Target(shape, (name, *args), options, (note,))
+
+
+def _config(target: str, sizes: Sizes) -> Target:
+    """A model of Hugging Face, by its `config.json`."""
+    text, where = _read(target)
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{where} holds no object; the config.json of a model is due")
+    kind = values.get("model_type")
+    if kind not in _FAMILIES:
+        found = f"model_type {kind!r}" if kind else "no model_type"
+        raise UserError(
+            f"{where} has {found}; {nearest(str(kind), _FAMILIES)}; another decoder-only "
+            f"transformer is given by {' '.join(f'{_flag(name)} N' for name in _NEEDED)}"
+        )
+    shape, notes = _of_family(_FAMILIES[kind], values, where, sizes)
+    name = target if not Path(target).exists() else values.get("_name_or_path") or kind
+    return Target(replace(shape, name=str(name)), notes=tuple(notes))
+
+
+def _of_family(
+    family: _Family, values: Mapping[str, Any], where: str, sizes: Sizes
+) -> tuple[Shape, list[str]]:
+    given, notes = sizes.given(), []
+    found: dict[str, Any] = {}
+    missing = []
+    for size, keys in family.keys.items():
+        key = next((key for key in keys if values.get(key) is not None), None)
+        if key is not None:
+            found[size] = values[key]
+        elif size not in given and (size != "seq" or family.learned):
+            missing.append(" or ".join(keys))
+    if missing:
+        raise UserError(f"{where} lacks {', '.join(missing)}, which say how large the model is")
+    heads: Any = found.get("heads")
+    hidden: Any = found.get("hidden")
+    found["kv_heads"] = values.get("num_key_value_heads") or heads
+    found.setdefault("ffn", values.get("n_inner") or (4 * hidden if _whole(hidden) else None))
+    found["gated"] = family.gated
+    found["tied"] = values.get("tie_word_embeddings", family.tied)
+    positions: Any = found.get("seq")
+    if "seq" not in given:
+        longest = positions if _whole(positions) else _LONGEST
+        found["seq"] = min(longest, _LONGEST)
+        if found["seq"] != positions:
+            of = f", of {positions:,} that it can take" if _whole(positions) else ""
+            notes.append(f"--seq {found['seq']} is assumed{of}")
+    width: Any = values.get("head_dim")
+    if _whole(width) and _whole(hidden) and _whole(heads) and width * heads != hidden:
+        notes.append(
+            f"head_dim {width} is not hidden_size / heads, so attention's matrices are counted as "
+            f"{hidden / (width * heads):.3g} times theirs"
+        )
+    names = {size: keys[0] for size, keys in family.keys.items()}
+    names |= {"kv_heads": "num_key_value_heads", "ffn": names.get("ffn", "n_inner")}
+    names |= {name: _flag(name) for name in given}
+    positions = positions if family.learned else 0
+    return checked(Shape(**{**found, **given}, positions=positions), names, where), notes
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _read(target: str) -> tuple[str, str]:
+    """The text of a config.json, and where it was found."""
+    path = user_path(target, "TARGET")
+    if path.is_dir():
+        path = path / "config.json"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8"), str(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read as text: {error}") from None
+    match = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", target)
+    if target.endswith(".json"):
+        raise UserError(f"{path} does not exist; give the config.json of a model, or its folder")
+    if match is None:
+        raise UserError(
+            f"{target} does not exist; TARGET is a recipe, the name or folder of a Hugging Face "
+            "model, script.py:build_model, or nothing, with sizes by flags"
+        )
+    name, revision = match[1], match[2] or "main"
+    if cached := _cached(name, revision):
+        return cached.read_text(encoding="utf-8"), str(cached)
+    return _fetched(name, revision)
+
+
+def _cached(name: str, revision: str) -> Path | None:
+    """The config.json of a model in the cache of Hugging Face, if it is there."""
+    settings = config.load(Path.cwd())
+    profile, _ = detect.choose(settings, os.environ, os.uname().nodename)
+    known = caches.caches(settings, profile, os.environ)
+    home = next(one.path for one in known.entries if one.variable == "HF_HOME")
+    refined = known.refining.get("HF_HUB_CACHE") or known.refining.get("HUGGINGFACE_HUB_CACHE")
+    folder = (Path(refined) if refined else home / "hub") / f"models--{name.replace('/', '--')}"
+    with suppress(OSError):  # a commit has no reference
+        revision = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+    path = folder / "snapshots" / revision / "config.json"
+    return path if path.is_file() else None
+
+
+def _fetched(name: str, revision: str) -> tuple[str, str]:
+    import httpx  # takes a tenth of a second
+
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    url = f"{endpoint}/{name}/resolve/{revision}/config.json"
+    advice = (
+        f"; where there is a network `rankup fetch --model {name}` brings it; or give its "
+        "config.json, or sizes by flags (--layers ...)"
+    )
+    recipe = f"{name} is no recipe ({nearest(name, recipes.RECIPES)})"
+    try:
+        answer = httpx.get(url, follow_redirects=True, timeout=5)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UserError(
+            f"{recipe} and no file, and {url} cannot be asked ({error or type(error).__name__})"
+            f"{advice}"
+        ) from None
+    if answer.status_code in (401, 403):
+        raise UserError(
+            f"{name} is not there, or only for who has accepted its licence "
+            f"({url}: {answer.status_code}){advice}"
+        )
+    if answer.status_code != 200 or len(answer.content) > 1_000_000:
+        raise UserError(f"{recipe} and no file, and {url} answers {answer.status_code}{advice}")
+    return answer.text, url
+
+
+def _function(target: str, sizes: Sizes) -> Target:
+    """A user's model, built on meta tensors by a process of its own, which has torch."""
+    with tempfile.TemporaryDirectory(prefix="rankup-plan-") as folder:
+        file = Path(folder) / "parameters.json"
+        done = subprocess.run(
+            python("rankup.parallel.user.named", target, str(file)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode or not file.is_file():
+            lines = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
+            raise UserError(lines[-1] if "Traceback" in done.stderr else "\n".join(lines))
+        parameters = json.loads(file.read_text(encoding="utf-8"))
+    shape, notes = guessed(parameters, target, sizes)
+    script = target.rpartition(":")[0]
+    words = (script,) if script.endswith(".py") else ()
+    return Target(shape, words, notes=tuple(notes))
+
+
+def guessed(
+    parameters: Sequence[tuple[str, Sequence[int]]], name: str, sizes: Sizes
+) -> tuple[Shape, list[str]]:
+    """Return the transformer that a list of parameters is, and what is assumed of it.
+
+    Layers, hidden, ffn, kv_heads' width, vocab and gate follow from the shapes of the matrices;
+    that heads are 64 wide and sequences 4096 long is assumed, unless flags say so.
+
+    Raises:
+        UserError: there are no repeated blocks with matrices as a transformer has them.
+    """
+    given, notes = sizes.given(), []
+    blocks: dict[str, dict[str, list[tuple[str, list[int]]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for full, dims in parameters:
+        if match := re.match(r"(.*?\.)?(\d+)\.(.*)", full):
+            blocks[match[1] or ""][match[2]].append((match[3], list(dims)))
+    numbers = {
+        prefix: sum(_count(dims) for block in of.values() for _, dims in block)
+        for prefix, of in blocks.items()
+    }
+    prefix = max(numbers, key=numbers.__getitem__, default=None)
+    total = sum(_count(dims) for _, dims in parameters)
+    if prefix is None:
+        raise UserError(_no_transformer(name, total, "it has no numbered blocks"))
+    block = next(iter(blocks[prefix].values()))
+    matrices = [tuple(dims) for _, dims in block if len(dims) == 2 and min(dims) > 1]
+    sides = Counter(side for dims in matrices for side in set(dims))
+    hidden = given.get("hidden") or max(sides, key=sides.__getitem__, default=0)
+    inner = [a * b // hidden for a, b in matrices if hidden in (a, b)] if hidden else []
+    wide = [width for width in inner if width > hidden]
+    if len(inner) < 3 or not wide:
+        raise UserError(
+            _no_transformer(name, total, f"blocks of {prefix}* are no attention and MLP")
+        )
+    inside = {full for full, _ in parameters if full.startswith(prefix)}
+    ends = sorted(
+        (dims[0] if dims[1] == hidden else dims[1])
+        for full, dims in parameters
+        if full not in inside and len(dims) == 2 and hidden in dims
+    )
+    if not ends:
+        raise UserError(_no_transformer(name, total, f"it has no embedding of {hidden} columns"))
+    layers, vocab = len(blocks[prefix]), ends[-1]
+    learned = ends[0] if ends[0] < vocab / 2 else 0
+    feed, many = Counter(wide).most_common(1)[0]
+    if many == 1:  # a gate and the matrix beside it lie in one
+        feed, many = min(wide), 3
+    attention = sum(inner) - many * feed
+    heads = given.get("heads") or max(1, hidden // _HEAD)
+    if "heads" not in given:
+        notes.append(f"--heads {heads} is assumed, {_HEAD} columns each")
+    kv = max(1, heads * (attention - 2 * hidden) // (2 * hidden))
+    if "seq" not in given:
+        notes.append(f"--seq {learned or _LONGEST} is assumed")
+    found = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv,
+        "ffn": feed,
+        "vocab": vocab,
+        "seq": learned or _LONGEST,
+        "gated": many == 3,
+        "tied": ends.count(vocab) < 2,
+    }
+    shape = checked(Shape(**{**found, **given}, positions=learned, name=name))
+    notes.insert(
+        0,
+        f"{number(total)} parameters, {number(numbers[prefix] / layers)} in each of {layers} "
+        f"blocks {prefix}*; taken as a transformer of hidden {shape.hidden}, ffn {shape.ffn}"
+        f"{' with a gate' if shape.gated else ''}, {shape.kv_heads} of {shape.heads} key-value "
+        f"heads, vocabulary {shape.vocab:,}: {number(shape.parameters())}",
+    )
+    if abs(shape.parameters() / total - 1) > 0.05:
+        raise UserError(_no_transformer(name, total, f"{notes[0]}, which is another model"))
+    return shape, notes
+
+
+def _count(dims: Sequence[int]) -> int:
+    product = 1
+    for side in dims:
+        product *= side
+    return product
+
+
+def _no_transformer(name: str, total: int, why: str) -> str:
+    return (
+        f"{name} has {total:,} parameters and is not known as a decoder-only transformer: {why}; "
+        f"give its sizes in place of TARGET: {' '.join(f'{_flag(one)} N' for one in _NEEDED)}"
+    )

@@ -1,0 +1,290 @@
+"""`rankup plan` as a user sees it: what it prints, proposes and refuses; and what `run` says."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import RunRankup
+from tests.slurm.fake import FakeSlurm
+
+SEVEN = [
+    *("--layers", "32", "--hidden", "4096", "--heads", "32", "--vocab", "32000"),
+    *("--seq", "4096", "--gated", "--ffn", "11008"),
+]
+BOOSTER = ["--site", "juwels-booster"]
+RECIPE = [
+    *("language-model", "--layers", "12", "--dim", "768", "--heads", "12", "--seq-len", "1024"),
+    *("--vocab", "bpe", "--vocab-size", "50000", "--global-batch", "64"),
+]
+
+
+def _json(rankup: RunRankup, *words: str, code: int = 0) -> Any:
+    done = rankup(["plan", "--json", *words])
+    assert (done.returncode, done.stderr) == (code, "")
+    return json.loads(done.stdout)
+
+
+def test_it_answers_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "gpt2",
+                **{"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 99, "n_positions": 32},
+            }
+        )
+    )
+    program = """
+import sys
+from rankup.cli import main
+sys.argv = ["rankup", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print([name for name in ("torch", "httpx", "matplotlib") if name in sys.modules])
+"""
+    for target in ([*SEVEN], ["language-model", "--vocab", "byte"], [str(tmp_path)]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, "plan", *BOOSTER, "--gpus", "8", *target],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_what_it_prints(rankup_here: RunRankup) -> None:
+    words = ["plan", *BOOSTER, "--gpus", "64,8,1024", "--tokens", "20B", *SEVEN]
+    done = rankup_here(words)
+    assert (done.returncode, done.stderr) == (0, "")
+    text = done.stdout
+    assert "6.738G parameters" in text
+    assert "JUWELS Booster, partition booster: 4 x A100-40GB per node, 100 GB/s" in text
+    assert "note: --global-batch 256 is assumed, 1.05M tokens per step" in text
+    assert "s/step" in text
+    assert "core-h" in text
+    assert "adding GPUs stops paying at 1024" in text
+    assert "rankup run --nodes " in text
+
+
+def test_the_rows_follow_from_one_another(rankup_here: RunRankup) -> None:
+    found = _json(rankup_here, *BOOSTER, "--gpus", "8,64", "--tokens", "20B", *SEVEN)
+    assert found["model"]["parameters"] == pytest.approx(6.74e9, rel=0.001)
+    steps = found["steps"]
+    assert steps == -(-20_000_000_000 // (256 * 4096))
+    for row in found["rows"]:
+        layout, seconds = row["layout"], row["seconds_per_step"]
+        sizes = (layout["dp_replicate"], layout["dp_shard"], layout["tp"], layout["pp"])
+        assert layout["gpus"] == sizes[0] * sizes[1] * sizes[2] * sizes[3]
+        assert sum(term["seconds"] for term in row["terms"]) == pytest.approx(seconds)
+        assert row["seconds_to_the_end"] == pytest.approx(steps * seconds)
+        # A node of JUWELS Booster has 4 GPUs, and costs 48 core-h per hour.
+        hours = row["seconds_to_the_end"] / 3600
+        assert row["cost"] == pytest.approx(layout["gpus"] * 12 * hours)
+        assert row["band"] > 0
+        assert row["memory_total"] == pytest.approx(sum(row["memory"].values()))
+
+
+def test_what_does_not_fit_is_said_with_the_nearest_that_does(rankup_here: RunRankup) -> None:
+    done = rankup_here(["plan", *BOOSTER, "--gpus", "1,16", *SEVEN])
+    assert done.returncode == 0
+    assert "1 GPU: does not fit" in done.stdout
+    assert "it fits on 16 GPUs" in " ".join(done.stdout.split())
+    done = rankup_here(["plan", *BOOSTER, "--gpus", "1", *SEVEN])
+    assert done.returncode == 2
+    said = " ".join(done.stdout.split())
+    assert "of 39.6, most of it optimizer" in said
+    assert "the fewest on which it fits are" in said
+    assert "no layout is proposed: nothing fits" in said
+    assert "rankup run" not in said
+
+
+def test_a_deadline_takes_the_cheapest_and_a_budget_the_fastest(rankup_here: RunRankup) -> None:
+    words = (*BOOSTER, "--gpus", "8,64,512", "--tokens", "20B")
+    rows = _json(rankup_here, *words, *SEVEN)["rows"]
+    times = {row["layout"]["gpus"]: row["seconds_to_the_end"] for row in rows}
+    costs = {row["layout"]["gpus"]: row["cost"] for row in rows}
+
+    def chosen(*more: str, code: int = 0) -> Any:
+        found = _json(rankup_here, *words, *more, *SEVEN, code=code)
+        return next((r["layout"]["gpus"] for r in found["rows"] if r["chosen"]), None)
+
+    hours = int(times[64] / 3600) + 1
+    assert chosen("--deadline", f"{hours}h") == 64
+    assert chosen("--budget", f"{costs[512] + 1:.0f}core-h") == 512
+    assert chosen("--budget", f"{costs[64] + 1:.0f} core-h") == 64
+    assert chosen("--deadline", "1h", code=2) is None
+    assert chosen("--budget", "5coreh", code=2) is None
+
+
+def test_options_of_the_recipe_hold_the_layout(rankup_here: RunRankup) -> None:
+    more = ("--strategy", "fsdp", "--micro-batch", "4", "--activation-checkpointing", "full")
+    found = _json(rankup_here, *BOOSTER, "--gpus", "8,16", *RECIPE, *more, "--steps", "100")
+    assert found["precision"] == "fp32"
+    for row in found["rows"]:
+        layout = row["layout"]
+        assert (layout["strategy"], layout["micro_batch"]) == ("fsdp", 4)
+        assert layout["recompute"] == "full"
+        assert row["seconds_to_the_end"] == pytest.approx(100 * row["seconds_per_step"])
+
+
+def test_the_fewest_gpus_are_the_default(rankup_here: RunRankup) -> None:
+    found = _json(rankup_here, "--gpu", "H100-80GB", "--nic", "400GB/s", *SEVEN)
+    gpus = [row["layout"]["gpus"] for row in found["rows"]]
+    assert gpus[0] * 16 == gpus[-1]
+    assert found["machine"]["nic_per_node"] == 400e9
+
+
+def test_explain_says_every_term(rankup_here: RunRankup) -> None:
+    words = [*BOOSTER, "--gpus", "16", *SEVEN]
+    row = next(row for row in _json(rankup_here, *words)["rows"] if row["chosen"])
+    said = rankup_here(["plan", "--explain", *words]).stdout
+    for term in row["terms"]:
+        assert term["name"] in said
+        assert term["formula"] in said
+    for name in row["memory"]:
+        assert name in said
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_a_picture(rankup_here: RunRankup, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"plan.{suffix}"
+    done = rankup_here(["plan", *BOOSTER, "--gpus", "8,64", "--plot", str(path), *SEVEN])
+    assert done.returncode == 0
+    begin = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[suffix]
+    assert path.read_bytes().startswith(begin)
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "gpu": (["--gpu", "A100-40", *SEVEN], "unknown GPU 'A100-40'; did you mean A100-40GB"),
+    "site": (["--site", "jupyter", *SEVEN], "did you mean jupiter"),
+    "partition": ([*BOOSTER, "--partition", "boster", *SEVEN], "did you mean booster"),
+    "two machines": (["--gpu", "H200", *BOOSTER, *SEVEN], "both name a machine"),
+    "nic": (["--gpu", "H200", "--nic", "fast", *SEVEN], "as 25GB/s or 200Gbit/s"),
+    "nic of a site": ([*BOOSTER, "--nic", "5GB/s", *SEVEN], "--nic goes with --gpu"),
+    "no machine": ([*SEVEN], "its GPUs are not known; name the machine with --gpu A100-40GB|"),
+    "gpus": ([*BOOSTER, "--gpus", "eight", *SEVEN], "'eight' is no number of GPUs"),
+    "no gpus": ([*BOOSTER, "--gpus", "8,,16", *SEVEN], "'nothing' is no number of GPUs"),
+    "part of a node": ([*BOOSTER, "--gpus", "18", *SEVEN], "nearest are 16 and 20"),
+    "too many": (
+        ["--site", "jureca", "--gpus", "4000", *SEVEN],
+        "JURECA-DC, partition dc-gpu gives a job 96 at most",
+    ),
+    "tokens": ([*BOOSTER, "--tokens", "-5", *SEVEN], "write it as 300M, 20B or 1.5T"),
+    "both lengths": ([*BOOSTER, "--tokens", "5B", "--steps", "5", *SEVEN], "give one"),
+    "an epoch": ([*BOOSTER, "--epochs", "5", *SEVEN], "Add --tokens N, those of one"),
+    "budget": (
+        [*BOOSTER, "--tokens", "5B", "--budget", "-5core-h", *SEVEN],
+        "is no budget; write it as",
+    ),
+    "another unit": (
+        [*BOOSTER, "--tokens", "5B", "--budget", "5GPU-h", *SEVEN],
+        "bills core-h; give it in these",
+    ),
+    "budget of what": ([*BOOSTER, "--budget", "5core-h", *SEVEN], "needs the length of the run"),
+    "deadline": ([*BOOSTER, "--tokens", "5B", "--deadline", "soon", *SEVEN], "--deadline 'soon'"),
+    "option of a recipe": (
+        [*BOOSTER, "--global-batch", "64", *RECIPE],
+        "is an option of language-model, and stands behind it",
+    ),
+    "plot": ([*BOOSTER, "--plot", "plan.txt", *SEVEN], "ends in .png, .pdf, .svg"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(rankup_here: RunRankup, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv("SYSTEMNAME", raising=False)
+    words, said = BAD[name]
+    done = rankup_here(["plan", *words])
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.fixture
+def jureca(tmp_path: Path) -> FakeSlurm:
+    """JURECA-DC's Slurm, in a folder whose rankup.toml lets /tmp be seen by its nodes."""
+    (tmp_path / "site").mkdir()
+    fake = FakeSlurm(tmp_path / "site")
+    fake.answers(
+        "scontrol show partition",
+        out="PartitionName=dc-gpu AllowAccounts=ALL AllowQos=ALL Default=YES MaxNodes=24 "
+        "MaxTime=1-00:00:00 MinNodes=1 OverSubscribe=EXCLUSIVE State=UP TotalNodes=24\n",
+    )
+    fake.answers("sinfo", out="dc-gpu|24|256|512000|idle|gpu:4\n")
+    fake.answers("sacctmgr", out="me|mine\n")
+    fake.environment = {**fake.environment, "SYSTEMNAME": "jurecadc", "SBATCH_ACCOUNT": "mine"}
+    (tmp_path / "rankup.toml").write_text(
+        'runs = "runs"\n[site]\nmounts = ["/"]\nnot_mounted = []\n'
+    )
+    return fake
+
+
+@pytest.mark.parametrize("gpus", ["2", "8", "96"])
+@pytest.mark.parametrize("kind", ["recipe", "shape", "script"])
+def test_run_takes_the_command_that_is_proposed(
+    rankup_here: RunRankup, jureca: FakeSlurm, tmp_path: Path, kind: str, gpus: str
+) -> None:
+    """Also `parallelize` takes what is to stand in a script."""
+    (tmp_path / "train.py").write_text("print(1)\n")
+    small = ["--layers", "12", "--hidden", "768", "--heads", "12", "--seq", "1024"]
+    small += ["--vocab", "50000", "--global-batch", "192"]
+    target = {"recipe": RECIPE, "shape": small, "script": [*small, "--gated"]}[kind]
+    if kind == "recipe":
+        target = [*target[:-1], "192"]
+    done = rankup_here(
+        ["plan", "--json", "--gpus", gpus, "--tokens", "2B", *target], env=jureca.environment
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    words = shlex.split(found["command"])
+    assert words[:2] == ["rankup", "run"]
+    run = rankup_here(["run", "--dry-run", "--no-check", *words[2:]], env=jureca.environment)
+    assert run.returncode == 0, run.stderr
+    assert "#SBATCH --nodes=" in run.stdout
+    assert "warning" not in run.stderr
+    if kind == "script":
+        name, _, said = found["in_the_script"].partition("(")
+        assert name == "rankup.parallelize"
+        assert said.startswith("build_model, build_optimizer, ")
+
+
+def test_run_warns_of_what_does_not_fit_or_ends_too_late(
+    rankup_here: RunRankup, jureca: FakeSlurm
+) -> None:
+    large = ["--layers", "48", "--dim", "6144", "--heads", "48", "--seq-len", "2048"]
+    words = ["language-model", "--vocab", "byte", "--steps", "1000000", *large]
+    run = ["run", "--dry-run", "--time", "2h"]
+    done = rankup_here([*run, *words], env=jureca.environment)
+    assert done.returncode == 0
+    assert "warning: a plan says that this will not fit" in done.stderr
+    assert "attempts of 02:00:00" in done.stderr
+    done = rankup_here([*run, "language-model", "--vocab", "byte"], env=jureca.environment)
+    assert "a plan says" not in done.stderr
+
+
+def test_float32_takes_longer_and_more_memory_unless_products_are_in_tf32(
+    rankup_here: RunRankup,
+) -> None:
+    """The recipe's own precision is float32, for which a GPU has another peak."""
+    words = ("--gpu", "A100-80GB", "--gpus", "8", *RECIPE, "--strategy", "ddp")
+    words += ("--micro-batch", "8", "--activation-checkpointing", "none")
+    half, tf32, full = (
+        _json(rankup_here, *words, *more)["rows"][0]
+        for more in (("--precision", "bf16"), ("--tf32",), ())
+    )
+    times = [one["seconds_per_step"] for one in (half, tf32, full)]
+    assert times == sorted(times)
+    assert times[2] > 5 * times[0]
+    assert full["memory"]["activations"] == pytest.approx(2 * half["memory"]["activations"])

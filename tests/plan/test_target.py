@@ -1,0 +1,229 @@
+"""TARGET of `rankup plan`: what each kind means, and what is said of one that means nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.plan.target import Sizes, find, guessed
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    **{"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024},
+}
+# config.json -> parameters that the model's card gives.
+MODELS: dict[str, tuple[dict[str, Any], float]] = {
+    "llama": (LLAMA, 8.03e9),
+    "mistral": ({**LLAMA, "model_type": "mistral", "vocab_size": 32000}, 7.24e9),
+    "qwen2": (
+        {
+            "model_type": "qwen2",
+            **{"num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28},
+            **{"num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064},
+            "tie_word_embeddings": False,
+        },
+        7.62e9,
+    ),
+    "gpt2": (GPT2, 124.4e6),
+    "gpt_neox": (
+        {
+            "model_type": "gpt_neox",
+            **{"num_hidden_layers": 44, "hidden_size": 6144, "num_attention_heads": 64},
+            **{"intermediate_size": 24576, "vocab_size": 50432, "max_position_embeddings": 2048},
+        },
+        20.6e9,
+    ),
+    "opt": (
+        {
+            "model_type": "opt",
+            **{"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32},
+            **{"ffn_dim": 16384, "vocab_size": 50272, "max_position_embeddings": 2048},
+        },
+        6.66e9,
+    ),
+}
+
+
+def _written(folder: Path, values: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(values if isinstance(values, str) else json.dumps(values))
+    return path
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_config_has_the_parameters_of_its_model(tmp_path: Path, kind: str) -> None:
+    values, parameters = MODELS[kind]
+    path = _written(tmp_path, values)
+    for target in (path, tmp_path):
+        assert find(str(target), (), Sizes()).shape.parameters() == pytest.approx(
+            parameters, rel=0.01
+        )
+
+
+def test_sizes_by_flags_go_before_the_config(tmp_path: Path) -> None:
+    found = find(str(_written(tmp_path, GPT2)), (), Sizes(layers=24, seq=512))
+    assert (found.shape.layers, found.shape.seq, found.shape.positions) == (24, 512, 1024)
+    assert find(str(tmp_path), (), Sizes()).shape.ffn == 4 * 768
+
+
+def test_a_long_context_is_not_taken_for_granted(tmp_path: Path) -> None:
+    found = find(str(_written(tmp_path, LLAMA)), (), Sizes())
+    assert found.shape.seq == 4096
+    assert any("--seq 4096 is assumed, of 8,192" in note for note in found.notes)
+
+
+def test_a_models_name_is_found_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    folder = tmp_path / "hub" / "models--some--model"
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    _written(folder / "snapshots" / "abc", GPT2)
+    for target in ("some/model", "some/model@abc"):
+        assert find(target, (), Sizes()).shape.hidden == 768
+
+
+def test_a_model_that_is_nowhere_is_asked_for_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
+    with pytest.raises(UserError, match="rankup fetch --model some/model` brings it"):
+        find("some/model", (), Sizes())
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "no JSON": ("{", "is not JSON"),
+    "no object": ("[]", "holds no object"),
+    "no type": ({}, "has no model_type"),
+    "another type": ({**LLAMA, "model_type": "lama"}, "did you mean llama"),
+    "keys": (
+        {**LLAMA, "hidden_size": None, "vocab_size": None},
+        "lacks hidden_size, vocab_size, which",
+    ),
+    "heads": (
+        {**LLAMA, "num_attention_heads": 30},
+        "num_attention_heads 30 equal heads; nearest that fit: 8, 16, 32",
+    ),
+    "kv heads": ({**LLAMA, "num_key_value_heads": 5}, "num_key_value_heads 5 equally; nearest"),
+    "text": ({**LLAMA, "num_hidden_layers": "many"}, "num_hidden_layers is 'many'"),
+    "negative": ({**LLAMA, "vocab_size": -1}, "vocab_size is -1; a whole number from 1 on"),
+    "zero": ({**LLAMA, "num_attention_heads": 0}, "num_attention_heads is 0; a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_config_that_says_too_little(tmp_path: Path, name: str) -> None:
+    values, said = BAD[name]
+    with pytest.raises(UserError, match=said):
+        find(str(_written(tmp_path, values)), (), Sizes())
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "sizes", "said"),
+    [
+        (None, (), Sizes(), "nothing to plan: give a TARGET"),
+        (None, (), Sizes(layers=2, heads=2, vocab=9), "give --hidden --seq to complete the shape"),
+        (None, (), Sizes(2, 64, 3, vocab=9, seq=8), "nearest that fit: 1, 2, 4"),
+        (None, (), Sizes(2, 64, 0, vocab=9, seq=8), "--heads is 0"),
+        ("language-model", ("--heads", "3"), Sizes(), "heads that fit"),
+        ("language-model", (), Sizes(layers=3), "--layers stands in front of language-model"),
+        ("image-classification", (), Sizes(), "no decoder-only transformer"),
+        ("train.py", (), Sizes(), "train.py:build_model"),
+        ("nowhere/config.json", (), Sizes(), "does not exist"),
+        ("gpt2", ("--layers", "3"), Sizes(), "only a recipe has options of its own"),
+        ("nowhere.py:build_model", (), Sizes(), "nowhere.py does not exist"),
+    ],
+)
+def test_what_means_nothing_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str | None,
+    args: tuple[str, ...],
+    sizes: Sizes,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=said):
+        find(target, args, sizes)
+
+
+def test_a_recipe_is_its_options() -> None:
+    words = ("--vocab", "byte", "--layers", "3", "--dim", "64", "--heads", "2", "--seq-len", "32")
+    shape = find("language-model", words, Sizes()).shape
+    assert (shape.layers, shape.hidden, shape.heads, shape.ffn) == (3, 64, 2, 256)
+    assert (shape.seq, shape.positions, shape.vocab, shape.tied) == (32, 32, 256, False)
+
+
+MODEL = """
+import torch
+from torch import nn
+
+print("not of interest")
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(96, 3)
+        self.up, self.down = nn.Linear(96, 384), nn.Linear(384, 96)
+
+def build_model():
+    return nn.ModuleDict({
+        "embed": nn.Embedding(1000, 96),
+        "blocks": nn.ModuleList(Block() for _ in range(5)),
+        "head": nn.Linear(96, 1000, bias=False),
+    })
+
+def convolution():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))
+"""
+
+
+def test_a_function_is_asked_for_its_shapes_in_a_child(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL)
+    found = find(f"{tmp_path}/mine.py:build_model", (), Sizes(heads=3))
+    shape = found.shape
+    assert (shape.layers, shape.hidden, shape.ffn, shape.vocab) == (5, 96, 384, 1000)
+    assert (shape.kv_heads, shape.gated, shape.tied) == (3, False, False)
+    assert any("--seq 4096 is assumed" in note for note in found.notes)
+    assert found.words == (f"{tmp_path}/mine.py",)
+    with pytest.raises(UserError, match="not known as a decoder-only transformer"):
+        find(f"{tmp_path}/mine.py:convolution", (), Sizes())
+
+
+def _llama(fused: bool) -> list[tuple[str, list[int]]]:
+    """Layers of hidden 256, with 2 of 4 key-value heads and a gate of 704."""
+    block = {"q": [256, 256], "k": [128, 256], "v": [128, 256], "o": [256, 256]}
+    block |= {"down": [256, 704], "norm": [256]}
+    block |= {"gate_up": [1408, 256]} if fused else {"gate": [704, 256], "up": [704, 256]}
+    layers = [(f"m.layers.{i}.{name}", dims) for i in range(3) for name, dims in block.items()]
+    return [("m.embed", [5000, 256]), *layers, ("head", [5000, 256])]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_gate_and_shared_heads_are_seen_in_the_shapes(fused: bool) -> None:
+    shape, notes = guessed(_llama(fused), "mine", Sizes())
+    assert (shape.heads, shape.kv_heads, shape.gated, shape.ffn) == (4, 2, True, 704)
+    assert (shape.tied, shape.positions) == (False, 0)
+    assert any("--heads 4 is assumed" in note for note in notes)
