@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from . import compute
-from .exchange import data_parallel, pipeline_send, tied_embedding
+from .exchange import data_parallel
 from .framework import FRAMEWORKS
 from .layout import Layout
 from .machine import GIB, Machine
 from .memory import memory, stage_parameters
-from .pipeline import bubble, stage_layers
+from .pipeline import bubble, pipeline_send, stage_layers, tied_embedding
 from .shape import Shape
 
 BLOCKING = 0.25  # of writing a checkpoint, at most
