@@ -278,10 +278,10 @@ def what_limits(terms: tuple[Term, ...], layout: Layout, machine: Machine) -> tu
 # Errors of time that four of five measurements of a class stayed within, with constants fitted
 # without their paper or repository (`bench/plan.py --leave-out`), and of memory.
 _BANDS = {
-    "whole": 0.16,
-    "tensor": 0.18,
-    "pipeline": 0.16,
-    "copies": 0.35,
+    "whole": 0.13,
+    "tensor": 0.13,
+    "pipeline": 0.13,
+    "copies": 0.28,
     "across": 0.9,
     "fp8": 0.17,
 }
