@@ -1,6 +1,7 @@
 """How far `rankup plan` is from published measurements.
 
     bench/plan.py [--table FILE] [--leave-out | --fit] [--rows]
+    bench/plan.py --calibrate [--cpu-clock] [--quick]
 
 FILE has the columns of scaling_tables.csv (RANKUP_DATA). Prints one JSON line per source and claim:
 plan.time is the |log error| of the step, plan.memory the relative error of the peak, plan.sweep the
@@ -24,6 +25,7 @@ from statistics import mean, median
 
 import numpy as np
 
+import _plan_calibrate
 import _plan_fit
 from rankup.plan.estimate import Estimate, estimate
 from rankup.plan.framework import FRAMEWORKS
@@ -348,7 +350,13 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="print the constants that fit best")
     parser.add_argument("--quick", action="store_true", help="as every bench has; it is quick")
     parser.add_argument("--rows", action="store_true", help="print every row, too")
+    parser.add_argument("--calibrate", action="store_true", help="on CPU ranks of this machine")
+    parser.add_argument("--cpu-clock", action="store_true", help="with it: seconds of processors")
+    parser.add_argument("--quick", action="store_true", help="with it: four of the layouts")
     arguments = parser.parse_args()
+    if arguments.calibrate:
+        _plan_calibrate.main(arguments.cpu_clock, arguments.quick)
+        return
     if not arguments.table.is_file():
         print(f"no table {arguments.table}: skipped; give --table FILE or set RANKUP_DATA")
         return

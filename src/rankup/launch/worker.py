@@ -14,7 +14,7 @@ from pathlib import Path
 from .. import recipes
 from ..base.errors import UserError
 from ..base.text import say
-from ..parallel.lowcomm.gossip.names import WORKER
+from ..parallel.lowcomm.gossip.alive import WORKER
 from ..site.gpus import cores_near
 from . import failure
 
