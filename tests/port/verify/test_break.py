@@ -8,7 +8,7 @@ import pytest
 
 from rankup.port.rewrite.ported import port
 
-from .several import KINDS, results
+from .several import KINDS, differing, results
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DRAWN, UNSEEN, BATCHES, LATER = (
@@ -261,12 +261,14 @@ def test_batches_drawn_by_a_function(tmp_path: Path) -> None:
             ("rankup.deal(get_batch())", "get_batch()"),
             ("for _", "torch.manual_seed(rank)\nfor _"),
         ),
+        "same": changed(port, ("rankup.deal(get_batch())", "get_batch()")),
     }
     found = results(tmp_path, BATCHES, ports)
     right = {one.check: one for one in found["right"]}
     assert right["losses"].state == right["saved"].state == "proved", right
     assert right["samples"].state == "not seen"
     assert "losses" in {one.check for one in found["own"] if one.state == "differs"}
+    assert differing(found["same"]) == {"samples"}
 
 
 @pytest.mark.slow
