@@ -328,6 +328,16 @@ def test_what_is_drawn_between_passes_is_alike(tmp_path: Path) -> None:
     assert "is another one on rank 1" in samples.differences[0]
 
 
+@pytest.mark.slow
+def test_a_pass_of_a_model_left_in_eval_draws_apart_from_its_first_backward(tmp_path: Path) -> None:
+    """The states that the port sets there are not drawn from."""
+    script = (SCRIPTS.parents[1] / "cases" / "run_eval_lists.in.py").read_text(encoding="utf-8")
+    (tmp_path / "one.py").write_text(script, encoding="utf-8")
+    ports = {"right": port(tmp_path / "one.py").text}
+    found = results(tmp_path, script, ports, kinds={"right": ("free",)})
+    assert not differing(found["right"]), found["right"]
+
+
 LIBRARIES = """from datetime import datetime
 
 import pandas
