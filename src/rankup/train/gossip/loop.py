@@ -7,12 +7,10 @@ from pathlib import Path
 
 from ...base.errors import RunFailed
 from ...base.text import say
-from ...parallel.lowcomm.gossip.board import Board, StoreLost
+from ...parallel.lowcomm.gossip.alive import Progress, patience
+from ...parallel.lowcomm.gossip.board import Board, Pulse, StoreLost
 from ...parallel.lowcomm.gossip.meet import Meeting
-from ...parallel.lowcomm.gossip.mixer import Mixer
-from ...parallel.lowcomm.gossip.names import patience
-from ...parallel.lowcomm.gossip.progress import Progress
-from ...parallel.lowcomm.gossip.pulse import Pulse
+from ...parallel.lowcomm.gossip.mixing import Mixer
 from ...runtime.deadline import END
 from ...runtime.world import FIRST_TIMEOUT, World
 from ..keeper import Keeper

@@ -15,7 +15,7 @@ import torch
 from ...base.errors import RunFailed, UserError
 from ...parallel.build import Built, build
 from ...parallel.layout import Layout
-from ...parallel.lowcomm.gossip import names
+from ...parallel.lowcomm.gossip.alive import STORE, WORKER, WORKERS
 from ...parallel.lowcomm.gossip.board import Board, look_again_after
 from ...parallel.mesh import Mesh
 from ...runtime.world import FIRST_TIMEOUT, World
@@ -44,7 +44,7 @@ class Who:
         Raises:
             UserError: something else has started this process, or there is nobody to talk to.
         """
-        values = [os.environ.get(name) for name in (names.WORKER, names.WORKERS, names.STORE)]
+        values = [os.environ.get(name) for name in (WORKER, WORKERS, STORE)]
         if None in values:
             raise UserError(
                 "--strategy gossip needs a launch of its own, in which no worker's end ends the "
