@@ -45,11 +45,12 @@ def machines_of(measured: Mapping[str, Any]) -> dict[int, Machine]:
         rate = compute.optimizer(optimizer["parameters"], one) / optimizer["seconds"]
         found[ranks] = _exchanges(replace(made, optimizer_rate=rate), rows, ranks)
     most = found[counts[-1]]
-    extra = {
-        "sharded_layer": _wrapping(most, _of(measured["rows"], "fsdp"), precision),
-        "tensor_layer": _wrapping(most, _of(measured["rows"], "tp"), precision),
+    sharded, cut = (
+        _wrapping(most, _of(measured["rows"], how), precision) for how in ("fsdp", "tp")
+    )
+    return {
+        ranks: replace(one, sharded_layer=sharded, tensor_layer=cut) for ranks, one in found.items()
     }
-    return {ranks: replace(one, **extra) for ranks, one in found.items()}
 
 
 def _of(rows: Rows, *kinds: str) -> list[Mapping[str, Any]]:

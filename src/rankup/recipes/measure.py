@@ -21,6 +21,10 @@ import torch
 import torch.distributed as dist
 
 import rankup
+from rankup.parallel.build import Built, build
+from rankup.parallel.choices import Choices
+from rankup.parallel.layout import Layout
+from rankup.parallel.mesh import Mesh
 from rankup.recipes.models.transformer import Block, Shape, Transformer
 from rankup.runtime.world import World
 from rankup.site.gpus import usable_cores
@@ -185,20 +189,21 @@ def _split(world: World, clock: Callable[[], float], seconds: float) -> list[dic
     width, heads, length, batch = _BLOCKS[measure.device][1]
     sizes = {"hidden": width, "heads": heads, "seq": length, "batch": batch, "vocab": 256}
     tokens = torch.zeros(batch, length, dtype=torch.int64, device=world.device)
-    ways: dict[str, dict[str, Any]] = {"fsdp": {"strategy": "fsdp"}}
+    ways = {"fsdp": Layout(dp_shard=world.world_size)}
     if heads % per_node == 0:
-        ways["tp"] = {"tp": per_node, "dp": world.world_size // per_node}
-    for kind, how in ways.items():
+        ways["tp"] = Layout(tp=per_node, dp_replicate=world.world_size // per_node)
+    for kind, layout in ways.items():
+        mesh = Mesh(layout, world)
         for layers in (2, 6):
             shape = Shape(256, length, layers, width, heads, 0.1)
-            model, *_ = rankup.parallelize(
-                lambda shape=shape: Transformer(shape),  # type: ignore[misc]
-                lambda model: torch.optim.SGD(model.parameters(), 1e-3),
-                precision="bf16" if measure.dtype == torch.bfloat16 else "fp32",
-                **how,
-            )
-            act = lambda model=model: model(tokens).float().mean().backward()  # noqa: E731
-            row = measure.row(kind, act, layers=layers, tp=how.get("tp", 1), **sizes)
+            half = Choices(half=measure.dtype == torch.bfloat16)
+            built = build(lambda shape=shape: Transformer(shape), mesh, 0, half)  # type: ignore[misc]
+
+            def act(built: Built = built) -> None:
+                with built.computing():
+                    built.replica(tokens).float().mean().backward()
+
+            row = measure.row(kind, act, layers=layers, tp=layout.tp, **sizes)
             rows.append({**row, "group": world.world_size})
     return rows
 
