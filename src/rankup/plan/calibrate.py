@@ -45,12 +45,16 @@ def machines_of(measured: Mapping[str, Any]) -> dict[int, Machine]:
         rate = compute.optimizer(optimizer["parameters"], one) / optimizer["seconds"]
         found[ranks] = _exchanges(replace(made, optimizer_rate=rate), rows, ranks)
     most = found[counts[-1]]
-    sharded, cut = (
-        _wrapping(most, _of(measured["rows"], how), precision) for how in ("fsdp", "tp")
-    )
-    return {
-        ranks: replace(one, sharded_layer=sharded, tensor_layer=cut) for ranks, one in found.items()
-    }
+    sharded = _wrapping(most, _of(measured["rows"], "fsdp"), precision)
+    by_size: dict[int, list[Mapping[str, Any]]] = {}
+    for row in _of(measured["rows"], "tp"):
+        by_size.setdefault(int(row["tp"]), []).append(row)
+    cut = {size: _wrapping(most, rows, precision) for size, rows in by_size.items()}
+    for ranks, one in found.items():
+        near = min(cut, key=lambda size: abs(size - ranks), default=None)
+        tensor = 0.0 if near is None else cut[near]
+        found[ranks] = replace(one, sharded_layer=sharded, tensor_layer=tensor)
+    return found
 
 
 def _of(rows: Rows, *kinds: str) -> list[Mapping[str, Any]]:

@@ -180,7 +180,7 @@ def main() -> None:
 
 
 def _split(world: World, clock: Callable[[], float], seconds: float) -> list[dict[str, Any]]:
-    """Models of two depths, sharded over all ranks, and cut over those of a node."""
+    """Models of two depths, sharded over all ranks, and cut over two of them and over a node's."""
     per_node = world.local_world_size
     rows: list[dict[str, Any]] = []
     if per_node == 1:
@@ -189,14 +189,13 @@ def _split(world: World, clock: Callable[[], float], seconds: float) -> list[dic
     width, heads, length, batch = _BLOCKS[measure.device][1]
     sizes = {"hidden": width, "heads": heads, "seq": length, "batch": batch, "vocab": 256}
     tokens = torch.zeros(batch, length, dtype=torch.int64, device=world.device)
-    ways = {"fsdp": Layout(dp_shard=world.world_size)}
-    if heads % per_node == 0:
-        ways["tp"] = Layout(tp=per_node, dp_replicate=world.world_size // per_node)
-    for kind, layout in ways.items():
-        mesh = Mesh(layout, world)
+    cuts = [tp for tp in sorted({2, per_node}) if heads % tp == 0 and per_node % tp == 0]
+    ways = [Layout(tp=tp, dp_replicate=world.world_size // tp) for tp in cuts]
+    for layout in (Layout(dp_shard=world.world_size), *ways):
+        mesh, kind = Mesh(layout, world), "tp" if layout.tp > 1 else "fsdp"
         for layers in (2, 6):
             shape = Shape(256, length, layers, width, heads, 0.1)
-            half = Choices(half=measure.dtype == torch.bfloat16)
+            half = Choices(half="bfloat16" if measure.dtype == torch.bfloat16 else None)
             built = build(lambda shape=shape: Transformer(shape), mesh, 0, half)  # type: ignore[misc]
 
             def act(built: Built = built) -> None:
