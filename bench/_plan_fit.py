@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rankup.plan import network
 from rankup.plan.estimate import Estimate, estimate
 from rankup.plan.framework import COMPILED, FRAMEWORKS, FUSED
-from rankup.plan.machine import EFA_LATENCY, Machine
+from rankup.plan.machine import Machine
 
 if TYPE_CHECKING:
     from plan import Row
@@ -91,7 +91,7 @@ def _machine(machine: Machine, value: dict[str, float]) -> Machine:
     own = {
         key.partition(".")[2]: number for key, number in value.items() if key.startswith(generation)
     } | {key: value[key] for key in _OF_MACHINE}
-    if machine.nic_latency == EFA_LATENCY:
+    if machine.congestion:
         own["nic_latency"] = value["efa_latency"]
     return replace(machine, **own)  # type: ignore[arg-type]
 

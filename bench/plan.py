@@ -1,6 +1,7 @@
 """How far `rankup plan` is from published measurements.
 
     bench/plan.py [--table FILE] [--leave-out | --fit] [--rows]
+    bench/plan.py --calibrate [--cpu-clock] [--quick]
 
 FILE has the columns of scaling_tables.csv (RANKUP_DATA). Prints one JSON line per source and claim:
 plan.time is the |log error| of the step, plan.memory the relative error of the peak, plan.sweep the
@@ -24,13 +25,16 @@ from statistics import mean, median
 
 import numpy as np
 
+import _plan_calibrate
 import _plan_fit
 from rankup.plan.estimate import Estimate, estimate
+from rankup.plan.framework import FRAMEWORKS
 from rankup.plan.layout import Layout
-from rankup.plan.machine import EFA_LATENCY, GB, GIB, MACHINES, Machine
+from rankup.plan.machine import EFA, GB, GIB, MACHINES, Machine
 from rankup.plan.shape import Shape
 
 DERIVED = re.compile(r"not a measurement|formula-derived", re.IGNORECASE)
+SEQUENCE = re.compile(r"(?<!no )(?<!without )sequence[ _-]parallel(?!\W*(?:false|off|no))|\bsp\+")
 PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "": "bf16"}
 
 
@@ -87,6 +91,8 @@ FRAMEWORK_OF = {
     "fms-fsdp": "fms-fsdp",
     "2104.04473": "megatron",
     "2205.05198": "megatron",
+    "torch kernel": "megatron",
+    "megatron kernel": "megatron",
     "aleph": "megatron-flash",
     "megatron": "megatron-core",
     "nemo": "megatron-core",
@@ -94,38 +100,59 @@ FRAMEWORK_OF = {
 
 
 def machine_of(gpu: str, text: str) -> Machine | None:
-    """Return the machine that a row's GPU and words describe."""
-    compact = gpu.upper().replace(" ", "").replace("_", "-")
-    # An A100 without its memory: the 80 GB one, on which most was published.
-    compact = {"A100": "A100-80GB", "H100": "H100-80GB", "V100": "V100-32GB"}.get(compact, compact)
-    name = next((one for one in MACHINES if compact.startswith(one.upper())), None)
-    if name is None:
+    """Return the machine that a row's GPU and words describe; None where nobody knows the GPU."""
+    found = re.search(r"GH200|H200|H100|A100|V100|MI250X", gpu.upper())
+    if found is None:
         return None
-    made = MACHINES[name]
-    if found := re.search(r"(\d+) ?gpus?/node|\b(\d+)x[ah]\d00|[ah]\d00 (\d+)/node", text):
-        made = replace(made, gpus_per_node=int(next(filter(None, found.groups()))))
-    bits = None
-    if found := re.search(r"(\d+)x ?(\d+) ?gb(?:ps|/s|it)", text):
-        bits = int(found[1]) * int(found[2])
-    elif found := re.search(r"(\d+) ?gb(?:ps|/s)[^;.]*per gpu", text):
-        bits = int(found[1]) * made.gpus_per_node
-    elif found := re.search(r"(\d+) ?gb(?:ps|/s)", text):
-        bits = int(found[1])
-    if bits:
-        made = replace(made, nic_per_node=bits / 8 * GB)
-    if "efa" in re.findall(r"[a-z]+", text):
-        made = replace(made, nic_latency=EFA_LATENCY)
+    names = [name for name in MACHINES if name.split("-")[0] == found[0]]
+    memory = re.search(r"(\d{2,3}) ?G", gpu.upper())
+    # Without its memory: most was published of the larger A100.
+    usual = {"A100": "A100-80GB", "V100": "V100-32GB"}.get(found[0], names[0])
+    asked = f"{found[0]}-{memory[1]}GB" if memory else usual
+    made = MACHINES[asked if asked in names else usual]
+    gpus = r"(?:GPUs?|(?:GH|A|H)\d00s?)"
+    for pattern in (rf"(\d+) ?x? ?{gpus}(?:/| per )node", rf"\b(\d+) ?x ?{gpus}", r"00 (\d+)/node"):
+        if count := re.search(pattern, text):
+            made = replace(made, gpus_per_node=int(count[1]))
+            break
+    if nic := adapters(text, made.gpus_per_node):
+        made = replace(made, nic_per_node=nic)
+    if re.search(r"\bEFA\b", text):
+        made = replace(made, **EFA)
     return made
+
+
+def adapters(text: str, gpus: int) -> float | None:
+    """Return the bytes/s of a node's adapters that a note tells, in bits or bytes."""
+    if found := re.search(r"(\d+) ?x ?(?:HDR|NDR)(\d*)", text):
+        return int(found[1]) * int(found[2] or 200) / 8 * GB
+    if found := re.search(r"(?:(\d+) ?x ?)?(\d+) ?(Gb|GB|gb)(?:ps|/s|it/s)([^;,.]*per GPU)?", text):
+        each = int(found[2]) * GB / (1 if found[3] == "GB" else 8)
+        return each * int(found[1] or (gpus if found[4] else 1))
+    return None
+
+
+RECOMPUTES = {"selective": "selective", "full": "full", "block": "full", "uniform": "full"}
+
+
+def zero_of(framework: str, text: str) -> int:
+    """Return the stage of ZeRO that words tell, where the column does not."""
+    if found := re.search(r"zero[- ]?([0-3])", text):
+        return int(found[1])
+    if "fsdp" in text or framework.startswith(("torchtitan", "llm-foundry", "fms-fsdp")):
+        return 3
+    return 1 if framework == "megatron-core" or "distributed optimizer" in text else 0
 
 
 def read(row: dict[str, str]) -> Row | None:
     """Return a row of the table; None where it is no measured step, or lacks what decides."""
     note = row["setup_note"]
-    text = f"{row['source']} {note}".lower()
+    words = f"{row['source']} {note}"
+    text = words.lower()
     metric, value = row["metric_name"], row["metric_value"]
     if DERIVED.search(note) or not value or not row["seq"] or not row["layers"]:
         return None
-    machine = machine_of(row["gpu"], text)
+    machine = machine_of(row["gpu"], words)
     if machine is None:
         return None
     tp, pp = number(row, "tp", 1), number(row, "pp", 1)
@@ -150,8 +177,8 @@ def read(row: dict[str, str]) -> Row | None:
     if data * tp * pp * cp != gpus:
         data = max(1, gpus // (tp * pp * cp))
     micro = number(row, "micro_batch", 1)
-    zero = number(row, "zero_stage", 1 if framework == "megatron-core" else 0)
-    recompute = row["act_recompute"] or "none"
+    zero = number(row, "zero_stage", zero_of(framework, text))
+    recompute = RECOMPUTES.get(row["act_recompute"].lower(), "none")
     precision = PRECISIONS.get(row["precision"], row["precision"])
     usual_batch = micro * data
     if found := re.search(r"local batch (\d+)", text):
@@ -175,11 +202,7 @@ def read(row: dict[str, str]) -> Row | None:
         precision=precision,  # type: ignore[arg-type]
         zero=zero,
         sequence_parallel=tp > 1
-        and (
-            framework in ("nanotron", "megatron-core", "torchtitan", "torchtitan-compiled")
-            or "sequence parallel" in text.replace("no sequence parallel", "")
-            or "sp+selective" in text
-        ),
+        and (FRAMEWORKS[framework].sequence_parallel or bool(SEQUENCE.search(text))),
         framework=framework,
     )
     seconds = step_seconds(metric, float(value), shape, layout, machine)
@@ -325,8 +348,15 @@ def main() -> None:
     parser.add_argument("--table", type=Path, default=usual)
     parser.add_argument("--leave-out", action="store_true", help="fit without each row's document")
     parser.add_argument("--fit", action="store_true", help="print the constants that fit best")
+    parser.add_argument("--quick", action="store_true", help="as every bench has; it is quick")
     parser.add_argument("--rows", action="store_true", help="print every row, too")
+    parser.add_argument("--calibrate", action="store_true", help="on CPU ranks of this machine")
+    parser.add_argument("--cpu-clock", action="store_true", help="with it: seconds of processors")
+    parser.add_argument("--quick", action="store_true", help="with it: four of the layouts")
     arguments = parser.parse_args()
+    if arguments.calibrate:
+        _plan_calibrate.main(arguments.cpu_clock, arguments.quick)
+        return
     if not arguments.table.is_file():
         print(f"no table {arguments.table}: skipped; give --table FILE or set RANKUP_DATA")
         return

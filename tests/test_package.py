@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -40,3 +43,34 @@ def test_every_folder_with_python_in_it_is_a_package() -> None:
     """setuptools passes over a folder without `__init__.py`."""
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+@pytest.mark.slow
+def test_the_wheel_answers_in_an_empty_environment_without_torch(tmp_path: Path) -> None:
+    python = tmp_path / "env" / "bin" / "python"
+    built = tmp_path / "wheel"
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(word) for word in words], cwd=tmp_path, capture_output=True, text=True
+        )
+
+    def must(*words: object) -> None:
+        done = run(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    must(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", built, ROOT)
+    must(sys.executable, "-m", "venv", tmp_path / "env")
+    (wheel,) = built.glob("rankup-*.whl")
+    must(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)
+    assert run(python, "-c", "import torch").returncode != 0
+    script = ROOT / "examples" / "one_gpu_language_model.py"
+    for words, code in (
+        (["--version"], 0),
+        (["--help"], 0),
+        (["doctor"], 0),
+        (["recipes"], 0),
+        (["check", script], 1),
+    ):
+        done = run(tmp_path / "env" / "bin" / "rankup", *words)
+        assert done.returncode == code, done.stdout + done.stderr

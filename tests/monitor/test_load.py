@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.monitor.diagnose import diagnose
-from rankup.monitor.live.progress import Progress
+from rankup.monitor.live.state import Progress
 from rankup.monitor.load import load
 
 from . import traces

@@ -9,7 +9,7 @@ import pytest
 
 from rankup.slurm.client import Client
 from rankup.slurm.job import states
-from rankup.slurm.times import moment
+from rankup.slurm.parse import moment
 
 from .fake import FakeSlurm, recorded
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from rankup.launch.export import export
+from rankup.launch.weights import export
 from rankup.runtime.world import World
 from rankup.train.options import TrainOptions
 from tests.launch.handmade import make_run

@@ -29,7 +29,7 @@ from .scale import series as scale_series
 from .status import Report, Summary, clock
 
 if TYPE_CHECKING:
-    from ..monitor.live.watch import Run
+    from ..monitor.live.state import Run
 
 _COLOURS = {
     "RUNNING": "green",
@@ -90,8 +90,8 @@ def show_live(run: str) -> int:
     Raises:
         UserError: there is no such run.
     """
+    from ..monitor.live.state import Run
     from ..monitor.live.view import live  # which the table can do without
-    from ..monitor.live.watch import Run
 
     given = user_path(run, "RUN")
     if meant.bare(given):
@@ -105,7 +105,7 @@ def show_live(run: str) -> int:
 
 
 def _run(path: Path, task: str | None, client: Client) -> Run:
-    from ..monitor.live.watch import Run
+    from ..monitor.live.state import Run
 
     job = rundir.read(path)
     found = [one for one in attempts.of_run(path, job, client) if task in (None, one.task)]

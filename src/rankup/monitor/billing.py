@@ -1,14 +1,33 @@
-"""What a run is billed for: nodes, GPUs and time, in the site's unit."""
+"""What a run is billed for, nodes x time in the site's unit, and how much of that did work.
+
+The latter is one number, for GPUs by use and power, else by CPU use.
+
+Use alone lies: a GPU that waits in a collective says 100 %, and so does one whose kernels are too
+small to matter. Both draw little power. Power alone lies as well: training that is bound by memory
+bandwidth draws half of the limit and yet is as fast as that GPU can be. So a GPU's work is
+
+    min(use, (power / limit - floor) / (full - floor)), cut to 0 ... 1
+
+with floor a power at which nothing is computed and full one at which nobody could ask for more
+(`thresholds`). Where a driver tells no power, use has to do, and where it tells no use (MIG),
+power; the formula says so. Nodes without GPUs count by what the ranks and their data workers use of
+the cores that the job may use.
+
+What the attempts of a run were billed for is the weight; time that no sample covers is taken to be
+like the time that one does, so that used and wasted make up the bill.
+"""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..slurm.job import Attempt
-from .recording import Recording
+from .recording import Array, Recording
+from .thresholds import LIMITS
 
 
 @dataclass(frozen=True)
@@ -109,3 +128,117 @@ def billed(recording: Recording) -> NDArray[np.bool_]:
             )
             paid[own[first[facts.gpus :]]] = False
     return paid
+
+
+@dataclass(frozen=True)
+class Work:
+    """Share of each billed thing, GPU or node, that worked.
+
+    Attributes:
+        things: columns of `recording.gpu`, or without GPUs of `recording.host`.
+        node: (things,) place of each one's node.
+        share: (bins, things) 0 to 1; NaN where not known.
+        seconds: (bins, things) that `share` stands for within the attempts of the run.
+        formula: of `share`, in words.
+        per_gpu: whether the things are GPUs.
+    """
+
+    things: NDArray[np.int64]
+    node: NDArray[np.int64]
+    share: Array
+    seconds: Array
+    formula: str
+    per_gpu: bool
+
+    @property
+    def known(self) -> float:
+        """Seconds of all things with a share."""
+        return float(self.seconds.sum(dtype=np.float64))
+
+    @property
+    def efficiency(self) -> float | None:
+        """Mean share, 0 to 1, over all known time; None where nothing is known."""
+        if not self.known:
+            return None
+        done = np.nansum(self.share * self.seconds, dtype=np.float64)
+        return float(done) / self.known
+
+
+def work(recording: Recording) -> Work:
+    """What every billed GPU did; on nodes without any, every node."""
+    columns = np.flatnonzero(billed(recording))
+    if recording.facts.gpus or len(columns):
+        share, formula = _of_gpus(recording, columns)
+        node = recording.gpu_node[columns]
+        per_gpu = True
+    else:
+        columns = np.arange(len(recording.heads))
+        share, formula = _of_nodes(recording)
+        node, per_gpu = columns, False
+    covered = recording.covered[:, node] * recording.width
+    inside = in_attempts(recording)[:, None]
+    seconds = np.where(inside & np.isfinite(share), covered, 0).astype(np.float32)
+    if len(columns) and not seconds.any() and not formula.startswith("not known"):
+        formula = "not known: no sample tells of it"
+    return Work(columns, node, share, np.nan_to_num(seconds), formula, per_gpu)
+
+
+def in_attempts(recording: Recording) -> NDArray[np.bool_]:
+    """(bins,) whether the middle of a bin lies in an attempt of the run."""
+    times = recording.times
+    inside = np.zeros(recording.bins, bool)
+    # A sampler outlives its attempt by a sample, and a bin's middle may lie after a short attempt.
+    slack = recording.width / 2
+    for attempt in attempts(recording):
+        end = end_of(attempt, recording)
+        inside |= (times >= attempt.begin - slack) & (times <= end + slack)
+    return inside
+
+
+def power_share(recording: Recording, columns: NDArray[np.int64]) -> Array:
+    """(bins, columns) mean power over the limit; NaN where one of them is not known."""
+    limits = np.array(
+        [recording.gpus[column].power_limit or np.nan for column in columns], dtype=np.float32
+    )
+    return (recording.gpu["power"].mean[:, columns] / limits).astype(np.float32)
+
+
+def _of_gpus(recording: Recording, columns: NDArray[np.int64]) -> tuple[Array, str]:
+    if not len(columns):
+        return np.zeros((recording.bins, 0), np.float32), "not known: no GPU could be read"
+    use = np.clip(recording.gpu["util"].mean[:, columns] / 100, 0, 1)
+    power = power_share(recording, columns)
+    floor, full = LIMITS.power_floor, LIMITS.power_full
+    drawn = np.clip((power - floor) / (full - floor), 0, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        share = np.fmin(use, drawn).astype(np.float32)
+    text = (
+        f"mean over all billed GPU time of min(use, (power/limit - {floor:.2f}) / "
+        f"{full - floor:.2f}), cut to 0..1"
+    )
+    seen = np.isfinite(use)
+    if seen.any() and not (seen & np.isfinite(drawn)).any():
+        text = "mean over all billed GPU time of the use of the GPU (its power is not known)"
+    elif not seen.any() and np.isfinite(drawn).any():
+        text = text.replace("min(use, (power", "((power").replace("), cut", ", cut")
+        text += " (its use is not known)"
+    return share, text
+
+
+def _of_nodes(recording: Recording) -> tuple[Array, str]:
+    """(bins, nodes): by the ranks and their data workers; what others compute there is no work."""
+    share = np.full((recording.bins, len(recording.heads)), np.nan, np.float32)
+    if not len(recording.ranks):
+        return share, "not known: no rank was seen"
+    cores = np.zeros((recording.bins, len(recording.heads)))  # in % of one
+    for name in ("cpu", "workers_cpu"):
+        if name in recording.rank:
+            used = np.nan_to_num(recording.rank[name].mean)
+            np.add.at(cores.T, recording.rank_node, used.T)
+    usable = np.array([max(1, len(head.usable)) for head in recording.heads], np.float32)
+    share = np.clip(cores / usable / LIMITS.cpu_full, 0, 1).astype(np.float32)
+    return share, (
+        "mean over all billed node time of min(1, CPU use of the ranks and their data workers / "
+        f"{LIMITS.cpu_full:.0f} %) of the usable cores (every second may be a hyperthread)"
+    )

@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from . import jsonl, samples
+from . import lines, samples
 from . import steps as training
-from .jsonl import number
-from .lines import KINDS
+from .lines import KINDS, number
 from .node import SHORTEST_GAP, Grid, Node, Window, merged, scan
 from .node import grid as bins_of
 from .recording import GPU, HOST, RANK, Band, Event, Facts, Gap, Recording
@@ -107,7 +106,7 @@ def _is_number(text: bytes) -> bool:
 
 def _times(metrics: Path) -> list[float]:
     """Return the times in the begin and the end of the training's record."""
-    records = jsonl.records(b"\n".join(samples.ends(metrics)))
+    records = lines.records(b"\n".join(samples.ends(metrics)))
     times = [number(record.get("time")) for record in records if record]
     return [t for t in times if t is not None]
 

@@ -21,8 +21,7 @@ from ..base.errors import UserError
 from ..base.files import open_regular
 from ..base.text import encodable
 from . import lines
-from .jsonl import number
-from .lines import Gpu, Head
+from .lines import Gpu, Head, number
 
 Numbers = NDArray[np.float64]
 _PEEK = 16 << 10  # bytes of a file's begin and of its end: some hundred rows

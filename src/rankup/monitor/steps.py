@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import jsonl
-from .jsonl import Record, is_checkpoint, is_final
+from . import lines
+from .lines import Record, is_checkpoint, is_final
 from .recording import Event, Steps
 
 Window = tuple[float, float]
@@ -56,8 +56,8 @@ def read(path: Path, window: Window, attempts: Sequence[float]) -> Training:
     reading = _Reading(window)
     error = None
     try:
-        for block in jsonl.blocks(path):
-            reading.take(jsonl.records(block))
+        for block in lines.blocks(path):
+            reading.take(lines.records(block))
     except FileNotFoundError:
         pass
     except OSError as problem:

@@ -1,7 +1,8 @@
 """Every number that a verdict, a finding or a warning rests on, in one table.
 
 `docs/findings` names them too. The two numbers that only a comparison of several runs needs
-stand where they are used, in `report/scaling.py`.
+stand where they are used, in `report/scaling.py`. And when a GPU is one that nobody uses (RK701),
+and what to do about it: the sampler, the live view and the report all ask here, and say the same.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Thresholds:
     its reason.
     """
 
-    # What counts as work (work.py).
+    # What counts as work (billing.py).
     power_floor: float = 0.20  # share of the limit. Ours: idle is 10-15 % (A100, H100, GH200),
     # a collective that spins 17-25 %
     power_full: float = 0.50  # ours: bandwidth-bound training draws 50-65 %, and is all there is
@@ -28,7 +29,7 @@ class Thresholds:
     cpu_full: float = 50.0  # % of usable cores; LLview: load / (0.5 x cores), as every second
     # core may be a hyperthread
 
-    # What is looked at (judged.py).
+    # What is looked at (diagnose/common.py).
     warm_up: float = 120.0  # s of each attempt: imports, compilation, first batches; notes: 60-120
     judged_least: float = 120.0  # s of a run after it; less says nothing
     pause_least: float = 5.0  # s between steps, and
@@ -126,3 +127,42 @@ class Thresholds:
 
 
 LIMITS = Thresholds()
+UNUSED = "RK701"
+
+
+def untouched(util: float | None, memory: float | None, processes: float | None) -> bool:
+    """Whether one sample of a GPU is that of one which nobody uses.
+
+    A GPU whose use (`util`, %) is not known is none of those. Memory (bytes) and processes that are
+    not known count as none: a start that takes long, as data are prepared, has its GPUs taken.
+    """
+    if util is None or util > LIMITS.unused_util:
+        return False
+    return not processes and (memory is None or memory < LIMITS.unused_memory)
+
+
+def advice(unused: int, billed: int, ranks: int | None, per_node: int, used_nodes: int = 0) -> str:
+    """What uses the GPUs that were not, or gives them back.
+
+    Args:
+        unused: GPUs, of those `billed`; where only one node is seen, its own.
+        ranks: per node; None where nobody says.
+        per_node: GPUs that the job is billed for on a node.
+        used_nodes: nodes of which something was used, where all GPUs of others were not; else 0.
+    """
+    if unused >= billed:
+        return (
+            "nothing ran on any of them: see that the script finds them "
+            "(`torch.cuda.is_available()`) and moves the model there (`model.to(device)`); data "
+            "are better prepared before the job"
+        )
+    if not used_nodes and ranks is not None and ranks >= per_node:
+        return (
+            "all ranks share the other GPUs: `torch.cuda.set_device(local_rank)`, or "
+            "`rankup.setup()`, before the model is made"
+        )
+    fewer = f"`rankup run --nodes {used_nodes} …` asks for what is used; " if used_nodes else ""
+    return (
+        f"{fewer}to use all of it, start one rank per GPU, `rankup run …` or `torchrun "
+        "--nproc-per-node=gpu …`, with the model in DDP: `model = rankup.wrap(model)`"
+    )

@@ -1,8 +1,8 @@
 """The verdict on a run in words, one headline and a few sentences behind it; and what it cost.
 
 The bill is nodes x time, of all attempts, at the site's rate (`billing`): a GPU that nobody used is
-on it like any other. The efficiency is one number (`work`): the share of the billed time of all
-GPUs that worked, by use *and* power; its formula is printed wherever it is. Used = bill x
+on it like any other. The efficiency is one number (`billing.work`): the share of the billed time of
+all GPUs that worked, by use *and* power; its formula is printed wherever it is. Used = bill x
 efficiency, wasted = the rest. Of what was wasted each finding has its part (`diagnose`), no second
 counted twice, so that their sum is never more than the whole; what is left over is start-up, waits
 too short to name, and validations: about 5 % of a healthy run of half an hour or more, and 15 to 35
@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 from ..base.findings import Level
 from . import billing, words
-from .billing import bill
-from .diagnose import CODES, Diagnosis, codes
+from .billing import bill, work
+from .diagnose import CODES, Diagnosis, common
 from .diagnose.record import TOO_SHORT
 from .recording import Recording
 from .thresholds import LIMITS
-from .work import work
 
 _NUMBERS = (
     "No",
@@ -133,7 +132,7 @@ def verdict(
     if rest:
         titles = ", ".join(CODES[code].title for code in dict.fromkeys(one.code for one in rest))
         sentences.append(f"Also found: {titles}.")
-    elif 0 < paid.seen < LIMITS.seen_least and codes.GAPS not in {one.code for one in diagnoses}:
+    elif 0 < paid.seen < LIMITS.seen_least and common.GAPS not in {one.code for one in diagnoses}:
         sentences.append(
             f"Samples tell of {words.percent(paid.seen)} of the time; the rest is not known."
         )
@@ -143,7 +142,7 @@ def verdict(
 def not_judged(said: Verdict, diagnoses: Sequence[Diagnosis]) -> bool:
     """Return whether the run was too short for a verdict: neither good nor bad."""
     return said.level == "ok" and any(
-        one.code == codes.SHORT and one.message.startswith(TOO_SHORT) for one in diagnoses
+        one.code == common.SHORT and one.message.startswith(TOO_SHORT) for one in diagnoses
     )
 
 
@@ -156,19 +155,19 @@ def _weight(one: Diagnosis) -> tuple[bool, bool, bool, float]:
 
 def _headline(recording: Recording, worst: Diagnosis | None, paid: Cost) -> str:
     if not recording.samples and not len(recording.steps.step):
-        began = "" if worst is None or worst.code != codes.FAILED else f"; {worst.message}"
+        began = "" if worst is None or worst.code != common.FAILED else f"; {worst.message}"
         return f"Nothing was recorded of this run{began}."
     running = _running(recording)
     if worst is None:
         return _sound(recording, paid, running)
     so_far = "So far: " if running else ""
-    if worst.code == codes.FAILED:
+    if worst.code == common.FAILED:
         return _sentence(worst.message.split("; the last checkpoint")[0])
-    if worst.code == codes.SHORT:
+    if worst.code == common.SHORT:
         return _sentence(worst.message)
-    if worst.code == codes.UNUSED:
+    if worst.code == common.UNUSED:
         said = _unused(recording, worst)
-    elif worst.code == codes.IDLE and worst.gpus:
+    elif worst.code == common.IDLE and worst.gpus:
         said = f"{_of_all(len(worst.gpus), _billed(recording))} idled"
     else:
         said = CODES[worst.code].headline or _sentence(worst.message).rstrip(".")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import compute
 from .exchange import data_parallel, pipeline_send, tied_embedding
@@ -13,6 +13,7 @@ from .memory import memory, stage_parameters
 from .pipeline import bubble, stage_layers
 from .shape import Shape
 
+BLOCKING = 0.25  # of writing a checkpoint, at most
 RISKY = 0.08  # of the memory: below this head room a layout may run out of it
 
 
@@ -106,7 +107,7 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
         # Layers are whole: the longest stage has at least one, or the head.
         even = (shape.layers * one_layer + head) / layout.pp
         head = max(0.0, max(even, head, one_layer) - layers * one_layer)
-    parameters = stage_parameters(shape, layout, layout.pp - 1, framework)
+    parameters = stage_parameters(shape, layout, layout.pp - 1)
     data = data_parallel(shape, layout, machine, framework, work, layers, parameters, again)
     shard = layout.shards
     own = parameters / shard if layout.zero >= 2 and layout.pp == 1 else parameters
@@ -149,6 +150,45 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
         memory_band=MEMORY_BAND,
         limit=limit,
         advice=advice,
+    )
+
+
+def with_storage(
+    found: Estimate,
+    *,
+    loader: float | None = None,
+    checkpoint_steps: int | None = None,
+) -> Estimate:
+    """Return an estimate that also waits for samples and for checkpoints.
+
+    Args:
+        loader: samples/s that a node's loader gives, as `rankup bench-data` measures it. A step
+            takes at least as long as its samples need; loading runs beside computing.
+        checkpoint_steps: steps between two checkpoints. Writing is asynchronous: a quarter of it
+            blocks at most (`bench/strategies.py`), and a node writes what its ranks hold at the
+            machine's `file_system`.
+    """
+    layout, machine = found.layout, found.machine
+    nodes = max(1.0, layout.gpus / machine.gpus_per_node)
+    more = []
+    if loader is not None:
+        slower = layout.global_batch / (nodes * loader) - found.seconds
+        more.append(Term("data", slower, "samples / loader's rate, less the step", "bench-data"))
+    if checkpoint_steps is not None and machine.file_system:
+        weights, _, optimizer = FRAMEWORKS[layout.framework].states
+        states = (weights + optimizer) * found.shape.parameters()
+        seconds = BLOCKING * states / (nodes * machine.file_system) / checkpoint_steps
+        formula = "a quarter of bytes / file system's rate, over the steps between two"
+        more.append(Term("checkpoints", seconds, formula, "bench/strategies.py"))
+    more = [term for term in more if term.seconds > 0]
+    total = found.seconds + sum(term.seconds for term in more)
+    slower = found.seconds / total
+    return replace(
+        found,
+        seconds=total,
+        terms=(*found.terms, *more),
+        tokens_per_second_per_gpu=found.tokens_per_second_per_gpu * slower,
+        mfu=found.mfu * slower,
     )
 
 
@@ -242,7 +282,7 @@ _BANDS = {
     "tensor": 0.18,
     "pipeline": 0.16,
     "copies": 0.35,
-    "across": 1.4,
+    "across": 0.9,
     "fp8": 0.17,
 }
 MANY_COPIES = 64  # data-parallel ranks, unsharded, from which latencies decide

@@ -30,6 +30,7 @@ class Framework:
             a node and the model is a pipeline.
         balanced: pipeline stages are cut by cost, the head included.
         sequence_parallel: tensor parallelism splits norms and residuals too.
+        autocast: where weights are not sharded, autocast keeps half-precision copies of them.
         states: bytes per parameter of weights, gradients, and what ZeRO-1 shards: the optimizer's
             states and a float32 copy of the weights.
         logits: bytes per logit at the peak: bf16, float32, its log-softmax, its gradient.
@@ -54,6 +55,7 @@ class Framework:
     stall: float = 0.0
     balanced: bool = False
     sequence_parallel: bool = False
+    autocast: bool = False
     states: tuple[float, float, float] = (2.0, 4.0, 12.0)
     logits: float = 14.0
     selective: float = 1.0
@@ -70,7 +72,7 @@ _MEGATRON = Framework("megatron", fused_attention=False, traffic=FUSED, overlap=
 _FSDP = Framework("rankup", accumulation=12.0, selective=0.999, states=(4.0, 4.0, 8.0))
 
 _KNOWN = (
-    replace(_FSDP, sequence_parallel=True),
+    replace(_FSDP, sequence_parallel=True, autocast=True),
     _MEGATRON,
     # vTrain's runs: gradients in float16, in buckets.
     replace(_MEGATRON, name="megatron-deepspeed", gradient_bytes=2.0, bucket=25 * 2**20),

@@ -65,7 +65,7 @@ def states(layout: Layout, framework: Framework, parameters: float) -> tuple[flo
     return weights, gradients, optimizer
 
 
-def stage_parameters(shape: Shape, layout: Layout, stage: int, framework: Framework) -> float:
+def stage_parameters(shape: Shape, layout: Layout, stage: int) -> float:
     """Return the parameters of a rank of `stage`: of its layers, and of the ends."""
     layers = stage_layers(layout, shape.layers)
     total = float(layers * shape.layer_parameters)
@@ -89,12 +89,12 @@ def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Pa
     layers = stage_layers(layout, shape.layers)
     tokens = layout.micro_batch * shape.seq / layout.cp
     weights, gradients, optimizer = states(
-        layout, framework, stage_parameters(shape, layout, stage, framework)
+        layout, framework, stage_parameters(shape, layout, stage)
     )
     kept_bytes = layers * kept(layout, stage) * activations(shape, layout, framework)
-    again = replace(layout, recompute="none") if layout.recompute != "none" else None
-    if again is not None:  # the layer that is being computed again has all of its own
-        kept_bytes += activations(shape, again, framework)
+    # The layer that is being computed again has all of its own.
+    whole = activations(shape, replace(layout, recompute="none"), framework)
+    kept_bytes += whole - activations(shape, layout, framework)
     logits = 0.0
     if stage == layout.pp - 1:
         logits = framework.logits * tokens * shape.vocab / layout.tp
@@ -103,11 +103,14 @@ def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Pa
         largest = max(shape.layer_parameters, shape.embedding_parameters) / layout.tp
         gathered = layout.value_bytes * (shape.layer_parameters / layout.tp + largest)
         if layout.pp > 1:  # gathered once per step, kept until its last micro-batch
-            gathered = stage_parameters(shape, layout, stage, framework)
-            gathered *= layout.value_bytes
+            gathered = layout.value_bytes * stage_parameters(shape, layout, stage)
+    copies = 0.0
+    if framework.autocast and layout.zero < 3 and layout.precision != "fp32":
+        copies = layout.value_bytes * stage_parameters(shape, layout, stage)
     buffers = 2 * 25 * 2**20 if layout.data > 1 and layout.zero < 3 else 0.0
     parts = [
         ("weights", weights),
+        ("half-precision copies", copies),
         ("gradients", gradients),
         ("optimizer", optimizer),
         ("activations", kept_bytes),

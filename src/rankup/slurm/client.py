@@ -17,8 +17,7 @@ from typing import Literal
 
 from ..base.errors import UserError
 from . import parse, reasons
-from .parse import Accounted, Queued
-from .partitions import NODE_FORMAT, Partition, partitions
+from .parse import NODE_FORMAT, Accounted, Partition, Queued, partitions
 
 # A controller that is merely busy gets a second, longer try.
 PING_TIMEOUTS = (2.0, 8.0)
@@ -26,7 +25,12 @@ PING_TIMEOUTS = (2.0, 8.0)
 # Variables that change options, columns or the cluster behind the caller's back (SBATCH_* even wins
 # over the script's own lines).
 _STRIPPED = (
-    *("SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_"),
+    "SBATCH_",
+    "SQUEUE_",
+    "SINFO_",
+    "SACCT_",
+    "SCANCEL_",
+    "SCONTROL_",
     "SLURM_CLUSTERS",
 )
 _JOB_ID = re.compile(r"(\d+)(?:;\S*)?")

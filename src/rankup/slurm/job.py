@@ -11,8 +11,7 @@ from typing import Any
 from . import parse, reasons
 from .client import Client, SlurmError, is_ours
 from .hostlist import compress
-from .parse import Accounted, Queued
-from .times import moment
+from .parse import Accounted, Queued, moment
 
 STOPPED = "It stopped with a checkpoint"
 _STOPPED = f"{STOPPED} before the time limit."

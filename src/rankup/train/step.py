@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..parallel.build import Built
-from ..parallel.norm import clip, global_norm
+from ..parallel.gradients import clip, global_norm
 from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
 from .evaluate import to_device

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from ..parallel.lowcomm.cost import Cost
+from ..parallel.lowcomm.flat import Cost
 from .late import Late
 from .plan import Step
 

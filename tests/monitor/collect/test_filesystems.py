@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankup.monitor.collect.filesystems import Counts, FileSystems, lustre_counts, nfs_counts
+from rankup.monitor.collect.host import Counts, FileSystems, lustre_counts, nfs_counts
 
 from .trees import write
 

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rankup.monitor.collect import cores, memory
-from rankup.monitor.collect.cores import Cores
-from rankup.monitor.collect.devices import Devices
-from rankup.monitor.collect.memory import Limit
-from rankup.monitor.collect.reading import Rates
+from rankup.monitor.collect import host
+from rankup.monitor.collect.host import Cores, Devices, Limit, Rates
 
 from .trees import G, write
 
@@ -62,23 +59,23 @@ def test_a_step_of_one_core_still_knows_the_cores_of_its_job(tmp_path: Path, ver
             f"{top}/step_1/task_0/{file}": "2\n",
         },
     )
-    assert cores.usable({"SLURM_JOB_ID": "7"}, tmp_path) == (2, 3, 4, 5)
+    assert host.usable({"SLURM_JOB_ID": "7"}, tmp_path) == (2, 3, 4, 5)
 
 
 def test_a_whole_node_without_cgroups_is_the_jobs(tmp_path: Path) -> None:
     write(tmp_path, {"proc/stat": _stat(0, 0, 0)})
     job = {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "3"}
-    assert cores.usable(job, tmp_path) == (0, 1, 2)
-    assert cores.usable({}, tmp_path) == tuple(sorted(os.sched_getaffinity(0)))
+    assert host.usable(job, tmp_path) == (0, 1, 2)
+    assert host.usable({}, tmp_path) == tuple(sorted(os.sched_getaffinity(0)))
 
 
 def test_memory_without_caches_and_swap() -> None:
     text = (
         "MemTotal: 100 kB\nMemFree: 10 kB\nMemAvailable: 60 kB\nSwapTotal: 9 kB\nSwapFree: 4 kB\n"
     )
-    found = memory.meminfo(text)
-    assert found == memory.Memory(used=40 << 10, total=100 << 10, swap_used=5 << 10, swap=9 << 10)
-    assert memory.meminfo("MemTotal: 100 kB\n") is None
+    found = host.meminfo(text)
+    assert found == host.Memory(used=40 << 10, total=100 << 10, swap_used=5 << 10, swap=9 << 10)
+    assert host.meminfo("MemTotal: 100 kB\n") is None
 
 
 def _groups(root: Path, job: int, step: int) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.monitor.collect.processes import PAGE, TICKS, Table
-from rankup.monitor.collect.ranks import Ranks
+from rankup.monitor.collect.ranks import PAGE, TICKS, Ranks, Table
 
 from .trees import process
 

@@ -56,9 +56,9 @@ def _gpus(tmp_path: Path, *values: dict[str, object]) -> dict[str, str]:
 
 # GPUs are told of after half a second; a few samples fail.
 _FIRST = """
-from rankup.monitor.collect import unused
-from rankup.monitor.collect.devices import Devices
-unused.SECONDS = 0.5
+from rankup.monitor.collect import sampler
+from rankup.monitor.collect.host import Devices
+sampler.SECONDS = 0.5
 calls = []
 def fail(self):
     calls.append(1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rankup.monitor.collect.unused import Job, Watch
+from rankup.monitor.collect.sampler import Job, Watch
 from rankup.monitor.lines import GPU, Gpu
 
 BUSY = {"util": 95, "memory": 3e10, "processes": 1}

@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console, Group
 
 from rankup.monitor.live import frame
+from rankup.monitor.live.state import Run, Watch
 from rankup.monitor.live.troubles import troubles
-from rankup.monitor.live.watch import Run, Watch
 from rankup.slurm.job import Attempt
 
 from ..traces import Trace, computing, cpu_only, one_of_four, only_gpu, running

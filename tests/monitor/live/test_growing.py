@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 
 from rankup.base.files import cut_json_lines, done_by
-from rankup.monitor.live.growing import Growing, Table
-from rankup.monitor.live.watch import Run, Watch
+from rankup.monitor.live.state import Growing, Run, Table, Watch
 
 
 def _append(path: Path, *records: object) -> None:

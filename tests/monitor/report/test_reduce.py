@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from rankup.monitor.recording import Band
-from rankup.monitor.report.reduce import buckets, coarse, folded, strip
+from rankup.monitor.recording import Band, buckets, coarse, folded, strip
 
 VALUES = arrays(
     np.float32,

@@ -11,8 +11,9 @@ from rankup.port.rewrite.ported import port
 from .several import KINDS, results
 
 SCRIPTS = Path(__file__).parent / "scripts"
-DRAWN, UNSEEN, BATCHES = (
-    (SCRIPTS / f"{name}.py").read_text(encoding="utf-8") for name in ("drawn", "unseen", "batches")
+DRAWN, UNSEEN, BATCHES, LATER = (
+    (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+    for name in ("drawn", "unseen", "batches", "later")
 )
 SETUP = """
 import rankup
@@ -148,6 +149,57 @@ def test_wrong_ports_that_an_aligned_run_proves(tmp_path: Path) -> None:
     for check, (state, differences) in states.items():
         assert state == ("rank 0's" if check == "output" else "proved"), (check, differences)
     for name, (*_, (check, word)) in WRONG.items():
+        one = next(one for one in found[name] if one.check == check)
+        assert one.state == "differs", (name, found[name])
+        assert any(word in text for text in one.differences), (name, one)
+
+
+# A wrong port that computes the losses of the first steps -> what is wrong, and what is said.
+WRONG_LATER = {
+    "average": (("b, 0.01", "b, 0.1"), "losses", "the parameters of Linear are not the original's"),
+    "gradient": (
+        (
+            "        nn.utils",
+            "        [one.grad.div_(world) for one in model.parameters()]\n        nn.utils",
+        ),
+        "losses",
+        "before it is clipped",
+    ),
+    "epochs": (("range(10)", "range(10 // world)"), "losses", "has 10 rounds"),
+    "plateau": (("step(total / count)", "step(total / count + rank)"), "parameters", "rates part"),
+    "log": (('%.5f", total', '%.5f", 3 * total'), "evaluation", "INFO:train:validation"),
+    "array": (("np.array(history)", "2 * np.array(history)"), "output", "history.npy"),
+    "another rank": (
+        ("if rank == 0:\n    with", "history = history[::-1]\nif rank == 1:\n    with"),
+        "output",
+        "history.json",
+    ),
+    "checkpoint": (("min(history)", "max(history) + 1"), "output", "['best']"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_wrong_ports_whose_first_steps_are_right(tmp_path: Path) -> None:
+    """What shows only in later epochs, in what no loss depends on, or in a file or a log."""
+    port = changed(
+        LATER,
+        ("import numpy", "import rankup\nimport numpy"),
+        (
+            "torch.manual_seed(0)",
+            "_, rank, _, world = rankup.setup()\nrankup.quiet()\ntorch.manual_seed(0)",
+        ),
+        ("optimizer = torch", "model = rankup.wrap(model)\noptimizer = torch"),
+        ("in loader:", "in rankup.shard(loader):"),
+        ("np.save(", "if rank == 0:\n    np.save("),
+        ("with open", "if rank == 0:\n    with open"),
+        ("    json.dump", "        json.dump"),
+        ("torch.save(", "rankup.save0("),
+    )
+    wrong = {name: changed(port, pair) for name, (pair, *_) in WRONG_LATER.items()}
+    found = results(tmp_path, LATER, {"right": port, **wrong})
+    assert {one.state for one in found["right"]} == {"proved"}, found["right"]
+    for name, (_, check, word) in WRONG_LATER.items():
         one = next(one for one in found[name] if one.check == check)
         assert one.state == "differs", (name, found[name])
         assert any(word in text for text in one.differences), (name, one)

@@ -244,6 +244,7 @@ def test_a_model_file_that_is_not_compared_is_not_seen() -> None:
     for events in (runs.original, runs.ranks[0]):
         path = "out/model.safetensors"
         events.append({"event": "open", "path": path, "where": "x.py:21"})
+        events.append({"event": "content", "path": path, "lines": None})
     assert _results(runs)["saved"].state == "not seen"
     assert _results(runs)["output"].state == "proved"
 

@@ -57,9 +57,9 @@ BROKEN = {
 }
 # Where ranks train apart, what they compute and save is another as well.
 ALSO = {
-    "losses": {"evaluation", "saved"},
-    "parameters": {"losses", "evaluation", "saved"},
-    "evaluation": {"saved"},
+    "losses": {"evaluation", "output", "saved"},
+    "parameters": {"losses", "evaluation", "output", "saved"},
+    "evaluation": {"output", "saved"},
 }
 _AT = "    best = 0.0\n"
 # Scripts that do not behave -> what is said of them.

@@ -175,12 +175,16 @@ def _module(name: str) -> Any:
 
 
 def _measured(root: Path, request: Request) -> Measured:
+    from .. import opened
     from ..orders import Shuffled
     from ..reader import PackedDataset
     from . import measure
 
     busy = os.getloadavg()[0]  # before there is load of ours in it
-    dataset = PackedDataset(root, request.split, field=request.field, on_bad="drop")
+    split = request.split
+    if split is None and "train" in (several := opened.open(root).splits) and len(several) > 1:
+        split = "train"
+    dataset = PackedDataset(root, split, field=request.field, on_bad="drop")
     samples, count = dataset.samples, len(dataset)
     if not count:
         raise UserError(f"{root} has no samples to measure with")

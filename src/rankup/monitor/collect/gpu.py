@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..lines import GPU, Gpu
-from .reading import Rates
+from .host import Rates
 
 # Questions to `Source.ask`, units as in lines.GPU; energy in J since some time, and the traffic of
 # the moment in bytes/s.

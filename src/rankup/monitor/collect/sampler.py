@@ -4,21 +4,169 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.text import say
-from ..lines import FOLDER
-from . import cores, node
-from .ending import Ending
-from .node import granted, open_source
-from .sample import Node, Sample
-from .unused import CODE, Job, Watch
+from ..lines import FOLDER, GPU, STOP, Gpu
+from ..thresholds import LIMITS, UNUSED, advice, untouched
+from . import STARTER, host, node, ranks
+from .node import Node, Sample, granted, open_source
 from .writer import Writer, set_aside
+
+_ENDING = frozenset({signal.SIGTERM})
+_ENDED = ("Z", "X")  # nobody has waited for it yet
+_LOOK = 1.0  # seconds between looks at the stop file and the parent
+
+
+class Ending:
+    """Looks for a reason to end: a stop file, a dead parent, SIGTERM, no run directory any more.
+
+    Signals that end it are blocked and taken between samples, so that none tears a line.
+
+    Args:
+        parent: number of the process without which there is no job, of this user or above this
+            one; by default the one that started this.
+    """
+
+    def __init__(self, run: Path, parent: int | None = None) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        self._run = str(run)
+        self._stop = str(run / FOLDER / STOP)
+        self._parent = STARTER if parent is None else parent
+        # Another process may get the number of one that has ended: the start tells them apart.
+        self._start = None if parent is None else _start(parent)
+        # One that is there already was meant for an earlier attempt; which of two times is later is
+        # not to be asked, since the clock of the file system is not the node's.
+        self._stale = _identity(self._stop)
+
+    def reason(self) -> str | None:
+        """Why to end now, in words; None: there is no reason."""
+        stop = _identity(self._stop)
+        if stop is not None and stop != self._stale:
+            return "stop file"
+        if os.getppid() != self._parent and not self._elsewhere():
+            return "the process that started it has ended"
+        return None
+
+    def _elsewhere(self) -> bool:
+        """Whether the parent that was named is there, though it did not start this process."""
+        return self._start is not None and _start(self._parent) == self._start
+
+    def gone(self) -> bool:
+        """Whether the run directory was removed; asked once per sample."""
+        try:
+            os.stat(self._run)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # a file system that does not answer for a while
+            return False
+        return False
+
+    def wait(self, until: float) -> str | None:
+        """Sleep until a monotonic time; ends early with a reason to end."""
+        while True:
+            left = until - time.monotonic()
+            taken = signal.sigtimedwait(_ENDING, max(0.0, min(_LOOK, left)))
+            if taken is not None:
+                return "SIGTERM"
+            why = self.reason()
+            if why is not None or left <= _LOOK:
+                return why
+
+
+def _start(pid: int) -> int | None:
+    """When a process that still runs was started, by the kernel's count; None for no such one."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    found = ranks.parse(pid, stat)
+    return found.start if found and found.state not in _ENDED else None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+SECONDS = LIMITS.unused_soon
+_UTIL, _MEMORY, _PROCESSES = (GPU.index(name) for name in ("util", "memory", "processes"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the words depend on.
+
+    Attributes:
+        node: name.
+        ranks: on this node; None where nobody says.
+        slurm: whether there is a job that is billed.
+        whole: whether the job is billed for all GPUs of the node, granted or not.
+    """
+
+    node: str
+    ranks: int | None
+    slurm: bool
+    whole: bool = False
+
+
+class Watch:
+    """Follows the samples until it has spoken, which it does once."""
+
+    def __init__(self, gpus: Sequence[Gpu], job: Job) -> None:
+        self._job = job
+        self._gpus = gpus
+        self._paid = [job.whole or gpu.granted is not False for gpu in gpus]
+        self._worked: set[int] = set()
+        self._silent = False
+
+    def see(self, rows: Sequence[Sequence[float | None]], seconds: float | None) -> str | None:
+        """What is to be said after this sample, lines of text; mostly None.
+
+        Args:
+            rows: of `lines.GPU`, of all GPUs in the order of the head.
+            seconds: for which ranks have been running on this node; None while there are none.
+        """
+        for place, row in enumerate(rows):
+            util = row[_UTIL]
+            if util is not None and util > LIMITS.unused_util:
+                self._worked.add(place)
+        if self._silent or seconds is None or seconds < SECONDS or not rows:
+            return None
+        unused = [place for place, row in enumerate(rows) if self._is_unused(place, row)]
+        paid = sum(self._paid)
+        if not unused:
+            return None
+        self._silent = True
+        return self._words([self._gpus[place].index for place in unused], paid, seconds)
+
+    def _is_unused(self, place: int, row: Sequence[float | None]) -> bool:
+        if not self._paid[place] or place in self._worked:
+            return False
+        return untouched(row[_UTIL], row[_MEMORY], row[_PROCESSES])
+
+    def _words(self, unused: list[int], paid: int, seconds: float) -> str:
+        job = self._job
+        many = len(unused) > 1
+        which = ", ".join(map(str, unused[:-1])) + f" and {unused[-1]}" if many else f"{unused[0]}"
+        have = "have" if many else "has"
+        cost = f" although this job is billed for {'them' if many else 'it'}" if job.slurm else ""
+        first = (
+            f"GPU {which} of node {job.node} {have} done nothing for {seconds:.0f} s{cost}: "
+            f"{paid - len(unused)} of {paid} GPUs {'is' if paid - len(unused) == 1 else 'are'} "
+            f"in use ({UNUSED})"
+        )
+        return f"{first}\n  -> {advice(len(unused), paid, job.ranks, paid)}"
+
 
 _NICE = 10
 EVERY = 2.0  # seconds, at first
@@ -86,7 +234,7 @@ class _Loop:
         self, options: Options, environment: Mapping[str, str], writer: Writer, root: Path
     ) -> None:
         now = time.time()
-        usable = cores.usable(environment, root)
+        usable = host.usable(environment, root)
         source, error = open_source()
         gpus = granted(source.gpus(), environment) if source else ()
         self._node = Node(options.run, usable, environment, source, gpus, root)
@@ -143,7 +291,7 @@ class _Loop:
         said = self._watch.see(sample.gpu, self._running(sample, now))
         if said is not None:
             say(said)
-            self._note(said, CODE)
+            self._note(said, UNUSED)
 
     def _running(self, sample: Sample, now: float) -> float | None:
         """Seconds for which there have been ranks; where none are expected, the job."""

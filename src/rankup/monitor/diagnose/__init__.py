@@ -4,7 +4,7 @@ A rule looks at one cause and yields diagnoses; `diagnose` runs them all, drops 
 one explains, and tells what each wasted. Thresholds are in `monitor.thresholds`.
 
 Findings overlap: a GPU that starves for data has a low use as well. So the loss, what is left of
-each GPU's time after its work (`work`), is handed out in the order of `CODES`, the most
+each GPU's time after its work (`billing.work`), is handed out in the order of `CODES`, the most
 definite cause first; a finding takes at most `share` of the time that it names, and what others
 took is gone. What nobody claims (start-up, small waits) stays the run's own.
 """
@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import words
-from ..billing import Bill, bill
+from ..billing import Bill, Work, bill, work
 from ..recording import Recording
 from ..thresholds import LIMITS
-from ..work import Work, work
-from . import codes, gpu, host, ranks, record, training
-from .codes import Diagnosis
+from . import common, gpu, host, ranks, record, training
+from .common import Diagnosis
 
 __all__ = ["CODES", "RULES", "Diagnosis", "diagnose"]
 
@@ -55,105 +54,112 @@ class Code:
 
 # In the order in which findings claim wasted time: the most definite cause first.
 _TABLE = (
-    Code(codes.UNUSED, gpu.unused, "unused GPU", explains=(codes.IMBALANCE,)),
+    Code(common.UNUSED, gpu.unused, "unused GPU", explains=(common.IMBALANCE,)),
     Code(
-        codes.GPU_LOST,
+        common.GPU_LOST,
         record.gpu_lost,
         "GPU lost or unreadable",
         "A GPU could not be read",
-        explains=(codes.IMBALANCE,),
+        explains=(common.IMBALANCE,),
     ),
     Code(
-        codes.SPINNING,
+        common.SPINNING,
         ranks.spinning,
         "spinning in a collective",
         "The run hung in a collective",
-        explains=(codes.IDLE, codes.WAITING, codes.STALLED, codes.IMBALANCE),
+        explains=(common.IDLE, common.WAITING, common.STALLED, common.IMBALANCE),
         failure=True,
     ),
     Code(
-        codes.STALLED,
+        common.STALLED,
         ranks.stalled,
         "no step for a long time",
         "The run stood still for a while",
         section="progress",
-        explains=(codes.IDLE,),
+        explains=(common.IDLE,),
     ),
     Code(
-        codes.CHECKPOINTS,
+        common.CHECKPOINTS,
         training.checkpoint_stalls,
         "training waits for checkpoints",
         "The training waited for its checkpoints",
         section="progress",
-        explains=(codes.LOW,),
+        explains=(common.LOW,),
     ),
     Code(
-        codes.FILE_SYSTEM,
+        common.FILE_SYSTEM,
         training.slow_files,
         "slow file system",
         "The run waited for its files",
         section="io",
-        explains=(codes.LOW, codes.STARVED),
+        explains=(common.LOW, common.STARVED),
     ),
     Code(
-        codes.STARVED,
+        common.STARVED,
         training.starved,
         "starved by data",
         "The run waited for data",
         section="progress",
-        explains=(codes.LOW,),
+        explains=(common.LOW,),
     ),
     Code(
-        codes.IDLE, gpu.idle, "idle GPU", "GPUs idled", explains=(codes.IMBALANCE, codes.MEMORY_FAR)
+        common.IDLE,
+        gpu.idle,
+        "idle GPU",
+        "GPUs idled",
+        explains=(common.IMBALANCE, common.MEMORY_FAR),
     ),
     Code(
-        codes.IMBALANCE,
+        common.IMBALANCE,
         ranks.imbalance,
         "imbalance between ranks or nodes",
         "The work was divided unevenly, and all waited for the slowest",
     ),
     Code(
-        codes.FEW_CORES,
+        common.FEW_CORES,
         host.cores,
         "ranks share few cores",
         "The ranks could use only a few of the cores",
         section="cpu",
-        explains=(codes.OVERSUBSCRIBED, codes.LOW, codes.STARVED),
+        explains=(common.OVERSUBSCRIBED, common.LOW, common.STARVED),
     ),
     Code(
-        codes.OVERSUBSCRIBED,
+        common.OVERSUBSCRIBED,
         host.cores,
         "CPU oversubscribed",
         "More processes than cores took turns",
         section="cpu",
     ),
     Code(
-        codes.WAITING, gpu.waiting, "busy without computing", "The GPUs were busy without computing"
+        common.WAITING,
+        gpu.waiting,
+        "busy without computing",
+        "The GPUs were busy without computing",
     ),
-    Code(codes.LOW, gpu.low, "low utilisation", "The GPUs worked little"),
+    Code(common.LOW, gpu.low, "low utilisation", "The GPUs worked little"),
     Code(
-        codes.SWAP,
+        common.SWAP,
         host.swap,
         "swap is used",
         "The node's memory was too small: it swapped",
         section="memory",
     ),
     Code(
-        codes.POWER,
+        common.POWER,
         gpu.power_limited,
         "slowed down by the power limit",
         "The power limit slowed GPUs down",
     ),
-    Code(codes.HEAT, gpu.heat_limited, "slowed down by heat or hardware", "Heat slowed GPUs down"),
+    Code(common.HEAT, gpu.heat_limited, "slowed down by heat or hardware", "Heat slowed GPUs down"),
     Code(
-        codes.LIMIT_HIT,
+        common.LIMIT_HIT,
         record.limit_hit,
         "time limit hit",
         "The run was ended by its time limit",
         section="progress",
     ),
     Code(
-        codes.LOSS_NAN,
+        common.LOSS_NAN,
         training.not_a_number,
         "loss is not a number",
         "The loss is not a number",
@@ -161,29 +167,29 @@ _TABLE = (
         failure=True,
     ),
     Code(
-        codes.LOSS_FLAT,
+        common.LOSS_FLAT,
         training.flat_or_rising,
         "loss does not fall",
         "The loss does not fall",
         section="progress",
     ),
-    Code(codes.FAILED, record.failed, "the run failed", section="progress", failure=True),
+    Code(common.FAILED, record.failed, "the run failed", section="progress", failure=True),
     Code(
-        codes.MEMORY_FAR,
+        common.MEMORY_FAR,
         host.gpu_memory,
         "GPU memory far from full",
         "Sound, but most of the GPU memory lay bare",
         remark=True,
     ),
     Code(
-        codes.MEMORY_NEAR,
+        common.MEMORY_NEAR,
         host.gpu_memory,
         "GPU memory nearly full",
         "Sound, but the GPU memory was nearly full",
         remark=True,
     ),
     Code(
-        codes.HOST_MEMORY,
+        common.HOST_MEMORY,
         host.host_memory,
         "memory of the node nearly full",
         "Sound, but the node's memory was nearly full",
@@ -191,7 +197,7 @@ _TABLE = (
         remark=True,
     ),
     Code(
-        codes.LIMIT_LONG,
+        common.LIMIT_LONG,
         record.limit_long,
         "time limit far too long",
         "Sound, but it asked for far more time than it took",
@@ -199,14 +205,14 @@ _TABLE = (
         remark=True,
     ),
     Code(
-        codes.GAPS,
+        common.GAPS,
         record.gaps,
         "the record has gaps",
         "What was recorded is sound, but a part is missing",
         section="progress",
         remark=True,
     ),
-    Code(codes.SHORT, record.short, "short run", section="progress", remark=True),
+    Code(common.SHORT, record.short, "short run", section="progress", remark=True),
 )
 CODES = {one.code: one for one in _TABLE}
 RULES = (*dict.fromkeys(one.rule for one in _TABLE), record.unread)

@@ -11,13 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from .. import billing, words
+from ..billing import power_share
 from ..recording import Recording
-from ..thresholds import LIMITS
-from ..unused import advice
-from ..work import power_share
-from . import codes
-from .codes import Diagnosis, Window
-from .judged import Mask, gpu_seconds, highest, judged, mean, stretches
+from ..thresholds import LIMITS, advice
+from . import common
+from .common import Diagnosis, Mask, Window, gpu_seconds, highest, judged, mean, stretches
 
 
 def unused(recording: Recording) -> Iterator[Diagnosis]:
@@ -33,7 +31,7 @@ def unused(recording: Recording) -> Iterator[Diagnosis]:
     span = words.duration(sum(billing.bill(recording).seconds))
     billed = int(billing.billed(recording).sum())
     yield Diagnosis(
-        codes.UNUSED,
+        common.UNUSED,
         "warning",
         "GPU",
         f"{words.gpus(recording, columns)} did nothing for {span}: "
@@ -56,7 +54,7 @@ def idle(recording: Recording) -> Iterator[Diagnosis]:
     if columns:
         memory = float(np.nanmean(mean(recording.gpu["memory"].mean, seconds)[always]))
         yield Diagnosis(
-            codes.IDLE,
+            common.IDLE,
             "warning",
             "GPU",
             f"{words.gpus(recording, columns)} idled: {np.nanmean(use[always]):.1f} % use on "
@@ -86,7 +84,7 @@ def low(recording: Recording) -> Iterator[Diagnosis]:
         else "`py-spy dump --pid` on a rank shows what the CPU does meanwhile"
     )
     yield Diagnosis(
-        codes.LOW,
+        common.LOW,
         "warning",
         "GPU",
         f"{words.gpus(recording, columns)} worked little: "
@@ -111,7 +109,7 @@ def waiting(recording: Recording) -> Iterator[Diagnosis]:
         return
     several = len(recording.gpus) > 1
     yield Diagnosis(
-        codes.WAITING,
+        common.WAITING,
         "warning",
         "GPU",
         f"{words.gpus(recording, columns)} said {np.nanmean(use[which]):.0f} % use and drew "
@@ -159,7 +157,7 @@ def _idle_stretches(recording: Recording, others: Mask) -> Iterator[Diagnosis]:
     begin, end = max(windows, key=lambda window: window[1] - window[0])
     last = end >= recording.end - LIMITS.warm_up
     yield Diagnosis(
-        codes.IDLE,
+        common.IDLE,
         "warning",
         "GPU",
         f"{words.gpus(recording, columns)} idled for {words.duration(end - begin)}, "
@@ -214,7 +212,7 @@ def power_limited(recording: Recording) -> Iterator[Diagnosis]:
     limits = [recording.gpus[column].power_limit for column in columns]
     watts = min((limit for limit in limits if limit), default=None)
     yield Diagnosis(
-        codes.POWER,
+        common.POWER,
         "warning",
         "GPU",
         f"{words.gpus(recording, columns)} ran at {words.percent(np.nanmean(clock[which]))} "
@@ -245,7 +243,7 @@ def heat_limited(recording: Recording) -> Iterator[Diagnosis]:
     nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))
     what = "heat" if np.nansum(heat[which]) >= np.nansum(hardware[which]) else "its hardware"
     yield Diagnosis(
-        codes.HEAT,
+        common.HEAT,
         "warning",
         words.node_names(recording, nodes),
         f"{words.gpus(recording, columns)} slowed down by {what} "

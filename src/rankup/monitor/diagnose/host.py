@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import billing, words
+from ..billing import in_attempts, power_share, work
 from ..lines import Head
 from ..recording import Recording
 from ..thresholds import LIMITS
-from ..work import in_attempts, power_share, work
-from . import codes
-from .codes import Diagnosis
+from . import common
+from .common import Diagnosis, gpu_seconds, highest, mean, node_seconds
 from .gpu import unused_gpus
-from .judged import gpu_seconds, highest, mean, node_seconds
 
 
 def cores(recording: Recording) -> Iterator[Diagnosis]:
@@ -96,7 +95,7 @@ def _few(recording: Recording, nodes: tuple[int, ...], seen: str) -> Diagnosis:
     if asked and missing:
         seen += "; SRUN_CPUS_PER_TASK is not set"
     return Diagnosis(
-        codes.FEW_CORES,
+        common.FEW_CORES,
         "warning",
         words.node_names(recording, nodes),
         seen,
@@ -118,7 +117,7 @@ def _over(
     each = max(1, head.cores // ranks)
     threads = head.environment.get("OMP_NUM_THREADS")
     return Diagnosis(
-        codes.OVERSUBSCRIBED,
+        common.OVERSUBSCRIBED,
         "warning",
         words.node_names(recording, nodes),
         f"load {load[worst]:.0f} on the {head.cores} cores of "
@@ -170,7 +169,7 @@ def gpu_memory(recording: Recording) -> Iterator[Diagnosis]:
     if top >= LIMITS.memory_near:
         columns = tuple(np.flatnonzero(peaks >= LIMITS.memory_near).tolist())
         yield Diagnosis(
-            codes.MEMORY_NEAR,
+            common.MEMORY_NEAR,
             "warning",
             "GPU memory",
             f"{words.gpus(recording, columns)} came to {held} of {whole} "
@@ -184,7 +183,7 @@ def gpu_memory(recording: Recording) -> Iterator[Diagnosis]:
         columns = tuple(np.flatnonzero(which).tolist())
         fits = max(2, 2 ** int(np.log2(0.8 / max(top, 0.01))))
         yield Diagnosis(
-            codes.MEMORY_FAR,
+            common.MEMORY_FAR,
             "warning",
             "GPU memory",
             f"{words.gpus(recording, columns)} never held more than {held} of {whole} "
@@ -204,7 +203,7 @@ def swap(recording: Recording) -> Iterator[Diagnosis]:
     if not nodes:
         return
     yield Diagnosis(
-        codes.SWAP,
+        common.SWAP,
         "warning",
         words.node_names(recording, nodes),
         f"{words.memory(float(np.nanmax(grown)))} went into swap on "
@@ -232,7 +231,7 @@ def host_memory(recording: Recording) -> Iterator[Diagnosis]:
     is_limit = bool(limited[worst])
     used, most = (cgroup, limit) if is_limit else (whole, size)
     yield Diagnosis(
-        codes.HOST_MEMORY,
+        common.HOST_MEMORY,
         "warning",
         words.node_names(recording, nodes),
         f"{words.memory(float(used[worst]))} of {words.memory(float(most[worst]))} "

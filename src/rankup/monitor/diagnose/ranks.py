@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import billing, words
+from ..billing import in_attempts, power_share, work
 from ..recording import Array, Recording
 from ..thresholds import LIMITS
-from ..work import in_attempts, power_share, work
-from . import codes
-from .codes import Diagnosis, Window, merged
+from . import common
+from .common import Diagnosis, Mask, Window, gpu_seconds, judged, mean, merged, pauses, stretches
 from .gpu import unused_gpus
-from .judged import Mask, gpu_seconds, judged, mean, pauses, stretches
 
 
 def spinning(recording: Recording) -> Iterator[Diagnosis]:
@@ -37,7 +36,7 @@ def spinning(recording: Recording) -> Iterator[Diagnosis]:
     drawn = float(np.nanmean(power[inside])) if inside.any() else float("nan")
     others = _others(recording, columns, inside)
     yield Diagnosis(
-        codes.SPINNING,
+        common.SPINNING,
         "error" if last else "warning",
         "GPU",
         f"{words.gpus(recording, columns)} waited in a collective for "
@@ -75,7 +74,7 @@ def stalled(recording: Recording) -> Iterator[Diagnosis]:
     begin, end = max(windows, key=lambda window: window[1] - window[0])
     last = end >= recording.end - LIMITS.warm_up
     yield Diagnosis(
-        codes.STALLED,
+        common.STALLED,
         "warning",
         "steps",
         f"no step ended for {words.duration(end - begin)}, {words.window(begin, end)}"
@@ -255,7 +254,7 @@ def _between_gpus(
             "similar length, and no work on rank 0 alone (logging, evaluation)"
         )
     return Diagnosis(
-        codes.IMBALANCE,
+        common.IMBALANCE,
         "warning",
         place,
         f"{named} did {rather} than the others: {what} {np.nanmean(values[apart]):.0f}{unit} "
@@ -293,7 +292,7 @@ def _of_ranks(recording: Recording) -> Iterator[Diagnosis]:
     nodes = tuple(sorted({int(node) for node in recording.rank_node[apart]}))
     word = "rank" if len(ranks) == 1 else "ranks"
     yield Diagnosis(
-        codes.IMBALANCE,
+        common.IMBALANCE,
         "warning",
         words.node_names(recording, nodes) if len(nodes) <= 2 else "ranks",
         f"{word} {words.numbers(ranks.tolist())} computed {'less' if lower else 'more'} than "

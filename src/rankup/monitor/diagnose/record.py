@@ -8,12 +8,11 @@ import numpy as np
 
 from ...base import amounts
 from .. import billing, words
+from ..billing import in_attempts
 from ..recording import Recording
 from ..thresholds import LIMITS
-from ..work import in_attempts
-from . import codes
-from .codes import Diagnosis
-from .judged import stretches
+from . import common
+from .common import Diagnosis, stretches
 
 _FAILED = {
     "FAILED": "the run failed",
@@ -46,7 +45,7 @@ def gaps(recording: Recording) -> Iterator[Diagnosis]:
     why = whys.get(longest.why, words.shown(longest.why))
     none = recording.samples == 0
     yield Diagnosis(
-        codes.GAPS,
+        common.GAPS,
         "warning",
         "record",
         "not a single sample was taken"
@@ -69,7 +68,7 @@ def unread(recording: Recording) -> Iterator[Diagnosis]:
     if recording.unread:
         said = [f"{words.shown(name)}: {words.shown(why)}" for name, why in recording.unread]
         yield Diagnosis(
-            codes.GAPS,
+            common.GAPS,
             "warning",
             "record",
             f"not all samples could be read: {amounts.some(said, 3)}",
@@ -85,7 +84,7 @@ def unread(recording: Recording) -> Iterator[Diagnosis]:
     ]
     if bare:
         yield Diagnosis(
-            codes.GAPS,
+            common.GAPS,
             "warning",
             "record",
             f"{words.node_names(recording, bare)}: nothing that the GPUs did is on record",
@@ -111,13 +110,13 @@ def gpu_lost(recording: Recording) -> Iterator[Diagnosis]:
     for seen, alike in missing.items():
         name = words.node_names(recording, alike)
         said = f"{name}: {seen}"
-        yield Diagnosis(codes.GPU_LOST, "warning", name, said, _TELL, nodes=tuple(alike))
+        yield Diagnosis(common.GPU_LOST, "warning", name, said, _TELL, nodes=tuple(alike))
     columns, windows = _vanished(recording)
     if columns:
         nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))
         begin = min(window[0] for window in windows)
         yield Diagnosis(
-            codes.GPU_LOST,
+            common.GPU_LOST,
             "error",
             words.node_names(recording, nodes),
             f"{words.gpus(recording, columns)} could not be read from {words.clock(begin)} on: "
@@ -168,7 +167,7 @@ def failed(recording: Recording) -> Iterator[Diagnosis]:
         todo = "fewer DataLoader workers, or more `--mem`; " + todo
     elif attempt.state == "NODE_FAIL":
         todo = f"`{words.resume(recording.facts)}` goes on from the last checkpoint"
-    yield Diagnosis(codes.FAILED, "error", "run", seen, todo)
+    yield Diagnosis(common.FAILED, "error", "run", seen, todo)
 
 
 def _vanished(recording: Recording) -> tuple[tuple[int, ...], tuple[tuple[float, float], ...]]:
@@ -211,7 +210,7 @@ def limit_long(recording: Recording) -> Iterator[Diagnosis]:
         return
     enough = max(600.0, 1.5 * took)
     yield Diagnosis(
-        codes.LIMIT_LONG,
+        common.LIMIT_LONG,
         "warning",
         "time limit",
         f"the run took {words.duration(took)} of the {words.duration(attempt.limit)} that it "
@@ -232,7 +231,7 @@ def limit_hit(recording: Recording) -> Iterator[Diagnosis]:
     if lost is not None:
         after = f"; the last checkpoint is {words.duration(lost)} older, that work is lost"
     yield Diagnosis(
-        codes.LIMIT_HIT,
+        common.LIMIT_HIT,
         "warning",
         "time limit",
         f"the run was ended by its time limit{limit}{after}",
@@ -256,7 +255,7 @@ def short(recording: Recording) -> Iterator[Diagnosis]:
     judged = f"{TOO_SHORT}: " if brief else ""
     seen = f"{judged}the run took {words.duration(took)}{after}"
     yield Diagnosis(
-        codes.SHORT,
+        common.SHORT,
         "ok",
         "run",
         seen,

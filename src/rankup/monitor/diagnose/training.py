@@ -12,10 +12,9 @@ from ...base import amounts
 from .. import billing, words
 from ..recording import Recording
 from ..thresholds import LIMITS
-from . import codes
-from .codes import Diagnosis, merged
+from . import common
+from .common import Diagnosis, gpu_seconds, judged, mean, merged, node_seconds, pauses, percentile
 from .gpu import unused_gpus
-from .judged import gpu_seconds, judged, mean, node_seconds, pauses, percentile
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def slow_files(recording: Recording) -> Iterator[Diagnosis]:
     each = feeding.read / feeding.operations if feeding.operations > 0 else math.nan
     small = each < LIMITS.small_read and feeding.operations >= LIMITS.many_operations
     yield Diagnosis(
-        codes.FILE_SYSTEM,
+        common.FILE_SYSTEM,
         "warning",
         "data",
         f"{seen}, and the {feeding.workers:.0f} workers of a rank waited too "
@@ -127,7 +126,7 @@ def _starved(
             f"`DataLoader(num_workers={asked}, pin_memory=True, persistent_workers=True, …)`; "
             "`rankup bench-data` says how fast the data can be fed"
         )
-    return Diagnosis(codes.STARVED, "warning", "data", seen, todo, gpus=columns, share=share)
+    return Diagnosis(common.STARVED, "warning", "data", seen, todo, gpus=columns, share=share)
 
 
 def _cores_left(recording: Recording, workers: float) -> float:
@@ -188,7 +187,7 @@ def checkpoint_stalls(recording: Recording) -> Iterator[Diagnosis]:
     if not time or stalled < LIMITS.checkpoint_least or stalled / time < LIMITS.checkpoint_share:
         return
     yield Diagnosis(
-        codes.CHECKPOINTS,
+        common.CHECKPOINTS,
         "warning",
         "checkpoints",
         f"training waited {words.duration(stalled)} for "
@@ -230,7 +229,7 @@ def not_a_number(recording: Recording) -> Iterator[Diagnosis]:
         else f"from step {first} on{when}, to the end"
     )
     yield Diagnosis(
-        codes.LOSS_NAN,
+        common.LOSS_NAN,
         "warning" if len(good) else "error",
         "loss",
         f"the loss is not a number {scope}",
@@ -260,7 +259,7 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
     best = "; `rankup export --best` takes the checkpoint that validated best" if recipe else ""
     if last - lowest > max(LIMITS.loss_rise * size, 5 * noise):
         yield Diagnosis(
-            codes.LOSS_FLAT,
+            common.LOSS_FLAT,
             "warning",
             "loss",
             f"the loss rises: {lowest:.4g} around step {at}, {last:.4g} at the end",
@@ -269,7 +268,7 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
     # A fine-tuning that starts near its end may be flat; so may a run that goes on.
     elif number[0] <= 1 and first - last < LIMITS.loss_flat * size and _level(means, noise, size):
         yield Diagnosis(
-            codes.LOSS_FLAT,
+            common.LOSS_FLAT,
             "warning",
             "loss",
             f"the loss does not fall: {first:.4g} over the first tenth of "

@@ -67,8 +67,7 @@ def export(recording: Recording, directory: Path, form: str, target: Path) -> li
     # Here, as Arrow alone takes a third of a second to import.
     from .openmetrics import write as write_openmetrics
     from .tables import write as write_tables
-    from .tensorboard import write as write_tensorboard
-    from .wandb import write as write_wandb
+    from .trackers import write_tensorboard, write_wandb
 
     if form not in FORMS:
         raise UserError(f"there is no export to {form!r}: {nearest(form, FORMS)}")

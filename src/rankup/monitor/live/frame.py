@@ -15,12 +15,10 @@ from ...base.amounts import duration, number, size, words
 from ...base.text import clean
 from .. import lines
 from ..lines import Gpu
-from ..thresholds import LIMITS
-from ..unused import untouched
+from ..thresholds import LIMITS, untouched
 from ..words import percent
-from .node import Node, mean
+from .state import Node, Watch, mean
 from .troubles import memory, troubles
-from .watch import Watch
 
 _GIB = 2.0**30
 _SORTED_BY = 60.0  # seconds

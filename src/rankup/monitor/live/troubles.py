@@ -12,12 +12,9 @@ from collections.abc import Iterator, Sequence
 from ...base.amounts import duration, ranges, some
 from ...base.text import clean
 from .. import lines
-from ..thresholds import LIMITS
-from ..unused import untouched
+from ..thresholds import LIMITS, untouched
 from ..words import percent
-from .node import KEPT, Node
-from .progress import Progress
-from .watch import Watch
+from .state import KEPT, Node, Progress, Watch
 
 
 def troubles(watch: Watch, now: float) -> list[str]:

@@ -18,7 +18,7 @@ from rich.live import Live
 
 from ...base.processes import ended_as_an_exception
 from . import frame
-from .watch import Run, Watch
+from .state import Run, Watch
 
 _PAUSE = 1.0  # seconds between looks at the files
 _ASK = 15.0  # seconds between questions about the state

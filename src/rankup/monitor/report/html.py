@@ -34,17 +34,8 @@ from ..diagnose import CODES, Diagnosis
 from ..recording import Recording
 from ..verdict import Cost, Verdict, not_judged
 from . import job
-from .figures import (
-    Figure,
-    cores,
-    curves,
-    left_out,
-    milliseconds,
-    row_of,
-    sections,
-    timeline,
-    whole,
-)
+from .curves import cores, curves, left_out, timeline
+from .figures import Figure, milliseconds, row_of, sections, whole
 
 LEVELS: dict[Level, str] = {"ok": "Good", "warning": "Warning", "error": "Problem"}
 _CODE = re.compile(r"`([^`]+)`")

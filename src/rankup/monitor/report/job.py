@@ -12,10 +12,8 @@ import numpy as np
 from ...slurm.job import Attempt
 from .. import billing, words
 from ..lines import Head
-from ..recording import Array, Recording
-from .channels import GIB
-from .figures import Figure, row_names
-from .reduce import highest, mean
+from ..recording import Array, Recording, highest, mean
+from .figures import GIB, Figure, row_names
 
 GPU_ROWS = 128  # up to here the table has a row per GPU, above one per node
 NODE_ROWS = 256  # of more nodes those are shown that are worth a look

@@ -13,14 +13,29 @@ from ...base.amounts import some
 from ...base.files import replacing
 from .. import words
 from ..diagnose import Diagnosis
-from ..recording import Recording
+from ..recording import Recording, lowest
 from ..verdict import Cost, Verdict, not_judged
-from . import charts, job
-from .charts import ACCENT, COLOURS, FAINT, GREY, PALE, written
-from .figures import Drawn, Figure, blank, curves, left_out, sections, timeline
+from . import job, paper
+from .curves import curves, left_out, timeline
+from .figures import Drawn, Figure, blank, sections
 from .job import Table
-from .pages import BODY, BOTTOM, INNER, LEFT, LINE, SMALL, TABLE, Pages, table
-from .reduce import lowest
+from .paper import (
+    ACCENT,
+    BODY,
+    BOTTOM,
+    COLOURS,
+    FAINT,
+    GREY,
+    INNER,
+    LEFT,
+    LINE,
+    PALE,
+    SMALL,
+    TABLE,
+    Pages,
+    table,
+    written,
+)
 
 _TITLE, _VERDICT = 15.0, 11.5  # points, as all that follows
 _FACTS = 300.0  # width of what is known of the job, beside the bill
@@ -250,7 +265,7 @@ def _overview(pages: Pages, recording: Recording, drawn: Sequence[Drawn], heat: 
             note += f"; below it each {_row(recording, plot)}, light is 100 %"
         _caption(pages, f"{title} ({plot.unit})" if plot.unit else title, "", note)
         drawn_heat = 0 if place else heat
-        pages.plot(charts.picture(recording, plot, last=last, heat=drawn_heat))
+        pages.plot(paper.picture(recording, plot, last=last, heat=drawn_heat))
 
 
 def _gpus(pages: Pages, recording: Recording, drawn: Sequence[Drawn]) -> None:
@@ -308,13 +323,13 @@ def _figure(pages: Pages, recording: Recording, plot: Figure, note: str) -> None
     _caption(
         pages, f"{plot.title} ({plot.unit})" if plot.unit else plot.title, note, _numbers(plot)
     )
-    pages.plot(charts.picture(recording, plot))
+    pages.plot(paper.picture(recording, plot))
     pages.y += 4
 
 
 def _channel_height(plot: Figure) -> float:
     """Points that a channel takes with all that belongs to it."""
-    return 120.0 + charts.heat_height(plot)
+    return 120.0 + paper.heat_height(plot)
 
 
 def _numbers(plot: Figure) -> str:

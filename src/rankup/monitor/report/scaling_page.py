@@ -12,7 +12,8 @@ from .. import words
 from ..diagnose import Diagnosis
 from ..recording import Recording
 from ..verdict import Cost, Verdict
-from .figures import Figure, label, points
+from .curves import points
+from .figures import Figure, label
 from .html import LEVELS, render
 from .job import Table, number
 from .scaling import PAYS, Scaling, scaling

@@ -14,7 +14,7 @@ from ...base import amounts
 from ...base.findings import Level
 from .. import billing, words
 from ..diagnose import Diagnosis
-from ..diagnose.judged import mean
+from ..diagnose.common import mean
 from ..recording import Recording
 from ..verdict import Cost, Verdict, cost, verdict
 

@@ -26,8 +26,6 @@ BATCH = 12
 # The last of the batches: short with a part for each rank, of one sample, full.
 SHORT, ONE, FULL = 31, 25, 24
 EPOCHS, STEPS = 2, 12
-_TEXT = (".csv", ".json", ".jsonl", ".log", ".md", ".tsv", ".txt", ".yaml", ".yml")
-_LONGEST = 64 << 10  # bytes of a text file that is compared
 
 Event = Mapping[str, Any]
 
@@ -186,15 +184,10 @@ class Journal:
 
 @dataclass(frozen=True)
 class Seen:
-    """A run: how it ended and what its ranks recorded.
-
-    Attributes:
-        texts: the lines of each text file that rank 0 has written.
-    """
+    """A run: how it ended and what its ranks recorded."""
 
     outcome: Outcome
     ranks: tuple[Journal, ...]
-    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -210,6 +203,12 @@ class Seen:
     def world(self) -> int:
         """The number of ranks; 0 for the original."""
         return self.run.world
+
+    @property
+    def texts(self) -> dict[str, list[str] | None]:
+        """The lines by which files that any rank has written are compared; None: they are not."""
+        written = [event for rank in self.ranks for event in rank.of("content")]
+        return {event["path"]: event["lines"] for event in written}
 
 
 @dataclass(eq=False)
@@ -284,10 +283,7 @@ def read(state: Path, outcome: Outcome) -> Seen:
     """A run of the state folder."""
     run = outcome.run
     paths = [journal_path(str(state), run.name, rank) for rank in range(run.ranks)]
-    ranks = tuple(map(read_journal, paths))
-    texts = {name: _lines(Path(run.folder, name)) for name in sorted(ranks[0].written())}
-    whole = {name: lines for name, lines in texts.items() if lines is not None}
-    return Seen(outcome, ranks, whole)
+    return Seen(outcome, tuple(map(read_journal, paths)))
 
 
 def passes(journal: Journal) -> list[Pass]:
@@ -325,13 +321,3 @@ def read_journal(path: str) -> Journal:
     events = JournalFile(Path(path)).read_all()
     own = next((event["pid"] for event in events if event["event"] == "start"), None)
     return Journal(tuple(event for event in events if event["pid"] == own))
-
-
-def _lines(path: Path) -> list[str] | None:
-    """The lines of a text file; None where it is something else."""
-    if not path.name.lower().endswith(_TEXT) or path.is_symlink():
-        return None
-    with suppress(OSError, UnicodeDecodeError):
-        if path.stat().st_size <= _LONGEST:
-            return path.read_text(encoding="utf-8").splitlines()
-    return None

@@ -41,6 +41,7 @@ _WRITE = {"aria2c", "curl", "dd", "perl", "sed", "shred", "tee", "truncate", "wg
 # path.
 _SAVES = (
     ("cv2", "imwrite", 0, "filename"),
+    ("pandas.core.frame", "DataFrame.to_parquet", 1, "path"),
     ("polars.dataframe.frame", "DataFrame.write_csv", 1, "file"),
     ("polars.dataframe.frame", "DataFrame.write_ipc", 1, "file"),
     ("polars.dataframe.frame", "DataFrame.write_parquet", 1, "file"),

@@ -18,12 +18,10 @@ from ...base.errors import RunFailed, UserError
 from ...base.text import say
 from ...parallel.build import Built, build
 from ...parallel.layout import Layout
-from ...parallel.lowcomm.gossip import names
-from ...parallel.lowcomm.gossip.board import Board, StoreLost, look_again_after
+from ...parallel.lowcomm.gossip import alive
+from ...parallel.lowcomm.gossip.board import Board, Pulse, StoreLost, look_again_after
 from ...parallel.lowcomm.gossip.meet import Meeting
-from ...parallel.lowcomm.gossip.mixer import Mixer
-from ...parallel.lowcomm.gossip.progress import Progress
-from ...parallel.lowcomm.gossip.pulse import Pulse
+from ...parallel.lowcomm.gossip.mixing import Mixer
 from ...parallel.mesh import Mesh
 from ...runtime.deadline import END
 from ...runtime.world import FIRST_TIMEOUT, World
@@ -88,7 +86,7 @@ class Who:
         Raises:
             UserError: something else has started this process, or there is nobody to talk to.
         """
-        values = [os.environ.get(name) for name in (names.WORKER, names.WORKERS, names.STORE)]
+        values = [os.environ.get(name) for name in (alive.WORKER, alive.WORKERS, alive.STORE)]
         if None in values:
             raise UserError(
                 "--strategy gossip needs a launch of its own, in which no worker's end ends the "
@@ -117,7 +115,7 @@ class _Run:
         self.board.set(f"node/{who.worker}", world.node)
         self.lines = RunLines(self.board, directory, task.unit)
         pulse_board = Board.connect(who.address, who.workers)
-        self.progress = Progress(names.patience(), FIRST_TIMEOUT.total_seconds())
+        self.progress = alive.Progress(alive.patience(), FIRST_TIMEOUT.total_seconds())
         self.pulse = Pulse(pulse_board, who.worker, self.lines.say, self.progress)
         plan = Plan.of(task, options)
         self.last = options.steps or plan.steps_per_epoch * (options.epochs or 1)

@@ -13,7 +13,7 @@ from typing import Any
 from ...base.amounts import some
 from ...base.files import cut_json_lines, done_by
 from ...base.text import say
-from ...parallel.lowcomm.cost import Cost
+from ...parallel.lowcomm.flat import Cost
 from ...parallel.lowcomm.gossip.board import Board
 from ..metrics import Metrics
 

@@ -28,9 +28,10 @@ _PASSING = re.compile(
 )
 _RELATIVE = 1e-4
 _LONGEST = 120  # characters of a line that is shown
-_MODEL_FILES = (
-    ".bin", ".ckpt", ".h5", ".hdf5", ".npz", ".onnx", ".pickle", ".pkl", ".pt", ".pth",
-    ".safetensors",
+# Pictures, pages and scripts, of which those of a port are others all the same.
+_UNLIKE = (
+    ".bmp", ".eps", ".gif", ".html", ".jpeg", ".jpg", ".mp4", ".pdf", ".png", ".ps", ".py", ".svg",
+    ".tif", ".tiff", ".webp",
 )  # fmt: skip
 
 # A number of a line: the file it is in ("" for what is printed), the line's words, its place there.
@@ -160,9 +161,9 @@ def saved(original: Seen, port: Seen) -> Result:
     wrong = [f"{one['path']}: {one['why']}" for one in files if one["why"]]
     if wrong:
         return differs("differs", *wrong)
-    others = original.ranks[0].written() - {one["path"] for one in files}
-    for name in sorted(others):
-        if name.lower().endswith(_MODEL_FILES):
+    loaded = {one["path"] for one in files}
+    for name, lines in original.texts.items():
+        if lines is None and name not in loaded and not name.lower().endswith(_UNLIKE):
             return Result("not seen", f"{name} is not compared")
     if not files:
         return Result("not seen", "saves nothing")
@@ -190,18 +191,19 @@ def differences(original: Seen, port: Seen) -> list[Unlike]:
 def _aligned(original: Seen, port: Seen) -> Iterator[tuple[str, Line | None, Line | None]]:
     """Yield the lines with equal words in pairs, and one pair for each place where words differ."""
     files = [("", _lines(original), _lines(port))]
-    for name in sorted(original.texts.keys() & port.texts.keys()):
-        ours, theirs = (
-            [parse(text) for text in run.texts[name] if text.strip()] for run in (original, port)
-        )
-        files.append((name, ours, theirs))
-    for file, ours, theirs in files:
-        matcher = SequenceMatcher(None, [o.words for o in ours], [t.words for t in theirs], False)
+    theirs = port.texts
+    for name, lines in original.texts.items():
+        both = lines, theirs.get(name)
+        if None not in both and not name.lower().endswith(_UNLIKE):
+            mine, its = ([parse(one) for one in every or () if one.strip()] for every in both)
+            files.append((name, mine, its))
+    for file, mine, its in files:
+        matcher = SequenceMatcher(None, [o.words for o in mine], [t.words for t in its], False)
         for kind, a, b, c, d in matcher.get_opcodes():
             if kind == "equal":
-                yield from ((file, *pair) for pair in zip(ours[a:b], theirs[c:d], strict=True))
+                yield from ((file, *pair) for pair in zip(mine[a:b], its[c:d], strict=True))
             else:
-                yield file, ours[a] if a < b else None, theirs[c] if c < d else None
+                yield file, mine[a] if a < b else None, its[c] if c < d else None
 
 
 def _numbers(original: Seen, port: Seen) -> Iterator[tuple[Place, str, str]]:

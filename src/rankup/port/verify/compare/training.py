@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..protocol import Event, Journal, Seen
@@ -9,6 +10,8 @@ from ..verdict import Result, differs
 
 _LOSS = 1e-4  # relative: float32 sums in another order
 _GRADIENT = 2e-3
+_ROUNDS = 1.5  # times: one more or less is a matter of rounding
+_MOVED = 0.1  # of the way: Adam makes steps of the noise in a gradient that is zero
 
 
 def losses(original: Seen, port: Seen) -> Result:
@@ -36,7 +39,11 @@ def losses(original: Seen, port: Seen) -> Result:
             text = _explain(number, mine, parts, found[0])
             return differs(f"{apart:.1e} apart", text)
         worst = max(worst, apart)
-    return _gradients(original, port, len(ours), worst)
+    text = _rounds(original.ranks[0], port.ranks[0]) or _moved(original.ranks[0], port.ranks[0])
+    wrong = differs("otherwise later", text) if text else None
+    return (
+        _gradients(original, port) or wrong or Result("proved", f"{len(ours)} losses, {worst:.0e}")
+    )
 
 
 def same_number(port: Seen) -> Result:
@@ -74,27 +81,72 @@ def _weight(event: Event) -> float:
     return float(event["samples"] if units is None else units)
 
 
-def _gradients(original: Seen, port: Seen, count: int, worst: float) -> Result:
-    ours = original.ranks[0].of("step")
-    theirs = port.ranks[0].of("step")
+def _gradients(original: Seen, port: Seen) -> Result | None:
+    """Compare the gradients of optimizer steps, and those that are clipped before them."""
+    ours, theirs = original.ranks[0].of("step", "clip"), port.ranks[0].of("step", "clip")
+    if [one["event"] for one in ours] != [one["event"] for one in theirs]:
+        ours, theirs = original.ranks[0].of("step"), port.ranks[0].of("step")
     if len(ours) != len(theirs):
         text = f"rank 0 made {len(theirs)} optimizer steps, the original {len(ours)}"
         return differs(f"{len(theirs)} for {len(ours)} steps", text)
     sizes = [one["gradient"] for one in ours if isinstance(one["gradient"], float)]
     floor = 1e-6 * max(sizes, default=0.0)
-    for number, (mine, its) in enumerate(zip(ours, theirs, strict=True), 1):
+    step = 1
+    for mine, its in zip(ours, theirs, strict=True):
         one, other = mine["gradient"], its["gradient"]
-        if not (isinstance(one, float) and isinstance(other, float)):
-            continue
-        if abs(one - other) > _GRADIENT * abs(one) + floor:
+        comparable = isinstance(one, float) and isinstance(other, float)
+        if comparable and abs(one - other) > _GRADIENT * abs(one) + floor:
             ratio = other / one if one else float("inf")
+            clipped = " before it is clipped" if mine["event"] == "clip" else ""
             return differs(
                 f"gradient x {ratio:.3g}",
-                f"optimizer step {number}: the losses are equal, but the gradient has length "
-                f"{other:.6g} on rank 0 where the original's has {one:.6g} "
+                f"optimizer step {step}: the losses are equal, but the gradient has length "
+                f"{other:.6g}{clipped} on rank 0 where the original's has {one:.6g} "
                 f"({ratio:.3g} times): {_why(ratio, port.world)}",
             )
-    return Result("proved", f"{count} losses, {worst:.0e}")
+        step += mine["event"] == "step"
+    return None
+
+
+def _rounds(original: Journal, port: Journal) -> str:
+    """Compare the lengths of loops that were cut: what a port leaves out there is not seen here."""
+    pairs = zip(original.of("rounds"), port.of("rounds"), strict=False)
+    for mine, its in pairs:
+        if max(mine["number"], its["number"]) >= _ROUNDS * min(mine["number"], its["number"]):
+            return (
+                f"the loop at {mine['where']}, which verify cuts short, has {mine['number']} "
+                f"rounds, that of the port at {its['where']} {its['number']}: with all ranks on "
+                "one batch as many are needed as on one GPU"
+            )
+    return ""
+
+
+def _moved(original: Journal, port: Journal) -> str:
+    """Compare what training has made of models, those without an optimizer included."""
+    for mine in original.of("moved"):
+        alike = [
+            one
+            for one in port.of("moved")
+            if one["shapes"] == mine["shapes"] and _near(one["first"], mine["first"], _LOSS)
+        ]
+        size = max(abs(one) for one in _difference(mine["last"], mine["first"]))
+        far = [max(map(abs, _difference(one["last"], mine["last"]))) for one in alike]
+        floor = _LOSS * max(map(abs, mine["last"]))
+        if far and math.isfinite(size) and min(far) > _MOVED * size + floor:
+            return (
+                f"at the end the parameters of {mine['model']} are not the original's, by "
+                f"{min(far) / size if size else math.inf:.0%} of what its training has changed: an "
+                "average, a copy or a last step is computed otherwise"
+            )
+    return ""
+
+
+def _difference(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(one, other, strict=True)]
+
+
+def _near(one: Sequence[float], other: Sequence[float], share: float) -> bool:
+    return max(map(abs, _difference(one, other))) <= share * max(map(abs, other))
 
 
 def _why(ratio: float, world: int) -> str:
@@ -133,6 +185,7 @@ def parameters(port: Seen) -> Result:
     wrong = []
     for rank, journal in enumerate(others, 1):
         texts = [_initial(rank, journal, first), _steps(rank, journal, first)]
+        texts.append(_decided(rank, journal, first))
         wrong += [text for text in texts if text]
     if not wrong:
         wrong = [text for rank, one in enumerate(others, 1) if (text := _at_end(rank, one, first))]
@@ -166,6 +219,17 @@ def _steps(rank: int, journal: Journal, first: Journal) -> str:
             return (
                 f"after optimizer step {number} rank {rank} has other parameters than rank 0: "
                 "the model is not wrapped, or this part of it is trained around the wrapper"
+            )
+    return ""
+
+
+def _decided(rank: int, journal: Journal, first: Journal) -> str:
+    """Compare the numbers by which the learning rate is lowered later."""
+    for one, other in zip(first.of("plateau"), journal.of("plateau"), strict=False):
+        if _apart(one["value"], other["value"]) > _LOSS:
+            return (
+                f"ReduceLROnPlateau ({other['where']}) is given {other['value']:.6g} on rank "
+                f"{rank} and {one['value']:.6g} on rank 0: their learning rates part in time"
             )
     return ""
 

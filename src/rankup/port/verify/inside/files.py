@@ -1,4 +1,4 @@
-"""Output of a rank, and a check that what a port saves loads where the original's does.
+"""Output of a rank, the numbers of its files, and a check that what a port saves loads.
 
 Writing anywhere but in the rank's copy of the project and other programs are refused.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
+import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -15,12 +17,14 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 from ....sandbox.inside import files
+from ....sandbox.inside.hooks import replaces
 from ....sandbox.inside.journal import Journal
 from .draws import Progress
 
 _MOST = 2000  # printed lines
 _LONGEST = 400  # characters of a line
 _DEPTH = 4
+_LARGEST = 256 << 10  # bytes of a file that is compared by its lines or numbers
 _CLOSE = 1e-2
 _MODULE = "module."
 _FEW = 3  # names that are shown
@@ -76,6 +80,11 @@ class Lines(io.RawIOBase):
         stream.reconfigure(line_buffering=True)
         sys.stdout = sys.__stdout__ = stream  # type: ignore[misc]
 
+        # A log goes to stderr, where a progress bar and warnings are as well.
+        @replaces(logging.StreamHandler, "__init__")
+        def init(original: Any, handler: Any, given: Any = None) -> None:
+            original(handler, sys.stdout if given in (None, sys.stderr) else given)
+
     def writable(self) -> bool:
         """True."""
         return True
@@ -109,6 +118,53 @@ class Lines(io.RawIOBase):
             shown = text.decode("utf-8", "replace")[:_LONGEST]
             fields = {"phase": self._progress.phase, "bar": text is not line}
             self._journal.tell("line", text=shown, **fields)
+
+
+def content(path: str) -> list[str] | None:
+    """Return the lines of a text file, or the numbers that NumPy, pickle or torch has saved.
+
+    None: it is something else, or too large.
+    """
+    import numpy as np
+    import torch
+
+    # Whatever a reader of a user's file raises, it is not compared.
+    with suppress(Exception):
+        if _is_saved(path):
+            saved = torch.load(path, weights_only=False)
+        elif os.path.islink(path) or os.path.getsize(path) > _LARGEST:
+            return None
+        elif path.endswith((".npy", ".npz")):
+            saved = np.load(path)
+            saved = dict(saved) if path.endswith(".npz") else saved
+        elif path.endswith((".pkl", ".pickle")):
+            with open(path, "rb") as file:
+                saved = pickle.load(file)  # noqa: S301  (the script has just written it)
+        else:
+            with open(path, encoding="utf-8") as text:
+                return text.read().splitlines()
+        return list(_numbers(saved))
+    return None
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[str]:
+    """Yield a line for each number that is no value of a model, and no random state."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor) and not value.dim():
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, int | float | np.number):
+        yield f"{name} = {value}"
+    elif isinstance(value, Mapping):
+        if not _is_state(value):
+            for key, one in value.items():
+                yield from _numbers(one, f"{name}[{key!r}]")
+    elif isinstance(value, list):
+        for one in value:
+            yield from _numbers(one, f"{name}[]")
 
 
 def compare(names: Iterable[str], ours: str, theirs: str) -> list[dict[str, Any]]:
@@ -169,13 +225,20 @@ def _states(value: Any, place: Place = ()) -> Iterator[tuple[Place, Mapping[str,
     if isinstance(value, torch.nn.Module):
         yield place, value.state_dict()
     elif isinstance(value, Mapping) and len(place) < _DEPTH:
-        if value and all(isinstance(one, torch.Tensor) for one in value.values()):
-            if any(one.dim() for one in value.values()):  # else they are numbers of the training
-                yield place, value
+        if _is_state(value):
+            yield place, value
         else:
             for key, one in value.items():
                 if isinstance(key, str):
                     yield from _states(one, (*place, key))
+
+
+def _is_state(value: Mapping[Any, Any]) -> bool:
+    """Return True for a state dict of a model; tensors that are all numbers are of the training."""
+    import torch
+
+    tensors = [one for one in value.values() if isinstance(one, torch.Tensor)]
+    return len(tensors) == len(value) and any(one.dim() for one in tensors)
 
 
 def _unlike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

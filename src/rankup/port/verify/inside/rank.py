@@ -22,7 +22,7 @@ from ..protocol import FILE, Plan, Run, journal_path, read_journal
 from .comparable import Clock, Comparable
 from .data import Data, DataSets
 from .draws import SEED, Draws, Progress, seed
-from .files import Lines, Writing, compare
+from .files import Lines, Writing, compare, content
 from .training import Loops, Steps
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -98,18 +98,23 @@ class _Rank:
             self._failed(code, error)
             return code
         self._steps.finished()
-        # Both train alike.
-        if self._run.world and not self._rank and not self._run.free:
-            self._compare_saved()
+        if not self._run.free:  # both train alike
+            self._read_written()
         self._journal.tell("end", code=code, unreached=sorted(self._loops.unreached))
         return code
 
-    def _compare_saved(self) -> None:
-        original = next(one for one in self._plan.runs if one.name == self._run.against)
-        names = read_journal(journal_path(self._plan.state, original.name, 0)).written()
+    def _read_written(self) -> None:
+        """Record what this rank has written; rank 0 compares it with what the original has."""
+        state, run = self._plan.state, self._run
         with self._hook.unwatched():
-            files = compare(names, original.folder, self._run.folder)
-            self._journal.tell("loaded", files=files)
+            for name in sorted(read_journal(journal_path(state, run.name, self._rank)).written()):
+                lines = content(os.path.join(run.folder, name))
+                self._journal.tell("content", path=name, lines=lines)
+            if run.world and not self._rank:
+                original = next(one for one in self._plan.runs if one.name == run.against)
+                names = read_journal(journal_path(state, original.name, 0)).written()
+                files = compare(names, original.folder, run.folder)
+                self._journal.tell("loaded", files=files)
 
     def _failed(self, code: int, error: BaseException) -> None:
         told = without_ours(error, (HERE, _HERE))

@@ -20,12 +20,14 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
+from ....sandbox.inside.devices import change_arguments
 from ....sandbox.inside.hooks import replaces
 from ..protocol import EPOCHS, STEPS, Run
 from .draws import Progress
 
 _EACH, _GO = "__rankup_each__", "__rankup_go__"
 _NO_GRADIENTS = {"no_grad", "inference_mode"}
+_DIRECTIONS, _PROJECTED = 4, 1 << 16
 
 
 class Steps:
@@ -40,6 +42,8 @@ class Steps:
         self._progress, self._journal = progress, progress.journal
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._count = 0
+        # Of each model the values it had at the first step.
+        self._first: weakref.WeakKeyDictionary[Any, list[float]] = weakref.WeakKeyDictionary()
 
     def install(self, torch: Any) -> None:
         """All of torch."""
@@ -50,22 +54,25 @@ class Steps:
         module.register_optimizer_step_post_hook(self._after)
         self._watch_beginning(torch, module.Optimizer)
         self._watch_wrapping(torch.nn.parallel.DistributedDataParallel)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+                change_arguments(owner, name, self._clipped)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+        change_arguments(plateau, "step", self._decided)
 
     def finished(self) -> None:
         """Record the values of all models that are left, averaged copies included."""
-        import torch
-
         gc.collect()  # what nobody holds any more is not left
-        children: set[int] = set()
-        modules = [one for one in gc.get_objects() if isinstance(one, torch.nn.Module)]
-        for module in modules:
-            children.update(id(child) for child in module.children())
+        models = list(_models())
         found = [
-            (type(module).__name__, _checksum([*module.parameters(), *module.buffers()]))
-            for module in modules
-            if id(module) not in children and _has_values(module)
+            (type(one).__name__, _checksum([*one.parameters(), *one.buffers()])) for one in models
         ]
         self._journal.tell("models", found=sorted(found))
+        for one in models:
+            if (first := self._first.get(one)) is not None:
+                shapes = repr([tuple(each.shape) for each in one.parameters()])
+                name, last = type(one).__name__, _projected(one)
+                self._journal.tell("moved", model=name, shapes=shapes, first=first, last=last)
 
     def _watch_backward(self, module: Any) -> None:
         @replaces(module, "backward")
@@ -100,14 +107,22 @@ class Steps:
         initial = optimizer.__dict__.pop("_rankup_initial", None)
         if initial is not None:
             self._journal.tell("initial", optimizer=optimizer._rankup_number, sums=initial)
-        total, seen = 0.0, 0
-        for parameter in _parameters(optimizer):
-            if parameter.grad is not None:
-                gradient = _whole(parameter.grad)
-                gradient = gradient.to_dense() if gradient.is_sparse else gradient
-                total += float(gradient.double().pow(2).sum())
-                seen += 1
-        optimizer._rankup_gradient = math.sqrt(total) if seen else None
+        if not self._first:
+            self._first.update({one: _projected(one) for one in _models()})
+        optimizer._rankup_gradient = _gradient(_parameters(optimizer))
+
+    def _clipped(self, given: dict[str, Any]) -> None:
+        """Behind it a gradient that is N times too long is right, as long as it is clipped."""
+        parameters = given["parameters"]
+        alone = hasattr(parameters, "grad")
+        given["parameters"] = parameters = [parameters] if alone else list(parameters)
+        norm = _gradient(parameters)
+        if norm is not None:
+            self._journal.tell("clip", gradient=norm if math.isfinite(norm) else str(norm))
+
+    def _decided(self, given: dict[str, Any]) -> None:
+        """The learning rate is lowered by a number of this rank, after more epochs than here."""
+        self._journal.tell("plateau", value=float(given["metrics"]), where=self._journal.where())
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         norm = getattr(optimizer, "_rankup_gradient", None)
@@ -172,6 +187,45 @@ def _parameters(optimizer: Any) -> list[Any]:
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
+def _gradient(parameters: Iterable[Any]) -> float | None:
+    """Return the length of a gradient, None where there is none."""
+    total, seen = 0.0, 0
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradient = _whole(parameter.grad)
+            gradient = gradient.to_dense() if gradient.is_sparse else gradient
+            total += float(gradient.double().pow(2).sum())
+            seen += 1
+    return math.sqrt(total) if seen else None
+
+
+def _models() -> Iterator[Any]:
+    """Yield all modules that are no other's, but for those with only the shapes of values."""
+    import torch
+
+    modules = [one for one in gc.get_objects() if isinstance(one, torch.nn.Module)]
+    children = {id(child) for module in modules for child in module.children()}
+    for module in modules:
+        first = next(module.parameters(), None)
+        if id(module) not in children and first is not None and not first.is_meta:
+            yield module
+
+
+def _projected(module: Any) -> list[float]:
+    """Return a model's parameters, the first of each tensor, in a few directions."""
+    import torch
+
+    found = torch.zeros(_DIRECTIONS, dtype=torch.float64)
+    for number, parameter in enumerate(module.parameters()):
+        if parameter.is_meta or parameter.is_sparse or hasattr(parameter, "materialize"):
+            continue
+        values = _whole(parameter.detach()).cpu().reshape(-1)[:_PROJECTED].double()
+        places = torch.arange(1.0, len(values) + 1, dtype=torch.float64) + 7 * number
+        for direction in range(_DIRECTIONS):
+            found[direction] += (values * torch.cos(places * (direction + 1))).sum()
+    return list(found.tolist())
+
+
 def _whole(tensor: Any) -> Any:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
@@ -188,16 +242,10 @@ def _checksum(tensors: Iterable[Any]) -> int:
     return total
 
 
-def _has_values(module: Any) -> bool:
-    """False for a model that only has the shapes of one: it was not trained."""
-    first = next(module.parameters(), None)
-    return first is not None and not first.is_meta
-
-
 def _ledgers() -> list[Any]:
     """Return those of rankup's runtime, the installed one or one that lies beside the script."""
     found = [
-        getattr(module, "LEDGER", None)
+        getattr(module, "CONTEXT", None)
         for name, module in list(sys.modules.items())
         if "runtime" in name or "rankup" in name
     ]
@@ -304,9 +352,13 @@ class Loops:
         """The items, until enough has been trained since the first one."""
         began = self._now()
         self.unreached.discard(place)
+        rounds = getattr(items, "iterable", items)  # of a progress bar
         for item in items:
             yield item
             if self._enough(began):
+                if isinstance(rounds, range):
+                    journal = self._progress.journal
+                    journal.tell("rounds", number=len(rounds), where=journal.where())
                 return
 
     def go(self, loop: int) -> bool:

@@ -1,0 +1,181 @@
+"""What was recorded as a folder of TensorBoard, and as an offline run of W&B."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.files import replacing
+from ..recording import Band, Recording
+from . import need, units
+
+MOST_NODES = 16  # whose GPUs are shown one by one; of more, the lowest, mean and highest
+
+
+def write_tensorboard(recording: Recording, target: Path) -> list[Path]:
+    """Write the runs `training` and `system` into a folder, as far as there is anything to show.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    runs = {
+        "training": (recording.steps.time, recording.steps.step, training(recording)),
+        "system": (
+            recording.times,
+            np.rint(recording.times - recording.begin).astype(np.int64),
+            system(recording),
+        ),
+    }
+    paths = []
+    for name, (times, steps, scalars) in runs.items():
+        folder = target / name
+        if not scalars:
+            continue
+        folder.mkdir(exist_ok=True)
+        path = folder / f"events.out.tfevents.{int(recording.begin)}.rankup"
+        with replacing(path) as file:
+            _write_events(f"/dev/fd/{file.fileno()}", times, steps, scalars)
+        paths.append(path)
+    return paths
+
+
+def training(recording: Recording) -> dict[str, NDArray[np.float64]]:
+    """Values of each step by tag, NaN where there is none."""
+    steps = recording.steps
+    valid = dict(steps.valid.tolist())
+    found = {
+        "loss": steps.loss,
+        "valid_loss": np.array([valid.get(float(step), np.nan) for step in steps.step]),
+        f"{steps.unit or 'units'}_per_s": steps.rate,
+        "step_seconds": steps.seconds,
+        "data_wait_share": steps.data_wait,
+        "mfu": steps.mfu,
+        **{f"logged/{name}": values for name, values in steps.extra.items()},
+    }
+    return {tag: values for tag, values in found.items() if not np.isnan(values).all()}
+
+
+def system(recording: Recording) -> dict[str, NDArray[np.float64]]:
+    """Values of each bin by tag, NaN where there is none."""
+    found: dict[str, NDArray[np.float64]] = {}
+    few = len(recording.heads) <= MOST_NODES
+    gpus = [name.replace(":", "/gpu") for name in recording.gpu_names()]
+    numbers = zip(recording.rank_node.tolist(), recording.ranks.tolist(), strict=True)
+    ranks = [f"{recording.nodes[node]}/rank{number}" for node, number in numbers]
+    for kind, bands, names, things in (
+        ("gpu", recording.gpu, units.GPU, gpus),
+        ("node", recording.host, units.HOST, list(recording.nodes)),
+        ("rank", recording.rank, units.RANK, ranks),
+    ):
+        for channel, band in bands.items():
+            if few:
+                for at, thing in enumerate(things):
+                    found[f"{kind}_{names[channel]}/{thing}"] = band.mean[:, at].astype(float)
+            elif things:
+                found |= _spread(f"{kind}_{names[channel]}", band)
+    return {tag: values for tag, values in found.items() if not np.isnan(values).all()}
+
+
+def _spread(tag: str, band: Band) -> dict[str, NDArray[np.float64]]:
+    """Over all things: their lowest and highest value, and the mean of their means."""
+    said = ~np.isnan(band.mean)
+    count = said.sum(axis=1)
+    total = np.where(said, band.mean, 0).sum(axis=1, dtype=np.float64)
+    none = count == 0
+    low, high = np.fmin.reduce(band.low, axis=1), np.fmax.reduce(band.high, axis=1)
+    mean = np.where(none, np.nan, total / np.maximum(count, 1))
+    return {
+        f"{tag}/lowest": low.astype(float),
+        f"{tag}/mean": mean,
+        f"{tag}/highest": high.astype(float),
+    }
+
+
+def _write_events(
+    path: str,
+    times: NDArray[np.float64],
+    steps: NDArray[np.int64],
+    scalars: dict[str, NDArray[np.float64]],
+) -> None:
+    """Write an event file: its version, then an event per time with all that is said then."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboardX.record_writer import RecordWriter
+
+    writer = RecordWriter(path)
+    try:
+        first = float(times[0]) if len(times) else 0.0
+        writer.write(Event(wall_time=first, file_version="brain.Event:2").SerializeToString())
+        tags = [tag.encode(errors="replace").decode() for tag in scalars]
+        table = np.stack(list(scalars.values()), axis=1)
+        for time, step, row in zip(times.tolist(), steps.tolist(), table, strict=True):
+            values = [
+                Summary.Value(tag=tags[at], simple_value=row[at])
+                for at in np.flatnonzero(~np.isnan(row))
+            ]
+            if values:
+                event = Event(wall_time=time, step=step, summary=Summary(value=values))
+                writer.write(event.SerializeToString())
+    finally:
+        writer.close()
+
+
+def write_wandb(recording: Recording, target: Path) -> Path:
+    """Make an offline run in `target/wandb/`; the folder of it.
+
+    Training values are there by `step`, those of the nodes by `seconds` since the begin.
+
+    Raises:
+        UserError: the package `wandb` is not installed.
+    """
+    wandb = need("wandb")
+    facts = recording.facts
+    config = {
+        "run": facts.run,
+        "command": facts.command,
+        "site": facts.site,
+        "partition": facts.partition,
+        "nodes": facts.nodes,
+        "ranks_per_node": facts.ranks,
+        "gpus_per_node": facts.gpus,
+        **facts.what,
+    }
+    run = wandb.init(
+        mode="offline",
+        dir=str(target),
+        project="rankup",
+        name=f"{facts.name} {facts.run}",
+        config=config,
+        # Nothing of this process: it is not the run.
+        settings=wandb.Settings(
+            console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True
+        ),
+    )
+    try:
+        run.define_metric("training/*", step_metric="step")
+        run.define_metric("system/*", step_metric="seconds")
+        seconds = recording.times - recording.begin
+        for at, row in _rows("training", training(recording)):
+            run.log({"step": int(recording.steps.step[at]), **row})
+        for at, row in _rows("system", system(recording)):
+            run.log({"seconds": float(seconds[at]), **row})
+        folder = Path(run.dir).parent
+    finally:
+        run.finish()
+    return folder
+
+
+def _rows(prefix: str, scalars: dict[str, Any]) -> Any:
+    """For each time at which anything is said, its place and what is said."""
+    if not scalars:
+        return
+    table = np.stack(list(scalars.values()), axis=1).tolist()
+    tags = [f"{prefix}/{tag}" for tag in scalars]
+    for at, values in enumerate(table):
+        row = {tag: v for tag, v in zip(tags, values, strict=True) if not math.isnan(v)}
+        if row:
+            yield at, row
