@@ -348,11 +348,10 @@ def main() -> None:
     parser.add_argument("--table", type=Path, default=usual)
     parser.add_argument("--leave-out", action="store_true", help="fit without each row's document")
     parser.add_argument("--fit", action="store_true", help="print the constants that fit best")
-    parser.add_argument("--quick", action="store_true", help="as every bench has; it is quick")
     parser.add_argument("--rows", action="store_true", help="print every row, too")
     parser.add_argument("--calibrate", action="store_true", help="on CPU ranks of this machine")
     parser.add_argument("--cpu-clock", action="store_true", help="with it: seconds of processors")
-    parser.add_argument("--quick", action="store_true", help="with it: four of the layouts")
+    parser.add_argument("--quick", action="store_true", help="with --calibrate: four layouts")
     arguments = parser.parse_args()
     if arguments.calibrate:
         _plan_calibrate.main(arguments.cpu_clock, arguments.quick)
