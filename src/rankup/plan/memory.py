@@ -92,9 +92,9 @@ def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Pa
         layout, framework, stage_parameters(shape, layout, stage)
     )
     kept_bytes = layers * kept(layout, stage) * activations(shape, layout, framework)
-    # The layer that is being computed again has all of its own.
-    whole = activations(shape, replace(layout, recompute="none"), framework)
-    kept_bytes += whole - activations(shape, layout, framework)
+    if layout.recompute != "none":  # the layer that is being computed again has all of its own
+        whole = activations(shape, replace(layout, recompute="none"), framework)
+        kept_bytes += whole - activations(shape, layout, framework)
     logits = 0.0
     if stage == layout.pp - 1:
         logits = framework.logits * tokens * shape.vocab / layout.tp
