@@ -257,7 +257,8 @@ class Stepper:
         """Dropout belongs to the micro-batch, whichever rank computes it."""
         place = self.built.draws_apart
         reseed(
-            derive(self.options.seed, "micro-batch", step.number, index, *place), self.world.device
+            derive(self.options.seed, "micro-batch", step.number, step.first + index, *place),
+            self.world.device,
         )
 
     def _note(self, turn: Turn, loss: torch.Tensor, samples: torch.Tensor) -> None:
