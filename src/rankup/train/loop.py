@@ -15,7 +15,7 @@ from ..runtime.world import World, after_first_step
 from .attempt import Attempt, Outcome
 from .evaluate import Stopped
 from .keeper import Keeper
-from .metrics import Metrics, Silence, step_record
+from .metrics import Metrics, Silence, Trace, step_record
 from .optimizer import LossScale
 from .options import TrainOptions
 from .plan import Place, Plan
@@ -26,7 +26,6 @@ from .stop import Stop
 from .taken import Taken
 from .task import Task
 from .timeline import Timeline
-from .trace import Trace
 
 _SHOWN = 100  # steps after which a run that does not meet otherwise shows its numbers
 
