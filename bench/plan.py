@@ -195,6 +195,8 @@ def read(row: dict[str, str]) -> Row | None:
     usual_batch = micro * data
     if found := re.search(r"local batch (\d+)", text):
         usual_batch = int(found[1]) * data
+    elif found := re.search(r"(?:grad(?:ient)?[- ]acc\w*) (\d+)", text):
+        usual_batch *= int(found[1])
     shard = data if zero >= 2 else 1
     hybrid = "hsdp" in text and zero == 3
     if hybrid:
