@@ -34,7 +34,7 @@ from rankup.plan.machine import EFA, GB, GIB, MACHINES, Machine
 from rankup.plan.shape import Shape
 
 DERIVED = re.compile(r"not a measurement|formula-derived", re.IGNORECASE)
-SEQUENCE = re.compile(r"(?<!no )(?<!without )sequence[ _-]parallel(?!\W*(?:false|off|no))|\bsp\+")
+SEQUENCE = re.compile(r"(?<!no )(?<!without )sequence[ _-]parallel(?!\W*(?:false|off|no|0))|\bsp\+")
 # A part of what a table calls a precision -> ours; the first that is found counts.
 PRECISIONS = {"8": "fp8", "bf": "bf16", "32": "fp32", "16": "fp16"}
 
