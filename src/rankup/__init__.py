@@ -47,7 +47,7 @@ _HOME = {
     "path0": "runtime.save",
     "quiet": "runtime.log",
     "Deadline": "runtime.deadline",
-    "on_login_node": "site.detect",
+    "on_login_node": "site.profile",
 }
 
 # Rooms that are public themselves, as in `rankup.data.open`.
