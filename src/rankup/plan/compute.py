@@ -67,7 +67,9 @@ def matmul(machine: Machine, m: float, n: float, k: float, fp8: bool = False) ->
     """
     flops = 2.0 * m * n * k
     peak = machine.peak_flops * machine.matmul_efficiency * machine.power
-    seconds = (flops / (machine.fp8_speedup or 1.0 if fp8 else 1.0) + machine.matmul_half) / peak
+    if fp8 and machine.fp8_speedup:
+        flops /= machine.fp8_speedup
+    seconds = (flops + machine.matmul_half) / peak
     moved = 2.0 * (m * k + k * n + m * n) / (machine.hbm * machine.hbm_efficiency)
     return max(seconds, moved)
 
@@ -144,7 +146,7 @@ def recomputed(work: Work, layout: Layout, framework: Framework) -> float:
     if layout.recompute == "full":
         return work.forward
     if layout.recompute == "selective":
-        if framework.selective == 1:
+        if framework.selective is None:
             return 0.0 if framework.fused_attention else work.attention
         products = (1 - framework.selective) * work.matmul
         return work.elementwise + products
