@@ -112,7 +112,9 @@ def _quota(path: Path) -> list[str]:
 @app.command("bench-data")
 def bench_data(
     file: Annotated[str, typer.Argument(help="What is fed from: a pack, or a folder or file.")],
-    split: Annotated[str | None, typer.Option(help="By default train, where there are several.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="By default train, where there are several.")
+    ] = None,
     field: Annotated[str | None, typer.Option(help="By default the first one.")] = None,
     transform: Annotated[
         str | None,
@@ -201,10 +203,12 @@ def _alive(job: str) -> bool | None:
     import os
 
     from ..slurm.client import Client, SlurmError
+    from ..slurm.reasons import is_live
 
     if job == os.environ.get("SLURM_JOB_ID"):
         return True
     try:
-        return bool(Client(timeout=10).queue([job]))
+        shown = Client(timeout=10).show(job)
     except SlurmError:
         return None
+    return any(is_live(record.get("JobState", "")) for record in shown)

@@ -153,7 +153,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
     """Write a run's model into one file, whatever it was trained on."""
-    from ..launch.export import export as write
+    from ..launch.weights import export as write
 
     raise typer.Exit(write(run, to, out, step, best, force))
 
@@ -187,7 +187,7 @@ def generate(
 ) -> None:
     """Try a run's model: text that goes on from a prompt, a summary, the names of photos."""
     from ..base.files import user_path
-    from ..launch.generate import generate as make
+    from ..launch.weights import generate as make
     from ..recipes import Asked
 
     path = None if file is None else user_path(file, "--file").absolute()

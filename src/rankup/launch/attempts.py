@@ -28,19 +28,11 @@ _VIEWS = ("status", "logs", "cancel")
 NEW = Attempt(None, "NEW", "It has not been started.", "own record", live=True)
 
 
-def jobs(path: Path, job: Job, client: Client) -> list[str]:
-    """Ids of the run's Slurm jobs in order: those written down, then those Slurm alone has.
-
-    An id may never have been written down: where sbatch did not answer, say.
-
-    Raises:
-        SlurmError: Slurm does not answer.
-    """
-    return list(dict.fromkeys([*rundir.slurm_jobs(path, job), *client.in_folder(path)]))
-
-
 def live(path: Path, job: Job, client: Client) -> list[Queued]:
-    """The rows of squeue that are jobs of this run, waiting or running, in the order of `jobs`.
+    """The rows of squeue that are jobs of this run: those written down in order, then others.
+
+    An id may never have been written down: where sbatch did not answer, say. But a run's job script
+    starts in the run directory.
 
     Raises:
         SlurmError: Slurm does not answer.
@@ -181,15 +173,18 @@ def _states(
     thorough: bool,
 ) -> list[Attempt]:
     """The states of a job; `rows` are its own in squeue, None where that could not be asked."""
-    array = any("_" in row.job_id for row in rows or ())
-    if rows and not (array and thorough):
+    known = {row.job_id: _queued(row, own) for row in rows or ()}
+    if not known and (rows is None or thorough or not _ended_alone(own)):
+        return slurm_job.states(client, job_id, own, path)
+    if thorough and any("_" in name for name in known):
         # Tasks of an array that have ended are not in the queue any more.
-        known = {row.job_id: _queued(row, own) for row in rows}
-        rest = [s for s in slurm_job.recorded(job_id, own) if s.source == "own record"]
-        return [*(state for state in rest if state.job not in known), *known.values()]
-    if rows is not None and not thorough and _ended_alone(own):
-        return slurm_job.recorded(job_id, own)
-    return slurm_job.states(client, job_id, own, path)
+        rest = slurm_job.states(client, job_id, own, path)
+    else:
+        rest = slurm_job.recorded(job_id, own)
+    if not known:
+        return rest
+    ended = [one for one in rest if one.job not in known and one.source != "none"]
+    return [*ended, *known.values()]
 
 
 def _queued(row: Queued, own: Sequence[Mapping[str, Any]]) -> Attempt:

@@ -19,7 +19,7 @@ from ..parallel.layout import Layout as Mesh
 from ..recipes.options import LanguageModelOptions
 from ..recipes.vocabulary import BYTES
 from ..site.profile import Profile
-from ..slurm.times import parse_seconds, time_text
+from ..slurm.parse import parse_seconds, time_text
 from . import machines, table
 from .estimate import Estimate, estimate
 from .layout import Layout, Precision

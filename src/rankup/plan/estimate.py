@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import compute
-from .exchange import data_parallel, pipeline_send, tied_embedding
+from .exchange import data_parallel
 from .framework import FRAMEWORKS
 from .layout import Layout
 from .machine import GIB, Machine
 from .memory import memory, stage_parameters
-from .pipeline import bubble, stage_layers
+from .network import group
+from .pipeline import bubble, pipeline_send, stage_layers, tied_embedding
 from .shape import Shape
 
+BLOCKING = 0.25  # of writing a checkpoint, at most
 RISKY = 0.08  # of the memory: below this head room a layout may run out of it
 
 
@@ -128,8 +130,11 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
         "gradients": data.per_step + tied_embedding(shape, layout, machine, framework),
         "optimizer": compute.optimizer(parameters / (shard if layout.zero else 1), machine),
     }
+    numbers = _numbers(layout, machine, layers, parameters)
     terms = tuple(
-        Term(name, spent, *EXPLAINED[name]) for name, spent in seconds.items() if spent > 0
+        Term(name, spent, *EXPLAINED[name], numbers.get(name, ""))
+        for name, spent in seconds.items()
+        if spent > 1e-9
     )
     total = sum(term.seconds for term in terms)
     rate = layout.global_batch * shape.seq / total / layout.gpus
@@ -149,6 +154,67 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
         memory_band=MEMORY_BAND,
         limit=limit,
         advice=advice,
+    )
+
+
+def _numbers(layout: Layout, machine: Machine, layers: int, parameters: float) -> dict[str, str]:
+    """Return what goes into the terms, in words."""
+    micro = f"{layout.micro_batches} micro-batches of {layout.micro_batch}"
+    peak = machine.peak_flops * machine.matmul_efficiency * machine.power
+    tensor = group(machine, layout.tp, 1)
+    sharded = layout.zero >= 2
+    ranks = layout.shards if sharded else layout.data * layout.cp
+    data = group(machine, ranks, layout.tp)
+    exchange = f"{data}; {parameters / 1e9:.3g} G parameters on this rank"
+    return {
+        "matmul": f"{layers} layers, {micro}; e_max {peak / 1e12:.0f} TFLOP/s, half of it at "
+        f"{machine.matmul_half / 1e9:.3g} GFLOP",
+        "attention": f"{machine.attention_efficiency * machine.peak_flops / 1e12:.0f} TFLOP/s",
+        "element-wise": f"{machine.hbm * machine.hbm_efficiency / 1e12:.2f} TB/s",
+        "launches": f"{machine.launch * 1e6:.1f} us each",
+        "tensor parallel": str(tensor),
+        "bubble": f"{bubble(layout):.3g} beside {layout.micro_batches} micro-batches",
+        "sharded weights": exchange,
+        "gradients": exchange,
+    }
+
+
+def with_storage(
+    found: Estimate,
+    *,
+    loader: float | None = None,
+    checkpoint_steps: int | None = None,
+) -> Estimate:
+    """Return an estimate that also waits for samples and for checkpoints.
+
+    Args:
+        loader: samples/s that a node's loader gives, as `rankup bench-data` measures it. A step
+            takes at least as long as its samples need; loading runs beside computing.
+        checkpoint_steps: steps between two checkpoints. Writing is asynchronous: a quarter of it
+            blocks at most (`bench/strategies.py`), and a node writes what its ranks hold at the
+            machine's `file_system`.
+    """
+    layout, machine = found.layout, found.machine
+    nodes = max(1.0, layout.gpus / machine.gpus_per_node)
+    more = []
+    if loader is not None:
+        slower = layout.global_batch / (nodes * loader) - found.seconds
+        more.append(Term("data", slower, "samples / loader's rate, less the step", "bench-data"))
+    if checkpoint_steps is not None and machine.file_system:
+        weights, _, optimizer = FRAMEWORKS[layout.framework].states
+        states = (weights + optimizer) * found.shape.parameters()
+        seconds = BLOCKING * states / (nodes * machine.file_system) / checkpoint_steps
+        formula = "a quarter of bytes / file system's rate, over the steps between two"
+        more.append(Term("checkpoints", seconds, formula, "bench/strategies.py"))
+    more = [term for term in more if term.seconds > 0]
+    total = found.seconds + sum(term.seconds for term in more)
+    slower = found.seconds / total
+    return replace(
+        found,
+        seconds=total,
+        terms=(*found.terms, *more),
+        tokens_per_second_per_gpu=found.tokens_per_second_per_gpu * slower,
+        mfu=found.mfu * slower,
     )
 
 
@@ -238,10 +304,10 @@ def what_limits(terms: tuple[Term, ...], layout: Layout, machine: Machine) -> tu
 # Errors of time that four of five measurements of a class stayed within, with constants fitted
 # without their paper or repository (`bench/plan.py --leave-out`), and of memory.
 _BANDS = {
-    "whole": 0.16,
-    "tensor": 0.18,
-    "pipeline": 0.16,
-    "copies": 0.35,
+    "whole": 0.13,
+    "tensor": 0.13,
+    "pipeline": 0.13,
+    "copies": 0.28,
     "across": 0.9,
     "fp8": 0.17,
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..base.errors import UserError, nearest
-from ..site import caches, config, detect
+from ..site import caches, config
 from ..site import profile as profiles
 from ..site.profile import Profile
 from .calibrate import machines_of
@@ -138,7 +138,7 @@ def profile_of(name: str | None) -> Profile:
     """
     settings = config.load(Path.cwd())
     if name is None:
-        return detect.choose(settings, os.environ, os.uname().nodename)[0]
+        return profiles.choose(settings, os.environ, os.uname().nodename)[0]
     begun = [known for known in profiles.names() if known.startswith(name)]
     if len(begun) == 1:
         name = begun[0]

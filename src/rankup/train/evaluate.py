@@ -10,10 +10,9 @@ import torch.distributed as dist
 
 from ..parallel.build import Built
 from ..runtime.collectives import all_reduce
-from .feed import Feed
 from .plan import micro_batches
 from .stop import Stop
-from .task import Batch, Split
+from .task import Batch, Feed, Split
 
 
 class Stopped(Exception):  # noqa: N818 - no error: somebody wished it

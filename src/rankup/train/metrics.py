@@ -1,4 +1,5 @@
-"""The run in numbers: one line of `metrics.jsonl` per step, and a bar or lines for people."""
+"""The run in numbers: a line of `metrics.jsonl` per step, and a bar or lines for people; and which
+samples each rank drew."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from ..base.amounts import size
 from ..base.files import cut_json_lines, done_by
 from ..base.text import say
+from ..runtime.collectives import all_gather_object
 from ..runtime.world import World
+from .plan import Step
 from .taken import Taken
 
 # Peak dense bfloat16 FLOP/s by the name the driver gives (vendors' data sheets; MI250X per die).
@@ -68,8 +72,14 @@ def step_record(
     unit: str,
     flops_per_unit: float,
     world: World,
+    rate: float | None = None,
+    ranks: int | None = None,
 ) -> dict[str, Any]:
     """A step's line of `metrics.jsonl`.
+
+    Args:
+        rate: targets per second of all ranks, where that is not the step's own.
+        ranks: how many that are, where they do not make up one world.
 
     `seconds` is what the step took and `data_wait` the mean over ranks of the share of it spent
     waiting for data; `peak_memory` is rank 0's in bytes, `mfu` is null where the GPU is not known.
@@ -77,7 +87,7 @@ def step_record(
     whose gradient overflowed at its `loss_scale`.
     """
     seconds = taken.clock.seconds
-    rate = taken.count / seconds
+    rate = taken.count / seconds if rate is None else rate
     peak = peak_flops(world.device)
     record: dict[str, Any] = {
         "step": taken.step.number,
@@ -88,7 +98,7 @@ def step_record(
         "seconds": round(seconds, 6),
         "data_wait": round(waited / world.world_size / seconds, 4),
         "peak_memory": peak_memory(world.device),
-        "mfu": rate * flops_per_unit / (peak * world.world_size) if peak else None,
+        "mfu": rate * flops_per_unit / (peak * (ranks or world.world_size)) if peak else None,
         "grad_norm": norm if math.isfinite(norm) else None,
         "time": round(taken.ended, 3),
     }
@@ -98,11 +108,7 @@ def step_record(
         record |= taken.cost.record()
     if taken.staleness is not None:
         record["staleness"] = {str(late): number for late, number in taken.staleness.items()}
-    if taken.valid_loss is not None:
-        record |= {"valid_loss": taken.valid_loss, **taken.measures}
-        if taken.valid_seconds is not None:
-            record["valid_seconds"] = round(taken.valid_seconds, 4)
-    return record
+    return {**record, **(taken.validation if "valid_loss" in taken.validation else {})}
 
 
 class Lines:
@@ -151,6 +157,43 @@ class Lines:
         if not self._lost:
             self._say(f"{self._path} cannot be written (disk full?); training goes on without")
         self._lost = True
+
+
+class Trace:
+    """Appends a JSON line per step and rank: `step`, `epoch`, `rank`, `samples`.
+
+    Ranks send what they drew to rank 0, the one writer. A resumed run first cuts the file back to
+    the checkpoint it starts from, so that it lists committed steps alone.
+    """
+
+    def __init__(self, path: str | None, world: World, resumed_at: int) -> None:
+        self.on = path is not None
+        self._drawn: list[int] = []
+        self._lines: Lines | None = None
+        if path is not None and world.is_root:
+            self._lines = Lines(Path(path).expanduser(), resumed_at, partial(say, prefix=""))
+
+    def drew(self, samples: torch.Tensor) -> None:
+        """Note samples as they are read for training."""
+        if self.on:
+            self._drawn += samples.tolist()
+
+    def write(self, step: Step) -> None:
+        """Write down what all ranks drew in `step`; call on every rank after it."""
+        if not self.on:
+            return
+        drawn, self._drawn = self._drawn, []
+        everyone = all_gather_object(drawn)
+        if self._lines:
+            place = {"step": step.number, "epoch": step.after.epoch}
+            self._lines.write(
+                *({**place, "rank": r, "samples": samples} for r, samples in enumerate(everyone))
+            )
+
+    def sync(self) -> None:
+        """Put the lines on disk before a checkpoint says that their steps are done."""
+        if self._lines:
+            self._lines.sync()
 
 
 class Metrics:

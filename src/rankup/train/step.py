@@ -13,22 +13,19 @@ import torch.distributed as dist
 from torch import nn
 
 from ..parallel.build import Built
-from ..parallel.norm import clip, global_norm
+from ..parallel.gradients import clip, global_norm
 from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
 from .evaluate import to_device
-from .feed import Feed
-from .late import Clock, Late
-from .optimizer import LossScale, set_rates
+from .metrics import Trace
+from .optimizer import LossScale, rates, set_rates
 from .options import TrainOptions
 from .plan import Plan, Step
-from .schedule import rates
 from .start import refuse_unused
 from .stop import Stop
-from .taken import Taken
-from .task import Batch, Freezing, Measuring, Task
+from .taken import Clock, Late, Taken
+from .task import Batch, Feed, Freezing, Measuring, Task
 from .timeline import Timeline
-from .trace import Trace
 
 
 @dataclass
@@ -257,7 +254,8 @@ class Stepper:
         """Dropout belongs to the micro-batch, whichever rank computes it."""
         place = self.built.draws_apart
         reseed(
-            derive(self.options.seed, "micro-batch", step.number, index, *place), self.world.device
+            derive(self.options.seed, "micro-batch", step.number, step.first + index, *place),
+            self.world.device,
         )
 
     def _note(self, turn: Turn, loss: torch.Tensor, samples: torch.Tensor) -> None:

@@ -249,6 +249,14 @@ def test_a_model_file_that_is_not_compared_is_not_seen() -> None:
     assert _results(runs)["output"].state == "proved"
 
 
+def test_another_learning_rate_is_found_where_no_loss_shows_it() -> None:
+    runs = Runs()
+    runs.first("step", 0, 1)["options"] = [("lr", 0.099)]
+    found = _results(runs)["losses"]
+    assert found.state == "differs"
+    assert "optimizer step 2: lr is 0.099 where the original's is 0.1" in found.differences[0]
+
+
 def test_weights_are_units_where_they_are_counted() -> None:
     runs = Runs()
     for number, (units, value) in enumerate(((10.0, 1.0), (30.0, 2.0))):

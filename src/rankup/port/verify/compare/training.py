@@ -10,6 +10,7 @@ from ..verdict import Result, differs
 
 _LOSS = 1e-4  # relative: float32 sums in another order
 _GRADIENT = 2e-3
+_OPTION = 1e-6
 _ROUNDS = 1.5  # times: one more or less is a matter of rounding
 _MOVED = 0.1  # of the way: Adam makes steps of the noise in a gradient that is zero
 
@@ -26,6 +27,8 @@ def losses(original: Seen, port: Seen) -> Result:
                 f"over the same {len(ours)} batches"
                 + (": it draws other batches" if events else ": it does not train"),
             )
+    if text := _options(original.ranks[0], port.ranks[0]):
+        return differs("other options", text)
     worst = 0.0
     for number, mine in enumerate(ours):
         parts = [events[number] for events in theirs]
@@ -106,6 +109,19 @@ def _gradients(original: Seen, port: Seen) -> Result | None:
             )
         step += mine["event"] == "step"
     return None
+
+
+def _options(original: Journal, port: Journal) -> str:
+    """Compare the learning rates: a schedule of another length may show in no loss so early."""
+    pairs = zip(original.of("step"), port.of("step"), strict=False)
+    for number, (mine, its) in enumerate(pairs, 1):
+        for (name, one), (other, value) in zip(mine["options"], its["options"], strict=False):
+            if name == other and abs(one - value) > _OPTION * abs(one):
+                return (
+                    f"optimizer step {number}: {name} is {value:.6g} where the original's is "
+                    f"{one:.6g}: it is scaled, or its schedule has another length or other steps"
+                )
+    return ""
 
 
 def _rounds(original: Journal, port: Journal) -> str:
