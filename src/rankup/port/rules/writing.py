@@ -151,8 +151,9 @@ def _last_made(context: Context, loop: Loop, node: ast.AST, depth: int = 4) -> b
                 return True
             continue
         made = script.statement(last)
-        later = isinstance(made, ast.Assign) and script.span(made) > script.span(loop.node)
-        if later and _last_made(context, loop, made.value, depth - 1):
+        if script.span(made) < script.span(loop.node) or not isinstance(made, ast.Assign):
+            continue
+        if _last_made(context, loop, made.value, depth - 1):
             return True
     return False
 
