@@ -85,11 +85,10 @@ class _Run:
         self.metrics: Metrics | Silence = Silence()
         if world.is_root:
             self.metrics = Metrics(directory, task.unit, self.last, self.place.step)
-        self.stepper.timeline = Timeline(
-            self.built.pipeline if options.pp_timeline else None,
-            directory,
-            min(self.place.step + 3, self.last),  # connections are made in an attempt's first steps
-        )
+        if options.pp_timeline and self.built.pipeline is not None:
+            # Connections are made in an attempt's first steps.
+            drawn = min(self.place.step + 3, self.last)
+            self.stepper.timeline = Timeline(self.built.pipeline, directory, drawn)
         self.attempt = Attempt(
             task,
             options,

@@ -16,7 +16,6 @@ from ..parallel.build import Built
 from ..parallel.gradients import clip, global_norm
 from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
-from .evaluate import to_device
 from .metrics import Trace
 from .optimizer import LossScale, rates, set_rates
 from .options import TrainOptions
@@ -24,7 +23,7 @@ from .plan import Plan, Step
 from .start import refuse_unused
 from .stop import Stop
 from .taken import Clock, Late, Taken
-from .task import Batch, Feed, Freezing, Measuring, Task
+from .task import Batch, Feed, Freezing, Measuring, Task, to_device
 from .timeline import Timeline
 
 

@@ -160,3 +160,16 @@ class Feed:
 
     def _request(self, epoch: int, samples: torch.Tensor) -> BatchRequest:
         return BatchRequest.of(samples.numpy(), self._seed, epoch)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device; to a GPU through pinned memory, without waiting for the copy."""
+    if device.type == "cpu":
+        return batch
+    return tuple(_moved(tensor, device) for tensor in batch)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if tensor.is_cuda:  # decoded there
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
