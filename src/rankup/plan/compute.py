@@ -34,6 +34,7 @@ class Work:
         tensor: exchange between tensor-parallel ranks; a backward does as much.
         attention_back: a backward's attention over a forward's; of all else it is 2.
         floor: what the processor needs to launch the forward's kernels.
+        wrapping: what sharding and cutting add to forward and backward together.
     """
 
     matmul: float
@@ -42,6 +43,7 @@ class Work:
     tensor: float = 0.0
     attention_back: float = 2.5
     floor: float = 0.0
+    wrapping: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -51,12 +53,13 @@ class Work:
 
     @property
     def forward(self) -> float:
-        return max(self.matmul + self.attention + self.elementwise + self.tensor, self.floor)
+        busy = self.matmul + self.attention + self.elementwise + self.tensor
+        return max(busy, self.floor) + self.wrapping / 3
 
     @property
     def backward(self) -> float:
         busy = 2 * (self.matmul + self.elementwise) + self.attention_back * self.attention
-        return max(busy + self.tensor, 2 * self.floor)
+        return max(busy + self.tensor, 2 * self.floor) + 2 / 3 * self.wrapping
 
 
 def matmul(machine: Machine, m: float, n: float, k: float, fp8: bool = False) -> float:
@@ -113,6 +116,8 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
         tensor=tensor_parallel(shape, layout, machine, framework),
         attention_back=back,
         floor=launches * framework.launches * machine.launch,
+        wrapping=(machine.tensor_layer if t > 1 else 0.0)
+        + (machine.sharded_layer if layout.zero == 3 else 0.0),
     )
 
 

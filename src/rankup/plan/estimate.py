@@ -298,6 +298,8 @@ def what_limits(terms: tuple[Term, ...], layout: Layout, machine: Machine) -> tu
     advice = f"{_ADVICE[worst.name]} ({worst.name} is {worst.seconds / total:.0%} of a step)"
     if worst.name == "tensor parallel" and layout.tp > machine.gpus_per_node:
         advice = f"--tp {machine.gpus_per_node}, which stays within a node"
+    if worst.name == "head" and layout.pp == 1:
+        advice = "--compile, whose loss never holds all logits in float32"
     return word, advice
 
 

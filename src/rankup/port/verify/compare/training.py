@@ -140,29 +140,21 @@ def _rounds(original: Journal, port: Journal) -> str:
 def _moved(original: Journal, port: Journal) -> str:
     """Compare what training has made of models, those without an optimizer included."""
     for mine in original.of("moved"):
-        alike = [
-            one
+        size = math.dist(mine["last"], mine["first"])
+        far = [
+            math.dist(one["last"], mine["last"])
             for one in port.of("moved")
-            if one["shapes"] == mine["shapes"] and _near(one["first"], mine["first"], _LOSS)
+            if one["shapes"] == mine["shapes"]
+            and math.dist(one["first"], mine["first"]) <= _LOSS * math.hypot(*mine["first"])
         ]
-        size = max(abs(one) for one in _difference(mine["last"], mine["first"]))
-        far = [max(map(abs, _difference(one["last"], mine["last"]))) for one in alike]
-        floor = _LOSS * max(map(abs, mine["last"]))
-        if far and math.isfinite(size) and min(far) > _MOVED * size + floor:
+        most = _MOVED * size + _LOSS * math.hypot(*mine["last"])
+        if far and math.isfinite(most) and not min(far) <= most:
             return (
                 f"at the end the parameters of {mine['model']} are not the original's, by "
                 f"{min(far) / size if size else math.inf:.0%} of what its training has changed: an "
                 "average, a copy or a last step is computed otherwise"
             )
     return ""
-
-
-def _difference(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [a - b for a, b in zip(one, other, strict=True)]
-
-
-def _near(one: Sequence[float], other: Sequence[float], share: float) -> bool:
-    return max(map(abs, _difference(one, other))) <= share * max(map(abs, other))
 
 
 def _why(ratio: float, world: int) -> str:
