@@ -112,7 +112,9 @@ def _quota(path: Path) -> list[str]:
 @app.command("bench-data")
 def bench_data(
     file: Annotated[str, typer.Argument(help="What is fed from: a pack, or a folder or file.")],
-    split: Annotated[str | None, typer.Option(help="By default train, where there are several.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="By default train, where there are several.")
+    ] = None,
     field: Annotated[str | None, typer.Option(help="By default the first one.")] = None,
     transform: Annotated[
         str | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from .. import recipes
 from ..base.errors import UserError
 from ..base.text import clean
 from ..recipes import Asked
-from ..site import rundir
 from . import weights
 
 
@@ -27,7 +25,7 @@ def generate(run: str, asked: Asked, step: int | None = None, best: bool = False
     """
     weights.need("torch", "rankup generate computes with torch")
     folder = weights.folder(run).resolve()  # also behind a change of folder
-    job = rundir.read(_run_of(folder))
+    job = weights.job_of(folder)
     if job.kind != "recipe":
         raise UserError(
             f"run {job.id} is of a script, {Path(job.target).name}, and only recipes "
@@ -37,21 +35,8 @@ def generate(run: str, asked: Asked, step: int | None = None, best: bool = False
     recipe = recipes.find(job.target)
     candidate = weights.checkpoint(folder / "checkpoints", step, best)
     print(f"{job.target}, step {candidate.saved.place.step} of run {job.id}", file=sys.stderr)
-    _relative_paths_as_the_run(job)
+    weights.stand_where_it_started(job)
     for text in recipe.generate(job.args, folder, weights.read(candidate), asked):
         # A model of bytes may make any of them.
         print("\n".join(clean(line) for line in text.split("\n")), flush=True)
     return 0
-
-
-def _run_of(folder: Path) -> Path:
-    """The run that a folder is of: itself, or that of the array whose task it is."""
-    return folder if (folder / rundir.JOB).is_file() else folder.resolve().parent.parent
-
-
-def _relative_paths_as_the_run(job: rundir.Job) -> None:
-    """Options of the run may name files relative to where it was started."""
-    try:
-        os.chdir(job.cwd)
-    except OSError:
-        print(f"note: {job.cwd}, where the run was started, is not here", file=sys.stderr)

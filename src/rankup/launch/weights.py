@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..base.errors import UserError
 from ..base.text import clean
-from ..site import config
+from ..site import config, rundir
 from ..slurm.client import Client
 from . import attempts, meant
 
@@ -42,6 +43,20 @@ def folder(run: str) -> Path:
             + ", ".join(f"{path}/array/{name}" for name in tasks[:5])
         )
     return meant.folder(path, task)
+
+
+def job_of(folder: Path) -> rundir.Job:
+    """Read what was asked of the run that a folder is of: itself, or the array of a task."""
+    own = (folder / rundir.JOB).is_file()
+    return rundir.read(folder if own else folder.resolve().parent.parent)
+
+
+def stand_where_it_started(job: rundir.Job) -> None:
+    """Change the folder: options of a run may name files relative to where it was started."""
+    try:
+        os.chdir(job.cwd)
+    except OSError:
+        _say(f"note: {job.cwd}, where the run was started, is not here")
 
 
 def checkpoint(root: Path, step: int | None, best: bool) -> Candidate:
