@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from _rank import die_with_parent, sent
 from rankup.parallel.build import Built
-from rankup.parallel.lowcomm.gossip import link
+from rankup.parallel.lowcomm.gossip import mixing
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.runtime.collectives import ALL_GATHER
@@ -145,8 +145,8 @@ def slow_network(bandwidth: float, rank: int, world_size: int) -> None:
 
         dist.send, dist.recv = slow_send, slow_recv  # type: ignore[assignment]
     _slow_buckets()
-    pair = link.pair
-    link.pair = lambda *args: _Pair(pair(*args), out)  # type: ignore[assignment]
+    pair = mixing.pair
+    mixing.pair = lambda *args: _Pair(pair(*args), out)  # type: ignore[assignment]
 
 
 def _slow_buckets() -> None:

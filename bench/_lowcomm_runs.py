@@ -102,9 +102,9 @@ def _gossip(workers: int) -> Iterator[list[dict[str, str]]]:
     """Yield what the launcher of gossip sets for its workers: a store, and numbers."""
     import torch.distributed as dist
 
+    from rankup.parallel.lowcomm.gossip.alive import STORE, WORKER
+    from rankup.parallel.lowcomm.gossip.alive import WORKERS as NUMBER
     from rankup.parallel.lowcomm.gossip.board import Board
-    from rankup.parallel.lowcomm.gossip.names import STORE, WORKER
-    from rankup.parallel.lowcomm.gossip.names import WORKERS as NUMBER
 
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5)

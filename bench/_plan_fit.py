@@ -47,6 +47,7 @@ PRIOR = {
     "fused": (0.5, 0.3),
     "compiled": (0.4, 0.3),
     "megatron-core.overlap_tensor": (0.6, 0.4),
+    "megatron-deepspeed.launches": (1.6, 0.7),
     "nanotron.launches": (1.0, 0.7),
     "nanotron.messages_per_layer": (2.0, 0.7),
     "nanotron.stall": (1e-5, 3.0),

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -131,10 +132,11 @@ class Contestant:
         self._task = PausedTask(options, directory / TOKENS, self._turns.stepped)
 
     def slice(self, steps: int) -> dict[str, Any]:
-        """Run a slice; return bytes sent per step and bytes held."""
-        before = sent()
+        """Run a slice; return bytes sent and seconds of the processor per step, and bytes held."""
+        before, clock = sent(), time.process_time()
         self._turns.take(steps)
-        return {"sent": (sent() - before) / steps, **asdict(self._task.held())}
+        spent = {"sent": sent() - before, "cpu": time.process_time() - clock}
+        return {n: value / steps for n, value in spent.items()} | asdict(self._task.held())
 
     def _run(self) -> None:
         own = self._runs / self._name

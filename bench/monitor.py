@@ -4,6 +4,9 @@ Claim `monitor.cpu`: at most 0.005, that is 0.5 % of one core. Four GPUs that pl
 answers cost CPU time (`CALL_SECONDS`), a sample every 2 s without the budget that would stretch the
 pace, 4 ranks with 3 workers each. Start-up is told apart: it is paid once.
 
+Claim `report.day`: CPU seconds, of all processes, to load and judge a day of 1000 GPUs (250 nodes,
+a sample every 10 s) are at most 30; `--quick` takes 400 GPUs, and 12 s.
+
 Beside it, at the same time and on the same machine, all asked for a sample every 2 s: ours with its
 budget, ours without GPUs, and the collectors of nvitop and of W&B (offline; what its processes take
 without the monitor is taken off). The two ask NVML themselves, and cannot be played a script.
@@ -32,6 +35,7 @@ PEERS = ("nvitop==1.7.2", "wandb==0.31.0")
 CALL_SECONDS = 1e-4
 GPUS, RANKS, WORKERS = 4, 4, 3
 EVERY = 2.0
+DAY, MOST_SECONDS = 86400.0, 30.0
 
 VALUES = {
     "util": 97,
@@ -197,6 +201,7 @@ def main() -> None:
     slices, seconds = (3, 12.0) if quick else (9, 30.0)
     about = common.machine("nvitop", "wandb")
     print(f"{about}; {slices} slices of {seconds:.0f} s\n", flush=True)
+    print(day(100 if quick else 250), flush=True)
     with tempfile.TemporaryDirectory(prefix="rankup-bench-") as temporary:
         folder = Path(temporary)
         run = folder / "run"
@@ -222,6 +227,41 @@ def main() -> None:
             time.sleep(3 * EVERY)  # what is done once is over
             measured = measure(contestants, slices, seconds)
         print(report(contestants, measured, run, seconds))
+
+
+def day(nodes: int) -> str:
+    """Return the claim line of the report about a day; the nodes' files are copies of one's."""
+    sys.path.insert(0, str(common.ROOT))
+    from tests.monitor import traces
+
+    from rankup.launch.report import judge
+
+    trace = traces.healthy(seconds=DAY, limit=DAY, checkpoints=5000, validations=5000)
+    with tempfile.TemporaryDirectory(prefix="rankup-bench-") as temporary:
+        run = Path(temporary)
+        trace.write(run)
+        first = trace.node_name(0)
+        own = {path: path.read_bytes() for path in (run / "monitor").glob(f"{first}.*")}
+        for node in range(1, nodes):
+            name = trace.node_name(node)
+            for path, content in own.items():
+                if path.suffix == ".jsonl":
+                    content = content.replace(b"GPU-00000000", b"GPU-%08x" % node)
+                path.with_name(path.name.replace(first, name)).write_bytes(content)
+        size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+        began, before = time.monotonic(), cpu_seconds()
+        judged = judge(run, trace.but(nodes=nodes).facts())
+        seconds, took = cpu_seconds() - before, time.monotonic() - began
+    assert len(judged.recording.gpus) == 4 * nodes
+    note = f"{4 * nodes} GPUs, {size / 1e9:.2f} GB, {took:.0f} s of the clock"
+    most = MOST_SECONDS * nodes / 250
+    return common.claim("report.day", seconds, most, "CPU s", note, better="lower")
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of those that it has waited for."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def measure(contestants: list[Contestant], slices: int, seconds: float) -> dict[str, list[float]]:

@@ -1,6 +1,7 @@
 """How far `rankup plan` is from published measurements.
 
     bench/plan.py [--table FILE] [--leave-out | --fit] [--rows]
+    bench/plan.py --calibrate [--cpu-clock] [--quick]
 
 FILE has the columns of scaling_tables.csv (RANKUP_DATA). Prints one JSON line per source and claim:
 plan.time is the |log error| of the step, plan.memory the relative error of the peak, plan.sweep the
@@ -24,6 +25,7 @@ from statistics import mean, median
 
 import numpy as np
 
+import _plan_calibrate
 import _plan_fit
 from rankup.plan.estimate import Estimate, estimate
 from rankup.plan.framework import FRAMEWORKS
@@ -33,7 +35,8 @@ from rankup.plan.shape import Shape
 
 DERIVED = re.compile(r"not a measurement|formula-derived", re.IGNORECASE)
 SEQUENCE = re.compile(r"(?<!no )(?<!without )sequence[ _-]parallel(?!\W*(?:false|off|no))|\bsp\+")
-PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "": "bf16"}
+# A part of what a table calls a precision -> ours; the first that is found counts.
+PRECISIONS = {"8": "fp8", "bf": "bf16", "32": "fp32", "16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,16 @@ Pair = tuple[Row, Estimate]
 
 
 def number(row: dict[str, str], key: str, usual: float) -> int:
-    return int(float(row.get(key) or usual))
+    """Return a column's number; the usual one where it has none."""
+    return int(figure(row.get(key)) or usual)
+
+
+def figure(text: str | None) -> float:
+    """Return the number that a cell holds, 0 where it holds none."""
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return 0.0
 
 
 def framework_of(text: str, split: bool) -> str:
@@ -147,8 +159,9 @@ def read(row: dict[str, str]) -> Row | None:
     note = row["setup_note"]
     words = f"{row['source']} {note}"
     text = words.lower()
-    metric, value = row["metric_name"], row["metric_value"]
-    if DERIVED.search(note) or not value or not row["seq"] or not row["layers"]:
+    metric, value = row["metric_name"], figure(row["metric_value"])
+    needed = ("layers", "hidden", "seq", "gpus")
+    if DERIVED.search(note) or value <= 0 or not all(number(row, key, 0) for key in needed):
         return None
     machine = machine_of(row["gpu"], words)
     if machine is None:
@@ -167,8 +180,8 @@ def read(row: dict[str, str]) -> Row | None:
         vocab=vocab,
         seq=number(row, "seq", 0),
     )
-    if "params_b" in row and row["params_b"] and layers > 1:
-        shape = fitting(shape, float(row["params_b"]) * 1e9)
+    if layers > 1 and (billions := figure(row.get("params_b"))):
+        shape = fitting(shape, billions * 1e9)
     gpus = number(row, "gpus", 1)
     cp = number(row, "cp", 1)
     data = number(row, "dp", gpus // (tp * pp * cp))
@@ -177,7 +190,8 @@ def read(row: dict[str, str]) -> Row | None:
     micro = number(row, "micro_batch", 1)
     zero = number(row, "zero_stage", zero_of(framework, text))
     recompute = RECOMPUTES.get(row["act_recompute"].lower(), "none")
-    precision = PRECISIONS.get(row["precision"], row["precision"])
+    named = row["precision"].lower()
+    precision = next((ours for part, ours in PRECISIONS.items() if part in named), "bf16")
     usual_batch = micro * data
     if found := re.search(r"local batch (\d+)", text):
         usual_batch = int(found[1]) * data
@@ -203,11 +217,11 @@ def read(row: dict[str, str]) -> Row | None:
         and (FRAMEWORKS[framework].sequence_parallel or bool(SEQUENCE.search(text))),
         framework=framework,
     )
-    seconds = step_seconds(metric, float(value), shape, layout, machine)
+    seconds = step_seconds(metric, value, shape, layout, machine)
     if seconds is None:
         return None
     unit = 1e9 if framework == "nanotron" else GIB
-    measured = float(row["memory_gib"]) * unit if row["memory_gib"] else None
+    measured = figure(row.get("memory_gib")) * unit or None
     return Row(row["source"], shape, layout, machine, seconds, measured)
 
 
@@ -346,9 +360,14 @@ def main() -> None:
     parser.add_argument("--table", type=Path, default=usual)
     parser.add_argument("--leave-out", action="store_true", help="fit without each row's document")
     parser.add_argument("--fit", action="store_true", help="print the constants that fit best")
-    parser.add_argument("--quick", action="store_true", help="as every bench has; it is quick")
     parser.add_argument("--rows", action="store_true", help="print every row, too")
+    parser.add_argument("--calibrate", action="store_true", help="on CPU ranks of this machine")
+    parser.add_argument("--cpu-clock", action="store_true", help="with it: seconds of processors")
+    parser.add_argument("--quick", action="store_true", help="with --calibrate: four layouts")
     arguments = parser.parse_args()
+    if arguments.calibrate:
+        _plan_calibrate.main(arguments.cpu_clock, arguments.quick)
+        return
     if not arguments.table.is_file():
         print(f"no table {arguments.table}: skipped; give --table FILE or set RANKUP_DATA")
         return

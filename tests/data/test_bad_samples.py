@@ -15,7 +15,7 @@ from torch import nn
 import rankup
 from rankup.base.errors import UserError
 from rankup.data import BadSample, Loader, PackedDataset
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.world import World
 
 from ..pool import RankPool
@@ -42,9 +42,9 @@ def _parts(data: PackedDataset, world: int, batch: int = 8, **options: Any) -> l
     for one in loaders:
         for _ in range(2):
             for part in one:
-                assert LEDGER.samples is not None
+                assert CONTEXT.samples is not None
                 place = (one.epoch, one.consumed)
-                found[place] = found.get(place, b"") + flat(part)[: 17 * LEDGER.samples[0]]
+                found[place] = found.get(place, b"") + flat(part)[: 17 * CONTEXT.samples[0]]
         one.close()
     return [found[place] for place in sorted(found)]
 
@@ -119,9 +119,9 @@ def test_a_batch_of_which_nothing_is_left(tmp_path: Path) -> None:
     train = Loader(data, 2, shuffle=False, train=True, **options)
     weights = []
     for images, _ in train:
-        weights.append((LEDGER.samples, len(images)))
+        weights.append((CONTEXT.samples, len(images)))
     assert weights == [((0, 2), 1)] * 2 + [((2, 2), 2)] * 4
-    assert LEDGER.samples is None
+    assert CONTEXT.samples is None
     evaluation = Loader(data, 2, shuffle=False, **options)
     assert len(epochs(evaluation)) == 4
     assert (evaluation.epoch, evaluation.consumed) == (1, 0)

@@ -15,7 +15,7 @@ from rankup.data import Batches, Loader, PackedDataset, orders
 from rankup.data.batches import BatchRequest
 from rankup.data.fetch import Made
 from rankup.data.loader import copied_ahead
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.world import World
 
 from ..pool import RankPool
@@ -63,7 +63,7 @@ def test_lengths(tmp_path: Path) -> None:
     assert empty.epoch == 3
     for rank in range(5):  # more ranks than samples of a batch: all step, each sample once
         one = loader(data, 3, rank=rank, world_size=5)
-        counts = [LEDGER.samples for _ in one]
+        counts = [CONTEXT.samples for _ in one]
         assert len(counts) == 7
         alone = loader(data, 3, rank=rank, world_size=5, shuffle=False)
         assert len(one) == 7
@@ -148,12 +148,12 @@ def test_the_weights_of_a_loop_do_not_outlive_it(tmp_path: Path) -> None:
     one, two = loader(data), loader(data)
     run = iter(one)
     next(run)
-    assert LEDGER.samples == (8, 8)
+    assert CONTEXT.samples == (8, 8)
     for _ in two:
         del run  # collected in the middle of another loop
-        assert LEDGER.samples is not None
+        assert CONTEXT.samples is not None
         break
-    assert LEDGER.samples is None
+    assert CONTEXT.samples is None
 
 
 @pytest.mark.gpu

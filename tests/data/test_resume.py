@@ -310,7 +310,7 @@ def _losses(world: World | None, path: Path, workers: int) -> list[float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        count = rankup.runtime.deal.LEDGER.samples[0]
+        count = rankup.runtime.context.CONTEXT.samples[0]
         losses.append(rankup.mean(loss.item() * count, count))
     train.close()
     return losses

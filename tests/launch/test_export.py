@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from rankup.base.errors import UserError
-from rankup.launch import export as module
-from rankup.launch.export import export
+from rankup.launch import weights as module
+from rankup.launch.weights import export
 from rankup.runtime.folder import fingerprint
 from rankup.runtime.world import World
 from rankup.train.checkpoint import Saved, Saver

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankup.launch import facts
+from rankup.launch import report
 from rankup.launch.attempts import NO_SLURM
 from rankup.monitor.recording import Facts
 from rankup.monitor.verdict import cost
@@ -35,7 +35,7 @@ def _attempts(path: Path, *found: dict[str, Any], **launch: Any) -> None:
 
 
 def _facts(path: Path, ended: int | None = None, task: str | None = None) -> Facts:
-    return facts.facts(path, task, Config(), NO_SLURM, ended)
+    return report.facts(path, task, Config(), NO_SLURM, ended)
 
 
 def test_a_job_has_its_machine_its_price_and_its_time_in_the_queue(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch.generate import generate
+from rankup.launch.weights import generate
 from rankup.recipes import Asked
 from rankup.site import rundir
 from tests.gallery import Gallery

@@ -341,7 +341,7 @@ def test_following_shows_a_job_from_the_queue_over_a_requeue_to_its_end(
     waits = lambda: queued("PENDING", "JobHeldUser")  # noqa: E731
     assert follow(path, client=Steps(waits, first, requeued, second, list)) == 3
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("job 12 waits: It was held by its owner")
+    assert lines[0].startswith("job 12 waits: It is held")
     assert lines.index("hello") < lines.index("bye")
     assert lines[-1].startswith("job 12: FAILED.")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import environment, ready, submit
+from rankup.launch import ready, submit
 from rankup.launch.submit import Plan
 from rankup.login import record
 from rankup.login.record import Item, Proof, Record
@@ -373,15 +373,15 @@ def test_the_projects_environment_is_taken_where_this_python_is_in_none(
 ) -> None:
     script = _environment(project)
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
-    found, note = environment.of_project(project)
+    found, note = ready.environment_of_project(project)
     assert found == str(script)
     assert note == f"note: the job gets the environment of {script}, not that of this Python"
     script.chmod(0o666)
-    found, note = environment.of_project(project)
+    found, note = ready.environment_of_project(project)
     assert found is None
     assert note.startswith(f"warning: {script} could be somebody else's work")
     script.unlink()
-    assert environment.of_project(project) == (None, "")
+    assert ready.environment_of_project(project) == (None, "")
 
 
 def test_an_environment_without_its_venv_is_not_taken(
@@ -390,7 +390,7 @@ def test_an_environment_without_its_venv_is_not_taken(
     script = _environment(project)
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
     (script.parent / "venv" / "bin" / "python").unlink()
-    assert environment.of_project(project) == (None, "")
+    assert ready.environment_of_project(project) == (None, "")
 
 
 def test_the_environment_of_this_python_comes_first_where_it_has_torch(
@@ -400,9 +400,9 @@ def test_the_environment_of_this_python_comes_first_where_it_has_torch(
     (project / "other" / "bin").mkdir(parents=True)
     (project / "other" / "bin" / "activate").touch()
     monkeypatch.setattr(sys, "prefix", str(project / "other"))
-    assert environment.of_project(project) == (None, "")
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
-    assert environment.of_project(project)[0] == str(script)
+    assert ready.environment_of_project(project) == (None, "")
+    monkeypatch.setattr(ready.importlib.util, "find_spec", lambda name: None)
+    assert ready.environment_of_project(project)[0] == str(script)
 
 
 def test_a_job_gets_the_active_environment_where_that_has_rankup_too(
@@ -415,14 +415,14 @@ def test_a_job_gets_the_active_environment_where_that_has_rankup_too(
     python.chmod(0o755)
     (other / "bin" / "activate").touch()
     monkeypatch.setenv("VIRTUAL_ENV", str(other))
-    activate, _ = environment.own_environment()
+    activate, _ = ready.own_environment()
     assert not str(activate).startswith(str(other)), "its ranks would not start"
-    found, note = environment.of_project(project)
+    found, note = ready.environment_of_project(project)
     assert found is None
     assert note.startswith(f"note: the job gets {sys.executable}; the active environment {other}")
     (other / "bin" / "rankup-rank").touch()
-    assert environment.own_environment() == (str(other / "bin" / "activate"), None)
-    note = environment.of_project(project)[1]
+    assert ready.own_environment() == (str(other / "bin" / "activate"), None)
+    note = ready.environment_of_project(project)[1]
     assert note.startswith("note: the job gets the active environment")
 
 
@@ -430,5 +430,5 @@ def test_no_environment_is_older_than_its_requirements_where_there_are_none(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
-    assert environment.staleness(None) == ""
-    assert environment.staleness(str(project / "activate.sh")) == ""
+    assert ready.staleness(None) == ""
+    assert ready.staleness(str(project / "activate.sh")) == ""

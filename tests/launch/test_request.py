@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import queue
+from rankup.launch import submit
 from rankup.launch.request import created, new, resumed
 from rankup.site import rundir
 from rankup.site.jobspec import JobSpec
@@ -158,7 +158,7 @@ def test_a_notebook_is_no_script_and_it_is_said_how_to_make_it_one(here: Path) -
 def _submit(site: Client, resume: str | None = None, **options: object) -> int:
     target = None if resume else "train.py"
     asked = JobSpec(target, resume=resume, **options)  # type: ignore[arg-type]
-    return queue.run(asked, site, inside=False)
+    return submit.run(asked, site)
 
 
 def test_a_submission_says_the_jobs_number_alone_to_other_programs(
@@ -184,7 +184,7 @@ def test_a_dry_run_prints_the_script_alone_and_leaves_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = JobSpec("train.py", dry_run=True, time="1h")
-    assert queue.run(request, Site(job=AssertionError("submitted")), inside=False) == 0
+    assert submit.run(request, Site(job=AssertionError("submitted"))) == 0
     said = capsys.readouterr()
     assert said.out.startswith("#!/bin/bash\n")
     assert said.out.endswith('end_attempt "$code"\n')
@@ -274,22 +274,22 @@ def test_an_argument_that_compute_nodes_do_not_see_is_refused(here: Path, tmp_pa
         file.write(f"site.not_mounted = ['{tmp_path}/local']\n")
     request = JobSpec("train.py", (f"--data={tmp_path}/local/data.h5",))
     with pytest.raises(UserError, match=r"the argument \S+/data.h5 \S+ is not mounted"):
-        queue.run(request, Site(job=AssertionError("submitted")), inside=False)
+        submit.run(request, Site(job=AssertionError("submitted")))
     assert _runs(here) == []
 
 
 def test_an_array_is_not_followed_and_not_of_a_recipe(here: Path) -> None:
     with pytest.raises(UserError, match="--follow follows one job"):
-        queue.run(JobSpec("train.py", follow=True, array="0-3"), Site(), inside=False)
+        submit.run(JobSpec("train.py", follow=True, array="0-3"), Site())
     with pytest.raises(UserError, match="every task of an array would be the same run"):
-        queue.run(JobSpec("language-model", array="0-3"), Site(), inside=False)
+        submit.run(JobSpec("language-model", array="0-3"), Site())
     assert _runs(here) == []
 
 
 def test_an_option_behind_the_script_costs_no_job(here: Path) -> None:
     request = JobSpec("train.py", ("--nodes", "2"))
     with pytest.raises(UserError, match="--nodes stands after TARGET"):
-        queue.run(request, Site(job=AssertionError("submitted")), inside=False)
+        submit.run(request, Site(job=AssertionError("submitted")))
     assert _runs(here) == []
 
 
@@ -314,9 +314,9 @@ def test_a_recipes_run_that_is_through_is_not_submitted_again(here: Path) -> Non
     (done / "model-final.pt").touch()
     site = Site(job=AssertionError("submitted"))
     with pytest.raises(UserError, match=r"is through, .* language-model --steps N"):
-        queue.run(JobSpec(None, resume=job.id), site, inside=False)
+        submit.run(JobSpec(None, resume=job.id), site)
     more = JobSpec("language-model", ("--steps", "60"), resume=job.id)
-    assert queue.run(more, Site(), inside=False) == 0, "longer than before"
+    assert submit.run(more, Site()) == 0, "longer than before"
 
 
 def test_a_run_directory_for_all_is_refused(here: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_run_directory_for_all_is_refused(here: Path) -> None:
     shared.mkdir()
     shared.chmod(0o777)
     with pytest.raises(UserError, match=r"all users may write to .*shared.*chmod o-w"):
-        queue.run(JobSpec("train.py", out=str(shared)), Site(), inside=False)
+        submit.run(JobSpec("train.py", out=str(shared)), Site())
     assert list(shared.iterdir()) == []
     _submit(Site())
     [run] = _runs(here)

@@ -19,7 +19,7 @@ from rankup.slurm.client import Client
 
 from ..conftest import RunRankup
 from ..slurm.fake import FakeSlurm
-from .handmade import RECORDED, asked, make_run, record
+from .handmade import asked, make_run, record
 
 NO_SLURM = Client(environment={"PATH": os.devnull})
 
@@ -128,9 +128,8 @@ def test_one_squeue_for_all_runs(tmp_path: Path) -> None:
     assert [short.state for short in found[:2]] == ["UNKNOWN", "RUNNING"]
     assert {short.state for short in found[2:]} == {"COMPLETED"}
     words = calls.read_text()
-    # One for all; one more for the only run that neither squeue nor its own record accounts for.
-    assert words.count("/squeue -a -h -r") == 1
-    assert words.count("/squeue -h -r") == 1
+    assert words.count("/squeue ") == 1
+    # For the only run that neither squeue nor its own record accounts for.
     assert words.count("/sacct") == 1
 
 
@@ -242,9 +241,10 @@ def test_the_table_names_the_rank_that_was_killed_and_not_one_that_lost_its_peer
     record(path, end=200, code=1)
     peer = "Connection closed by peer [127.0.0.1]:2001"
     failure.write(path / "log", failure.Failure(0, "n1", 150.0, peer, "", 1, consequence=True))
-    (path / "log" / "12.out").write_text((RECORDED / "killed.txt").read_text())
+    killed = failure.Failure(2, "n2", 151.0, failure.said(-9), "", 137)  # as torchrun has seen it
+    failure.write(path / "log", killed)
     (short,), _ = status.newest(tmp_path / "runs", NO_SLURM)
-    assert short.words.startswith("rank 2 on localhost failed: its process was killed by SIGKILL")
+    assert short.words.startswith("rank 2 on n2 failed: its process was killed by SIGKILL")
 
 
 def test_an_attempt_that_stopped_with_a_checkpoint_says_so(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import environment, request, submit
+from rankup.launch import ready, request, submit
 from rankup.launch.submit import Plan
 from rankup.site import profile as profiles
 from rankup.site import rundir
@@ -164,13 +164,13 @@ def test_the_templates_activate_is_taken_before_that_of_the_environment(
     (prefix / "bin").mkdir(parents=True)
     monkeypatch.setattr(sys, "prefix", str(prefix))
     monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
-    assert environment.own_environment() == (None, str(prefix / "bin")), "neither is there"
+    assert ready.own_environment() == (None, str(prefix / "bin")), "neither is there"
     (prefix / "bin" / "activate").touch()
-    assert environment.own_environment() == (str(prefix / "bin" / "activate"), None)
+    assert ready.own_environment() == (str(prefix / "bin" / "activate"), None)
     (tmp_path / "activate.sh").touch()
-    assert environment.own_environment() == (str(tmp_path / "activate.sh"), None)
+    assert ready.own_environment() == (str(tmp_path / "activate.sh"), None)
     monkeypatch.setattr(sys, "base_prefix", str(prefix))
-    assert environment.own_environment() == (None, str(prefix / "bin")), "no environment at all"
+    assert ready.own_environment() == (None, str(prefix / "bin")), "no environment at all"
 
 
 def test_an_activate_that_anybody_could_have_written_is_not_taken(
@@ -182,9 +182,9 @@ def test_an_activate_that_anybody_could_have_written_is_not_taken(
     (prefix / "bin" / "activate").touch()
     (tmp_path / "activate.sh").touch()
     (tmp_path / "activate.sh").chmod(0o666)
-    assert environment.own_environment() == (str(prefix / "bin" / "activate"), None)
+    assert ready.own_environment() == (str(prefix / "bin" / "activate"), None)
     (tmp_path / "activate.sh").chmod(0o664)
-    assert environment.own_environment() == (str(tmp_path / "activate.sh"), None)
+    assert ready.own_environment() == (str(tmp_path / "activate.sh"), None)
 
 
 def test_an_environment_that_is_no_file_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.launch import facts
+from rankup.launch import report
 from rankup.launch.attempts import NO_SLURM
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.lines import FOLDER, header
@@ -38,7 +38,7 @@ HEADLINES = {
 
 def known(name: str) -> Facts:
     """What `job.json` says of a recorded run."""
-    return facts.facts(HERE / name, None, Config(), NO_SLURM)
+    return report.facts(HERE / name, None, Config(), NO_SLURM)
 
 
 def of(name: str) -> Recording:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import rankup
-from rankup.runtime.deal import LEDGER
-from rankup.runtime.full import full_state
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.keys import derive
+from rankup.runtime.save import full_state
 from rankup.runtime.shard import part
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -84,7 +84,7 @@ def _train(world: World, name: str, asked: dict[str, Any]) -> None:
     slow = sgd(bare)
     model, optimizer, _ = rankup.parallelize(MODELS[name], sgd, **asked)
     assert model.config.vocab_size == 13
-    place = LEDGER.place()
+    place = CONTEXT.place()
     for step, size in enumerate((4, 3, 1)):
         batch = batch_of(step, size)
         wanted = bare(**batch).loss
@@ -92,7 +92,7 @@ def _train(world: World, name: str, asked: dict[str, Any]) -> None:
         slow.step()
         slow.zero_grad()
         rows = part(size, place.rank, place.size)
-        LEDGER.samples = (len(rows), size)
+        CONTEXT.samples = (len(rows), size)
         mine = {key: value[rows.start : rows.stop or 1] for key, value in batch.items()}
         if not rows:
             mine = {key: value[:1] for key, value in batch.items()}

@@ -29,6 +29,21 @@ def test_the_loop_is_that_of_one_process(ranks: RankPool, layout: str) -> None:
     assert [result.losses for result in results] == [results[0].losses] * 2
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [{"strategy": "fsdp"}, pytest.param({"pp": 2, "dp": 2}, marks=pytest.mark.slow)],
+    ids=["fsdp", "pp 2 dp 2"],
+)
+def test_training_in_eval_mode_is_that_of_one_process(
+    ranks: RankPool, asked: dict[str, Any]
+) -> None:
+    """With a last batch of one sample, which is a step of its own."""
+    script = Script(n=21, mode=False)
+    [wanted] = ranks.run(1, alone, script)
+    size = 4 if "pp" in asked else 2
+    assert_same(ranks.run(size, run, script, asked)[0], wanted)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",

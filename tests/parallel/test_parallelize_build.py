@@ -12,7 +12,7 @@ from torch import nn
 from rankup.base.errors import UserError
 from rankup.parallel.user.forward import map_tensors
 from rankup.parallel.user.parallelize import Parallel, parallelize
-from rankup.runtime.full import full_state
+from rankup.runtime.save import full_state
 from rankup.runtime.world import World
 from tests.pool import RankPool
 

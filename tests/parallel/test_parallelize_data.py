@@ -15,7 +15,7 @@ import rankup
 from rankup.base.errors import UserError
 from rankup.data.loader import Loader
 from rankup.parallel.user.parallelize import parallelize
-from rankup.runtime.deal import LEDGER, Place
+from rankup.runtime.context import CONTEXT, Place
 from rankup.runtime.shard import rounds
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -38,7 +38,7 @@ from .user_loops import forget, sgd, stack
 def test_rounds(sizes: list[int], ranks_: int, wanted: list[int]) -> None:
     numbers = iter(range(100))
     batches = [[next(numbers) for _ in range(size)] for size in sizes]
-    found = list(rounds(batches, ranks_))
+    found = [list(chain(*group)) for group in rounds(batches, ranks_)]
     assert [len(batch) for batch in found] == wanted
     assert list(chain(*found)) == list(chain(*batches))
 
@@ -71,7 +71,7 @@ def _dealt(world: World, workers: int) -> list[torch.Tensor]:
     options = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
     loader = rankup.shard(DataLoader(Noisy(), batch_size=4, shuffle=True, **options), train=True)
     parallelize(stack, sgd, dp=world.world_size // 2, tp=2)
-    assert LEDGER.place() == Place(world.rank // 2, world.world_size // 2, True)
+    assert CONTEXT.place() == Place(world.rank // 2, world.world_size // 2, True)
     # The pool's own processes are daemons, which may not start any, and would spawn them.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
@@ -134,13 +134,44 @@ def test_each_sample_counts_once_in_evaluation(
             assert forwards == results[0][2], f"{n}: a forward is a collective"
 
 
+def _graded(world: World, numbers: list[int]) -> list[tuple[float, str]]:
+    """Evaluate with gradients on and the model in eval(); then train on these batches of one."""
+    found = []
+    for n in numbers:
+        forget()
+        model, _, _ = parallelize(stack, sgd, "fsdp")
+        model.eval()
+        data = TensorDataset(torch.arange(float(n)).reshape(n, 1).expand(n, 6))
+        loader = rankup.shard(DataLoader(data, batch_size=1, shuffle=True))
+        total, seen = 0.0, 0
+        for (xs,) in loader:
+            total, seen = total + float((xs.mean(1) + 0 * model(xs)[:, 0]).sum()), seen + len(xs)
+        mean = rankup.mean(total, seen)
+        batches = iter(loader)
+        loss = model(next(batches)[0]).mean()
+        with pytest.raises(RuntimeError) as refused:
+            loss.backward()
+        found.append((mean, str(refused.value)))
+    return found
+
+
+def test_an_evaluation_with_gradients_is_exact_and_a_training_refused(ranks: RankPool) -> None:
+    """In eval() nobody knows of a shuffled loader what it is for: small batches go together."""
+    numbers = [1, 2, 3, 5]
+    for found in ranks.run(2, _graded, numbers):
+        for n, (mean, said) in zip(numbers, found, strict=True):
+            assert mean == pytest.approx((n - 1) / 2, rel=1e-6)
+            assert "train=True" in said
+            assert ("were put together" in said) == (n > 1)
+
+
 def _two_layouts(world: World) -> None:
     forget()
     first = parallelize(stack, sgd, "fsdp")
     with pytest.raises(ValueError, match="two models of one script must share the data alike"):
         parallelize(stack, sgd, tp=2)
     second = parallelize(stack, sgd, "ddp")
-    assert LEDGER.place() == Place(world.rank, 2, True), "a forward of the first is a collective"
+    assert CONTEXT.place() == Place(world.rank, 2, True), "a forward of the first is a collective"
     assert first.model is not second.model
 
 

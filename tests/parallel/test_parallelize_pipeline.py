@@ -15,9 +15,9 @@ import rankup
 from rankup.base.errors import UserError
 from rankup.parallel.user.parallelize import parallelize
 from rankup.recipes.models.transformer import Shape, Transformer
-from rankup.runtime.deal import LEDGER
-from rankup.runtime.full import full_state, load_full_model, save_full_model
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.keys import derive
+from rankup.runtime.save import full_state, load_full_model, save_full_model
 from rankup.runtime.shard import part
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -63,7 +63,7 @@ def _tokens(world: World, path: Path, asked: dict[str, Any]) -> list[float]:
         transformer, sgd, loss=loss, micro_batch=2, units=valid, **asked
     )
     assert pipeline is not None
-    place = LEDGER.place()
+    place = CONTEXT.place()
     found = []
     for step in range(3):
         tokens, targets = text(step)
@@ -73,7 +73,7 @@ def _tokens(world: World, path: Path, asked: dict[str, Any]) -> list[float]:
         slow.zero_grad()
         rows = part(6, place.rank, place.size)
         mine = slice(rows.start, rows.stop)
-        LEDGER.samples = (len(rows), 6)
+        CONTEXT.samples = (len(rows), 6)
         ours = pipeline.step((tokens[mine], targets[mine]))
         assert float(ours) == pytest.approx(float(value), rel=1e-5)
         found.append(float(ours))

@@ -12,8 +12,8 @@ import rankup
 from rankup.base.errors import UserError
 from rankup.parallel.user.parallelize import parallelize
 from rankup.recipes.models.transformer import Shape, Transformer
-from rankup.runtime.full import full_state
 from rankup.runtime.keys import derive
+from rankup.runtime.save import full_state
 from rankup.runtime.world import World
 from tests.pool import RankPool
 

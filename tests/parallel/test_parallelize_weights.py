@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import rankup
 from rankup.base.errors import UserError
 from rankup.parallel.user.parallelize import parallelize
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.keys import derive
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -85,7 +85,7 @@ def batch(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def deal(world: World, sizes: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
     """This rank's part; NaN for a rank that got nothing."""
-    LEDGER.samples = (sizes[world.rank], sum(sizes))
+    CONTEXT.samples = (sizes[world.rank], sum(sizes))
     part = x.split(list(sizes))[world.rank]
     return part if len(part) else torch.full_like(x[:1], torch.nan)
 
@@ -122,7 +122,7 @@ def _counted(world: World, strategy: str) -> None:
         for rank, number in enumerate(valid):
             y[4 * rank + number : 4 * rank + 4] = IGNORED
         mine = slice(4 * world.rank, 4 * world.rank + 4)
-        LEDGER.samples = (4, 8)
+        CONTEXT.samples = (4, 8)
         bare.zero_grad()
         model.zero_grad()
         F.cross_entropy(bare(x)["logits"], y, ignore_index=IGNORED, reduction="sum").div(
@@ -130,7 +130,7 @@ def _counted(world: World, strategy: str) -> None:
         ).backward()
         rankup.count(valid[world.rank])
         F.cross_entropy(model(x[mine])["logits"], y[mine], ignore_index=IGNORED).backward()
-        assert LEDGER.units is None, "used up by the backward"
+        assert CONTEXT.units is None, "used up by the backward"
         assert_gradients(model, bare)
 
 
@@ -257,7 +257,7 @@ def _counted_once(world: World) -> None:
         if units is not None:
             rankup.count(units)
         _recomputed(model, deal(world, (2, 2), x)).square().mean().backward()
-        assert LEDGER.units is None
+        assert CONTEXT.units is None
         for part, share in zip(x.split(2), (1, 3) if units else (2, 2), strict=True):
             (_recomputed(bare, part).square().mean() * share / 4).backward()
         assert_gradients(model, bare)
@@ -325,7 +325,7 @@ def _half(world: World, counts: bool) -> float:
     )
     x = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(0)).bfloat16() + 1
     sizes = (5, 2)
-    LEDGER.samples = None if counts else (sizes[world.rank], sum(sizes))
+    CONTEXT.samples = None if counts else (sizes[world.rank], sum(sizes))
     if counts:
         rankup.count(sizes[world.rank])
     (model(x.float()) * (world.rank == 0)).sum().backward()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankup
@@ -167,6 +168,42 @@ def test_a_forward_in_between_leaves_no_old_weights(ranks: RankPool, between: st
     [alone] = ranks.run(1, _losses, "dict", "ddp")
     for found in ranks.run(2, _losses, "dict", "fsdp", between):
         assert found == pytest.approx(alone, rel=1e-5)
+
+
+class Fails(torch.autograd.Function):
+    """Does nothing, but for its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise ArithmeticError("as a script's own code may")
+
+
+def _after_a_failure(world: World, reentrant: bool) -> None:
+    model, _, _ = parallelize(
+        GROUPS["dict"][0], lambda m: torch.optim.SGD(m.parameters(), lr=0.5), "fsdp"
+    )
+    block: Any = model.get_submodule("transformer.h.0")
+    inner = block.forward
+    block.forward = lambda x: checkpoint(
+        lambda y: Fails.apply(inner(y)), x, use_reentrant=reentrant
+    )
+    with pytest.raises(ArithmeticError):
+        model(_batch(0)[0]).sum().backward()
+    block.forward = inner
+    with torch.no_grad():
+        model(_batch(0)[0])
+    with pytest.raises(RuntimeError, match="an earlier backward has failed"):
+        model(_batch(0)[0])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_nobody_trains_on_behind_a_backward_that_failed(ranks: RankPool, reentrant: bool) -> None:
+    """What it left gathered and not exchanged would go into the next step's gradient."""
+    ranks.run(2, _after_a_failure, reentrant)
 
 
 def _types(world: World, layout: Layout) -> tuple[bool, str, str]:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import rankup
-from rankup.runtime.deal import LEDGER
-from rankup.runtime.full import full_state
+from rankup.runtime.context import CONTEXT
+from rankup.runtime.save import full_state
 from rankup.runtime.world import World
 
 
@@ -50,6 +50,7 @@ class Script:
         held_out: validation samples; in batches of 4.
         accumulate: backwards of a step.
         clip: norm of the gradient at most, 0 for any.
+        mode: of the model while it trains; False is that of an evaluation.
     """
 
     n: int = 22
@@ -57,6 +58,7 @@ class Script:
     epochs: int = 2
     accumulate: int = 1
     clip: float = 0.0
+    mode: bool = True
     model: Callable[[], nn.Module] = stack
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd
     options: dict[str, Any] = field(default_factory=dict)
@@ -73,8 +75,7 @@ class Result:
 
 def forget() -> None:
     """As in a process that has run nothing before."""
-    LEDGER.samples = LEDGER.units = LEDGER.taken = None
-    LEDGER.models.clear()
+    CONTEXT.__init__()  # type: ignore[misc]
 
 
 def run(world: World, script: Script, asked: dict[str, Any]) -> Result:
@@ -88,7 +89,7 @@ def run(world: World, script: Script, asked: dict[str, Any]) -> Result:
     held_out = rankup.shard(DataLoader(samples(script.held_out, 1), batch_size=4), train=False)
     losses, norms = [], []
     for _ in range(script.epochs):
-        model.train()
+        model.train(script.mode)
         for number, (x, y) in enumerate(train):
             if pipeline is not None:
                 pipeline.step((x, y))

@@ -18,8 +18,8 @@ import torch
 
 import rankup
 from rankup.port.rewrite.ported import port
-from rankup.runtime.deal import LEDGER
-from rankup.runtime.hang.code import fingerprint
+from rankup.runtime.context import CONTEXT
+from rankup.runtime.hang.state import fingerprint
 from rankup.runtime.random_state import STREAMS
 from rankup.runtime.world import World, setup
 from tests.pool import RankPool
@@ -40,8 +40,8 @@ def _run(world: World, script: Path, folder: Path, arguments: tuple[str, ...]) -
     folder.mkdir(parents=True, exist_ok=True)
     before, loud, argv = Path.cwd(), builtins.print, sys.argv
     environment, modules, path = dict(os.environ), set(sys.modules), list(sys.path)
-    LEDGER.samples = LEDGER.units = LEDGER.dealt = LEDGER.counted = None
-    LEDGER.models.clear()
+    CONTEXT.samples = CONTEXT.units = CONTEXT.last = CONTEXT.counted = None
+    CONTEXT.models.clear()
     # As in life each rank begins with random states of its own, until setup() makes them alike.
     random.seed(world.rank)
     torch.manual_seed(world.rank)

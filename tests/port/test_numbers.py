@@ -214,6 +214,17 @@ LOWER = "for group in optimizer.param_groups: group['lr'] "
             "if rankup.batch_mean(loss) < best:\n            best = rankup.batch_mean(loss.",
             False,
         ),
+        (  # and kept with its graph
+            "if loss < best:\n            best = loss",
+            "if rankup.batch_mean(loss) < best:\n            best = rankup.batch_mean(loss)",
+            False,
+        ),
+        (
+            "found['n'] = 0.9 * found['n'] + 0.1 * loss.item()",
+            "found['n'] = 0.9 * found['n'] + 0.1 * rankup.batch_mean(loss.item())",
+            False,
+        ),
+        ("found['n'] = c\n    print(found)", "found['n'] = c", True),
         ("if 0 < c < loss.item(): print(1)", "if 0 < c < loss.item(): print(1)", False),
         ("if 0 < c < loss: print(1)", "if 0 < c < loss: print(1)", False),
         ("if loss < best:\n            best = c", "if loss < best:\n            best = c", False),
@@ -697,6 +708,56 @@ def seed_worker(number):
     text = _ported(tmp_path, f"{HEAD}def evaluate():\n{inside}{TRAINING}{writes}").text
     assert "rankup.total(a)" in text
     assert "\nnp.savetxt(" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ('print(f"{loss:.4f}")', 'print(f"{rankup.batch_mean(loss):.4f}")'),
+        ('print("%d %.4f" % (epoch, loss))', "(epoch, rankup.batch_mean(loss))"),
+        ('print("{:.4f}".format(loss))', '"{:.4f}".format(rankup.batch_mean(loss))'),
+        ("kept.append(loss)", "kept.append(rankup.batch_mean(loss))"),
+        ("if loss < best: best = loss", "best = rankup.batch_mean(loss)"),
+    ],
+)
+def test_a_loss_that_is_shown_or_kept_behind_its_loop(
+    line: str, becomes: str, tmp_path: Path
+) -> None:
+    """A tensor as it stands, of the last batch: each rank has a part of that."""
+    text = f"{HEAD}best, kept = 9.0, []\n{TRAINING.replace('print(a, b)', line)}"
+    ported = _ported(tmp_path, text)
+    assert becomes in ported.text
+    assert not ported.left
+
+
+def test_a_loss_that_a_function_of_the_script_is_given(tmp_path: Path) -> None:
+    note = "def note(value):\n    kept.append(value.item())\n\nkept = []\n"
+    noted = _ported(tmp_path, HEAD + note + TRAINING.replace("# in training", "note(loss)"))
+    assert "note(rankup.batch_mean(loss))" in noted.text
+    line = "kept.append(note(loss))"  # what becomes of it there is not seen
+    shown = _ported(tmp_path, HEAD + note + TRAINING.replace("# in training", line))
+    assert [one for one in shown.left if "loss: of rank 0's part" in one.text]
+
+
+def test_a_last_batch_by_which_is_decided_is_said_to_be_rank_0s(tmp_path: Path) -> None:
+    text = TRAINING.replace("# in training", "c = (out > y).sum().item()")
+    ported = _ported(tmp_path, HEAD + text.replace("print(a, b)", "if c > 3: print(1)"))
+    assert "c = rankup.broadcast(c)" in ported.text
+    assert [one for one in ported.left if "c: rank 0's on every rank" in one.text]
+
+
+def test_one_of_several_losses_may_be_a_mean_over_some_targets(tmp_path: Path) -> None:
+    own = """class Own(torch.nn.Module):
+    def forward(self, out, y):
+        mask = y > 0
+        return ((out - y) ** 2 * mask).sum() / mask.sum()
+
+
+criteria = [Own(), torch.nn.MSELoss()]
+"""
+    text = TRAINING.replace("criterion(out, y)", "sum(one(out, y) for one in criteria)")
+    left = _ported(tmp_path, HEAD + own + text).left
+    assert [one for one in left if "not seen to be a mean" in one.text]
 
 
 def test_a_sum_beside_a_mean_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rankup.runtime.deal import LEDGER, count
+from rankup.runtime.context import CONTEXT, count
 from rankup.runtime.model import wrap
 from rankup.runtime.shard import part
 from rankup.runtime.world import World
@@ -46,21 +47,21 @@ def _loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torc
 
 
 def _gradients(world: World, valid: tuple[int, ...], width: int) -> None:
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), Scale(), nn.Linear(width, 5))
     bare, wrapped = copy.deepcopy(model), wrap(model)
     for seed in range(3):
         inputs, targets = _batch(valid, seed)
         mine = part(len(valid), world.rank, world.world_size)
-        LEDGER.samples = (len(mine), len(valid))
+        CONTEXT.samples = (len(mine), len(valid))
         rows = slice(mine.start, mine.stop) if mine else slice(0, 1)
         bare.zero_grad()
         wrapped.zero_grad()
         _loss(bare, inputs, targets).backward()
         count(int((targets[rows] != IGNORED).sum()))
         _loss(wrapped, inputs[rows], targets[rows]).backward()
-        assert LEDGER.units is None, "used up by the backward"
+        assert CONTEXT.units is None, "used up by the backward"
         for one, other in zip(wrapped.parameters(), bare.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-7)
 
@@ -85,7 +86,7 @@ def test_mean_over_tokens_in_several_buckets(ranks: RankPool) -> None:
 
 
 def _adds_up(world: World) -> torch.Tensor:
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     wrapped = wrap(nn.Linear(1, 1, bias=False))
     for units in (1, 2) if world.rank else (1,):
         count(units)
@@ -101,7 +102,7 @@ def test_calls_before_one_backward_add_up(ranks: RankPool) -> None:
 
 
 def _nothing(world: World) -> list[torch.Tensor]:
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     wrapped = wrap(model)
     count(0)
@@ -116,7 +117,7 @@ def test_no_units_anywhere_move_nothing(ranks: RankPool) -> None:
 
 def _nothing_more(world: World, later: bool) -> torch.Tensor:
     """Backwards of one step of which some have no units on any rank, and a loss of NaN."""
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     wrapped = wrap(nn.Linear(1, 1, bias=False))
     for units in (2, 0, 0) if later else (0, 2, 0):
         with wrapped.no_sync() if later and units else contextlib.nullcontext():
@@ -136,7 +137,7 @@ def test_a_backward_without_units_keeps_what_came_before(ranks: RankPool, later:
 
 def _held_back(world: World) -> torch.Tensor:
     """Under no_sync a NaN over nothing comes after units."""
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     wrapped = wrap(nn.Linear(1, 1, bias=False))
     for number, units in enumerate((1, 0, 1)):
         with contextlib.nullcontext() if number == 2 else wrapped.no_sync():
@@ -156,7 +157,7 @@ def test_nothing_enters_under_no_sync(ranks: RankPool) -> None:
 
 def _accumulated(world: World, counts: bool) -> None:
     """Backwards under no_sync in which this rank's part is another one each time."""
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     torch.manual_seed(0)
     bare = nn.Linear(4, 3)
     wrapped = wrap(copy.deepcopy(bare))
@@ -165,7 +166,7 @@ def _accumulated(world: World, counts: bool) -> None:
         bare(x).square().mean().backward()
         mine = x.split(list(sizes))[world.rank]
         mine = mine if len(mine) else torch.full_like(x[:1], torch.nan)
-        LEDGER.samples = None if counts else (sizes[world.rank], sum(sizes))
+        CONTEXT.samples = None if counts else (sizes[world.rank], sum(sizes))
         with contextlib.nullcontext() if number == 2 else wrapped.no_sync():
             if counts:
                 count(sizes[world.rank])
@@ -181,7 +182,7 @@ def test_each_backward_under_no_sync_has_its_own_weight(ranks: RankPool, counts:
 
 def _two_models(world: World, recomputed: int) -> list[list[float]]:
     """Gradients of a backward with units and of one without; some models within checkpoints."""
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     nets = [wrap(nn.Linear(1, 1, bias=False)) for _ in range(2)]
     gradients = []
     for units in (3 if world.rank else 1, None):
@@ -194,7 +195,7 @@ def _two_models(world: World, recomputed: int) -> list[list[float]]:
             within = number < recomputed
             loss = loss + (checkpoint(net, x, use_reentrant=True) if within else net(x))
         (loss * (10.0 if world.rank else 2.0)).backward()
-        assert LEDGER.units is None
+        assert CONTEXT.units is None
         gradients.append([float(parameter.grad) for net in nets for parameter in net.parameters()])
     return gradients
 
@@ -206,8 +207,43 @@ def test_all_models_of_a_backward_have_its_units(ranks: RankPool, recomputed: in
         assert second == pytest.approx([6.0, 6.0])
 
 
+class Fails(torch.autograd.Function):
+    """Does nothing, but for its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise ArithmeticError("as a script's own code may")
+
+
+def _after_a_failure(world: World) -> float:
+    """The gradient of a batch without units, behind a backward that used some up and failed."""
+    net = wrap(nn.Linear(1, 1, bias=False))
+    x = torch.ones(1, 1, requires_grad=True)
+    for fails in (True, False):
+        CONTEXT.give(1, 2, trains=True)
+        if fails:
+            count(3 if world.rank else 1)
+        inner = (lambda x: net(Fails.apply(x))) if fails else net
+        loss = checkpoint(inner, x, use_reentrant=True) * (10.0 if world.rank else 2.0)
+        expected = pytest.raises(ArithmeticError) if fails else contextlib.nullcontext()
+        with net.no_sync() if fails else contextlib.nullcontext(), expected:
+            loss.backward()
+        if fails:
+            net.zero_grad()
+    return float(net.weight.grad)
+
+
+def test_units_of_a_backward_that_failed_weigh_no_other(ranks: RankPool) -> None:
+    """Also where all of both backwards is within reentrant checkpoints."""
+    assert ranks.run(2, _after_a_failure) == pytest.approx([6.0, 6.0])
+
+
 @pytest.mark.parametrize("units", [-1, float("nan"), float("inf")])
 def test_impossible_units(units: float) -> None:
     with pytest.raises(ValueError, match="count needs a finite number"):
         count(units)
-    assert LEDGER.units is None
+    assert CONTEXT.units is None

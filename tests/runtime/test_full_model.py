@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankup.runtime.full import full_state, load_full_model, save_full_model
-from rankup.runtime.save import save0
+from rankup.runtime.save import full_state, load_full_model, save0, save_full_model
 from rankup.runtime.world import World
 from tests.pool import RankPool
 

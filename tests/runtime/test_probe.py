@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rankup.runtime.collectives import ALL_GATHER, REDUCE_SCATTER
-from rankup.runtime.hang.code import fingerprint
+from rankup.runtime.hang.state import fingerprint
 from rankup.runtime.probe import probe, same_code
 from rankup.runtime.world import World
 from tests.pool import RankPool

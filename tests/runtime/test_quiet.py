@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankup.runtime.quiet import quiet
+from rankup.runtime.log import quiet
 from rankup.runtime.world import World
 from tests.pool import RankPool
 

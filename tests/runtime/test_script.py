@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankup
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
@@ -24,8 +24,8 @@ def _data(n: int, seed: int) -> TensorDataset:
 
 def _train(world: World, folder: Path) -> Losses:
     """What a user writes; 50 samples by 8 leave 2 in the last batch, 7 by 4 leave 3."""
-    LEDGER.samples = LEDGER.units = None
-    LEDGER.models.clear()
+    CONTEXT.samples = CONTEXT.units = None
+    CONTEXT.models.clear()
     torch.manual_seed(0)
     world = rankup.setup()
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)).to(world.device)
@@ -42,9 +42,9 @@ def _train(world: World, folder: Path) -> Losses:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            assert LEDGER.samples is not None
-            total += loss.item() * LEDGER.samples[0]
-            count += LEDGER.samples[0]
+            assert CONTEXT.samples is not None
+            total += loss.item() * CONTEXT.samples[0]
+            count += CONTEXT.samples[0]
         train_loss = rankup.mean(total, count)
         model.eval()
         total = count = 0.0

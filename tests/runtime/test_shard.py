@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.shard import part, shard
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -91,8 +91,8 @@ def _loader(kind: str, n: int = 15, **more: Any) -> DataLoader[int]:
 
 
 def _forget() -> None:
-    LEDGER.samples = LEDGER.units = None
-    LEDGER.models.clear()
+    CONTEXT.samples = CONTEXT.units = None
+    CONTEXT.models.clear()
 
 
 # --- each sample once
@@ -114,8 +114,8 @@ def _drawn(world: World, sizes: range, shuffle: bool) -> list[tuple[list[int], l
         seen = [int(i) for batch in shard(loader, train=False) for i in batch]
         counted, steps = [], 0
         for batch in shard(loader, train=True):
-            assert LEDGER.samples is not None
-            mine, everyone = LEDGER.samples
+            assert CONTEXT.samples is not None
+            mine, everyone = CONTEXT.samples
             assert everyone == min(3, n - 3 * steps)
             assert len(batch) == max(1, mine), "a stand-in where there is nothing left"
             counted += [int(i) for i in batch[:mine]]
@@ -182,8 +182,8 @@ def _parts(world: World, kind: str) -> Parts:
     dealt = []
     for _ in range(2):
         for batch in loader:
-            assert LEDGER.samples is not None
-            dealt.append(batch[: LEDGER.samples[0]].tolist())
+            assert CONTEXT.samples is not None
+            dealt.append(batch[: CONTEXT.samples[0]].tolist())
     draws = [float(torch.rand(()))]
     torch.manual_seed(7)
     torch.rand(1)
@@ -253,8 +253,8 @@ def _with_workers(world: World, persistent: bool) -> list[tuple[list[int], tuple
         assert loader.num_workers == 2
         for _ in range(2):
             for batch in loader:
-                assert LEDGER.samples is not None
-                found.append((batch.tolist(), LEDGER.samples))
+                assert CONTEXT.samples is not None
+                found.append((batch.tolist(), CONTEXT.samples))
     return found
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
 
 from rankup.runtime.collectives import all_reduce, mean
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.model import wrap
 from rankup.runtime.random_state import STREAMS
 from rankup.runtime.shard import ShardedLoader, shard
@@ -64,7 +64,7 @@ def _graded(world: World) -> list[float]:
     wrapped.eval()
     for n in range(1, 2 * world.world_size + 2):
         _forget()
-        LEDGER.models.add(wrapped)
+        CONTEXT.models.add(wrapped)
         total = count = 0
         for batch in shard(_loader("shuffled", n)):
             total, count = total + int(batch.sum()), count + len(batch)
@@ -89,8 +89,8 @@ def _modes(world: World) -> list[list[tuple[int, bool]]]:
         for batch in shard(_loader("shuffled", 5)):
             wrapped.train()
             wrapped(batch.float().unsqueeze(1)).mean().backward()
-            assert LEDGER.samples is not None
-            epoch.append((LEDGER.samples[0], STREAMS.apart))
+            assert CONTEXT.samples is not None
+            epoch.append((CONTEXT.samples[0], STREAMS.apart))
         wrapped.eval()
         for _ in shard(_loader("shuffled", 5)):
             assert not STREAMS.apart
@@ -199,7 +199,7 @@ def test_an_endless_sampler_is_drawn_from_in_small_blocks(ranks: RankPool) -> No
 def _idle(world: World) -> tuple[list[int], tuple[int, int] | None]:
     _forget()
     loader = shard(_loader("sequential", 1), train=True)
-    [(batch, dealt)] = [(batch.tolist(), LEDGER.samples) for batch in loader]
+    [(batch, dealt)] = [(batch.tolist(), CONTEXT.samples) for batch in loader]
     return batch, dealt
 
 

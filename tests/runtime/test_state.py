@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim import SGD, AdamW
 
-from rankup.runtime.full import load_full_model, save_full_model
+from rankup.runtime.save import load_full_model, save_full_model
 from rankup.runtime.sharded import load_sharded_model, save_sharded_model
 from rankup.runtime.world import World
 from rankup.train.checkpoint import Saved, Saver, restore

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankup
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
@@ -23,7 +23,7 @@ def _loader(n: int, batch: int, shuffle: bool) -> DataLoader[tuple[torch.Tensor,
 
 
 def _forget() -> None:
-    LEDGER.samples = LEDGER.units = LEDGER.dealt = LEDGER.counted = None
+    CONTEXT.samples = CONTEXT.units = CONTEXT.last = CONTEXT.counted = None
 
 
 def _train(world: World) -> Found:
@@ -36,7 +36,7 @@ def _train(world: World) -> Found:
         tensors.append(rankup.batch_mean(torch.stack([x.mean(), 2 * x.mean()])).tolist())
         sums.append((rankup.batch_sum(len(x)), rankup.batch_sum(x.sum()).item()))
         # What `wrap` does with it: the mean over samples of the ranks' parts.
-        mine, size = LEDGER.samples or (1, 1)
+        mine, size = CONTEXT.samples or (1, 1)
         loss = rankup.summed(x.sum())
         losses.append(rankup.all_reduce(float(loss) * mine / size))
     return {"means": means, "sums": sums, "tensors": tensors, "losses": losses}
@@ -100,7 +100,7 @@ def _batches(world: World) -> tuple[list[int], int, list[float]]:
     mine, seen = [], []
     for (x,) in loader:
         mine.append(len(x))
-        seen += x.tolist() if LEDGER.samples and LEDGER.samples[0] else []
+        seen += x.tolist() if CONTEXT.samples and CONTEXT.samples[0] else []
     return mine, len(loader), seen
 
 
@@ -123,7 +123,7 @@ def _drawn(world: World) -> tuple[list[list[float]], float, tuple[int, int] | No
     torch.manual_seed(world.rank)  # however the ranks' streams part later
     x, (y, more) = rankup.deal((drawn, [drawn * 2, "kept"]))  # type: ignore[misc]
     assert more == "kept"
-    return [x.tolist(), y.tolist()], number, LEDGER.samples
+    return [x.tolist(), y.tolist()], number, CONTEXT.samples
 
 
 def test_a_batch_drawn_by_hand_is_cut_by_position(ranks: RankPool) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -254,6 +255,21 @@ def test_raw_torch_distributed_calls(ranks: RankPool, world_size: int) -> None:
         assert found == [total, everyone, everyone, "from 0", True]
 
 
+def _connections(world: World) -> int:
+    """Sockets that a further group of all ranks takes, before anybody talks in it."""
+    process = psutil.Process()
+    before = len(process.net_connections("tcp"))
+    group = dist.new_group(backend="gloo")
+    found = len(process.net_connections("tcp")) - before
+    dist.barrier(group)
+    return found
+
+
+def test_a_group_connects_no_rank_to_all_others(ranks: RankPool) -> None:
+    """At a thousand ranks that would be a thousand sockets of each, for every group."""
+    assert max(ranks.run(4, _connections)) < 4
+
+
 def test_groups_one_after_another_under_torchrun(tmp_path: Path) -> None:
     """The store is torchrun's, and keeps what earlier groups have written."""
     script = tmp_path / "train.py"
@@ -349,3 +365,28 @@ def test_an_exception_ends_the_process_and_frees_its_peers(
             process.kill()
     assert "LookupError: the cause" in errors[1]
     assert [process.returncode for process in processes] == [1, 1]
+
+
+# --- gloo's threads, whose names the kernel knows
+
+LEAVES = """
+from pathlib import Path
+import torch, torch.distributed as dist
+from rankup.runtime.world import let_gloo_finish, setup
+setup()
+group = dist.new_group()  # kept, as a sharded model keeps it: its threads outlive the group
+dist.all_reduce(torch.ones(10), group=group)
+names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+print(sum("gloo" in name for name in names), let_gloo_finish())
+"""
+
+
+@pytest.mark.slow
+def test_gloos_threads_have_the_name_that_is_looked_for() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    threads, at_rest = done.stdout.split()
+    assert int(threads) > 0
+    assert at_rest == "True"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from rankup.runtime.collectives import broadcast
-from rankup.runtime.deal import LEDGER, count
+from rankup.runtime.context import CONTEXT, count
 from rankup.runtime.model import Wrapped, unwrap, wrap
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -46,15 +46,15 @@ class Net(nn.Module):
 
 def _start(width: int = 5) -> Net:
     """The same model on every rank, in a process that has forgotten earlier tests."""
-    LEDGER.samples = LEDGER.units = None
-    LEDGER.models.clear()
+    CONTEXT.samples = CONTEXT.units = None
+    CONTEXT.models.clear()
     torch.manual_seed(0)
     return Net(width)
 
 
 def _mine(world: World, sizes: tuple[int, ...], data: torch.Tensor) -> torch.Tensor:
     """This rank's part of a batch dealt as `sizes`; NaN for a rank that got nothing."""
-    LEDGER.samples = (sizes[world.rank], sum(sizes))
+    CONTEXT.samples = (sizes[world.rank], sum(sizes))
     part = data.split(list(sizes))[world.rank]
     return part if len(part) else torch.full_like(data[:1], torch.nan)
 
@@ -331,7 +331,7 @@ def _half(world: World, counts: bool) -> float:
     wrapped = wrap(nn.Linear(20_000, 1, bias=False).bfloat16())
     x = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(0)).bfloat16() + 1
     sizes = (5, 2)
-    LEDGER.samples = None if counts else (sizes[world.rank], sum(sizes))
+    CONTEXT.samples = None if counts else (sizes[world.rank], sum(sizes))
     if counts:
         count(sizes[world.rank])
     (wrapped(x) * (world.rank == 0)).sum().backward()

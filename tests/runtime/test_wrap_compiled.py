@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.model import wrap
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -51,8 +51,8 @@ def _in_place(model: nn.Module, backend: Callable[..., Any]) -> Any:
 
 def _trained(world: World, recompute: bool) -> dict[str, int]:
     """Compare three steps, one of them uneven and one of an idle rank; parts compiled each way."""
-    LEDGER.samples = LEDGER.units = None
-    LEDGER.models.clear()
+    CONTEXT.samples = CONTEXT.units = None
+    CONTEXT.models.clear()
     parts = {}
     for way in (_inside, _outside, _in_place):
         torch._dynamo.reset()
@@ -71,7 +71,7 @@ def _trained(world: World, recompute: bool) -> dict[str, int]:
             bare.zero_grad()
             model.zero_grad()
             bare(x).square().mean().backward()
-            LEDGER.samples = (sizes[world.rank], sum(sizes))
+            CONTEXT.samples = (sizes[world.rank], sum(sizes))
             mine = x.split(list(sizes))[world.rank]
             model(
                 mine if len(mine) else torch.full_like(x[:1], torch.nan)

@@ -10,15 +10,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.model import wrap
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
 
 def _model() -> nn.Sequential:
-    LEDGER.samples = LEDGER.units = None
-    LEDGER.models.clear()
+    CONTEXT.samples = CONTEXT.units = None
+    CONTEXT.models.clear()
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
@@ -39,7 +39,7 @@ def _statistics(
                 for _ in range(1 + recomputed):
                     twin(part)
                 expected.append(torch.stack([twin[1].running_mean, twin[1].running_var]))
-        LEDGER.samples = (sizes[world.rank], sum(sizes))
+        CONTEXT.samples = (sizes[world.rank], sum(sizes))
         mine = parts[world.rank] if sizes[world.rank] else torch.full((2, 4), torch.nan)
         mine.requires_grad_(True)
         out = checkpoint(wrapped, mine, use_reentrant=True) if recomputed else wrapped(mine)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rankup.runtime.deal import LEDGER
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.model import wrap
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -132,8 +132,8 @@ SIGNS = {"each": (1, -1, 1, -1), "by rank": (1, 1, -1, -1), "left": (1, 1, 1, 1)
 
 def _as_one_process(world: World, name: str, signs: tuple[int, ...], keep: bool) -> None:
     """Train with weight decay and momentum, wrapped on parts and bare on the whole batch."""
-    LEDGER.samples = LEDGER.units = None
-    LEDGER.models.clear()
+    CONTEXT.samples = CONTEXT.units = None
+    CONTEXT.models.clear()
     torch.manual_seed(0)
     bare = Branches()
     nets = (bare, wrap(copy.deepcopy(bare)))
@@ -144,7 +144,7 @@ def _as_one_process(world: World, name: str, signs: tuple[int, ...], keep: bool)
         x[:, 0] = x[:, 0].abs() * torch.tensor(signs)
         for net, part, optimizer in zip(nets, (x, x.chunk(2)[world.rank]), optimizers, strict=True):
             optimizer.zero_grad(set_to_none=not keep)
-            LEDGER.samples = (2, 4) if net is not bare else None
+            CONTEXT.samples = (2, 4) if net is not bare else None
             STEPS[name](net, part, step)
             optimizer.step()
         for (key, one), other in zip(bare.named_parameters(), nets[1].parameters(), strict=True):
@@ -164,7 +164,7 @@ def test_as_one_process(ranks: RankPool, name: str, signs: tuple[int, ...]) -> N
 
 def _wide(world: World) -> None:
     """Rank 1 of 3 alone takes the right branch; each part is a bucket or more."""
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     torch.manual_seed(0)
     bare = Branches(150_000)
     wrapped = wrap(copy.deepcopy(bare))
@@ -186,7 +186,7 @@ def test_branches_by_rank_in_several_buckets(ranks: RankPool) -> None:
 
 def _in_two_checkpoints(world: World) -> str:
     """A parameter gets its gradient in two backwards within one, before others have theirs."""
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     wrapped = wrap(Branches(4))
     x = torch.ones(2, 4, requires_grad=True)
     for _ in range(2):
@@ -206,7 +206,7 @@ def test_what_cannot_be_exchanged_is_refused_by_name(ranks: RankPool) -> None:
 
 def _thawed(world: World) -> None:
     torch.manual_seed(0)
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     bare = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     bare[0].requires_grad_(False)
     wrapped = wrap(copy.deepcopy(bare))
@@ -231,7 +231,7 @@ def test_parameters_may_be_unfrozen_behind_wrap(ranks: RankPool) -> None:
 
 def _converted(world: World) -> str:
     torch.manual_seed(0)
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     bare = nn.Linear(4, 2)
     wrapped = wrap(copy.deepcopy(bare))
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
@@ -258,7 +258,7 @@ def test_a_model_may_be_converted_behind_wrap_but_not_past_it(ranks: RankPool) -
 
 def _sends(world: World) -> dict[str, int]:
     """Number of collectives in the third backward of a model that is used as a whole."""
-    LEDGER.samples = LEDGER.units = None
+    CONTEXT.samples = CONTEXT.units = None
     wrapped = wrap(nn.Linear(4, 4))
     for _ in range(2):
         wrapped(torch.ones(1, 4)).mean().backward()

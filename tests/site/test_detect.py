@@ -9,7 +9,7 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.site.config import Config
-from rankup.site.detect import choose, detect, on_login_node
+from rankup.site.profile import choose, detect, on_login_node
 
 NAMED = {
     "jurecadc": "jureca-dc",

@@ -188,7 +188,7 @@ def test_what_compute_nodes_mount(tmp_path: Path) -> None:
 
 def test_profiles_need_the_standard_library_only() -> None:
     program = (
-        "import sys; from rankup.site import detect; detect.detect({}, 'x')\n"
+        "import sys; from rankup.site import profile; profile.detect({}, 'x')\n"
         "print([m for m in ('torch', 'numpy', 'typer', 'rich', 'pynvml') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -18,8 +18,7 @@ from rankup.site.jobspec import JobSpec, variables
 from rankup.site.rundir import Job
 from rankup.slurm.client import Client
 from rankup.slurm.limits import Grant
-from rankup.slurm.parse import Queued
-from rankup.slurm.partitions import Partition
+from rankup.slurm.parse import Partition, Queued
 from rankup.slurm.script import JobScript, render
 
 # Nothing from outside but these: what the machine has installed must not matter.

@@ -71,7 +71,7 @@ def test_variables_that_change_outputs_do_not_reach_the_commands(
     client = Client(environment={**fake.environment, **changed})
     fake.answers("squeue")
     fake.answers("sbatch", out="1\n")
-    client.queue(["1"])
+    client.mine()
     client.submit(script)
     (asked,) = fake.environments("squeue")
     (submitted,) = fake.environments("sbatch")
@@ -93,7 +93,7 @@ def test_a_command_that_hangs_is_ended(fake: FakeSlurm, script: Path) -> None:
     impatient = Client(timeout=0.3, environment=fake.environment)
     fake.answers("squeue", seconds=600)
     with pytest.raises(SlurmError, match=r"squeue: no answer in 0.3 s") as caught:
-        impatient.queue(["1"])
+        impatient.mine()
     assert caught.value.unreachable
     fake.answers("sbatch", seconds=600)
     with pytest.raises(SlurmError, match="may be there all the same"):
@@ -162,19 +162,8 @@ def test_accounts_are_unknown_without_slurmdbd(fake: FakeSlurm, client: Client) 
 
 
 def test_no_ids_ask_nothing(fake: FakeSlurm, client: Client) -> None:
-    assert client.queue([]) == {}
     client.cancel([])
-    assert fake.calls("squeue") == fake.calls("scancel") == []
-
-
-def test_the_queue_is_grouped_by_the_ids_asked_for(fake: FakeSlurm, client: Client) -> None:
-    rows = recorded("22.05.8/array-squeue.txt") + "7|RUNNING|N/A|n[1-2]|None\n"
-    fake.answers("squeue -j 40,40_1,7,99", out=rows)
-    found = client.queue(["40", "40_1", "7", "99"])
-    assert set(found) == {"40", "40_1", "7"}
-    assert [row.job_id for row in found["40"]] == ["40_1", "40_2", "40_3", "40_0"]
-    assert [row.reason for row in found["40_1"]] == ["JobArrayTaskLimit"]
-    assert found["7"][0].nodes == ("n1", "n2")
+    assert fake.calls("scancel") == []
 
 
 def test_jobs_of_a_folder_are_this_users_that_work_there(
@@ -204,11 +193,7 @@ def test_jobs_of_a_folder_are_this_users_that_work_there(
 
 
 def test_unknown_jobs_are_in_no_answer(fake: FakeSlurm, client: Client) -> None:
-    invalid = "slurm_load_jobs error: Invalid job id specified"
-    for said in (invalid, "squeue: error: Invalid job id: abc"):
-        fake.answers("squeue", err=said, code=1)
-        assert client.queue(["4711"]) == {}
-    for said in (invalid, "Job 28_7 not found"):
+    for said in ("slurm_load_jobs error: Invalid job id specified", "Job 28_7 not found"):
         fake.answers("scontrol show job", err=said, code=1)
         assert client.show("4711") == []
 
@@ -216,7 +201,7 @@ def test_unknown_jobs_are_in_no_answer(fake: FakeSlurm, client: Client) -> None:
 def test_another_failure_of_squeue_is_an_error(fake: FakeSlurm, client: Client) -> None:
     fake.unreachable()
     with pytest.raises(SlurmError, match="does not answer") as caught:
-        client.queue(["4711"])
+        client.mine()
     assert caught.value.unreachable
 
 

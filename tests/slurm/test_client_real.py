@@ -56,7 +56,6 @@ def test_what_slurm_answers_is_read(client: Client, slurm: Cluster, tmp_path: Pa
         client.submit(path, "--gres=gpu:9")
     with pytest.raises(SlurmError, match="There is no such partition"):
         client.submit(path, "--partition=nix")
-    assert client.queue(["999999"]) == {}
     assert client.show("999999") == client.show("999999_3") == []
     assert client.account_records("999999") == []
     client.cancel(["999999"])

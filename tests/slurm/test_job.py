@@ -9,7 +9,7 @@ import pytest
 
 from rankup.slurm.client import Client
 from rankup.slurm.job import states
-from rankup.slurm.times import moment
+from rankup.slurm.parse import moment
 
 from .fake import FakeSlurm, recorded
 
@@ -17,11 +17,17 @@ START = {"job": "123", "task": None, "restart": 0, "start": 1700000000, "nodes":
 END = {"job": "123", "task": None, "restart": 0, "end": 1700000100, "code": 1}
 
 
+def shown(job: str, state: str, start: str = "Unknown", nodes: str = "(null)", **more: str) -> str:
+    """A job as `scontrol show job -o` has it."""
+    fields = {"JobState": state, "StartTime": start, "NodeList": nodes, **more}
+    text = " ".join(f"{name}={value}" for name, value in fields.items())
+    return f"JobId={job} JobName=x UserId=ada(1) GroupId=x(1) {text} Command=/x WorkDir=/x\n"
+
+
 @pytest.fixture
 def fake(tmp_path: Path) -> FakeSlurm:
     """A Slurm that answers, knows no job and keeps no accounts."""
     slurm = FakeSlurm(tmp_path)
-    slurm.answers("squeue", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
     slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
     slurm.answers("sacct", err="Slurm accounting storage is disabled\n", code=1)
     return slurm
@@ -70,9 +76,10 @@ def test_an_ended_job_is_told_by_scontrol(
 
 
 def test_a_pending_job_says_why_and_when_it_may_start(fake: FakeSlurm, client: Client) -> None:
-    fake.answers("squeue", out="9|PENDING|2026-11-21T20:52:53||Resources\n")
+    line = shown("9", "PENDING", "2026-11-21T20:52:53", Reason="Resources")
+    fake.answers("scontrol show job", out=line)
     (found,) = states(client, "9")
-    assert (found.state, found.source, found.live) == ("PENDING", "squeue", True)
+    assert (found.state, found.source, found.live) == ("PENDING", "scontrol", True)
     assert "next in line" in found.words
     assert found.expected == moment("2026-11-21T20:52:53")
     assert (found.started, found.exit_code, found.nodes) == (None, None, ())
@@ -81,17 +88,15 @@ def test_a_pending_job_says_why_and_when_it_may_start(fake: FakeSlurm, client: C
 def test_a_running_job_has_its_nodes_and_its_count_of_restarts(
     fake: FakeSlurm, client: Client
 ) -> None:
-    fake.answers("squeue", out="9001|RUNNING|2026-11-20T20:36:56|jwb[0007-0008]|None\n")
     fake.answers("scontrol show job", out=recorded("24.05/running.txt"))
     (found,) = states(client, "9001")
-    assert (found.source, found.restart, found.exit_code) == ("squeue", 2, None)
+    assert (found.source, found.restart, found.exit_code) == ("scontrol", 2, None)
     assert found.words == "It runs on jwb[0007-0008]."
     assert found.started == moment("2026-11-20T20:36:56")
     assert found.ended is None
 
 
 def test_an_array_is_one_state_per_task(fake: FakeSlurm, client: Client) -> None:
-    fake.answers("squeue", out=recorded("22.05.8/array-squeue.txt"))
     fake.answers("scontrol show job", out=recorded("22.05.8/array.txt"))
     found = states(client, "40")
     assert [state.job for state in found] == ["40_0", "40_1", "40_2", "40_3"]
@@ -107,7 +112,8 @@ def test_tasks_that_share_a_record_are_told_apart(fake: FakeSlurm, client: Clien
 def test_forgotten_tasks_of_an_array_come_from_accounts_and_own_records(
     fake: FakeSlurm, client: Client
 ) -> None:
-    fake.answers("squeue", out="40_3|RUNNING|N/A|n1|None\n")
+    line = shown("43", "RUNNING", nodes="n1", ArrayJobId="40", ArrayTaskId="3")
+    fake.answers("scontrol show job", out=line)
     rows = "40_0|COMPLETED|0:0|2026-11-20T10:00:00|2026-11-20T10:01:00|n1|None\n"
     fake.answers("sacct", out=rows)
     own = [
@@ -116,7 +122,7 @@ def test_forgotten_tasks_of_an_array_come_from_accounts_and_own_records(
         {"job": "40", "task": "3", "restart": 0, "start": 1700000000, "nodes": "n1"},
     ]
     found = {state.job: state.source for state in states(client, "40", own)}
-    assert found == {"40_0": "sacct", "40_1": "own record", "40_3": "squeue"}
+    assert found == {"40_0": "sacct", "40_1": "own record", "40_3": "scontrol"}
 
 
 def test_accounting_tells_the_last_attempt(fake: FakeSlurm, client: Client) -> None:
@@ -135,9 +141,9 @@ def test_accounts_that_lag_behind_do_not_make_a_job_live(fake: FakeSlurm, client
 
 
 def test_what_slurm_knows_comes_before_our_own_records(fake: FakeSlurm, client: Client) -> None:
-    fake.answers("squeue", out="123|PENDING|N/A||BeginTime\n")
+    fake.answers("scontrol show job", out=shown("123", "PENDING", Reason="BeginTime"))
     (found,) = states(client, "123", [START, END])
-    assert (found.state, found.source) == ("PENDING", "squeue")
+    assert (found.state, found.source) == ("PENDING", "scontrol")
 
 
 def test_a_forgotten_job_ended_as_it_wrote(fake: FakeSlurm, client: Client) -> None:
@@ -186,17 +192,13 @@ def test_another_job_of_the_same_number_is_not_this_one(
 ) -> None:
     uid = os.getuid() + (not ours and wrong == "uid")
     folder = "/elsewhere" if not ours and wrong == "folder" else str(tmp_path)
-    fake.answers("squeue", out=f"123|RUNNING|N/A|n1|None|{uid}|{folder}\n")
-    shown = f"JobId=123 JobName=x UserId=ada({uid}) GroupId=x(1) JobState=RUNNING NodeList=n1 "
-    fake.answers("scontrol show job", out=f"{shown}Command=/x WorkDir={folder} StdErr=/x\n")
+    line = f"JobId=123 JobName=x UserId=ada({uid}) GroupId=x(1) JobState=RUNNING NodeList=n1 "
+    fake.answers("scontrol show job", out=f"{line}Command=/x WorkDir={folder} StdErr=/x\n")
     fake.answers("sacct", out="123|RUNNING|0:0|2026-11-20T10:00:00|Unknown|n1|None\n")
     (found,) = states(client, "123", [START, END], tmp_path)
     assert (found.state, found.source) == (
-        ("RUNNING", "squeue") if ours else ("FAILED", "own record")
+        ("RUNNING", "scontrol") if ours else ("FAILED", "own record")
     )
-    fake.answers("squeue")
-    (found,) = states(client, "123", [START, END], tmp_path)
-    assert found.source == ("scontrol" if ours else "own record")
 
 
 def test_a_job_that_nobody_knows_is_unknown(fake: FakeSlurm, client: Client) -> None:

@@ -12,7 +12,7 @@ from rankup.site import profile as profiles
 from rankup.site.jobspec import JobSpec
 from rankup.site.profile import Profile
 from rankup.slurm.limits import Grant, choose_partition, clock, cost, differences, grant
-from rankup.slurm.partitions import Partition
+from rankup.slurm.parse import Partition
 
 from .jobscripts import partition
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankup.slurm.partitions import gpus_of, partitions
+from rankup.slurm.parse import gpus_of, partitions
 
 from .fake import recorded
 

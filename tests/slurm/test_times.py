@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.slurm.times import minutes, moment, parse_time, time_text
+from rankup.slurm.parse import minutes, moment, parse_time, time_text
 
 
 @pytest.mark.parametrize(

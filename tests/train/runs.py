@@ -15,9 +15,9 @@ from rankup.base.errors import RunFailed, UserError
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import LanguageModelOptions
 from rankup.runtime.world import World
+from rankup.train.attempt import Outcome
 from rankup.train.loop import train
 from rankup.train.options import TrainOptions
-from rankup.train.outcome import Outcome
 from rankup.train.plan import Place, Plan
 from rankup.train.task import Task
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from rankup.parallel.lowcomm.copies import DiLoCo
-from rankup.parallel.lowcomm.cost import ring_bytes
-from rankup.parallel.lowcomm.flat import Flat
+from rankup.parallel.lowcomm.flat import Flat, ring_bytes
 from rankup.recipes.options import LanguageModelOptions
 from rankup.runtime.compress.names import Compression
 from rankup.runtime.folder import SafeReader

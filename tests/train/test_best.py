@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from rankup.launch.export import export
+from rankup.launch.weights import export
 from rankup.runtime.world import World
 from rankup.train.options import TrainOptions
 from tests.launch.handmade import make_run
@@ -34,7 +34,7 @@ def _validating(
 ) -> Report:
     """Train with these validation losses; the last evaluation of the run takes its own two."""
     found = [{} if loss is None else {"loss": loss} for loss in (*losses, 9.0, 9.0)]
-    with mock.patch("rankup.train.loop.means", side_effect=found):
+    with mock.patch("rankup.train.attempt.means", side_effect=found):
         return train_images(world, directory, options, {"n": N, **(shape or {})}, resume)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rankup.base.errors import UserError
-from rankup.runtime.full import full_state
+from rankup.runtime.save import full_state
 from rankup.runtime.world import World
 from rankup.train.checkpoint import Saved, Saver, restore
 from rankup.train.plan import Place

@@ -16,9 +16,9 @@ from rankup.base.errors import RunFailed
 from rankup.parallel.lowcomm.gossip.board import Board
 from rankup.runtime.deadline import GO_ON
 from rankup.runtime.folder import Marker
+from rankup.train import attempt
 from rankup.train.checkpoint import Saved, Saver, of_step
 from rankup.train.evaluate import Stopped
-from rankup.train.gossip import speaker as speaking
 from rankup.train.gossip.record import cut_back
 from rankup.train.gossip.speaker import Speaker
 from rankup.train.keeper import Keeper
@@ -63,7 +63,8 @@ def _speaker(tmp_path: Path, done: int = 0) -> tuple[Speaker, _Keeper, Board]:
     board.prepare()
     options = SimpleNamespace(valid_every=100, checkpoint_every=5, micro_batch=1)
     built, task = SimpleNamespace(model=nn.Linear(2, 2)), SimpleNamespace(valid=None, test=None)
-    given: Any = (task, options, built, board, keeper, _Lines(), None, tmp_path, 0, LAST, done)
+    stepper = SimpleNamespace(built=built, sums=None, measures=())
+    given: Any = (task, options, stepper, keeper, _Lines(), tmp_path, LAST, done, board, 0)
     return Speaker(*given), keeper, board
 
 
@@ -90,16 +91,16 @@ def test_who_was_replaced_saves_nothing(tmp_path: Path) -> None:
 def test_no_time_for_the_last_evaluation_alone_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def evaluate(*args: object) -> float:
+    def means(*args: object) -> dict[str, float]:
         raise Stopped(GO_ON)
 
-    monkeypatch.setattr(speaking, "evaluate", evaluate)
-    monkeypatch.setattr(speaking, "ask_for_next_attempt", lambda: None)
+    monkeypatch.setattr(attempt, "means", means)
+    monkeypatch.setattr(attempt, "ask_for_next_attempt", lambda: None)
     speaker, _, _ = _speaker(tmp_path)
-    assert not speaker.finish(_at(LAST), [0], [], Stop()).finished
+    assert not speaker.end(_at(LAST), [0], [], Stop()).finished
     speaker, _, _ = _speaker(tmp_path, done=LAST)
     with pytest.raises(RunFailed, match="too short for the last evaluation"):
-        speaker.finish(_at(LAST), [0], [], Stop())
+        speaker.end(_at(LAST), [0], [], Stop())
 
 
 def _mark(root: Path, step: int, best: tuple[float, int] | None) -> None:

@@ -203,10 +203,12 @@ def _alive(job: str) -> bool | None:
     import os
 
     from ..slurm.client import Client, SlurmError
+    from ..slurm.reasons import is_live
 
     if job == os.environ.get("SLURM_JOB_ID"):
         return True
     try:
-        return bool(Client(timeout=10).queue([job]))
+        shown = Client(timeout=10).show(job)
     except SlurmError:
         return None
+    return any(is_live(record.get("JobState", "")) for record in shown)

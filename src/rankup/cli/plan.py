@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
+from ..base.errors import RunFailed, UserError
+from ..site.jobspec import JobSpec
 from .app import app
 
 _MODEL = "A model by its sizes, without TARGET; or in place of what TARGET says"
 _MACHINE = "The machine; by default this one"
+_CALIBRATE = "To measure this machine"
+_OF_JOB: dict[str, Any] = {"rich_help_panel": _CALIBRATE}
 _LENGTH = "How long the run is, and what it may take"
 
 
@@ -80,6 +85,21 @@ def plan(
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help="At most: 3d.", rich_help_panel=_LENGTH)
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Run a job of two minutes, and take its figures for this machine from now on.",
+            rich_help_panel=_CALIBRATE,
+        ),
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Of its job; two measure the network.", **_OF_JOB)
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Its ranks per node; by default its GPUs.", **_OF_JOB)
+    ] = None,
+    account: Annotated[str | None, typer.Option(help="That it is billed to.", **_OF_JOB)] = None,
     layers: Annotated[int | None, typer.Option(rich_help_panel=_MODEL)] = None,
     hidden: Annotated[int | None, typer.Option(rich_help_panel=_MODEL)] = None,
     heads: Annotated[int | None, typer.Option(rich_help_panel=_MODEL)] = None,
@@ -101,6 +121,14 @@ def plan(
     ] = None,
 ) -> None:
     """Predict time, memory and cost of a training on numbers of GPUs, and the best layouts."""
+    if calibrate:
+        raise typer.Exit(_calibrate(site, partition, nodes, nproc, account))
+    for option, value in (("--nodes", nodes), ("--nproc", nproc), ("--account", account)):
+        if value is not None:
+            raise UserError(
+                f"{option} {value} is of the job of --calibrate; how many GPUs a plan is for is "
+                "said by --gpus 8,16"
+            )
     from ..plan.command import Wish
     from ..plan.command import plan as answer
     from ..plan.machines import Asked
@@ -126,3 +154,40 @@ def plan(
         as_json,
     )
     raise typer.Exit(answer(wish))
+
+
+def _calibrate(
+    site: str | None,
+    partition: str | None,
+    nodes: int | None,
+    nproc: int | None,
+    account: str | None,
+) -> int:
+    """Run the job that measures, wait for it, and show what it gave; the exit code."""
+    from ..launch.run import run
+    from ..plan import machines, table
+
+    profile = machines.profile_of(site)
+    file = machines.calibration_file(profile, partition)
+    before = file.stat().st_mtime_ns if file.is_file() else None
+    job = JobSpec(
+        target=str(Path(__file__).parent.parent / "recipes" / "measure.py"),
+        args=(str(file),),
+        nodes=nodes,
+        nproc=nproc,
+        account=account,
+        partition=partition,
+        follow=True,
+        check=False,
+        monitor=False,
+    )
+    code = run(job)
+    if code:
+        return code
+    if not file.is_file() or file.stat().st_mtime_ns == before:
+        raise RunFailed(
+            f"the job ended well, and {file} is not there; the nodes have to see that folder: "
+            "RANKUP_CACHE names another"
+        )
+    table.show_constants(machines.calibrated(profile, partition), file)
+    return 0

@@ -158,8 +158,8 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
     """Write a run's model into one file, whatever it was trained on."""
-    from ..launch.export import SUFFIXES
-    from ..launch.export import export as write
+    from ..launch.weights import SUFFIXES
+    from ..launch.weights import export as write
 
     if to is None:
         raise UserError(f"give --to FORMAT, one of {', '.join(SUFFIXES)}")
@@ -195,7 +195,7 @@ def generate(
 ) -> None:
     """Try a run's model: text that goes on from a prompt, a summary, the names of photos."""
     from ..base.files import user_path
-    from ..launch.generate import generate as make
+    from ..launch.weights import generate as make
     from ..recipes import Asked
 
     path = None if file is None else user_path(file, "--file").absolute()

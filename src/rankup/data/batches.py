@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from ..base.errors import UserError
-from ..runtime.deal import LEDGER
+from ..runtime.context import CONTEXT
 from ..runtime.shard import part
 from ..runtime.world import launched
 from .errors import require_positive
@@ -255,7 +255,7 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
             alone = launched()
             return alone.rank, alone.world_size
         # Ranks that share a model's forward, as under tensor parallelism, get the same samples.
-        mine = LEDGER.place()
+        mine = CONTEXT.place()
         return mine.rank, mine.size
     if not 0 <= rank < world_size:
         raise UserError(f"rank={rank} is none of {world_size} ranks: they are counted from 0")
@@ -266,7 +266,7 @@ def _refuse_uneven(n: int, global_batch: int) -> None:
     """Refuse what would leave ranks waiting for one with a batch less, in a collective forward."""
     if not dist.is_initialized():
         return
-    mine, least = LEDGER.place(), min(n % global_batch or global_batch, global_batch)
+    mine, least = CONTEXT.place(), min(n % global_batch or global_batch, global_batch)
     if mine.together and n and least < mine.size:
         raise UserError(
             f"in evaluation the last {least} of {n} samples do not reach all {mine.size} parts of "

@@ -125,7 +125,7 @@ def _folder() -> Path | None:
     """Return where indexes are kept; None where rankup's cache is not known."""
     # A pack needs no settings of the site, and starts sooner without their modules.
     from ..site import caches, config
-    from ..site import detect as sites
+    from ..site import profile as sites
 
     try:
         settings, _ = config.for_views(Path.cwd())

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ..base.errors import UserError
 from ..base.text import say
-from ..runtime.deal import LEDGER
+from ..runtime.context import CONTEXT
 from ..site import mounts
 from . import engines
 from .batches import BatchRequest, Place
@@ -181,8 +181,9 @@ class Loader(Place):
                 counted.add(made.bad)
                 if not made.count and not self.train:  # all of them were dropped
                     continue
+                CONTEXT.give(made.count, made.request.total, self.train)
                 if self.train:
-                    share = LEDGER.samples = (made.count, made.request.total)
+                    share = CONTEXT.samples
                 yield batch
                 if loop is not self._loop:
                     if not left and self._loop is None:  # closed at its last batch
@@ -193,8 +194,8 @@ class Loader(Place):
                         "second Loader for a second loop"
                     )
         finally:
-            if share is not None and LEDGER.samples is share:
-                LEDGER.samples = None  # what follows may not have been sharded by anybody
+            if share is not None and CONTEXT.samples is share:
+                CONTEXT.samples = None  # what follows may not have been sharded by anybody
             batches.close()
         if check is not None:
             try:  # what was written to meanwhile would else be seen in the next epoch

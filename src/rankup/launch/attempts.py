@@ -181,15 +181,18 @@ def _states(
     thorough: bool,
 ) -> list[Attempt]:
     """The states of a job; `rows` are its own in squeue, None where that could not be asked."""
-    array = any("_" in row.job_id for row in rows or ())
-    if rows and not (array and thorough):
+    known = {row.job_id: _queued(row, own) for row in rows or ()}
+    if not known and (rows is None or thorough or not _ended_alone(own)):
+        return slurm_job.states(client, job_id, own, path)
+    if thorough and any("_" in name for name in known):
         # Tasks of an array that have ended are not in the queue any more.
-        known = {row.job_id: _queued(row, own) for row in rows}
-        rest = [s for s in slurm_job.recorded(job_id, own) if s.source == "own record"]
-        return [*(state for state in rest if state.job not in known), *known.values()]
-    if rows is not None and not thorough and _ended_alone(own):
-        return slurm_job.recorded(job_id, own)
-    return slurm_job.states(client, job_id, own, path)
+        rest = slurm_job.states(client, job_id, own, path)
+    else:
+        rest = slurm_job.recorded(job_id, own)
+    if not known:
+        return rest
+    ended = [one for one in rest if one.job not in known and one.source != "none"]
+    return [*ended, *known.values()]
 
 
 def _queued(row: Queued, own: Sequence[Mapping[str, Any]]) -> Attempt:

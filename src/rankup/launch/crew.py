@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
 from ..base.processes import starting
 from ..base.text import say
-from ..parallel.lowcomm.gossip.names import STORE, WORKER, WORKERS, patience
-from ..parallel.lowcomm.gossip.silence import Silence
+from ..parallel.lowcomm.gossip.alive import STORE, WORKER, WORKERS, Silence, patience
 from ..site.gpus import visible_gpus
 from . import failure
 from .worker import die_with_parent

@@ -1,26 +1,30 @@
-"""Whether what a job needs is here, and what the job has to be told so that it finds it."""
+"""What a job needs: its Python, what was fetched, a script that is ready for many ranks.
+
+It is looked for before the job starts, and the job is told where it is.
+"""
 
 from __future__ import annotations
 
-import argparse
-import ast
+import importlib.util
 import itertools
 import os
 import re
+import shlex
+import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
 
 from ..base.errors import UserError
 from ..base.findings import Finding
 from ..base.text import clean
 from ..login import record
 from ..login.record import Record
+from ..script.arguments import refused
 from ..script.downloads import Download, read
-from ..script.names import Comprehension, Names, calls_in, root_name, walk, written
 from ..site.config import Config
 from ..site.rundir import Job
 
@@ -33,6 +37,12 @@ _NAME = re.compile(
     r"(?!(SLURM|RANKUP|BASH)_|(PATH|IFS|UID|EUID|PPID|SHELLOPTS|BASHOPTS)$)[A-Za-z_][A-Za-z0-9_]*"
 )
 _PLAIN = re.compile(r"[\w./:@%+=,-]+")
+_GET_TORCH = "load your site's PyTorch module, or pip install 'rankup[train]'"
+# The current folder is no place to find it in: a script's ranks do not look there.
+_LOOK = (
+    "import sys; sys.path = [p for p in sys.path if p]; import importlib.util as u; "
+    "spec = u.find_spec('torch'); print(bool(spec and spec.origin))"
+)
 
 
 @dataclass(frozen=True)
@@ -284,24 +294,6 @@ def _lines(found: Iterable[Finding], path: Path) -> list[str]:
     return [*shown, f"note: {more}what to do: rankup check {path}"]
 
 
-# Arguments that a script's own argparse refuses: its parser is built anew, where it is plain.
-_ACTIONS = ("store", "store_true", "store_false", "store_const", "append", "append_const", "count")
-_TYPES = {"builtins.int": int, "builtins.float": float, "builtins.str": str}
-_CLASS = "argparse.ArgumentParser"
-_ENDS = frozenset({"exit", "_exit", "quit", "execv", "execve", "execvp", "execvpe"})
-# What a declaration says that changes nothing about what is refused.
-_WORDS = ("prog", "usage", "description", "epilog", "formatter_class", "help", "metavar", "dest")
-
-
-class _Refused(Exception):  # noqa: N818 - caught here
-    """The arguments do not fit, in argparse's words."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _Refused(message)
-
-
 def refuse_arguments(job: Job, wanted: bool) -> None:
     """Refuse arguments with which each rank of a script would end at once, where that is known.
 
@@ -310,130 +302,145 @@ def refuse_arguments(job: Job, wanted: bool) -> None:
     """
     if job.kind != "script" or not wanted or {"-h", "--help"} & set(job.args):
         return
-    try:
-        parser = _parser(ast.parse(Path(job.target).read_bytes()))
-    except (SyntaxError, ValueError, TypeError, RecursionError, argparse.ArgumentError):
-        return  # said elsewhere; or there is more to it than plain values
-    try:
-        parser.parse_args(job.args)
-    except _Refused as error:
+    if why := refused(Path(job.target).read_bytes(), job.args):
         raise UserError(
-            f"{Path(job.target).name} would end at once: {error} "
-            "(--no-check starts it all the same)"
-        ) from None
+            f"{Path(job.target).name} would end at once: {why} (--no-check starts it all the same)"
+        )
 
 
-def _parser(tree: ast.Module) -> _Parser:
-    """Return the script's one parser, built anew from calls in one block.
+def active_environment() -> tuple[Path | None, str]:
+    """Return the activated environment that the ranks get, and what to say of one passed over.
 
-    Raises:
-        ValueError: there is none, or it is not read in full.
+    It is one with torch and rankup; None stands for that of the Python that runs this.
     """
-    names = Names(tree)
-    [made] = [one for one in names.all(ast.Call) if written(one.func).endswith("ArgumentParser")]
-    stored = [one for one in names.all(ast.Attribute) if isinstance(one.ctx, ast.Store)]
-    changed = any(names.dotted(one).startswith(_CLASS) for one in stored)
-    if changed or _surely(names, made.func) != _CLASS:
-        raise ValueError("a class of its own, or another library's")
-    words = {one.attr for one in names.all(ast.Attribute)} | {one.id for one in names.all(ast.Name)}
-    if "argv" in words:
-        raise ValueError("the arguments may be changed")
-    match names.parents[made]:
-        case ast.Assign(targets=[ast.Name(id=name)]) as begin:
-            block = names.block(begin)
-        case _:
-            raise ValueError("it has no name")
-    parser, parsed = _Parser(**_declared(names, made)), 0
-    for use in (one for one in names.all(ast.Name) if one.id == name):
-        method = names.parents[use]
-        if method is begin:
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        text = os.environ.get(name, "")
+        if not os.path.isabs(text) or os.environ.get("CONDA_DEFAULT_ENV") == "base":
             continue
-        call = names.parents[method]
-        if not isinstance(call, ast.Call) or (at := _statement(names, call)) not in block:
-            raise ValueError("something else is done with it")
-        match method:
-            case ast.Attribute(attr="add_argument"):
-                parser.add_argument(*map(ast.literal_eval, call.args), **_declared(names, call))
-            case ast.Attribute(attr="parse_args") if not (call.args or call.keywords):
-                _refuse_unsure(names, at)
-                parsed += 1
-            case _:
-                raise ValueError("something else is done with it")
-    if parsed != 1:
-        raise ValueError("it does not parse, or does so again")
-    return parser
+        prefix = Path(text)
+        if prefix.resolve() == Path(sys.prefix).resolve():
+            return None, ""
+        python = prefix / "bin" / "python"
+        if not python.exists():
+            continue
+        torch = _sees_torch(python)
+        if torch is None:
+            return None, f"the Python of the active environment {prefix} does not answer"
+        if torch and (prefix / "bin" / "rankup-rank").exists():  # which starts a rank of a job
+            return prefix, ""
+        if torch:
+            return None, (
+                f"the active environment {prefix} has torch, and no rankup of its own: "
+                f"{shlex.quote(str(python))} -m pip install rankup"
+            )
+    return None, ""
 
 
-def _surely(names: Names, node: ast.expr) -> str:
-    """Return the dotted name of what is imported or built in, empty where it may be another."""
-    _, bindings = names.bindings(root_name(node), names.scope(node))
-    may_come = isinstance(node, ast.Name) and names.stars  # by `from module import *`
-    return "" if len(bindings) > 1 or may_come else names.dotted(node)
+@cache
+def _sees_torch(python: Path) -> bool | None:
+    """Return whether another Python finds torch, wherever that lies; None without an answer."""
+    try:
+        done = subprocess.run(
+            [str(python), "-c", _LOOK],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.split()[-1:] == [b"True"]
 
 
-def _statement(names: Names, call: ast.Call) -> ast.stmt:
-    """Return the statement that makes a call each time that it is run.
+def python_of_ranks() -> str:
+    """Return the Python that starts ranks on this machine: the active environment's, else this one.
 
     Raises:
-        ValueError: it may do without.
+        UserError: it has no torch.
     """
-    for node in names.up(call):
-        if isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
-            return node
-        if isinstance(node, ast.IfExp | ast.BoolOp | ast.Lambda | Comprehension | ast.stmt):
-            break
-    raise ValueError("it depends")
+    active, passed_over = active_environment()
+    if active is not None:
+        print(f"note: the ranks run in the active environment {active}", file=sys.stderr)
+        return str(active / "bin" / "python")
+    require_torch()
+    if passed_over:
+        print(f"note: the ranks run in {sys.executable}; {passed_over}", file=sys.stderr)
+    return sys.executable
 
 
-def _refuse_unsure(names: Names, statement: ast.stmt) -> None:
-    """Raise ValueError where a script may do without a statement."""
-    block = names.block(statement)
-    if any(map(_may_leave, block[: block.index(statement)])):
-        raise ValueError("it may have ended before")
-    match names.parents[statement]:
-        case ast.Module():
-            pass
-        case ast.If(test, body) as around if (
-            body is block and ast.unparse(test) == "__name__ == '__main__'"
-        ):
-            _refuse_unsure(names, around)
-        case ast.FunctionDef(name, decorator_list=[]) as around:
-            [call] = [one for one in names.all(ast.Call) if written(one.func) == name]
-            _, bindings = names.bindings(name, names.scope(call))
-            if [one.node for one in bindings] != [around]:
-                raise ValueError("another may be called")
-            _refuse_unsure(names, _statement(names, call))
-        case _:
-            raise ValueError("it depends")
+def require_torch() -> None:
+    """UserError where the Python that runs this has no torch."""
+    if importlib.util.find_spec("torch") is None:
+        more = active_environment()[1] or _GET_TORCH
+        raise UserError(f"{sys.executable}, which runs this, has no torch; {more}")
 
 
-def _may_leave(statement: ast.stmt) -> bool:
-    """Return whether what stands behind a statement may not be come to."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return False
-    ends = (written(call.func).rpartition(".")[2] for call in calls_in(statement))
-    leaves = any(isinstance(node, ast.Return | ast.Raise) for node in walk(statement))
-    return leaves or not _ENDS.isdisjoint(ends)
+def environment_of_job(chosen: str | None, project: Path) -> tuple[str | None, list[str]]:
+    """Return the file that a job sources for its Python, `chosen` or the project's, and notes.
+
+    Raises:
+        UserError: the job would get the Python that runs this, which has no torch.
+    """
+    notes = []
+    if not chosen:
+        chosen, note = environment_of_project(project)
+        notes += [note] if note else []
+    if not chosen and active_environment()[0] is None:
+        require_torch()
+    stale = staleness(chosen)
+    return chosen, [*notes, f"warning: {stale}"] if stale else notes
 
 
-def _declared(names: Names, call: ast.Call) -> dict[str, Any]:
-    """Return the keywords of a parser or an option, as far as they decide what is refused."""
-    return dict(_keywords(names, {one.arg or "**": one.value for one in call.keywords}))
+def own_environment() -> tuple[str | None, str | None]:
+    """Return the way to the Python that runs this: a script to source, or a folder for PATH."""
+    active, _ = active_environment()
+    prefix = active or Path(sys.prefix)
+    # The template that JSC's users know keeps the environment in a folder beside activate.sh,
+    # which loads the modules, too.
+    for candidate in (prefix.parent / "activate.sh", prefix / "bin" / "activate"):
+        environment = active is not None or sys.prefix != sys.base_prefix
+        if environment and candidate.is_file() and _trusted(candidate):
+            return str(candidate), None
+    return None, str(prefix / "bin" if active else Path(sys.executable).parent)
 
 
-def _keywords(names: Names, given: dict[str, ast.expr]) -> Iterator[tuple[str, Any]]:
-    for name, value in given.items():
-        if name == "type":
-            yield name, _TYPES.get(_surely(names, value), str)
-        elif name == "choices":
-            # Values that a type of the script's own has made are not these.
-            if "type" not in given or _surely(names, given["type"]) in _TYPES:
-                yield name, ast.literal_eval(value)
-        elif name == "action" and _surely(names, value) == "argparse.BooleanOptionalAction":
-            yield name, argparse.BooleanOptionalAction
-        elif name == "action" and ast.literal_eval(value) not in _ACTIONS:
-            raise ValueError("an action of its own")
-        elif name in ("action", "nargs", "required", "const", "add_help", "allow_abbrev"):
-            yield name, ast.literal_eval(value)
-        elif name not in (*_WORDS, "default"):
-            raise ValueError(f"{name} is not known")
+def environment_of_project(project: Path) -> tuple[str | None, str]:
+    """The `activate.sh` of the environment in `project`/env, where the job should have that one.
+
+    It should where the Python that runs this is in no environment, or in one without torch. With it
+    comes what to say about the choice, also where it was passed over.
+    """
+    active, note = active_environment()
+    if active is not None:
+        return None, f"note: the job gets the active environment {active}, not that of this Python"
+    if note:
+        note = f"note: the job gets {sys.executable}; {note}"
+    here, _ = own_environment()
+    if here is not None and importlib.util.find_spec("torch") is not None:
+        return None, note
+    script = project / "env" / "activate.sh"
+    if not (script.is_file() and (script.parent / "venv" / "bin" / "python").exists()):
+        return None, note
+    if not _trusted(script):
+        return None, f"warning: {script} could be somebody else's work; not used"
+    return str(script), f"note: the job gets the environment of {script}, not that of this Python"
+
+
+def staleness(environment: str | None) -> str:
+    """Why the job's environment is older than its requirements, and what to do; empty if it is not.
+
+    Args:
+        environment: the file that the job sources; None for this Python's.
+    """
+    from ..login import env
+
+    script = own_environment()[0] if environment is None else environment
+    if script is None or not (why := env.staleness(Path(script))):
+        return ""
+    return f"{why}; run: {shlex.join(['rankup', 'env', 'create', str(Path(script).parent)])}"
+
+
+def _trusted(path: Path) -> bool:
+    """Return whether it belongs to whom the environment belongs, and so is nobody else's."""
+    owners = {os.getuid(), 0, os.stat(sys.prefix).st_uid}
+    return path.stat().st_uid in owners and not path.stat().st_mode & 0o002

@@ -20,7 +20,7 @@ from .. import __version__, recipes
 from ..base.errors import UserError, nearest
 from ..base.files import user_path, write_atomic
 from ..parallel.layout import crossing
-from ..parallel.lowcomm.gossip.names import patience
+from ..parallel.lowcomm.gossip.alive import patience
 from ..site import rundir
 from ..site.jobspec import OPTIONS, JobSpec, flag
 from ..site.rundir import Job

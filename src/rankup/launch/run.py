@@ -18,8 +18,7 @@ from ..site import config, gpus, rundir
 from ..site.jobspec import DATA, OPTIONS, SLURM, JobSpec, flag, of_record
 from ..site.rundir import Job
 from ..slurm.client import Client
-from . import attempts, local, queue, ready, stage
-from .environment import python_of_ranks
+from . import attempts, inside, local, ready, stage, submit
 from .logfile import OUTPUT, size_of
 from .request import created, new, resumed, same_result, split_notes, typed, wanted
 
@@ -36,8 +35,10 @@ def run(spec: JobSpec, extra: Mapping[str, str] | None = None) -> int:
     """
     client = Client()
     where = place(client, os.environ, spec.local)
-    if where != "local":
-        return queue.run(spec, client, inside=where == "allocation")
+    if where == "slurm":
+        return submit.run(spec, client)
+    if where == "allocation":
+        return inside.run(spec, client)
     _refuse_encodings(spec)
     return _run_here(spec, dict(extra or {}))
 
@@ -46,7 +47,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
     settings = config.load(Path.cwd())
     runs = settings.runs
     nproc = _ranks(spec.nproc, {**os.environ, **extra})
-    python = python_of_ranks()
+    python = ready.python_of_ranks()
     if spec.resume is not None:
         directory, job = resumed(spec, runs)
     else:
@@ -114,11 +115,11 @@ def _caches(project: Path, job: Job) -> dict[str, str]:
 
 def _report(directory: Path, settings: config.Config, code: int) -> None:
     """The page and the lines of text about the run; its failure is not the run's."""
-    from . import facts, report
+    from . import report
 
     try:
         # A full disk may not have taken the end of the run; `code` is it.
-        known = facts.facts(directory, None, settings, attempts.NO_SLURM, ended=code)
+        known = report.facts(directory, None, settings, attempts.NO_SLURM, ended=code)
         judged = report.judge(directory, known)
         report.tell(judged, report.Wish(report.AT_THE_END), sys.stderr)
     except UserError as error:

@@ -250,9 +250,9 @@ def monitoring(found: Sequence[Attempt], config: Config) -> str:
     last = attempts.last_job(found)
     if last is None or last.job is None:
         return ""
-    from ..site import detect
+    from ..site import profile as sites
 
-    profile, _ = detect.choose(config, os.environ, os.uname().nodename)
+    profile, _ = sites.choose(config, os.environ, os.uname().nodename)
     if not profile.monitoring:
         return ""
     number = last.job.partition("_")[0]

@@ -1,4 +1,4 @@
-"""A run as a Slurm job: checked against this machine, its script, its environment."""
+"""A run as a Slurm job: checked against this machine, its script, submitted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,20 @@ from typing import Any
 from .. import __version__
 from ..base.errors import UserError
 from ..base.files import user_path, write_atomic
-from ..site import detect, rundir
+from ..site import config as configuration
+from ..site import profile as sites
+from ..site import rundir
 from ..site.config import Config
-from ..site.jobspec import JobSpec, refuse_own_directives, variables
+from ..site.jobspec import JobSpec, of_record, refuse_own_directives, refuse_secrets, variables
 from ..site.profile import Profile, scratch_folder, seen_by_nodes
 from ..site.rundir import Job
 from ..slurm import limits, script
-from ..slurm.client import Client
+from ..slurm.client import Client, SlurmError
 from ..slurm.limits import Grant
-from ..slurm.parse import array_tasks
-from ..slurm.partitions import Partition
-from ..slurm.times import parse_seconds, time_text
-from . import stage
-from .environment import own_environment
+from ..slurm.parse import Partition, array_tasks, parse_seconds, time_text
+from . import attempts, ready, stage, status
 from .ready import Fetched
-from .request import by_crew, typed
+from .request import by_crew, created, new, resumed, split_notes, typed, wanted, without_values
 
 # Every node has its own; a run directory there is seen by nobody else.
 _LOCAL_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
@@ -50,13 +50,234 @@ class Plan:
     fetched: Fetched = field(default_factory=Fetched)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can be started, with its job script as text.
+
+    Attributes:
+        runs: the folder of all runs; None: the run is there already, and is resumed.
+    """
+
+    plan: Plan
+    job: Job
+    directory: Path
+    text: str
+    runs: Path | None
+
+    def made(self) -> AbstractContextManager[None]:
+        """Make its run directory, or hold the resumed one; a failure leaves all as it was."""
+        if self.runs is None:
+            return _restored(self.directory)
+        return created(self.directory, self.job, self.runs)
+
+
+def run(spec: JobSpec, client: Client) -> int:
+    """Check, write the job script, and submit it.
+
+    Returns 0 once it is submitted; with --follow the job's exit code.
+
+    Raises:
+        UserError: the job cannot run as asked; nothing was submitted or left behind.
+    """
+    found = prepare(spec, client, plan)
+    if found is None:
+        return 0
+    number = _submit(client, found)
+    _say(found.plan, found.job, found.directory, number)
+    if not spec.follow:
+        return 0
+    from .logs import follow
+
+    return follow(found.directory)
+
+
+def prepare(
+    spec: JobSpec, client: Client, planned: Callable[[Client, Config, JobSpec], Plan]
+) -> Prepared | None:
+    """Check all there is to check, and write the job script in memory; --dry-run prints that.
+
+    Args:
+        planned: checks what is asked for against what there is: `plan`, or that of an allocation.
+
+    Raises:
+        UserError: the job cannot run as asked; nothing was left behind.
+    """
+    config = configuration.load(Path.cwd())
+    job, resume = None, spec.resume is not None
+    if resume:
+        directory, job = resumed(spec, config.runs)
+        _refuse_second(client, directory, job)
+        _refuse_finished(directory, job, spec)
+    options = _options(spec, config, job)
+    if options.stages:
+        options = stage.checked(options, Path(job.cwd) if job else Path.cwd())
+    if spec.follow and options.array:
+        raise UserError("--follow follows one job, not an array; use `rankup logs -f --task N`")
+    plan = planned(client, config, options)
+    project = config.project(Path.cwd())
+    if not plan.options.container:
+        chosen, notes = ready.environment_of_job(plan.options.environment, project)
+        options = replace(plan.options, environment=chosen)
+        plan = replace(plan, options=options, notes=(*plan.notes, *notes))
+    node = plan.granted.node
+    if options.stages:
+        where = f"a node of {node.name or 'this allocation'}"
+        stage.require_room(options, node.memory_gb, where)
+    link = None
+    if job is None:
+        runs, link = runs_folder(config, plan)
+        directory, job = new(spec, runs, strict=True)
+    if options.array and job.kind == "recipe":
+        raise UserError(
+            "every task of an array would be the same run of the recipe; --array is for scripts "
+            "that read SLURM_ARRAY_TASK_ID"
+        )
+    shown = (*without_values(sys.argv[1:]), *job.args, *options.sbatch, str(directory))
+    refuse_secrets(shown, {**os.environ, **plan.variables})
+    internet = plan.granted.node.internet
+    notes = ready.require(config, job, internet, allow_missing=spec.allow_missing)
+    found = ready.fetched(project, job, with_network=internet is True)
+    notes += ready.elsewhere(found.variables, os.environ, plan.variables)
+    notes += split_notes(job, plan.granted.nodes, plan.granted.ranks)
+    notes += _doubts(job, plan)
+    notes += ready.before_submit(
+        job.kind, job.target, plan.granted.nodes * plan.granted.ranks, spec.check
+    )
+    ready.refuse_arguments(job, spec.check)
+    plan = replace(plan, fetched=found, notes=(*plan.notes, *notes))
+    job = replace(job, launch=options.said())
+    refuse_unmounted(plan, _places(job, directory, plan))
+    monitor = wanted(spec.monitor)
+    text = script.render(job_script(plan, job, directory, resume, monitor=monitor))
+    for note in plan.notes:
+        print(note, file=sys.stderr)
+    if spec.dry_run:
+        print(text, end="")
+        if plan.cost:
+            print(f"not submitted; it would cost {plan.cost}", file=sys.stderr)
+        return None
+    if link is not None:
+        link_runs(config.runs, link)
+    return Prepared(plan, job, directory, text, None if resume else config.runs)
+
+
+def _doubts(job: Job, plan: Plan) -> list[str]:
+    """Return what `rankup plan` has against a recipe's run in the partition it gets."""
+    if job.kind != "recipe":
+        return []
+    from ..plan import command
+
+    granted = plan.granted
+    asked = command.Job(granted.nodes, granted.ranks, granted.minutes)
+    return command.doubts(job.target, job.args, plan.profile, granted.partition or None, asked)
+
+
+def _submit(client: Client, found: Prepared) -> str:
+    """Write what the job needs and submit it; if it is refused, all is as it was."""
+    with found.made():
+        if found.runs is None:  # somebody else may have resumed it since it was looked at
+            _refuse_second(client, found.directory, rundir.read(found.directory))
+            rundir.write(found.directory, found.job)
+        write_script(found.plan, found.directory, found.text)
+        try:
+            return send(client, found.plan, found.job, found.directory)
+        except SlurmError as error:
+            if not error.unreachable:
+                raise
+            uncertain: BaseException = error
+        except UserError:
+            raise
+        except BaseException as error:  # a job in the queue would look for what is here
+            uncertain = error
+    raise uncertain
+
+
+def _say(plan: Plan, job: Job, directory: Path, number: str) -> None:
+    """To people what there is to know; to standard output the job's number alone."""
+    print(f"run {job.id} in {directory}", file=sys.stderr)
+    limit = time_text(plan.granted.minutes)
+    print(f"job {number}, time limit {limit}, {plan.cost}", file=sys.stderr)
+    print(f"script {directory / 'job.sh'}", file=sys.stderr)
+    print(f"next: rankup logs -f {job.id} · status · cancel", file=sys.stderr)
+    print(number)
+
+
+def _options(spec: JobSpec, config: Config, job: Job | None) -> JobSpec:
+    """What was said now, else when the run was started, else in `rankup.toml`."""
+    options = spec.over(of_record(job.launch) if job else {}).over(config.job)
+    # `jutil env activate -A` sets these; our sbatch sees none of them, so that they cannot override
+    # what the job script says.
+    account = os.environ.get("SBATCH_ACCOUNT") or os.environ.get("SLURM_ACCOUNT")
+    return options.over({"account": account} if account else {})
+
+
+def _refuse_second(client: Client, directory: Path, job: Job) -> None:
+    """UserError while an attempt waits or runs: two would write one checkpoint folder."""
+    for row in attempts.live(directory, job, client):
+        raise UserError(
+            f"{directory} is going on already: job {row.job_id} is {row.state}; wait for it, or "
+            f"`rankup cancel {job.id}` first"
+        )
+
+
+def _refuse_finished(directory: Path, job: Job, spec: JobSpec) -> None:
+    """UserError for a recipe's run that is through: another job would cost and change nothing."""
+    final = job.kind == "recipe" and status.last_metrics(directory).get("final")
+    if final and not spec.args and (directory / "model-final.pt").exists():
+        raise UserError(
+            f"{directory} is through, with its final model written. To train longer: "
+            f"rankup run --resume {job.id} {job.target} --steps N"
+        )
+
+
+def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
+    """What compute nodes have to see."""
+    options = plan.options
+    found = {"the working directory": Path(job.cwd), "the run directory": directory}
+    if job.kind == "script":
+        found["the script"] = Path(job.target)
+    for option in ("environment", "container"):
+        value = getattr(options, option)
+        if value is not None and "://" not in value:
+            found[f"--{option}"] = Path(value)
+    if not options.environment and not options.container:
+        found["the Python environment"] = ready.active_environment()[0] or Path(sys.prefix)
+    found |= {f"what was fetched as {name}": path for name, path in plan.fetched.places.items()}
+    found |= {f"--stage {name}": Path(name) for name in options.stage}
+    found |= {f"--mount {name}": Path(name) for name in options.mount}
+    found |= {f"the argument {path}": path for path in argument_paths(job)}
+    return found
+
+
+@contextmanager
+def _restored(directory: Path) -> Iterator[None]:
+    """Remove what was written for an attempt that could not be submitted."""
+    names = [rundir.JOB, "job.sh", "env"]
+    with rundir.locked(directory):
+        # Read under the lock: what somebody else submits meanwhile is not to be taken back.
+        before = {name: _read(directory / name) for name in names}
+        try:
+            yield
+        except BaseException:
+            for name, data in before.items():
+                if data is None:
+                    (directory / name).unlink(missing_ok=True)
+                elif _read(directory / name) != data:
+                    write_atomic(directory / name, data, private=True)
+            raise
+
+
+def _read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
 def plan(client: Client, config: Config, options: JobSpec) -> Plan:
     """Check what a job asks for against the profile and what Slurm says now.
 
     Raises:
         UserError: it would be refused, wait for ever, or waste what is paid for.
     """
-    profile, _ = detect.choose(
+    profile, _ = sites.choose(
         config, os.environ, os.uname().nodename, cluster_name=client.cluster_name
     )
     partitions = client.partitions()
@@ -138,6 +359,18 @@ def runs_folder(config: Config, plan: Plan) -> tuple[Path, Path | None]:
     return folder, folder
 
 
+def link_runs(runs: Path, target: Path) -> None:
+    """Make the folder on scratch, and `./runs` a link to it."""
+    target.mkdir(parents=True, exist_ok=True)
+    if target.stat().st_uid != os.getuid():
+        raise UserError(f"{target} belongs to somebody else; set `runs` in rankup.toml")
+    try:
+        runs.symlink_to(target)
+    except FileExistsError:  # another first submission was quicker
+        return
+    print(f"runs go to {target}, linked as {runs}", file=sys.stderr)
+
+
 def refuse_unmounted(plan: Plan, paths: Mapping[str, Path]) -> None:
     """Refuse paths that compute nodes do not see; warn of those they hardly do.
 
@@ -204,7 +437,7 @@ def job_script(
     )
     if environment is not None and not environment.is_file():
         raise UserError(f"--environment {environment} is no file; name a script to source")
-    activate, path = (str(environment.resolve()), None) if environment else own_environment()
+    activate, path = (str(environment.resolve()), None) if environment else ready.own_environment()
     exported = {**profile.environment, **plan.fetched.variables}
     if profile.list_gpus and granted.gpus:
         exported["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(granted.gpus)))
@@ -254,7 +487,7 @@ def job_script(
         host_suffix=profile.host_suffix,
         needs=tuple(needs),
         stage=options.stage,
-        stage_options=stage.words(options),
+        stage_options=stage.words(options) if options.stage else (),
         stage_folder=options.stage_to,
         mounts=options.mount,
         monitor=monitor,

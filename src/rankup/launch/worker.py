@@ -13,7 +13,8 @@ from pathlib import Path
 
 from .. import recipes
 from ..base.errors import UserError
-from ..parallel.lowcomm.gossip.names import WORKER
+from ..base.text import say
+from ..parallel.lowcomm.gossip.alive import WORKER
 from ..site.gpus import cores_near
 from . import failure
 
@@ -62,7 +63,7 @@ def main() -> None:
         if given is not None:
             failure.write(Path(given) / "log", end)
         else:
-            print(failure.report(end), file=sys.stderr)
+            say(failure.report(end), "")
         from ..runtime.world import leave
 
         leave(end.exit_code)
@@ -123,7 +124,7 @@ def _agent(words: list[str]) -> int:
             with contextlib.suppress(OSError):
                 failure.write(log, first)
         if here and first.exit_code != 128 + signal.SIGINT:
-            print(f"\n{failure.report(first)}", file=sys.stderr, flush=True)
+            say(f"\n{failure.report(first)}", "")
         return first.exit_code
     except SignalException as error:
         return 128 + int(error.sigval)

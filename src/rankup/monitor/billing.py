@@ -96,6 +96,11 @@ def attempts(recording: Recording) -> tuple[Attempt, ...]:
     return recording.facts.attempts or (whole,)
 
 
+def goes_on(recording: Recording) -> bool:
+    """Whether the run has not ended, as far as anybody says."""
+    return recording.running or attempts(recording)[-1].state == "RUNNING"
+
+
 def end_of(attempt: Attempt, recording: Recording) -> float:
     """When an attempt ended, or was last heard of; unix seconds."""
     if attempt.ended is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ class _Reading:
                 self._saved(record)
             else:
                 loss = _number(record.get("valid_loss"))
-                if loss is None and not any(map(_is_number, _values(record))):
+                says = loss is not None or _is_number(record.get("loss"))
+                if not says and not any(map(_is_number, _values(record))):
                     continue
                 if loss is not None:
                     self.valid[len(self.steps)] = _kept(loss)
@@ -118,7 +120,7 @@ class _Reading:
                 rows.append(record)
                 self.steps.append(number)
                 self.times.append(self.clock)
-        for name in dict.fromkeys(name for record in rows for name in record):
+        for name in dict.fromkeys(chain.from_iterable(rows)):
             if name not in _APART:
                 self._column(name, [record.get(name) for record in rows], begin)
 

@@ -157,7 +157,7 @@ def _headline(recording: Recording, worst: Diagnosis | None, paid: Cost) -> str:
     if not recording.samples and not len(recording.steps.step):
         began = "" if worst is None or worst.code != common.FAILED else f"; {worst.message}"
         return f"Nothing was recorded of this run{began}."
-    running = _running(recording)
+    running = billing.goes_on(recording)
     if worst is None:
         return _sound(recording, paid, running)
     so_far = "So far: " if running else ""
@@ -219,7 +219,7 @@ def _extent(recording: Recording, paid: Cost) -> str:
     attempts = f" in {len(known)} attempts" if len(known) > 1 else ""
     state = known[-1].state
     end = " and was cancelled" if state == "CANCELLED" else ""
-    verb = "has run" if _running(recording) else "ran"
+    verb = "has run" if billing.goes_on(recording) else "ran"
     return (
         f"It {verb} {words.duration(seconds)}{attempts} on {what}{end}, which is "
         f"{words.amount(paid.billed)} {paid.unit}."
@@ -234,10 +234,6 @@ def _worked(paid: Cost) -> str:
         f"{words.amount(paid.used)} {paid.unit} of that did work, an efficiency of "
         f"{words.percent(paid.efficiency)}{how}."
     )
-
-
-def _running(recording: Recording) -> bool:
-    return recording.running or billing.attempts(recording)[-1].state == "RUNNING"
 
 
 def _billed(recording: Recording) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat
 
 from ..base.amounts import duration as duration
-from ..base.amounts import some
+from ..base.amounts import ranges, some
 from ..base.text import clean
 
 if TYPE_CHECKING:  # numpy comes with it, and the live view starts without
@@ -80,13 +80,7 @@ def resume(facts: Facts) -> str:
 
 def numbers(values: Iterable[int]) -> str:
     """ "0, 2-4" for 0, 2, 3 and 4."""
-    runs: list[list[int]] = []
-    for value in sorted(values):
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], value]
-        else:
-            runs.append([value])
-    return ", ".join("-".join(map(str, run)) for run in runs)
+    return ranges(values).replace(",", ", ")
 
 
 def node_names(recording: Recording, nodes: Iterable[int]) -> str:

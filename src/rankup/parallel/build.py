@@ -23,9 +23,13 @@ from torch.utils.checkpoint import (
 )
 
 from ..base.errors import UserError
-from ..runtime.compress.ddp import CompressedExchange
+from ..runtime.compress.ddp import CompressedExchange, compressed
+from ..runtime.compress.names import Compression
 from ..runtime.keys import derive
+from ..runtime.model import exchange_by, no_buffer_sync
+from ..runtime.world import World
 from .choices import Choices, Recompute, check
+from .gradients import finish_gradients
 from .initial import Initial, initialize, materialize
 from .layout import Layout
 from .mesh import Mesh
@@ -33,12 +37,10 @@ from .pipeline.cut import costs, cut, links
 from .pipeline.run import Pipeline, model_args
 from .pipeline.schedule import placement
 from .pipeline.stage import StageModule, Ties, carve, copies, find_ties
-from .replicas import replicate
 from .sharded import beside_blocks, blocks, has_statistics, shard
 from .tensor.apply import apply, loss_context, plain
-from .tensor.check import check as check_plan
-from .tensor.gradients import finish_gradients
 from .tensor.plan import plan_of
+from .tensor.words import check as check_plan
 
 Batch = tuple[torch.Tensor, ...]
 Loss = Callable[[Any, Batch], torch.Tensor]
@@ -285,20 +287,43 @@ def refuse(model: nn.Module, layout: Layout) -> None:
         )
 
 
-def _replicas(
-    build_model: Callable[[], nn.Module], mesh: Mesh, seed: int, choices: Choices
-) -> Built:
-    """Each rank holds the whole model; DDP where there are several."""
+def whole(
+    build_model: Callable[[], nn.Module], device: torch.device, seed: int, choices: Choices
+) -> nn.Module:
+    """Return a model that a rank holds all of."""
     torch.manual_seed(derive(seed, "construction"))
     model = build_model()
     if choices.by_name:
         initialize(model, seed)
-    model.to(mesh.world.device)
+    model.to(device)
     recompute(blocks(model), choices.recompute)
     if choices.compiled:
         model.compile(mode=choices.compiled)  # in place: parameter names stay
+    return model
+
+
+def _replicas(
+    build_model: Callable[[], nn.Module], mesh: Mesh, seed: int, choices: Choices
+) -> Built:
+    """Each rank holds the whole model; DDP where there are several."""
+    model = whole(build_model, mesh.world.device, seed, choices)
     half = None if choices.half is None else getattr(torch, choices.half)
     built = Built(model, model, model, mesh, autocast=half)
     if not mesh.apart:
         built.replica, built.exchange = replicate(model, mesh.world, choices.compression)
     return built
+
+
+def replicate(
+    model: nn.Module, world: World, compression: Compression
+) -> tuple[nn.Module, CompressedExchange | None]:
+    """DDP without its own buffer exchange: the loop averages running statistics itself.
+
+    Gradients become their mean over the ranks, compressed or not.
+    """
+    if world.world_size == 1:
+        return model, None
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
+    exchange = compressed(model, compression)
+    exchange_by(replica, exchange)
+    return replica, exchange

@@ -19,7 +19,7 @@ from ..parallel.layout import Layout as Mesh
 from ..recipes.options import LanguageModelOptions
 from ..recipes.vocabulary import BYTES
 from ..site.profile import Profile
-from ..slurm.times import parse_seconds, time_text
+from ..slurm.parse import parse_seconds, time_text
 from . import machines, table
 from .estimate import Estimate, estimate
 from .layout import Layout, Precision
@@ -371,7 +371,7 @@ def doubts(
     options = target.recipe
     assert options is not None
     ranks = job.nodes * job.per_node
-    layout = _asked_for(options, ranks, options.layout(ranks, job.per_node))
+    layout = layout_of(options, ranks, options.layout(ranks, job.per_node))
     site = site.tf32() if options.tf32 else site
     one = estimate(target.shape, layout, site.of(ranks))
     used, there = (f"{size / GIB:.1f} GiB" for size in (one.memory_total, one.capacity))
@@ -404,7 +404,7 @@ class Job:
     minutes: int
 
 
-def _asked_for(options: LanguageModelOptions, gpus: int, mesh: Mesh) -> Layout:
+def layout_of(options: LanguageModelOptions, gpus: int, mesh: Mesh) -> Layout:
     """The layout that a recipe's options ask for."""
     sharded = mesh.dp_shard > 1
     return Layout(

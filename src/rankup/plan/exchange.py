@@ -18,31 +18,6 @@ def hidden(exchange: float, computing: float, machine: Machine) -> float:
     return max(0.0, exchange - computing) + machine.contention * min(exchange, computing)
 
 
-def pipeline_send(shape: Shape, layout: Layout, machine: Machine) -> float:
-    """Return the seconds that a micro-batch's sends between stages take, both directions.
-
-    b s h values per direction and stage, over t ranks where they scatter and gather [Narayanan
-    2021, 4.1], v times where interleaved.
-    """
-    if layout.pp == 1:
-        return 0.0
-    size = (
-        layout.value_bytes * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
-    )
-    ranks = group(machine, layout.pp, layout.tp * layout.cp * layout.data)
-    return 2 * layout.interleave * ranks.send(size)
-
-
-def tied_embedding(shape: Shape, layout: Layout, machine: Machine, framework: Framework) -> float:
-    """Return the seconds in which the first and last stage add up the gradient of a tied
-    embedding, once per step [Narayanan 2021]."""
-    if layout.pp == 1 or not shape.tied:
-        return 0.0
-    stride = layout.tp * layout.cp * layout.data * (layout.pp - 1)
-    ends = group(machine, 2, stride)
-    return ends.reduce(framework.gradient_bytes * shape.vocab * shape.hidden / layout.tp)
-
-
 @dataclass(frozen=True)
 class Data:
     """Exposed seconds of the data-parallel exchange.

@@ -51,20 +51,20 @@ class Machine:
     hbm: float
     fp32_flops: float = 0.0
     fp8_speedup: float = 0.0
-    matmul_efficiency: float = 0.761
-    matmul_half: float = 19.8e9
+    matmul_efficiency: float = 0.756
+    matmul_half: float = 15.7e9
     attention_efficiency: float = 0.332
     power: float = 1.0
     hbm_efficiency: float = 0.77
     optimizer_rate: float = 0.0
-    launch: float = 8.8e-6
-    contention: float = 0.265
+    launch: float = 9.24e-6
+    contention: float = 0.262
     gpus_per_node: int = 8
     node_link: float = 300 * GB
-    node_efficiency: float = 0.785
-    node_latency: float = 5.1e-6
+    node_efficiency: float = 0.784
+    node_latency: float = 5.08e-6
     nic_per_node: float = 200 * GB
-    nic_efficiency: float = 0.81
+    nic_efficiency: float = 0.809
     nic_latency: float = 10.4e-6
     congestion: float = 0.0
     host_to_device: float = 0.0
@@ -86,7 +86,7 @@ class Machine:
 
 # Amazon's network, in place of InfiniBand's: as Hugging Face's cluster measured it with 256 MB on 1
 # to 64 nodes, all-gather 250 to 11 GB/s, all-reduce 436 to 33 GB/s.
-EFA = {"nic_latency": 51e-6, "congestion": 0.035}
+EFA = {"nic_latency": 50.6e-6, "congestion": 0.035}
 
 # What the generations share. Efficiencies and latencies were fitted on measured runs, within the
 # published ceilings (best products: A100 .87, H100 .80; all-reduce in a node .78 to .82).

@@ -7,14 +7,14 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..base.errors import UserError, nearest
-from ..base.files import write_json
-from ..site import caches, config, detect
+from ..site import caches, config
 from ..site import profile as profiles
 from ..site.profile import Profile
+from .calibrate import machines_of
 from .machine import GB, MACHINES, Machine, machine, of_site
 
 _WITH_TF32 = ("A100", "H100", "H200", "GH200")  # at half of the speed of bf16
@@ -85,7 +85,7 @@ def choose(asked: Asked) -> Site:
             raise UserError(f"--gpu {asked.gpu} and {other} both name a machine; give one of them")
         made = machine(asked.gpu, asked.gpus_per_node, _nic(asked.nic))
         return Site(f"{made.gpus_per_node} x {made.gpu} per node", made, whole_nodes=False)
-    profile = _profile(asked.site)
+    profile = profile_of(asked.site)
     return of_profile(profile, asked.partition, asked)
 
 
@@ -130,10 +130,15 @@ def of_profile(profile: Profile, partition: str | None, asked: Asked | None = No
     )
 
 
-def _profile(name: str | None) -> Profile:
+def profile_of(name: str | None) -> Profile:
+    """Return the profile of a site by its name, or by how that begins; by default this one's.
+
+    Raises:
+        UserError: there is none.
+    """
     settings = config.load(Path.cwd())
     if name is None:
-        return detect.choose(settings, os.environ, os.uname().nodename)[0]
+        return profiles.choose(settings, os.environ, os.uname().nodename)[0]
     begun = [known for known in profiles.names() if known.startswith(name)]
     if len(begun) == 1:
         name = begun[0]
@@ -182,22 +187,10 @@ def calibrated(profile: Profile, partition: str | None) -> dict[int, Machine]:
     path = calibration_file(profile, partition)
     if not path.is_file():
         return {}
-    known = {one.name for one in fields(Machine)}
     try:
-        machines = json.loads(path.read_text(encoding="utf-8"))["machines"]
-        found = {
-            int(ranks): Machine(**{name: one[name] for name in one if name in known})
-            for ranks, one in machines.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return machines_of(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ArithmeticError, LookupError, ValueError, TypeError, StopIteration) as error:
         raise UserError(
             f"{path} is not what `rankup plan --calibrate` writes ({error!r}); remove it, or "
             "calibrate again"
         ) from None
-    return {n: replace(one, notes=tuple(one.notes)) for n, one in found.items()}
-
-
-def write(path: Path, machines: Mapping[int, Machine], measured: object) -> None:
-    """Keep a calibrated machine, by ranks per node, and what it was made of."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"machines": {n: asdict(m) for n, m in machines.items()}, "from": measured})

@@ -10,6 +10,8 @@ from .pipeline import kept, stage_layers
 from .shape import Shape
 
 CONTEXT = 1.5 * 2**30  # CUDA context, NCCL's buffers, libraries' workspaces
+# Bytes per parameter of copies that train apart: where they began, and the outer momentum.
+OUTER = {"local-sgd": 4.0, "diloco": 8.0}
 FRAGMENTATION = 0.05  # of what the caching allocator gives out
 
 Parts = tuple[tuple[str, float], ...]
@@ -88,13 +90,12 @@ def memory(shape: Shape, layout: Layout, framework: Framework) -> Parts:
 def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Parts:
     layers = stage_layers(layout, shape.layers)
     tokens = layout.micro_batch * shape.seq / layout.cp
-    weights, gradients, optimizer = states(
-        layout, framework, stage_parameters(shape, layout, stage)
-    )
+    parameters = stage_parameters(shape, layout, stage)
+    weights, gradients, optimizer = states(layout, framework, parameters)
     kept_bytes = layers * kept(layout, stage) * activations(shape, layout, framework)
-    # The layer that is being computed again has all of its own.
-    whole = activations(shape, replace(layout, recompute="none"), framework)
-    kept_bytes += whole - activations(shape, layout, framework)
+    if layout.recompute != "none":  # the layer that is being computed again has all of its own
+        whole = activations(shape, replace(layout, recompute="none"), framework)
+        kept_bytes += whole - activations(shape, layout, framework)
     logits = 0.0
     if stage == layout.pp - 1:
         logits = framework.logits * tokens * shape.vocab / layout.tp
@@ -103,16 +104,17 @@ def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Pa
         largest = max(shape.layer_parameters, shape.embedding_parameters) / layout.tp
         gathered = layout.value_bytes * (shape.layer_parameters / layout.tp + largest)
         if layout.pp > 1:  # gathered once per step, kept until its last micro-batch
-            gathered = layout.value_bytes * stage_parameters(shape, layout, stage)
+            gathered = layout.value_bytes * parameters
     copies = 0.0
     if framework.autocast and layout.zero < 3 and layout.precision != "fp32":
-        copies = layout.value_bytes * stage_parameters(shape, layout, stage)
+        copies = layout.value_bytes * parameters
     buffers = 2 * 25 * 2**20 if layout.data > 1 and layout.zero < 3 else 0.0
     parts = [
         ("weights", weights),
         ("half-precision copies", copies),
         ("gradients", gradients),
         ("optimizer", optimizer),
+        ("outer optimizer", OUTER.get(layout.strategy, 0.0) * parameters),
         ("activations", kept_bytes),
         ("logits", logits),
         ("gathered layers", gathered),

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .estimate import Estimate, estimate
+from .framework import FRAMEWORKS
 from .layout import Layout, Precision, Recompute
-from .machine import Machine
+from .machine import GIB, Machine
+from .memory import memory
 from .shape import Shape
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -49,13 +51,29 @@ def layouts(
         global_batch: sequences per optimizer step.
         micro_batch: only this one; None tries the powers of two.
     """
-    made = [
-        estimate(shape, layout, machine)
-        for layout in candidates(shape, machine, gpus, global_batch, precision, micro_batch)
-    ]
-    fitting = sorted((one for one in made if one.fits), key=lambda one: (one.risky, one.seconds))
-    others = [one for one in made if not one.fits]
-    return Found(gpus, tuple(fitting), min(others, key=lambda one: one.memory_total, default=None))
+    capacity = machine.memory_gib * GIB
+
+    def size(layout: Layout) -> float:
+        return sum(part for _, part in memory(shape, layout, FRAMEWORKS[layout.framework]))
+
+    fitting: list[Estimate] = []
+    least, closest = math.inf, None
+    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch):
+        for variants in group:
+            sizes = [size(layout) for layout in variants]
+            fitting += [
+                estimate(shape, layout, machine)
+                for layout, held in zip(variants, sizes, strict=True)
+                if held <= capacity
+            ]
+            if min(sizes) > capacity:  # larger micro-batches take more
+                if min(sizes) < least:
+                    least, closest = min(sizes), variants[sizes.index(min(sizes))]
+                break
+    fitting.sort(key=lambda one: (one.risky, one.seconds))
+    return Found(
+        gpus, tuple(fitting), None if closest is None else estimate(shape, closest, machine)
+    )
 
 
 def candidates(
@@ -68,44 +86,53 @@ def candidates(
 ) -> Iterator[Layout]:
     """Yield the layouts that `rankup run` accepts: tensor parallel within a node and by whole
     heads, stages of whole layers, whole micro-batches."""
+    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch):
+        for variants in group:
+            yield from variants
+
+
+def _groups(
+    shape: Shape,
+    machine: Machine,
+    gpus: int,
+    global_batch: int,
+    precision: Precision,
+    micro_batch: int | None,
+) -> Iterator[Iterator[list[Layout]]]:
+    """Yield for each mesh its micro-batches, growing, with what may be recomputed and scheduled."""
     node = machine.gpus_per_node
     for tp in _divisors(min(gpus, node)):
         if node % tp or gpus % tp or shape.heads % tp or shape.kv_heads % tp:
             continue
         for pp in _divisors(gpus // tp):
-            if pp > shape.layers:
-                break
             data = gpus // (tp * pp)
-            if global_batch % data:
+            if pp > shape.layers or global_batch % data:
                 continue
-            each = global_batch // data
-            sizes = [micro_batch] if micro_batch else [2**k for k in range(each.bit_length())]
-            for micro in sizes:
-                if each % micro:
-                    continue
-                for shard in sorted({1, math.gcd(data, max(1, node // tp)), data}):
-                    base = Layout(
-                        gpus=gpus,
-                        strategy=_strategy(tp, pp, shard, data),
-                        dp_replicate=data // shard,
-                        dp_shard=shard,
-                        tp=tp,
-                        pp=pp,
-                        micro_batch=micro,
-                        global_batch=global_batch,
-                        precision=precision,
-                        sequence_parallel=tp > 1,
-                        zero=0 if shard == 1 else 3,
-                    )
-                    for recompute in RECOMPUTE:
-                        yield replace(base, recompute=recompute)
-                        if pp > 1 and pp * VIRTUAL <= shape.layers and each // micro >= pp:
-                            yield replace(
-                                base,
-                                recompute=recompute,
-                                schedule="interleaved",
-                                interleave=VIRTUAL,
-                            )
+            for shard in sorted({1, math.gcd(data, max(1, node // tp)), data}):
+                mesh = Layout(
+                    gpus=gpus,
+                    strategy=_strategy(tp, pp, shard, data),
+                    dp_replicate=data // shard,
+                    dp_shard=shard,
+                    tp=tp,
+                    pp=pp,
+                    global_batch=global_batch,
+                    precision=precision,
+                    sequence_parallel=tp > 1,
+                    zero=0 if shard == 1 else 3,
+                )
+                yield _variants(mesh, shape, micro_batch)
+
+
+def _variants(mesh: Layout, shape: Shape, micro_batch: int | None) -> Iterator[list[Layout]]:
+    each = mesh.global_batch // mesh.data
+    for micro in [micro_batch] if micro_batch else [2**k for k in range(each.bit_length())]:
+        if each % micro:
+            continue
+        found = [replace(mesh, micro_batch=micro, recompute=one) for one in RECOMPUTE]
+        if mesh.pp > 1 and mesh.pp * VIRTUAL <= shape.layers and each // micro >= mesh.pp:
+            found += [replace(one, schedule="interleaved", interleave=VIRTUAL) for one in found]
+        yield found
 
 
 def _strategy(tp: int, pp: int, shard: int, data: int) -> str:

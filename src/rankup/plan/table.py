@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base.amounts import number, words
+from ..base.amounts import number, size, words
 from ..base.errors import UserError
 from ..parallel.layout import SELDOM
 from .estimate import RISKY, Estimate
 from .layout import Layout
-from .machine import GIB
+from .machine import GIB, Machine
 from .search import STOPS_PAYING, where_it_stops_paying
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def layout_text(layout: Layout) -> str:
 
 def _span(seconds: float, band: float) -> str:
     """The range of a time, in one unit."""
-    unit, word = next(((size, word) for size, word in _TIMES if seconds >= 2 * size), (1.0, "s"))
+    unit, word = next((one for one in _TIMES if seconds >= 2 * one[0]), (1.0, "s"))
     return f"{_between(seconds / unit, band)} {word}"
 
 
@@ -204,12 +204,39 @@ def _explained(one: Estimate) -> Iterator[str]:
                 yield f"      {text}"
     yield f"  {'in all':20} {one.seconds:10.4g} s  ± {one.band:.0%}"
     yield "memory of the most loaded rank"
-    for name, size in one.memory:
-        yield f"  {name:30} {size / GIB:8.2f} GiB"
+    for name, part in one.memory:
+        yield f"  {name:30} {part / GIB:8.2f} GiB"
     yield (
         f"  {'in all':30} {one.memory_total / GIB:8.2f} GiB ± {one.memory_band:.0%}, of "
         f"{one.capacity / GIB:.1f}"
     )
+
+
+def show_constants(machines: Mapping[int, Machine], file: Path) -> None:
+    """Print what a machine was measured to be."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    names = ("products", "attention", "memory", "Adam", "a launch", "link", "hop", "network")
+    for name in ("ranks/node", *names):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for ranks, one in machines.items():
+        products = one.peak_flops * one.matmul_efficiency
+        shown.add_row(
+            str(ranks),
+            f"{products / 1e12:.3g} TFLOP/s",
+            f"{one.peak_flops * one.attention_efficiency / 1e12:.3g} TFLOP/s",
+            f"{size(one.hbm * one.hbm_efficiency)}/s",
+            f"{size(one.optimizer_rate)}/s",
+            f"{one.launch * 1e6:.3g} us",
+            f"{size(one.node_link * one.node_efficiency)}/s" if ranks > 1 else "",
+            f"{one.node_latency * 1e6:.3g} us" if ranks > 1 else "",
+            f"{size(one.nic_per_node)}/s" if one.nic_efficiency == 1 else "",
+        )
+    Console(width=_WIDTH, highlight=False, markup=False).print(shown)
+    print(f"plans for this machine take these from now on; they lie in {file}")
 
 
 def as_json(answer: Plan, command: tuple[str, str]) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from ..base.errors import UserError, nearest
 from ..base.files import user_path
 from ..base.processes import python
 from ..recipes.options import LanguageModelOptions
-from ..site import caches, config, detect
+from ..site import caches, config
+from ..site import profile as sites
 from .shape import Shape
 
 RECIPE = "language-model"
@@ -323,7 +324,7 @@ def _read(target: str) -> tuple[str, str]:
 def _cached(name: str, revision: str) -> Path | None:
     """The config.json of a model in the cache of Hugging Face, if it is there."""
     settings = config.load(Path.cwd())
-    profile, _ = detect.choose(settings, os.environ, os.uname().nodename)
+    profile, _ = sites.choose(settings, os.environ, os.uname().nodename)
     known = caches.caches(settings, profile, os.environ)
     home = next(one.path for one in known.entries if one.variable == "HF_HOME")
     refined = known.refining.get("HF_HUB_CACHE") or known.refining.get("HUGGINGFACE_HUB_CACHE")

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .random_state import STREAMS, States, capture, restore
-from .world import launched
+from .world import launched, several
 
 Reduction = Literal["sum", "mean", "min", "max"]
 T = TypeVar("T")
@@ -36,7 +36,7 @@ _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp
 
 def barrier() -> None:
     """Wait until every rank has come here."""
-    if _several():
+    if several():
         dist.barrier()
 
 
@@ -46,7 +46,7 @@ def broadcast(value: T, source: int = 0) -> T:
     A tensor is overwritten in place and must have one shape and type everywhere; any other
     picklable value is returned. Tensors in lists, tuples and dictionaries come to this rank's GPU.
     """
-    if not _several():
+    if not several():
         return value
     if isinstance(value, torch.Tensor):
         if value.is_inference() and not torch.is_inference_mode_enabled():
@@ -103,7 +103,7 @@ def all_reduce(value: torch.Tensor | float, op: Reduction = "sum") -> Any:
 
 def all_gather(value: torch.Tensor) -> torch.Tensor:
     """Stack every rank's tensor: shape `(world_size, *value.shape)`, one shape on all ranks."""
-    if not _several():
+    if not several():
         return value.unsqueeze(0).clone()
     parts = [torch.empty_like(value) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, value.contiguous())
@@ -117,7 +117,7 @@ def reduce_scatter(value: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
         ValueError: the first dimension is not a multiple of the world size.
     """
     _check(op)
-    if not _several():
+    if not several():
         return value.clone()
     world_size = dist.get_world_size()
     if value.shape[0] % world_size:
@@ -168,7 +168,7 @@ it all ranks go on with rank 0's random states, whatever one of them has drawn i
 
 @contextmanager
 def _ordered(per_node: bool) -> Iterator[None]:
-    if not _several():
+    if not several():
         yield
         return
     rank = dist.get_rank()
@@ -213,23 +213,19 @@ def _agree(failure: str, store: dist.Store, done: str) -> States:
     return answers[0][1]
 
 
-def all_gather_object(value: T) -> list[T]:
+def all_gather_object(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Every rank's picklable value, in rank order. For small things outside the training step."""
-    if not _several():
+    if not several():
         return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
     return values
-
-
-def _several() -> bool:
-    return dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _reduce(tensor: torch.Tensor, op: Reduction) -> None:
     if op == "mean" and not tensor.is_floating_point():
         raise TypeError(f"a mean over ranks needs a floating-point tensor, got {tensor.dtype}")
-    if not _several():
+    if not several():
         return
     # Sum and divide is right on every backend and torch; AVG is not (gloo before 2.11).
     dist.all_reduce(tensor, op=dist.ReduceOp.SUM if op == "mean" else _OPS[op])

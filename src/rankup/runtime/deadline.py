@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from .collectives import barrier, broadcast
-from .world import is_root_process
+from .world import is_root_process, several
 
 # What a rank may wish for, so that a sum over ranks still tells the two apart.
 GO_ON = 1.0  # stop, and go on in a next attempt
@@ -152,7 +152,7 @@ class Deadline:
 
     def _vote(self) -> tuple[torch.Tensor, dist.Work | None]:
         total = torch.tensor(self.wish, dtype=torch.float64)
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        if not several():
             return total, None
         if "cpu" not in str(dist.get_backend_config()) and dist.get_backend() == "nccl":
             total = total.cuda()  # a group that the script made itself may have no gloo

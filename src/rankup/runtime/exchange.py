@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .deal import ENGINE, LEDGER, Weight
+from .context import ENGINE, ShardContext, Weight
 from .statistics import RunningStatistics
 from .world import after_first_step
 
@@ -32,6 +32,7 @@ class Exchange:
     Args:
         ddp: the model, whose parameters are the same on all ranks at the first exchange, or that is
             an error.
+        context: what this rank is given of each batch.
 
     Attributes:
         begun: a backward has begun, and has not reached all parameters.
@@ -39,7 +40,9 @@ class Exchange:
         sparse: some rank's first backward has not reached a parameter; None before that.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, statistics: RunningStatistics) -> None:
+    def __init__(
+        self, ddp: DistributedDataParallel, statistics: RunningStatistics, context: ShardContext
+    ) -> None:
         # The hooks below are out of sight of Python's garbage collector: they must not keep it.
         self._ddp = weakref.ref(ddp)
         self._unchecked = dict(ddp.module.named_parameters())
@@ -48,7 +51,8 @@ class Exchange:
         self._device = next(iter(self._trained.values())).device
         self._statistics = statistics
         world_size = dist.get_world_size()
-        self.weight = Weight(world_size, world_size, 1, self._device)
+        self._context = context
+        self.weight = Weight(context, world_size, world_size, 1, self._device)
         self.begun = False
         self.sparse: bool | None = None
         self._reached: set[str] = set()
@@ -105,7 +109,8 @@ class Exchange:
                 f"{thawed[0]!r} requires a gradient since the model was wrapped, which would stay "
                 "on this rank alone: call the wrapped model itself in the first step after that"
             )
-        LEDGER.trains()  # before anything collective: it refuses where not every rank came here
+        # Before anything collective: it refuses where not every rank came here.
+        self._context.trains()
         self._shorten_timeout()
         if self._unchecked:
             _require_same(self._unchecked, self._device)

@@ -37,6 +37,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from .collectives import all_gather_object
 from .hang.recorder import APART
 from .pieces import HostCopy, Key, Piece, PiecePlanner, Share, cut
 from .state import (
@@ -45,12 +46,11 @@ from .state import (
     Shape,
     agree,
     everywhere,
-    gather,
     of_model,
     refuse_other,
     to_fill,
 )
-from .world import is_root_process
+from .world import is_root_process, rank_and_size, several
 
 MARKER = "COMPLETE"
 MODEL, OPTIMIZER = "model.", "optimizer.state."
@@ -127,7 +127,7 @@ class Marker:
         Args:
             hash_like: hash of a file, of the kind of a given one; by default the one of today.
         """
-        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        rank, ranks = rank_and_size()
         found = []
         for name in sorted(self.files)[rank::ranks]:
             path, (size, code) = self.parts / name, self.files[name]
@@ -140,7 +140,7 @@ class Marker:
                     found.append(f"{path.name} has changed since it was written")
             except OSError as error:
                 found.append(f"{path.name} cannot be read ({error.strerror})")
-        return [line for part in gather(found) for line in part]
+        return [line for part in all_gather_object(found) for line in part]
 
 
 def fingerprint(path: Path) -> tuple[int, str]:
@@ -264,7 +264,7 @@ class Writer:
                 self._thread = None
 
     def _own_group(self) -> dist.ProcessGroup | None:
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        if not several():
             return None
         if self._world is not dist.group.WORLD:
             self._world = dist.group.WORLD
@@ -297,14 +297,13 @@ class Writer:
                     process_group=group,
                     no_dist=not dist.is_initialized(),
                 )
-            rank = dist.get_rank() if dist.is_initialized() else 0
-            own = list(target.parts.glob(f"__{rank}_*"))
+            own = list(target.parts.glob(f"__{rank_and_size()[0]}_*"))
             if root:
                 own.append(target.parts / ".metadata")
             own_files = everywhere(lambda: {path.name: fingerprint(path) for path in own}, group)
             files: dict[str, tuple[int, str]] = {}
             all_aliases: dict[str, str] = {}
-            for some, others in gather((own_files, dict(aliases)), group):
+            for some, others in all_gather_object((own_files, dict(aliases)), group):
                 files |= some
                 all_aliases |= others
             marker = Marker(target.folder, files, {**about, "aliases": all_aliases})

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .collectives import broadcast
 from .compress.ddp import CompressedExchange, compressed, mean
 from .compress.names import Compression, parse
-from .deal import LEDGER
+from .context import CONTEXT, ShardContext
 from .exchange import Exchange
 from .random_state import DRAWN, STREAMS
 from .statistics import RunningStatistics
@@ -62,7 +62,7 @@ def wrap(model: nn.Module, *, compress: str = "none") -> nn.Module:
         for tensor in [*model.parameters(), *model.buffers()]:
             tensor.data.copy_(broadcast(tensor.data))
         return model
-    return Wrapped(model, compression)
+    return Wrapped(model, compression, CONTEXT)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -101,19 +101,19 @@ class Wrapped(DistributedDataParallel):
     _ready = False
     _moved = False  # to another device or type, which what was registered is not of
 
-    def __init__(self, model: nn.Module, compression: Compression) -> None:
-        self._build(model, compression)
-        LEDGER.models.add(self)
+    def __init__(self, model: nn.Module, compression: Compression, context: ShardContext) -> None:
+        self._build(model, compression, context)
+        context.models.add(self)
 
-    def _build(self, model: nn.Module, compression: Compression) -> None:
+    def _build(self, model: nn.Module, compression: Compression, context: ShardContext) -> None:
         """Register the parameters that require a gradient."""
         training = model.training
         if (before := self.__dict__.get("_exchange")) is not None:
             before.remove()
         super().__init__(model, gradient_as_bucket_view=True, **no_buffer_sync())
         self.training = training
-        self._compression = compression
-        self._exchange = Exchange(self, RunningStatistics(model))
+        self._compression, self._context = compression, context
+        self._exchange = Exchange(self, RunningStatistics(model), context)
         self._compressed = compressed(model, compression)
         exchange_by(self, self._compressed)
         self._ready = True
@@ -121,7 +121,7 @@ class Wrapped(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and (self._moved or self._exchange.thawed()):
             self._ready = self._moved = False
-            self._build(self.module, self._compression)
+            self._build(self.module, self._compression, self._context)
         if torch.compiler.is_compiling():  # traced as a whole, as fullgraph=True demands
             return self.module(*inputs, **kwargs)
         # Within DDP's forward torch cuts a compiled model at the buckets: gradients of a part are

@@ -21,8 +21,9 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from .collectives import all_reduce
-from .state import Shape, gather, parts
+from .collectives import all_gather_object, all_reduce
+from .state import Shape, parts
+from .world import rank_and_size, several
 
 Key = tuple[str, Shape]  # a tensor's name, where in it the part begins
 
@@ -66,12 +67,13 @@ class Share:
 
     def of(self, pieces: Mapping[Key, Piece]) -> dict[Key, Piece]:
         """Return the parts that this rank is to write; collective."""
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        if not several():
             return dict(pieces)
         sizes = {key: piece.tensor.nbytes for key, piece in pieces.items()}
-        asked = dist.get_rank(), dist.get_world_size(), sizes
+        rank, ranks = rank_and_size()
+        asked = rank, ranks, sizes
         if all_reduce(float(asked != self._asked), "max"):
-            self._asked, self._mine = asked, _assign(gather(sizes))
+            self._asked, self._mine = asked, _assign(all_gather_object(sizes))
         return {key: piece for key, piece in pieces.items() if key in self._mine}
 
 

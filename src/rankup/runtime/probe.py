@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from .collectives import ALL_GATHER, REDUCE_SCATTER, all_gather_object
-from .hang.code import differing, fingerprint
+from .hang.state import differing, fingerprint
 from .log import print0
 from .world import World
 

@@ -1,19 +1,40 @@
-"""Files of a script: written by one rank, the old one or the new, and read to its own GPU."""
+"""One file, written by one rank, the old one or the new: of a script, or the whole of a model.
+
+The file of a whole model is saved from and loaded into any layout. That of a model alone is its
+state dict, which plain PyTorch loads into the single-GPU model.
+"""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import pickle
 import secrets
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from .collectives import all_gather_object, broadcast
 from .model import strip_prefixes, unwrap
-from .world import is_root_process, setup
+from .state import (
+    DamagedError,
+    Held,
+    OptimizerState,
+    everywhere,
+    of_model,
+    parts,
+    refuse_other,
+    to_fill,
+    union,
+)
+from .world import is_root_process, rank_and_size, setup
 
 
 def save0(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) -> None:
@@ -104,3 +125,271 @@ def path0(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     if is_root_process():
         return path
     return Path(os.devnull) if isinstance(path, Path) else os.devnull
+
+
+_PREFIXES = ("_orig_mod.", "module.")
+
+
+def save_full_model(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    copies: Mapping[str, str] | None = None,
+    **extra: Any,
+) -> None:
+    """Write the whole model to one file, old-or-new; call on every rank.
+
+    Parameters come to rank 0's host memory one after another, so no GPU ever holds more than one
+    whole parameter beside what it has. Alone, the model is saved as its state dict; with an
+    optimizer or `extra` (numbers, strings, tensors) as a dictionary `{"model": ..., "optimizer":
+    ..., **extra}`. The optimizer's state is kept by parameter name.
+
+    Args:
+        copies: name in this model -> canonical name, of parameters that are tied to one that
+            another pipeline stage holds.
+
+    Raises:
+        TypeError: something in `extra` would only load unsafely.
+        OSError: the file could not be written; what was there before is unchanged. On every rank.
+    """
+    if taken := {"model", "optimizer"} & extra.keys():
+        raise TypeError(f"save_full_model: {sorted(taken)} cannot be names of something extra")
+    value: dict[str, Any] = full_state(model, copies)
+    if optimizer is not None:
+        value = {
+            "model": value,
+            "optimizer": full_optimizer_state(model, optimizer, copies),
+        } | extra
+    elif extra:
+        value = {"model": value, **extra}
+    everywhere(partial(write, value, path) if is_root_process() else dict)
+
+
+def load_full_model(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    copies: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Load a file of `save_full_model`, or a plain state dict, in any layout; call on every rank.
+
+    Each rank maps the file into memory and reads the parts that it holds. First the ranks compare
+    the file with the checksums in it, a share each. Nothing is unpickled but tensors and plain
+    values.
+
+    Args:
+        copies: as for `save_full_model`.
+
+    Returns:
+        What was saved as `extra`.
+
+    Raises:
+        ValueError: the file is damaged, of another model (the message names what differs), or has
+            no optimizer. On every rank; model and optimizer are unchanged.
+        TypeError: the optimizer keeps what cannot be loaded, or its step needs a closure.
+        OSError: there is no such file, or a rank cannot read it. On every rank.
+    """
+    everywhere(partial(_verify, path))
+    content = everywhere(partial(_read, path))
+    if optimizer is not None and "optimizer" not in content:
+        raise ValueError(f"load_full_model: {path} holds no optimizer, only a model")
+    held = of_model(model, copies)
+    aliases = union(held.aliases)
+    weights = _named_as(content["model"], {*aliases, *union(held.shapes())})
+    weights = {aliases.get(name, name): value for name, value in weights.items()}
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    refuse_other(shapes, held.shapes(), "model", f"{path}", "file")
+    if optimizer is not None:
+        _load_optimizer(content["optimizer"], held, optimizer, f"{path}")
+    _fill(held, weights)
+    return {k: v for k, v in content.items() if k not in ("model", "optimizer")}
+
+
+def full_state(model: nn.Module, copies: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The state dict of the whole model, in host memory, on rank 0; `{}` elsewhere. Collective.
+
+    Its tensors may share memory with the model's.
+
+    Args:
+        copies: name in this model -> canonical name, of parameters that are tied to one that
+            another pipeline stage holds. The result has both names.
+    """
+    held = of_model(model, copies)
+    whole = dict(_stream(held.tensors))
+    aliases = union(held.aliases)
+    if not is_root_process():
+        return {}
+    return whole | {name: whole[first] for name, first in aliases.items()}
+
+
+def full_optimizer_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    copies: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The optimizer's state by parameter name, on rank 0; `{}` elsewhere. Collective.
+
+    Of the form of `optimizer.state_dict()`, with names in place of numbers.
+    """
+    held = of_model(model, copies)
+    whole = dict(_stream(OptimizerState(optimizer, held).held.tensors))
+    groups = _merged_groups(
+        [
+            {key: value for key, value in group.items() if key not in ("params", "param_names")}
+            | {"params": [held.names[id(parameter)] for parameter in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+    )
+    if not is_root_process():
+        return {}
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for name, value in whole.items():
+        parameter, _, key = name.rpartition(".")
+        state.setdefault(parameter, {})[key] = value
+    return {"state": state, "param_groups": groups}
+
+
+def _merged_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All ranks' parameter groups; each rank has the parameters of its pipeline stages."""
+    everyone = all_gather_object(groups)
+    merged = everyone[0]
+    for others in everyone[1:]:
+        for group, other in zip(merged, others, strict=True):
+            group["params"] += [name for name in other["params"] if name not in group["params"]]
+    return merged
+
+
+def _whole(value: torch.Tensor) -> torch.Tensor:
+    """A tensor put together from all ranks' parts."""
+    if not hasattr(value, "full_tensor"):
+        return value
+    # It warns that a tensor cut twice along one dimension takes two collectives, as it has to.
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        whole: torch.Tensor = value.full_tensor()
+    finally:
+        logger.setLevel(level)
+    return whole
+
+
+def _stream(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """All ranks' tensors, whole and one by one: on rank 0 in host memory; elsewhere nothing."""
+    rank, _ = rank_and_size()
+    about = {name: (tuple(t.shape), t.dtype, t.device.type) for name, t in tensors.items()}
+    holders = _first_holders(list(tensors))
+    for name, (shape, dtype, device) in union(about).items():
+        value = tensors.get(name)
+        if value is not None:
+            value = _whole(value)
+        if holders[name] and rank == holders[name]:
+            assert value is not None
+            dist.send(value.contiguous(), 0)
+        elif holders[name] and rank == 0:
+            value = torch.empty(shape, dtype=dtype, device=device)
+            dist.recv(value, holders[name])
+        if rank == 0:
+            assert value is not None
+            yield name, value.cpu()
+
+
+def _first_holders(names: list[str]) -> dict[str, int]:
+    """For each name the first rank that has it. Rank 0's names are sent once, not by all."""
+    first = broadcast(names)
+    known = set(first)
+    holders = dict.fromkeys(first, 0)
+    for rank, others in enumerate(all_gather_object([n for n in names if n not in known])):
+        for name in others:
+            holders.setdefault(name, rank)
+    return holders
+
+
+def _verify(path: str | os.PathLike[str]) -> None:
+    """Compare this rank's share of a file's records with the CRC-32 that torch.save puts there."""
+    with open(path, "rb") as file:
+        if file.read(2) != b"PK":  # torch's format before 1.6 has none
+            return
+    rank, ranks = rank_and_size()
+    try:
+        with zipfile.ZipFile(path) as records:
+            for record in records.infolist()[rank::ranks]:
+                with records.open(record) as content:
+                    while content.read(1 << 24):
+                        pass
+    except Exception as error:  # what a damaged directory of records leads to is of any kind
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that is a wrong offset
+            raise
+        raise DamagedError(
+            f"load_full_model: {path} has changed since it was written ({error}); take another copy"
+        ) from None
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    content: Any
+    try:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:  # torch's format before 1.6 cannot be mapped
+            if "mmap" not in str(error):
+                raise
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise DamagedError(f"load_full_model: {path} cannot be loaded: {error}") from None
+    if not isinstance(content, Mapping) or not content:
+        raise ValueError(f"load_full_model: {path} holds no model's state dict")
+    if not isinstance(content.get("model"), Mapping):
+        content = {"model": content}
+    weights = {k: v for k, v in content["model"].items() if isinstance(v, torch.Tensor)}
+    return {**content, "model": weights}
+
+
+def _named_as(
+    weights: Mapping[str, torch.Tensor], known: Collection[str]
+) -> Mapping[str, torch.Tensor]:
+    """Without what DDP and `torch.compile` put before all names; a model's own may begin so."""
+    while weights and not any(name in known for name in weights):
+        prefixes = [p for p in _PREFIXES if all(name.startswith(p) for name in weights)]
+        if not prefixes:
+            break
+        weights = {name.removeprefix(prefixes[0]): value for name, value in weights.items()}
+    return weights
+
+
+def _load_optimizer(
+    content: Mapping[str, Any], model: Held, optimizer: torch.optim.Optimizer, place: str
+) -> None:
+    weights = {
+        f"{model.aliases.get(name, name)}.{key}": value
+        for name, state in content["state"].items()
+        for key, value in state.items()
+    }
+    groups = content["param_groups"]
+    if len(groups) != len(optimizer.param_groups):
+        raise ValueError(
+            f"{place} has {len(groups)} parameter groups, this optimizer "
+            f"{len(optimizer.param_groups)}"
+        )
+    state = everywhere(partial(to_fill, optimizer, model))
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    refuse_other(shapes, state.held.shapes(), "optimizer", place, "file")
+    _fill(state.held, weights)
+    state.settle(weights)
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        group |= {key: value for key, value in saved.items() if key != "params"}
+
+
+@torch.no_grad()
+def _fill(held: Held, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy into each tensor the part of the whole one that this rank holds."""
+    for name, value in held.tensors.items():
+        if name not in weights:
+            continue
+        for part, offset in parts(value):
+            begin = zip(offset, part.shape, strict=True)
+            part.copy_(weights[name][tuple(slice(at, at + size) for at, size in begin)])
+    held.settle()

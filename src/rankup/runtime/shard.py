@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, Literal, TypeVar, overload
+from itertools import chain, islice
+from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -24,16 +23,16 @@ from torch.utils.data import (
 )
 
 from .collectives import broadcast
-from .deal import LEDGER, Place
+from .context import CONTEXT, Place, ShardContext
 from .log import print_once
 from .random_state import DRAWN, STREAMS, States, draw_apart
-from .world import setup
+from .world import World, setup
 
 T = TypeVar("T")
 
 _BLOCK = 64  # batches that rank 0 draws at once for the others
-# The same in an evaluation, which one rank may leave earlier than another: all where it has an end.
-_EVALUATED, _ENDLESS = 65_536, 1024
+# The same in an evaluation, which one rank may leave earlier than another, where it has no end.
+_ENDLESS = 1024
 _MEMO = "_rankup_sharded"
 # These draw all they need from torch before their first index; others may draw at any time.
 _DRAW_AT_START = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -44,17 +43,16 @@ def part(size: int, rank: int, world_size: int) -> range:
     return range(rank * size // world_size, (rank + 1) * size // world_size)
 
 
-def rounds(batches: Iterable[list[int]], size: int) -> Iterator[list[int]]:
-    """The same samples in order, in batches that each have one for every one of `size` ranks.
+def rounds(batches: Iterable[list[int]], size: int) -> Iterator[list[list[int]]]:
+    """The batches in order, together with neighbours until each of `size` ranks can have a sample.
 
-    A batch too short for that goes with its neighbour. Only when there are fewer samples than ranks
-    in all is there one batch that is too short.
+    Only when there are fewer samples than ranks in all is what goes together too short.
     """
-    ready: list[int] = []
-    short: list[int] = []
+    ready: list[list[int]] = []
+    short: list[list[int]] = []
     for batch in batches:
-        short = short + batch
-        if len(short) >= size:
+        short.append(batch)
+        if sum(map(len, short)) >= size:
             if ready:
                 yield ready
             ready, short = short, []
@@ -103,10 +101,10 @@ def shard(
         train: whether the batches are trained on. By default it is read off when iteration starts:
             with gradients on, yes while a wrapped model is in train mode; where there is none, yes
             for a loader that shuffles. While all are in `eval()` it is an evaluation, until a
-            backward reaches one of them: an error where a rank was left out before. True also
-            serves an evaluation where a forward is a collective: under `no_grad` all ranks then go
-            through the batches together, and `batch_mean` and `batch_sum` leave out the sample of
-            weight zero.
+            backward reaches one of them: an error where a rank was left out before, or batches were
+            put together. True also serves an evaluation where a forward is a collective: under
+            `no_grad` all ranks then go through the batches together, and `batch_mean` and
+            `batch_sum` leave out the sample of weight zero.
         batch: what the loader's batch size means: `global`, the batch of all ranks together, or
             `per-gpu`, where a global batch is one of the loader's batches for each rank, and `len`
             the number of those.
@@ -138,16 +136,21 @@ def shard(
             f"shard replaces how a DataLoader iterates, and {type(loader).__name__} has an "
             "__iter__ of its own: take a plain DataLoader, and do in the loop what it does"
         )
-    return ShardedLoader(loader, train, batch)
+    return ShardedLoader(loader, train, batch, CONTEXT)
 
 
 class ShardedLoader:
     """What `shard` returns: iterates over this rank's parts, otherwise behaves as the loader."""
 
     def __init__(
-        self, loader: DataLoader[Any], train: bool | None, batch: Literal["global", "per-gpu"]
+        self,
+        loader: DataLoader[Any],
+        train: bool | None,
+        batch: Literal["global", "per-gpu"],
+        context: ShardContext,
     ) -> None:
         world = setup()
+        self._context = context
         self._loader, self._train, self._batch = loader, train, batch
         self._joined = world.world_size if batch == "per-gpu" else 1
         # Kept at the loader, whose end is theirs, for the workers that stay. Not this object, which
@@ -157,7 +160,7 @@ class ShardedLoader:
         made = vars(loader).setdefault(_MEMO, {})
         if (train, batch) not in made:
             source, seed = loader.batch_sampler, _SeedWorker(loader.worker_init_fn)
-            parts = _Parts(source, world.is_root, world.world_size, train, self._joined)
+            parts = _Parts(source, world, train, self._joined, context)
             made[train, batch] = parts, seed, _with_batch_sampler(loader, parts, seed)
         self._parts, self._seed, self._inner = made[train, batch]
 
@@ -175,9 +178,9 @@ class ShardedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         # Asked for only now: a model may have been split since the loader was made.
-        self._parts.place = LEDGER.place()
+        self._parts.place = self._context.place()
         self._seed.rank = self._parts.place.rank
-        return _Pass(self._inner, self._parts)
+        return _Pass(self._inner, self._parts, self._context)
 
 
 def _with_batch_sampler(
@@ -203,22 +206,26 @@ class _Assignment:
         apart: the ranks draw random numbers of their own.
         unsure: a backward makes this a training pass. Until then an idle rank's stand-ins, which
             workers may have drawn long before, are left out.
-        batches: number of each batch that is still to come, and samples of this rank and of all.
+        again: the loader was trained on before, so that the first batch is taken for one of
+            training again: a rank that is left out there could not learn of the others' backward.
+        batches: number of each batch that is still to come, samples of this rank and of all, and
+            whether it was put together of several.
         marked: random states to go back to when an evaluation is over.
     """
 
     training: bool
     apart: bool
     unsure: bool
-    batches: deque[tuple[int, int, int]] = field(default_factory=deque)
+    again: bool = False
+    batches: deque[tuple[int, int, int, bool]] = field(default_factory=deque)
     marked: tuple[int, States] | None = None
 
 
 class _Pass:
     """One pass over this rank's parts, each with a note of what part of the batch it is."""
 
-    def __init__(self, loader: DataLoader[Any], parts: _Parts) -> None:
-        self._parts = parts
+    def __init__(self, loader: DataLoader[Any], parts: _Parts, context: ShardContext) -> None:
+        self._parts, self._context = parts, context
         self._rank = parts.place.rank
         self._assignment = assignment = parts.assign()
         if assignment.apart:
@@ -232,37 +239,33 @@ class _Pass:
         # An evaluation in the middle of an epoch leaves the batch at hand what it was.
         self._weighs = assignment.training and torch.is_grad_enabled()
         self._log: list[tuple[int, int]] | None = None
-        self._left_out: int | None = None  # the size of a batch that idle ranks have not been given
+        self._not_as_trained = ""  # why a batch was not what training on it would have had
 
     def __iter__(self) -> _Pass:
         return self
 
     def __next__(self) -> Any:
         if self._log is None:
-            self._log = LEDGER.log = []
+            self._log = self._context.log = []
+        ranks = self._parts.place.size
         while True:
-            batch, number, mine, size = self._drawn()
-            if size >= self._parts.place.size or self._stands_in(number):
+            batch, number, mine, size, merged = self._drawn()
+            if merged:
+                self._not_as_trained = f"batches too small for {ranks} ranks were put together"
+            first = number == 0 and self._assignment.again
+            if size >= ranks or self._assignment.training or first:
                 break
-            self._left_out = size
+            self._not_as_trained = f"not each of {ranks} ranks has had a part of a batch of {size}"
             if mine:
                 break
-        LEDGER.dealt = (mine, size)
-        LEDGER.unsure = weakref.WeakMethod(self.train) if self._assignment.unsure else None
+        if merged and self._assignment.training:  # workers had it before the first backward
+            self._refuse()
+        unsure = self.train if self._assignment.unsure else None
+        self._context.give(mine, size, self._weighs, unsure)
         self._log.append((number, mine))
-        if self._weighs:
-            LEDGER.samples, LEDGER.counted = LEDGER.dealt, None
         return batch
 
-    def _stands_in(self, number: int) -> bool:
-        """Return True where idle ranks are given a stand-in for that batch, as in training."""
-        # Of a loader that was trained on, the first batch is taken for one of training again: a
-        # rank that is left out there could not learn of the others' backward.
-        return self._assignment.training or (
-            self._assignment.unsure and number == 0 and self._parts.trained
-        )
-
-    def _drawn(self) -> tuple[Any, int, int, int]:
+    def _drawn(self) -> tuple[Any, int, int, int, bool]:
         try:
             batch = next(self._batches)
         except BaseException:
@@ -281,23 +284,25 @@ class _Pass:
         """Make this a training pass: a backward follows a batch of it.
 
         Raises:
-            RuntimeError: a rank was left out of a batch, and would be waited for.
+            RuntimeError: a rank was left out of a batch, and would be waited for; or batches were
+                put together, which one GPU would have trained on one by one.
         """
-        assignment, size = self._assignment, self._parts.place.size
-        if self._left_out is not None:
-            raise RuntimeError(
-                "shard: gradients are wanted in a pass that was taken for an evaluation, since the "
-                f"model is in eval(), and in which not each of {size} ranks has had a part of a "
-                f"batch of {self._left_out}; call train() of the model before the loop, or "
-                "shard(loader, train=True) where it is to stay in eval()"
-            )
+        assignment = self._assignment
+        if self._not_as_trained:
+            self._refuse()
         self._parts.trained = True
         assignment.unsure, assignment.training, assignment.marked = False, True, None
         if not assignment.apart and dist.get_world_size() > 1:
             assignment.apart = True
             STREAMS.begin(assignment, self._rank)
         self._weighs = True
-        LEDGER.samples, LEDGER.unsure = LEDGER.dealt, None
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeError(
+            "shard: gradients are wanted in a pass that was taken for an evaluation, since the "
+            f"model is in eval(), and in which {self._not_as_trained}; call train() of the model "
+            "before the loop, or shard(loader, train=True) where it is to stay in eval()"
+        )
 
     def close(self) -> None:
         """End the pass: what follows the last of several may not have been dealt by anybody."""
@@ -306,13 +311,12 @@ class _Pass:
             STREAMS.end(assignment)
         STREAMS.rewind(assignment.marked)
         assignment.marked = None
-        if self._weighs and self._log is not None and not STREAMS.apart:
-            LEDGER.samples = None
+        trained = self._weighs and self._log is not None and not STREAMS.apart
+        self._context.end_pass(trained, self.train)
         self._weighs = assignment.unsure = False
-        LEDGER.unsure = None
 
-    def __del__(self) -> None:
-        if hasattr(self, "_weighs") and not sys.is_finalizing():
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_weighs") and not ending():  # by then this module may have no `sys`
             self.close()
 
 
@@ -320,13 +324,12 @@ class _Parts(BatchSampler):
     """This rank's part of each batch of indices, with a note of what was dealt."""
 
     def __init__(
-        self, source: Any, root: bool, world_size: int, train: bool | None, joined: int
+        self, source: Any, world: World, train: bool | None, joined: int, context: ShardContext
     ) -> None:
-        self._source = source
+        self._source, self._context = source, context
         self._joined = joined
         self._sampler = getattr(source, "sampler", source)
-        self._root = root
-        self._world_size = world_size
+        self._world = world
         self._train = train
         self.place = Place(0, 1)
         self.trained = False
@@ -340,9 +343,10 @@ class _Parts(BatchSampler):
         STREAMS.end(DRAWN)
         training = self._trains()
         grad = torch.is_grad_enabled()
-        apart = training and grad and self._world_size > 1
+        apart = training and grad and self._world.world_size > 1
         self.trained |= training and grad
-        self._next = _Assignment(training, apart, grad and not training and self._train is None)
+        unsure = grad and not training and self._train is None
+        self._next = _Assignment(training, apart, unsure, unsure and self.trained)
         return self._next
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -353,32 +357,45 @@ class _Parts(BatchSampler):
             return self._train
         if not torch.is_grad_enabled():
             return False
-        if not LEDGER.models:
+        if not self._context.models:
             return not isinstance(self._sampler, SequentialSampler)
-        return any(model.training for model in LEDGER.models)
+        return any(model.training for model in self._context.models)
 
     def _deal(self, assignment: _Assignment) -> Iterator[list[int]]:
-        place, training = self.place, assignment.training
+        place, number = self.place, 0
         batches = self._batches(assignment)
         if self._joined > 1:
             batches = joined(batches, self._joined)
-        if place.together and not training:
-            batches = rounds(batches, place.size)
-        for number, batch in enumerate(batches):
-            if number == 0:
-                self._begin(assignment, len(batch))
-            mine = [batch[i] for i in part(len(batch), place.rank, place.size)]
-            if place.together and not training and len(batch) < place.size:
-                mine = batch
-            if mine or assignment.training or assignment.unsure:
-                assignment.batches.append((number, len(mine), len(batch)))
-                yield mine or [batch[0]]
+        for group in self._groups(batches, assignment):
+            # Once a backward has come, what is still to be drawn stays as it is.
+            training = assignment.training or not place.together
+            for batch in group if training else [list(chain(*group))]:
+                if number == 0:
+                    self._begin(assignment, len(batch))
+                mine = [batch[i] for i in part(len(batch), place.rank, place.size)]
+                first = number == 0 and assignment.again
+                if not training and not first and len(batch) < place.size:
+                    mine = batch
+                if mine or assignment.training or assignment.unsure:
+                    merged = not training and len(group) > 1
+                    assignment.batches.append((number, len(mine), len(batch), merged))
+                    yield mine or [batch[0]]
+                number += 1
+
+    def _groups(
+        self, batches: Iterator[list[int]], assignment: _Assignment
+    ) -> Iterator[list[list[int]]]:
+        """The batches, with their neighbours where all ranks have to have a part in evaluation."""
+        if assignment.training or not self.place.together:
+            return ([batch] for batch in batches)
+        first = ([batch] for batch in islice(batches, int(assignment.again)))
+        return chain(first, rounds(batches, self.place.size))
 
     def _begin(self, assignment: _Assignment, size: int) -> None:
         """Between the draws of the sampler and what the data set draws for the first sample."""
         if assignment.apart:
             STREAMS.begin(assignment, self.place.rank)
-        elif self._world_size > 1:
+        elif self._world.world_size > 1:
             assignment.marked = STREAMS.mark()
         if assignment.training and size < self.place.size:
             print_once(
@@ -389,7 +406,7 @@ class _Parts(BatchSampler):
 
     def _batches(self, assignment: _Assignment) -> Iterator[list[int]]:
         """The source's batches, the same ones on every rank."""
-        if self._world_size == 1 or type(self._sampler) is SequentialSampler:
+        if self._world.world_size == 1 or type(self._sampler) is SequentialSampler:
             yield from self._source
         elif type(self._source) is BatchSampler and type(self._sampler) in _DRAW_AT_START:
             yield from self._drawn_in_common(assignment)
@@ -412,8 +429,8 @@ class _Parts(BatchSampler):
 
     def _drawn_by_root(self, assignment: _Assignment) -> Iterator[list[int]]:
         """Rank 0 draws and tells the others: nobody knows what this sampler draws from."""
-        batches = iter(self._source) if self._root else iter(())
-        most = _BLOCK if assignment.training else self._most_evaluated()
+        batches = iter(self._source) if self._world.is_root else iter(())
+        most = _BLOCK if assignment.training else self._all()
         while True:
             with STREAMS.in_common():
                 block = broadcast([list(batch) for batch in islice(batches, most)])
@@ -422,12 +439,12 @@ class _Parts(BatchSampler):
             if len(block) < most:
                 return
 
-    def _most_evaluated(self) -> int:
+    def _all(self) -> int:
+        """More batches than there are, where that is known."""
         try:
-            len(self._source)
+            return len(self._source) + 1
         except TypeError:
             return _ENDLESS
-        return _EVALUATED
 
 
 class _SeedWorker:
@@ -478,10 +495,9 @@ def deal(batch: Any, *args: Any, dim: int = 0, **options: Any) -> Any:
     if len(sizes) != 1:
         found = f"{sorted(sizes)} samples" if sizes else "no tensor"
         raise ValueError(f"deal cuts a batch by its samples, and found {found} in it")
-    size, place = sizes.pop(), LEDGER.place()
+    size, place = sizes.pop(), CONTEXT.place()
     mine = part(size, place.rank, place.size)
-    LEDGER.samples = LEDGER.dealt = (len(mine), size)
-    LEDGER.counted = None
+    CONTEXT.give(len(mine), size, trains=True)
     # Nothing is left for this rank: one sample, of weight zero, keeps it in step.
     cut = _cut(batch, mine if mine else range(1), dim, place.size > 1)
     if draws and place.size > 1 and torch.is_grad_enabled() and not STREAMS.apart:

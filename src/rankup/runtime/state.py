@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .collectives import broadcast
+from .collectives import all_gather_object, broadcast
 from .model import unwrap
 
 T = TypeVar("T")
@@ -249,15 +249,6 @@ class DamagedError(ValueError):
     """A file or folder that was never whole, or is not as it was written."""
 
 
-def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Return every rank's picklable value, in rank order. Collective."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value, group=group)
-    return values
-
-
 def agree(error: BaseException | None, group: dist.ProcessGroup | None = None) -> None:
     """Raise on every rank when one failed; collective.
 
@@ -265,7 +256,7 @@ def agree(error: BaseException | None, group: dist.ProcessGroup | None = None) -
         the first failed rank's error, as far as it can be sent; OSError stays OSError.
     """
     mine = None if error is None else _sendable(error)
-    for rank, found in enumerate(gather(mine, group)):
+    for rank, found in enumerate(all_gather_object(mine, group)):
         if found is not None:
             if error is not None:
                 raise error
@@ -303,7 +294,7 @@ def union(here: Mapping[str, T]) -> dict[str, T]:
     """
     merged = dict(broadcast(dict(here)))
     rest = {name: value for name, value in here.items() if merged.get(name) != value}
-    for part in gather(rest):
+    for part in all_gather_object(rest):
         merged |= part
     return merged
 

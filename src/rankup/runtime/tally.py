@@ -13,10 +13,12 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from .collectives import all_gather_object, all_reduce
-from .deal import LEDGER
+from .context import CONTEXT
+from .log import print_once
+from .random_state import STREAMS
+from .world import rank_and_size, several
 
 
 def batch_mean(value: torch.Tensor | float) -> Any:
@@ -28,9 +30,9 @@ def batch_mean(value: torch.Tensor | float) -> Any:
     Args:
         value: a number, or a tensor of any shape, of which a detached copy is returned.
     """
-    if not _several():
+    if not several():
         return value.detach().clone() if isinstance(value, torch.Tensor) else value
-    weight = LEDGER.weight()
+    weight = CONTEXT.weight()
     if isinstance(value, torch.Tensor):
         mine = value.detach().double() * weight if weight else torch.zeros_like(value).double()
         weights = torch.tensor(weight, dtype=torch.float64, device=value.device)
@@ -50,9 +52,9 @@ def batch_sum(value: torch.Tensor | float) -> Any:
     Args:
         value: a number, which keeps its type, or a tensor, of which a detached copy is returned.
     """
-    if not _several():
+    if not several():
         return value.detach().clone() if isinstance(value, torch.Tensor) else value
-    counts = LEDGER.weight() > 0
+    counts = CONTEXT.weight() > 0
     if isinstance(value, torch.Tensor):
         mine = value.detach().clone() if counts else torch.zeros_like(value)
         return all_reduce(mine.long() if mine.dtype == torch.bool else mine)
@@ -66,8 +68,8 @@ def summed(loss: torch.Tensor) -> torch.Tensor:
     `wrap` takes the mean over all samples of the ranks' mean losses. Of what this returns that mean
     is the sum over all ranks, the gradient that one process has.
     """
-    LEDGER.trains()
-    mine, size = LEDGER.samples or (1, dist.get_world_size() if _several() else 1)
+    CONTEXT.trains()
+    mine, size = CONTEXT.samples or (1, rank_and_size()[1])
     return loss if mine in (0, size) else loss * (size / mine)
 
 
@@ -89,7 +91,7 @@ def total(*values: Any) -> Any:
         TypeError: a value of another kind.
     """
     mine = tuple(_sendable(value) for value in values)
-    ranks = all_gather_object(mine) if _several() else [mine]
+    ranks = all_gather_object(mine)
     sums = tuple(
         _like(values[i], _add([rank[i] for rank in ranks])) if len(ranks) > 1 else values[i]
         for i in range(len(values))
@@ -106,9 +108,9 @@ def gather(values: Any) -> Any:
         values: a list with an entry per batch or per sample of the last loop, or a tensor with a
             row per sample. With another number of entries: rank after rank.
     """
-    if not _several():
+    if not several():
         return values
-    ranks = all_gather_object((_sendable(values), tuple(LEDGER.log)))
+    ranks = all_gather_object((_sendable(values), tuple(CONTEXT.log)))
     pieces = [
         (number, rank, piece)
         for rank, (mine, log) in enumerate(ranks)
@@ -166,8 +168,8 @@ def _add(parts: list[Any]) -> Any:
 def _like(own: Any, value: Any) -> Any:
     """A sum on the device where this rank's own value was."""
     if isinstance(value, torch.Tensor):
-        device = own.device if isinstance(own, torch.Tensor) else LEDGER.device()
-        return value.to(device)
+        here = "cuda" if torch.cuda.is_available() else "cpu"  # where this rank computes
+        return value.to(own.device if isinstance(own, torch.Tensor) else here)
     if isinstance(value, list):
         first = own[0] if isinstance(own, list | tuple) and own else None
         made = [_like(first, item) for item in value]
@@ -177,5 +179,25 @@ def _like(own: Any, value: Any) -> Any:
     return value
 
 
-def _several() -> bool:
-    return dist.is_initialized() and dist.get_world_size() > 1
+# --- names that ported scripts of earlier versions use; each says once what to do instead
+
+
+def same_random() -> None:
+    """Give every rank rank 0's random state, which `setup` does by itself."""
+    print_once(
+        "rankup: same_random() is deprecated: setup() gives all ranks rank 0's random states, and "
+        "they are alike again after each pass over a training loader; remove the call"
+    )
+    if several():
+        STREAMS.synchronize()
+
+
+def share(value: Any) -> Any:
+    """Return this rank's share of a mean over the batch: the shares of all ranks add up to it."""
+    print_once(
+        "rankup: share() is deprecated, as it takes every value for a mean over the batch: in the "
+        "evaluation add up sums (`loss.item() * len(batch)`) and counts, and put them through "
+        "rankup.total(...) behind the loop, or leave its loader as on one GPU"
+    )
+    mine, size = CONTEXT.current() or (1, 1)
+    return value if mine == size else value * (mine / size)

@@ -12,8 +12,10 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
@@ -21,7 +23,6 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from .gloo_threads import let_gloo_finish
 from .hang import recorder
 from .hang.watch import Watch, stop_watching
 from .random_state import STREAMS
@@ -135,7 +136,7 @@ def destroy_process_group() -> None:
 def after_first_step(timeout: timedelta = TIMEOUT) -> None:
     """Shorten the time a collective may take, now that every rank has shown that it can step."""
     # A group of one waits for nobody, and its store-less backend has no time-out to set.
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not several():
         return
     for group in list(dist.distributed_c10d._world.pg_map):
         # The groups of a mesh would keep torch's own half an hour; those that a script made for
@@ -146,9 +147,19 @@ def after_first_step(timeout: timedelta = TIMEOUT) -> None:
             dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
+def rank_and_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks; `(0, 1)` where it is in no group."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def several() -> bool:
+    """True where there are other ranks to talk to."""
+    return rank_and_size()[1] > 1
+
+
 def is_root_process() -> bool:
     """True on global rank 0, and in a process that belongs to no group."""
-    return not dist.is_initialized() or dist.get_rank() == 0
+    return rank_and_size()[0] == 0
 
 
 def leave(code: int) -> None:
@@ -227,6 +238,8 @@ def device_of(place: Launched) -> torch.device:
 
 
 def _join(place: Launched, device: torch.device, timeout: timedelta) -> None:
+    # A rank connects to those it talks with, not to each of a thousand others in every group.
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if place.launcher == "alone":
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -321,7 +334,51 @@ def _abort_after_exception() -> None:
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         previous(kind, value, trace)
-        if dist.is_initialized() and dist.get_world_size() > 1:
+        if several():
             leave(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = hook
+
+
+# gloo's threads have to be at rest before a group, or a process, ends.
+#
+# A gloo thread drops the tensors of a collective after it has told the waiting rank that all is
+# done. A tensor that Python once held takes the interpreter's lock to go; a thread that asks for it
+# while Python shuts down is ended from outside, in the middle of C++ that allows no such thing, and
+# the process dies of SIGABRT ("terminate called without an active exception") with all its work
+# done. `destroy_process_group` ends the threads only where nothing refers to a group any more, and
+# models cut by FSDP or a device mesh do. And where such a thread has the last reference to a group,
+# since all others went meanwhile, it ends the group, and so would wait for itself: SIGABRT again
+# ("Resource deadlock avoided"). Both seen with torch 2.13 on a loaded node.
+
+
+def let_gloo_finish(at_most: float = 5.0) -> bool:
+    """Wait until this process's gloo threads are idle; False if one still ran after `at_most` s.
+
+    Where there is no /proc nothing is known of threads and nothing is waited for.
+    """
+    end, quiet = time.monotonic() + at_most, 0
+    while quiet < 2:
+        quiet = 0 if _running() else quiet + 1
+        if time.monotonic() > end:
+            return False
+        if quiet < 2:
+            time.sleep(0.005)  # lets go of the interpreter's lock, for which a thread may wait
+    return True
+
+
+def _running() -> bool:
+    """True while a gloo thread runs or is next to run."""
+    try:
+        tasks = list(Path("/proc/self/task").iterdir())
+    except OSError:
+        return False
+    for task in tasks:
+        try:
+            # "ID (name) STATE ...", the name cut to 15 characters.
+            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:  # it has ended meanwhile
+            continue
+        if name == "pt_gloo_runloop"[:15] and rest.split()[0] in "RD":
+            return True
+    return False

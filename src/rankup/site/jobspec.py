@@ -190,6 +190,11 @@ class JobSpec:
     )
     id: str | None = None
 
+    @property
+    def stages(self) -> bool:
+        """True where something is said of data in the nodes' memory."""
+        return any(getattr(self, name) for name, one in OPTIONS.items() if one.panel == DATA)
+
     def over(self, defaults: Mapping[str, Any]) -> JobSpec:
         """These options, and where nothing was said those of `defaults`; `joined` ones together."""
         taken: dict[str, Any] = {}

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,7 @@ from typing import Literal
 
 from ..base.errors import UserError
 from . import parse, reasons
-from .parse import Accounted, Queued
-from .partitions import NODE_FORMAT, Partition, partitions
+from .parse import NODE_FORMAT, Accounted, Partition, Queued, partitions
 
 # A controller that is merely busy gets a second, longer try.
 PING_TIMEOUTS = (2.0, 8.0)
@@ -26,7 +24,12 @@ PING_TIMEOUTS = (2.0, 8.0)
 # Variables that change options, columns or the cluster behind the caller's back (SBATCH_* even wins
 # over the script's own lines).
 _STRIPPED = (
-    *("SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_"),
+    "SBATCH_",
+    "SQUEUE_",
+    "SINFO_",
+    "SACCT_",
+    "SCANCEL_",
+    "SCONTROL_",
     "SLURM_CLUSTERS",
 )
 _JOB_ID = re.compile(r"(\d+)(?:;\S*)?")
@@ -160,23 +163,6 @@ class Client:
         """
         rows = [row for row in self.mine() if is_ours(row.uid, row.work_dir, folder)]
         return list(dict.fromkeys(base_id(row.job_id) for row in rows))
-
-    def queue(self, ids: Sequence[str]) -> dict[str, list[Queued]]:
-        """What squeue knows, by the ids asked for; an array is one row per task.
-
-        Jobs that have ended, or that Slurm does not know, are absent.
-        """
-        if not ids:  # squeue would list everybody's jobs
-            return {}
-        words = ("squeue", "-h", "-r", "-o", parse.QUEUE_FORMAT, "-j", ",".join(ids))
-        result = self._run(words, None, None)
-        if result.returncode and not _NOT_KNOWN.search(result.stderr):
-            raise _refused("squeue", result)
-        found: dict[str, list[Queued]] = defaultdict(list)
-        for row in parse.queue_rows(result.stdout):
-            for name in {row.job_id, base_id(row.job_id)}.intersection(ids):
-                found[name].append(row)
-        return dict(found)
 
     def show(self, job_id: str) -> list[dict[str, str]]:
         """The fields of `scontrol show job`, one record per task; none when it is forgotten."""

@@ -11,8 +11,7 @@ from typing import Any
 from . import parse, reasons
 from .client import Client, SlurmError, is_ours
 from .hostlist import compress
-from .parse import Accounted, Queued
-from .times import moment
+from .parse import Accounted, Queued, moment
 
 STOPPED = "It stopped with a checkpoint"
 _STOPPED = f"{STOPPED} before the time limit."
@@ -145,26 +144,16 @@ def judged(state: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
 def _from_controller(
     client: Client, job_id: str, folder: Path | None
 ) -> tuple[dict[str, Attempt], bool, bool]:
-    """What the controller knows by squeue and scontrol, whether it answered, and whether the
-    number is another job's there."""
+    """What the controller knows, whether it answered, and whether the number is another job's."""
     if not client.reachable():
         return {}, False, False
     try:
-        rows = client.queue([job_id]).get(job_id, [])
-    except SlurmError:
-        return {}, False, False
-    ours = [row for row in rows if folder is None or is_ours(row.uid, row.work_dir, folder)]
-    found = {row.job_id: of_row(row) for row in ours}
-    try:
         shown = client.show(job_id)
     except SlurmError:
-        return found, bool(rows), len(ours) < len(rows)
+        return {}, False, False
     known = [record for record in shown if folder is None or _is_ours(record, folder)]
-    for state in _from_scontrol(known, job_id):
-        before = found.setdefault(state.job or job_id, state)
-        if before.source == "squeue" and state.live:  # which has no count of restarts
-            found[state.job or job_id] = replace(before, restart=state.restart)
-    return found, True, len(ours) < len(rows) or len(known) < len(shown)
+    found = {state.job or job_id: state for state in _from_scontrol(known, job_id)}
+    return found, True, len(known) < len(shown)
 
 
 def _is_ours(record: Mapping[str, str], folder: Path) -> bool:
@@ -174,20 +163,37 @@ def _is_ours(record: Mapping[str, str], folder: Path) -> bool:
 
 def of_row(row: Queued) -> Attempt:
     """The state of a job by its row of squeue, which has no count of restarts."""
-    live = reasons.is_live(row.state)
-    pending = row.state == "PENDING"
+    return _told("squeue", row.job_id, row.state, row.reason, row.nodes, start=row.start)
+
+
+def _told(
+    source: str,
+    name: str,
+    state: str,
+    reason: str,
+    nodes: tuple[str, ...],
+    code: tuple[int, int] = (0, 0),
+    start: float | None = None,
+    end: float | None = None,
+    restart: int = 0,
+) -> Attempt:
+    """An attempt as Slurm tells it; `code` are the halves of its ExitCode."""
+    live, pending, short = reasons.is_live(state), state == "PENDING", _short(nodes)
     return Attempt(
-        job=row.job_id,
-        state=row.state,
-        words=reasons.living(row.state, row.reason, _short(row.nodes))
+        job=name,
+        state=state,
+        words=reasons.living(state, reason, short)
         if live
-        else reasons.ended(row.state, 0, 0, row.reason),
-        exit_code=None,
-        nodes=row.nodes,
-        started=None if pending else row.start,
-        expected=row.start if pending else None,
-        source="squeue",
+        else reasons.ended(state, *code, reason, short),
+        source=source,
         live=live,
+        restart=restart,
+        nodes=nodes,
+        # A job that was cancelled while it waited has its end as its start.
+        started=start if nodes and not pending else None,
+        ended=None if live else end,
+        expected=start if pending else None,
+        exit_code=None if live or not nodes else _exit_code(state, *code),
     )
 
 
@@ -205,29 +211,17 @@ def _from_scontrol(records: Sequence[Mapping[str, str]], job_id: str) -> Iterato
 
 
 def _shown(name: str, record: Mapping[str, str]) -> Attempt:
-    state = record.get("JobState", "UNKNOWN").split(",")[0]
-    reason = _none(record.get("Reason", ""))
-    nodes = parse.node_names(record.get("NodeList", ""))
-    code, number = parse.exit_code(record.get("ExitCode", ""))
-    live, pending = reasons.is_live(state), state == "PENDING"
-    short = _short(nodes)
-    start = moment(record.get("StartTime", ""))
     restarts = record.get("Restarts", "")
-    return Attempt(
-        job=name,
-        state=state,
-        words=reasons.living(state, reason, short)
-        if live
-        else reasons.ended(state, code, number, reason, short),
-        exit_code=None if live or not nodes else _exit_code(state, code, number),
-        nodes=nodes,
-        # A job that was cancelled while it waited has its end as its start.
-        started=start if nodes and not pending else None,
-        ended=None if live else moment(record.get("EndTime", "")),
-        expected=start if pending else None,
-        restart=int(restarts) if restarts.isdecimal() else 0,
-        source="scontrol",
-        live=live,
+    return _told(
+        "scontrol",
+        name,
+        record.get("JobState", "UNKNOWN").split(",")[0],
+        _none(record.get("Reason", "")),
+        parse.node_names(record.get("NodeList", "")),
+        parse.exit_code(record.get("ExitCode", "")),
+        moment(record.get("StartTime", "")),
+        moment(record.get("EndTime", "")),
+        int(restarts) if restarts.isdecimal() else 0,
     )
 
 
@@ -249,24 +243,16 @@ def _from_sacct(client: Client, job_id: str) -> Iterator[Attempt]:
 
 def _accounted(name: str, attempts: Sequence[Accounted]) -> Attempt:
     last = attempts[-1]
-    live, pending = reasons.is_live(last.state), last.state == "PENDING"
-    short, reason = _short(last.nodes), _none(last.reason)
-    return Attempt(
-        job=name,
-        state=last.state,
-        words=reasons.living(last.state, reason, short)
-        if live
-        else reasons.ended(last.state, last.exit_code, last.signal, reason, short),
-        exit_code=None
-        if live or not last.nodes
-        else _exit_code(last.state, last.exit_code, last.signal),
-        nodes=last.nodes,
-        started=last.start if last.nodes else None,
-        ended=None if live else last.end,
-        expected=last.start if pending else None,
-        restart=len(attempts) - 1,
-        source="sacct",
-        live=live,
+    return _told(
+        "sacct",
+        name,
+        last.state,
+        _none(last.reason),
+        last.nodes,
+        (last.exit_code, last.signal),
+        last.start,
+        last.end,
+        len(attempts) - 1,
     )
 
 
@@ -333,7 +319,7 @@ def _short(nodes: Sequence[str]) -> str:
 
 
 def _none(reason: str) -> str:
-    return "" if reason in ("None", "(null)", "Unknown") else reason
+    return "" if reason in ("(null)", "Unknown") else reason
 
 
 def _order(state: Attempt) -> tuple[str, int, str]:

@@ -10,8 +10,7 @@ from ..base.errors import UserError, nearest
 from ..site.jobspec import JobSpec
 from ..site.profile import Partition as Shape
 from ..site.profile import Profile
-from .partitions import Partition
-from .times import parse_time, time_text
+from .parse import Partition, parse_time, time_text
 
 DEFAULT_MINUTES = 60
 

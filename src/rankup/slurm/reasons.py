@@ -12,116 +12,88 @@ import signal
 NEVER_BEGAN = 53
 
 _WAIT = "Nothing to do but wait; fewer nodes or a shorter --time may start sooner."
-_LIMITS = "`scontrol show partition` shows the limits. Cancel it and submit it again within them."
-_HOLD = "`scontrol release JOBID` lets it go."
-
+_ANOTHER = "Submit it again with another --account, --qos or --partition."
+# Reasons, and what they mean; one that is not here stays as Slurm gives it.
 _PENDING: dict[str, str] = {
-    "none": "The scheduler has not looked at it yet. Nothing to do.",
-    "priority": f"Other jobs come first. {_WAIT}",
-    "resources": f"It is next in line and waits until enough nodes are free. {_WAIT}",
-    "dependency": "It waits for another job to end, as --dependency asks.",
-    "dependencyneversatisfied": (
-        "The job that it depends on ended in another way than --dependency asks, so this one "
-        "never starts. Cancel it and submit it without the dependency."
-    ),
-    "begintime": (
-        "Its start time has not come: that of --begin, or the pause of some two minutes after "
-        "a requeue. Nothing to do."
-    ),
-    "partitiontimelimit": (
-        f"Its --time is over the partition's limit, so it never starts. {_LIMITS}"
-    ),
-    "partitionnodelimit": (
-        "It asks for more or fewer nodes than the partition allows or has, so it never "
-        f"starts. {_LIMITS}"
-    ),
-    "partitionconfig": (
-        "Its time or number of nodes is outside the partition's limits, or its nodes are not "
-        f"to be had there, so it never starts. {_LIMITS}"
-    ),
-    "partitiondown": (
-        "The partition is down: it takes jobs and starts none. Wait, or choose another --partition."
-    ),
-    "partitioninactive": (
-        "The partition is switched off: it neither takes nor starts jobs. Choose another "
-        "--partition."
-    ),
-    "reservation": "It waits for its reservation to begin. `scontrol show reservation` shows when.",
-    "reservationdeleted": "Its reservation is gone. Submit it again without --reservation.",
-    "jobhelduser": f"It was held by its owner. {_HOLD}",
-    "jobheldadmin": "An administrator holds it. Ask the site's support why.",
-    "jobholdmaxrequeue": (
-        "It failed to start too often and is held. Read its log and ask the site's support; "
-        f"{_HOLD}"
-    ),
-    "launch failed requeued held": (
-        "It could not be started on its nodes, was put back and is held. Most often a node is "
-        f"broken; {_HOLD}"
-    ),
-    "job requeued in held state": f"It was put back into the queue and is held. {_HOLD}",
-    "invalidaccount": (
-        "Its account does not exist or is not valid here. Submit it again with another --account."
-    ),
-    "accountnotallowed": (
-        "Its account may not use this partition. Submit it again with another --account or "
-        "--partition."
-    ),
-    "invalidqos": (
-        "Its quality of service does not exist or is not open to the account. Submit it again "
-        "with another --qos."
-    ),
-    "qosnotallowed": (
-        "Its quality of service may not be used in this partition or by this account. Submit "
-        "it again with another --qos or --partition."
-    ),
-    "accountingpolicy": (
-        "A limit of the account or the quality of service is reached. Wait, or ask the site's "
-        "support."
-    ),
-    "associationjoblimit": (
-        "The account has as many jobs running as it may. It starts when one ends."
-    ),
-    "associationresourcelimit": (
-        "The account uses as much as it may at once. It starts when jobs of the account end."
-    ),
-    "associationtimelimit": (
-        "The account's compute time is used up, or --time is over what it may ask for. Ask "
-        "for less, or the site for more."
-    ),
-    "licenses": (
-        "It waits for a licence (on some sites: a file system) that is used up or switched "
-        "off at present."
-    ),
-    "jobarraytasklimit": (
-        "As many tasks of its array run at once as --array allows (the number after %). It "
-        "starts when one ends."
-    ),
-    "badconstraints": (
-        "No node has all that it asks for together, so it never starts. Change --constraint, "
-        "GPUs, cores or memory."
-    ),
-    "nodedown": "A node it needs is down. Without --nodelist others may do.",
-    "frontenddown": "No front end node is up to start it. Wait, or ask the site's support.",
-    "prolog": "Its nodes are being prepared. It starts in a moment.",
-    "cleaning": "Its former attempt is still being cleaned up. It goes on in a moment.",
-    "systemfailure": (
-        "Slurm, a node or the file system failed. Submit it again; if it happens twice, tell "
-        "the site's support."
-    ),
-    "deadline": "It cannot end before its --deadline any more.",
-    "nodes required for job are down, drained or reserved for jobs in higher priority partitions": (
-        "Nodes that it needs are down, being repaired, or kept for jobs that come first. "
-        "Wait; without --nodelist others may do."
-    ),
-    "burstbufferresources": "It waits for space in the burst buffer.",
-    "burstbufferstagein": "Its data are being copied to the burst buffer.",
-    "federationjoblock": "Clusters of the federation agree on who runs it. Nothing to do.",
-    "maxmempercpu": (
-        "It asks for more memory per core than the site allows. Ask for more cores or less memory."
-    ),
-    "reqnodenotavail": (
-        "Nodes that it needs are down, being repaired or reserved. Wait, or leave out --nodelist."
-    ),
+    reason: words
+    for reasons, words in (
+        (("none",), "The scheduler has not looked at it yet. Nothing to do."),
+        (("priority",), f"Other jobs come first. {_WAIT}"),
+        (("resources",), f"It is next in line and waits until enough nodes are free. {_WAIT}"),
+        (("dependency",), "It waits for another job to end, as --dependency asks."),
+        (
+            ("dependencyneversatisfied",),
+            "The job that it depends on ended in another way than --dependency asks, so this one "
+            "never starts. Cancel it and submit it without the dependency.",
+        ),
+        (
+            ("begintime",),
+            "Its start time has not come: that of --begin, or the pause of some two minutes after "
+            "a requeue. Nothing to do.",
+        ),
+        (
+            ("partitiontimelimit", "partitionnodelimit", "partitionconfig"),
+            "Its time or number of nodes is outside the partition's limits, so it never starts. "
+            "`scontrol show partition` shows them. Cancel it and submit it again within them.",
+        ),
+        (
+            ("partitiondown", "partitioninactive"),
+            "The partition is down: it starts no jobs. Wait, or choose another --partition.",
+        ),
+        (
+            ("reservation", "reservationdeleted"),
+            "Its reservation has not begun, or is gone. `scontrol show reservation` shows it.",
+        ),
+        (
+            ("jobhelduser", "job requeued in held state"),
+            "It is held. `scontrol release JOBID` lets it go.",
+        ),
+        (("jobheldadmin",), "An administrator holds it. Ask the site's support why."),
+        (
+            ("jobholdmaxrequeue", "launch failed requeued held"),
+            "It could not be started on its nodes and is held. Most often a node is broken; "
+            "`scontrol release JOBID` lets it go.",
+        ),
+        (
+            ("invalidaccount", "accountnotallowed"),
+            f"Its account is not valid here, or may not use this partition. {_ANOTHER}",
+        ),
+        (
+            ("invalidqos", "qosnotallowed"),
+            f"Its quality of service (QOS) is not open to the account or partition. {_ANOTHER}",
+        ),
+        (
+            ("associationtimelimit",),
+            "The account's compute time is used up, or --time is over what it may ask for. Ask "
+            "for less, or the site for more.",
+        ),
+        (
+            ("licenses",),
+            "It waits for a licence (on some sites: a file system) that is used up or switched "
+            "off at present.",
+        ),
+        (
+            ("jobarraytasklimit",),
+            "As many tasks of its array run at once as --array allows (the number after %). It "
+            "starts when one ends.",
+        ),
+        (
+            ("badconstraints",),
+            "No node has all that it asks for together, so it never starts. Change --constraint, "
+            "GPUs, cores or memory.",
+        ),
+        (
+            (
+                "reqnodenotavail",
+                "nodedown",
+                "nodes required for job are down, drained or reserved for jobs in higher priority "
+                "partitions",
+            ),
+            "Nodes that it needs are down, being repaired or reserved. Wait, or leave out "
+            "--nodelist.",
+        ),
+    )
+    for reason in reasons
 }
 
 _RESOURCES = (
@@ -132,10 +104,7 @@ _RESOURCES = (
     (r"gres", "GPUs"),
     (r"mem(ory)?", "memory"),
     (r"billing", "billing units"),
-    (r"bb", "burst buffer space"),
     (r"wall", "wall time"),
-    (r"energy", "energy"),
-    (r"license", "licences"),
 )
 
 
@@ -223,33 +192,24 @@ _ENDED = {
     "PREEMPTED": "A job that comes first took its nodes. Submit it again, or use --resume.",
     "DEADLINE": "It could not end before its --deadline.",
     "BOOT_FAIL": "Its nodes did not start up; that is the site's matter. Submit it again.",
-    "LAUNCH_FAILED": "It could not be started on its nodes. Submit it again; if it happens twice, "
-    "tell the site's support.",
-    "RECONFIG_FAIL": "Its nodes could not be set up; that is the site's matter. Submit it again.",
-    "REVOKED": "Another cluster of the federation has started it.",
 }
 
 _LIVE = {
     "RUNNING": "It runs",
     "CONFIGURING": "Its nodes are being started up",
     "COMPLETING": "It is ending",
-    "STAGE_OUT": "Its data are being copied back",
     "SUSPENDED": "It is suspended; the site lets it go on",
     "STOPPED": "It is stopped; `scancel --signal=CONT JOBID` lets it go on",
-    "RESIZING": "It is changing its size",
-    "SIGNALING": "It is being signalled",
     "REQUEUED": "It is being put back into the queue",
-    "REQUEUE_FED": "It is being put back into the queue",
     "REQUEUE_HOLD": "It was put back and is held; `scontrol release JOBID` lets it go",
     "SPECIAL_EXIT": "It asked to be held; `scontrol release JOBID` lets it go",
-    "RESV_DEL_HOLD": "Its reservation is gone and it is held",
-    "EXPEDITING": "It is put first after a failure and starts soon",
 }
+_ALSO_LIVE = ("STAGE_OUT", "RESIZING", "SIGNALING", "REQUEUE_FED", "RESV_DEL_HOLD", "EXPEDITING")
 
 
 def is_live(state: str) -> bool:
     """Whether a job in this state has not ended."""
-    return state == "PENDING" or state in _LIVE
+    return state == "PENDING" or state in _LIVE or state in _ALSO_LIVE
 
 
 def living(state: str, reason: str, nodes: str = "") -> str:
@@ -339,25 +299,8 @@ _REFUSALS: tuple[tuple[str, str], ...] = (
         "afterok:ID, afterany:ID.",
     ),
     (
-        r"invalid (job )?array|array .*(specification|index)",
-        "The --array is malformed or larger than the site allows (`scontrol show config` says "
-        "MaxArraySize).",
-    ),
-    (
         r"invalid generic resource|invalid gres|invalid tres",
         "The partition has no GPUs under this name. `sinfo -o '%P %G'` shows how they are called.",
-    ),
-    (
-        r"invalid feature specification|invalid --constraint",
-        "No node has the feature named in --constraint. `sinfo -o '%P %f'` lists them.",
-    ),
-    (
-        r"memory specification can not be satisfied|memory required by task",
-        "No node of the partition has that much memory. Lower --mem, or leave it out.",
-    ),
-    (
-        r"requested partition .*(down|drain|inactive)|partition .*not available",
-        "The partition is closed at present. Choose another --partition, or wait.",
     ),
     (
         r"(user|group) .*not permitted|access/permission denied|permission denied",
@@ -365,32 +308,12 @@ _REFUSALS: tuple[tuple[str, str], ...] = (
         "to your groups.",
     ),
     (
-        r"job is pending execution|already completing or completed|invalid job id",
-        "The job is not in the state for that, or Slurm has forgotten it.",
-    ),
-    (
-        r"unable to open file|batch script is empty|does not start with #!|dos line breaks",
-        "sbatch cannot read the job script as a script.",
-    ),
-    (
-        r"pathname .* too long|argument list too long|environment .*too large|script .*too large",
-        "Names, the environment or the script are too large for Slurm. Shorten them.",
-    ),
-    (
         r"munge|protocol authentication|invalid authentication|credential",
         "This machine cannot prove who you are to Slurm (munge). The site has to repair that.",
     ),
     (
-        r"unrecognized option|invalid option|requires an argument",
-        "This version of Slurm does not know an option. Look at the extra #SBATCH lines.",
-    ),
-    (
         r"cannot stat file|could not establish a configuration source|dns srv lookup failed",
         "Slurm's commands are here, but not their configuration: this may be no login node.",
-    ),
-    (
-        r"disk quota|no space left",
-        "A disk is full: yours, or the controller's.",
     ),
 )
 

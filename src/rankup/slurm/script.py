@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UserError
 from ..base.processes import starting
-from .times import time_text
+from .parse import time_text
 
 if TYPE_CHECKING:
     import jinja2

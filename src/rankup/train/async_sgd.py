@@ -14,16 +14,11 @@ import torch
 import torch.distributed as dist
 
 from ..parallel.build import Built
-from ..parallel.lowcomm.cost import Cost
-from ..parallel.lowcomm.desk import Desk, Window
-from ..parallel.lowcomm.flat import Flat
-from ..parallel.lowcomm.owed import OfFlat, Owed
-from ..parallel.lowcomm.server import Brought, Server, Version
-from ..parallel.lowcomm.versions import Ticket, Versions
+from ..parallel.lowcomm.async_sgd import Brought, Desk, Server, Ticket, Version, Versions, Window
+from ..parallel.lowcomm.flat import Cost, Flat, OfFlat, Owed
 from ..runtime.collectives import broadcast
 from ..runtime.compress.codecs import Whole, make
-from ..runtime.compress.feedback import Feedback
-from ..runtime.compress.sums import Spent
+from ..runtime.compress.sums import Feedback, Spent
 from .checkpoint import Carried
 from .late import Late
 from .options import TrainOptions

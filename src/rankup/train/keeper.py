@@ -11,9 +11,8 @@ import torch
 from ..base.errors import RunFailed
 from ..parallel.build import Built
 from ..runtime.collectives import broadcast
-from ..runtime.full import full_state
 from ..runtime.log import print0
-from ..runtime.save import write
+from ..runtime.save import full_state, write
 from ..runtime.world import is_root_process
 from . import checkpoint
 from .checkpoint import Carried, Saved, Saver

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 
@@ -10,28 +9,26 @@ import torch
 
 from ..base.errors import RunFailed
 from ..runtime.collectives import all_gather_object, all_reduce
-from ..runtime.deadline import END, ask_for_next_attempt
+from ..runtime.deadline import END
 from ..runtime.state import local
 from ..runtime.world import World, after_first_step
-from . import outcome
-from .evaluate import Stopped, means
+from .attempt import Attempt, Outcome
+from .evaluate import Stopped
 from .keeper import Keeper
 from .metrics import Metrics, Silence, step_record
 from .optimizer import LossScale
 from .options import TrainOptions
-from .outcome import Outcome
 from .plan import Place, Plan
 from .rounds import rounds, taker
 from .start import fill, start
 from .step import Stepper
 from .stop import Stop
 from .taken import Taken
-from .task import Split, Task
+from .task import Task
 from .timeline import Timeline
 from .trace import Trace
 
 _SHOWN = 100  # steps after which a run that does not meet otherwise shows its numbers
-_TIMES = 5  # validations and checkpoints in a run that does not say how many
 
 
 def train(
@@ -70,9 +67,6 @@ class _Run:
         self.place = Place()
         self.unvalidated = False
         self.stepper = Stepper(task, options, self.built, self.optimizer, self.last)
-        often = max(1, -(-self.last // _TIMES))
-        self.every_valid = options.valid_every or often
-        self.every_checkpoint = options.checkpoint_every or often
         self.taker = taker(self.stepper, self.built, options, len(task.train), self._due)
         self.keeper = Keeper(
             directory,
@@ -100,6 +94,16 @@ class _Run:
             directory,
             min(self.place.step + 3, self.last),  # connections are made in an attempt's first steps
         )
+        self.attempt = Attempt(
+            task,
+            options,
+            self.stepper,
+            self.keeper,
+            self.metrics,
+            directory,
+            self.last,
+            self.place.step,
+        )
         self.flops = task.flops_per_unit(self.built.whole)
         self.unread: list[Taken] = []
 
@@ -120,13 +124,13 @@ class _Run:
             self.unread, self.place = taken, taken[-1].step.after
             if number == 1:
                 after_first_step()  # the first round's numbers are here: every rank has done it
-            if self._passed(self.every_valid, before):
+            if self._passed(self.attempt.every_valid, before):
                 wishes += self._validate(taken[-1], stop)
                 self.stepper.pause()
             if self.taker.at_once:
                 wishes += self._report()
             if (
-                self._passed(self.every_checkpoint, before)
+                self._passed(self.attempt.every_checkpoint, before)
                 or wishes
                 or self.keeper.is_best(self.place.step)
             ):
@@ -136,10 +140,11 @@ class _Run:
                     self._checkpoint(stop)
                 self.stepper.pause()
                 if wishes and self.place.step < self.last:
-                    return self._stopped(wishes, stop)
+                    return self.attempt.stopped(self.place, wishes < END, stop)
             self.keeper.look()
             stop.tick()
-        return self._finish(stop, first)
+        self._report()
+        return self.attempt.finish(self.place, stop)
 
     def _passed(self, every: int, before: int) -> bool:
         """Whether a multiple of `every` lies in the steps since `before`, or the end."""
@@ -148,31 +153,11 @@ class _Run:
     def _due(self, step: int) -> bool:
         """Whether there is something to do after this step that needs one model on all ranks."""
         return (
-            step % self.every_valid == 0
-            or step % self.every_checkpoint == 0
+            step % self.attempt.every_valid == 0
+            or step % self.attempt.every_checkpoint == 0
             or step % _SHOWN == 0
             or step == self.last
         )
-
-    def _stopped(self, wishes: float, stop: Stop) -> Outcome:
-        """End this attempt; where nobody ended the run, the job goes on in a next one."""
-        saved = self.keeper.settled(stop)
-        where = f"step {self.place.step} of {self.last}"
-        if wishes < END:
-            self._ask_for_next_attempt(saved)
-        self.metrics.say(
-            f"stopped at {where}" + (", to go on in a next attempt" if wishes < END else "")
-        )
-        return Outcome(self.place, finished=False)
-
-    def _ask_for_next_attempt(self, saved: bool) -> None:
-        if not saved:  # the next attempt would come no further
-            raise RunFailed(
-                f"the time limit came at step {self.place.step} of {self.last} and no checkpoint "
-                "could be written; make room, and --resume goes on from the newest whole one"
-            )
-        if self.world.is_root:
-            ask_for_next_attempt()
 
     def _report(self) -> float:
         """Write the lines of the steps whose numbers are here by now; the ranks' wishes to stop.
@@ -217,26 +202,17 @@ class _Run:
         )
 
     def _validate(self, taken: Taken | None, stop: Stop) -> float:
-        """Evaluate into the step's line, see whether it is the best so far; the wishes when asked
-        to stop."""
+        """Evaluate into the step's line; the wishes when asked to stop."""
         begun = time.perf_counter()
         try:
-            found = self._evaluate(self.task.valid, stop)
+            found = self.attempt.validate(self.place, stop)
         except Stopped as stopped:
             self.unvalidated = True
             return stopped.wishes
         self.unvalidated = False
-        loss = found.pop("loss", None)
         if taken is not None:
-            taken.measures = {f"valid_{name}": value for name, value in found.items()}
-            taken.valid_loss, taken.valid_seconds = loss, time.perf_counter() - begun
-        if loss is not None and math.isfinite(loss):
-            self.keeper.consider(loss, self.place.step, stop)
+            taken.validation = {**found, "valid_seconds": round(time.perf_counter() - begun, 4)}
         return 0.0
-
-    def _evaluate(self, split: Split, stop: Stop) -> dict[str, float]:
-        stepper, size = self.stepper, self.options.micro_batch
-        return means(stepper.sums, stepper.measures, split, self.built, size, stop)
 
     def _checkpoint(self, stop: Stop) -> None:
         """What stands beside a checkpoint is on disk before it is."""
@@ -264,33 +240,3 @@ class _Run:
                 f"step {self.place.step}: the update left weights that are no longer finite; all "
                 "ranks stopped. The checkpoints before it are sound. Try a smaller --lr"
             )
-
-    def _finish(self, stop: Stop, first: int) -> Outcome:
-        self._report()
-        try:
-            valid, test = (self._evaluate(s, stop) for s in (self.task.valid, self.task.test))
-        except Stopped as stopped:
-            if stopped.wishes < END:
-                if self.place.step < first:  # the next attempt would come no further
-                    raise RunFailed(
-                        "the time limit is too short for the last evaluation; --resume with more"
-                    ) from None
-                self._ask_for_next_attempt(self.keeper.settled(stop))
-            self.metrics.say("stopped in the last evaluation; the next attempt does it again")
-            return Outcome(self.place, finished=False)
-        ended = outcome.finished(self.place, valid, test)
-        record = outcome.record(ended)
-        if not self.keeper.settled(stop):
-            self.metrics.say(
-                f"the checkpoint of step {self.keeper.newest} was not kept; --resume would go on "
-                "from an older one, if there is any"
-            )
-        if self.keeper.best:
-            record["best_valid_loss"], record["best_step"] = self.keeper.best
-        self.metrics.final(record)
-        if not self.keeper.write_whole():
-            raise RunFailed(
-                f"{self.directory} has no model-final.pt; make room, and if checkpoints/ holds a "
-                "whole checkpoint, --resume writes it from there"
-            )
-        return ended

@@ -68,8 +68,14 @@ def step_record(
     unit: str,
     flops_per_unit: float,
     world: World,
+    rate: float | None = None,
+    ranks: int | None = None,
 ) -> dict[str, Any]:
     """A step's line of `metrics.jsonl`.
+
+    Args:
+        rate: targets per second of all ranks, where that is not the step's own.
+        ranks: how many that are, where they do not make up one world.
 
     `seconds` is what the step took and `data_wait` the mean over ranks of the share of it spent
     waiting for data; `peak_memory` is rank 0's in bytes, `mfu` is null where the GPU is not known.
@@ -77,7 +83,7 @@ def step_record(
     whose gradient overflowed at its `loss_scale`.
     """
     seconds = taken.clock.seconds
-    rate = taken.count / seconds
+    rate = taken.count / seconds if rate is None else rate
     peak = peak_flops(world.device)
     record: dict[str, Any] = {
         "step": taken.step.number,
@@ -88,7 +94,7 @@ def step_record(
         "seconds": round(seconds, 6),
         "data_wait": round(waited / world.world_size / seconds, 4),
         "peak_memory": peak_memory(world.device),
-        "mfu": rate * flops_per_unit / (peak * world.world_size) if peak else None,
+        "mfu": rate * flops_per_unit / (peak * (ranks or world.world_size)) if peak else None,
         "grad_norm": norm if math.isfinite(norm) else None,
         "time": round(taken.ended, 3),
     }
@@ -98,11 +104,7 @@ def step_record(
         record |= taken.cost.record()
     if taken.staleness is not None:
         record["staleness"] = {str(late): number for late, number in taken.staleness.items()}
-    if taken.valid_loss is not None:
-        record |= {"valid_loss": taken.valid_loss, **taken.measures}
-        if taken.valid_seconds is not None:
-            record["valid_seconds"] = round(taken.valid_seconds, 4)
-    return record
+    return {**record, **(taken.validation if "valid_loss" in taken.validation else {})}
 
 
 class Lines:

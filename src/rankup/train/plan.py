@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -38,12 +38,14 @@ class Step:
         samples: the global batch, int64 of shape (n,).
         micro_batches: the cuts of it, by position.
         after: the place in the run once this step is done.
+        first: number of the first of the micro-batches, where these are a share of the step's.
     """
 
     number: int
     samples: torch.Tensor
     micro_batches: list[range]
     after: Place
+    first: int = 0
 
     def drawn(self, micro_batches: range) -> torch.Tensor:
         """The samples of a run of micro-batches."""
@@ -55,6 +57,15 @@ class Step:
     def dealt(self, rank: int, world_size: int) -> range:
         """The micro-batches that `rank` computes, possibly none."""
         return part(len(self.micro_batches), rank, world_size)
+
+    def share(self, rank: int, world_size: int) -> Step:
+        """That part of the step that `rank` computes, possibly nothing, as a step by itself."""
+        mine = self.dealt(rank, world_size)
+        samples = self.drawn(mine)
+        size = len(self.micro_batches[0])
+        return replace(
+            self, samples=samples, micro_batches=micro_batches(len(samples), size), first=mine.start
+        )
 
     def rounds(self, rank: int, world_size: int) -> list[tuple[int, float]]:
         """The micro-batches that `rank` goes through, each with its weight, 1 or 0.

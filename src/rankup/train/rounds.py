@@ -10,9 +10,7 @@ import torch.distributed as dist
 
 from ..parallel.build import Built
 from ..parallel.lowcomm.copies import Averaging, DiLoCo
-from ..parallel.lowcomm.cost import NUMBERS, Cost, ring_bytes
-from ..parallel.lowcomm.flat import Flat
-from ..parallel.lowcomm.owed import OfGradients, Owed
+from ..parallel.lowcomm.flat import NUMBERS, Cost, Flat, Owed, ring_bytes
 from .async_sgd import AsyncSGD
 from .checkpoint import Carried
 from .late import Late
@@ -67,8 +65,7 @@ class Together:
         world = built.mesh.world
         self.carried = Carried()
         if built.exchange is not None:
-            debtor = OfGradients(built.model, built.exchange)
-            owed = Owed(debtor, "gradient", world.rank, world.world_size)
+            owed = Owed(built.exchange, "gradient", world.rank, world.world_size)
             self.carried = Carried(exchange=owed)
         size = sum(p.numel() * p.element_size() for p in stepper.parameters)
         self._whole = Cost(bytes_sent=ring_bytes(size, world.world_size), measured=False)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..parallel.build import Built
-from ..parallel.norm import clip, global_norm
+from ..parallel.gradients import clip, global_norm
 from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
 from .evaluate import to_device
@@ -257,7 +257,8 @@ class Stepper:
         """Dropout belongs to the micro-batch, whichever rank computes it."""
         place = self.built.draws_apart
         reseed(
-            derive(self.options.seed, "micro-batch", step.number, index, *place), self.world.device
+            derive(self.options.seed, "micro-batch", step.number, step.first + index, *place),
+            self.world.device,
         )
 
     def _note(self, turn: Turn, loss: torch.Tensor, samples: torch.Tensor) -> None:

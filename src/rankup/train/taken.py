@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from ..parallel.lowcomm.cost import Cost
+from ..parallel.lowcomm.flat import Cost
 from .late import Late
 from .plan import Step
 
@@ -35,7 +35,7 @@ class Taken:
         losses: summed loss of each micro-batch this rank computed, those without weight last.
         dealt: the micro-batches this rank computed.
         clock: how long the step took.
-        valid_loss, valid_seconds, measures: where a validation followed.
+        validation: what the one that followed found, by the names that the line has.
         cost: what the exchange took since the line before; None where nobody measures it.
         staleness: how many gradients were how many versions late, where they may be.
         ended: when it was taken, in seconds since 1970.
@@ -50,9 +50,7 @@ class Taken:
     losses: list[torch.Tensor]
     dealt: range
     clock: Watch
-    valid_loss: float | None = None
-    valid_seconds: float | None = None
-    measures: Mapping[str, float] = field(default_factory=dict)
+    validation: Mapping[str, float] = field(default_factory=dict)
     cost: Cost | None = None
     staleness: Mapping[int, int] | None = None
     ended: float = field(default_factory=time.time)

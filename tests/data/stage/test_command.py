@@ -161,18 +161,18 @@ def test_clean_asks_slurm_for_the_jobs(
     staging.stage(root, reserve=0, job="job-77.0")
     asked = []
 
-    def silent(self: Client, ids: list[str]) -> dict[str, list[object]]:
-        asked.append(ids)
-        raise SlurmError("squeue", "no answer")
+    def silent(self: Client, job: str) -> list[dict[str, str]]:
+        asked.append(job)
+        raise SlurmError("scontrol", "no answer")
 
-    monkeypatch.setattr(Client, "queue", silent)
+    monkeypatch.setattr(Client, "show", silent)
     assert command("--clean")[1] == "nothing was left behind here\n"  # it may live
-    monkeypatch.setattr(Client, "queue", lambda self, ids: {"77": ["a row"]})
+    monkeypatch.setattr(Client, "show", lambda self, job: [{"JobState": "RUNNING"}])
     assert command("--clean")[1] == "nothing was left behind here\n"
-    monkeypatch.setattr(Client, "queue", lambda self, ids: {})
+    monkeypatch.setattr(Client, "show", lambda self, job: [{"JobState": "COMPLETED"}])
     with monkeypatch.context() as inside:
         inside.setenv("SLURM_JOB_ID", "77")  # who asks lives
         assert command("--clean")[1] == "nothing was left behind here\n"
     assert "is removed, left by job 77 of Slurm" in command("--clean")[1]
-    assert asked == [["77"]]
+    assert asked == ["77"]
     assert left(home) == []

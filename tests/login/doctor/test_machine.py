@@ -11,7 +11,7 @@ from rankup.login.doctor import facts, machine
 from rankup.login.doctor.facts import Machine
 from rankup.site import profile
 from rankup.site.config import Config
-from rankup.slurm.partitions import partitions
+from rankup.slurm.parse import partitions
 from tests.login.doctor.known import asked
 from tests.slurm.fake import recorded
 

@@ -8,8 +8,7 @@ from collections import deque
 import torch
 from torch import nn
 
-from rankup.parallel.lowcomm.gossip.mixer import Mixer
-from rankup.parallel.lowcomm.gossip.mixing import Edge
+from rankup.parallel.lowcomm.gossip.mixing import Edge, Mixer
 from rankup.runtime.compress.names import parse
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rankup.parallel.lowcomm.gossip.alive import Silence
 from rankup.parallel.lowcomm.gossip.board import Board
 from rankup.parallel.lowcomm.gossip.meet import Meeting
-from rankup.parallel.lowcomm.gossip.silence import Silence
 
 
 @pytest.fixture

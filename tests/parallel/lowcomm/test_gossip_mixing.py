@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankup.parallel.lowcomm.gossip.mixing import Edge, NotFinite, base_weight
-from rankup.parallel.lowcomm.gossip.schedule import Turns, neighbours
+from rankup.parallel.lowcomm.gossip.mixing import Edge, NotFinite, Turns, base_weight, neighbours
 from rankup.runtime.compress.codecs import make
 from rankup.runtime.compress.names import parse
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from rankup.parallel.lowcomm.gossip.board import Board
-from rankup.parallel.lowcomm.gossip.progress import Progress
-from rankup.parallel.lowcomm.gossip.pulse import Pulse
+from rankup.parallel.lowcomm.gossip.alive import Progress
+from rankup.parallel.lowcomm.gossip.board import Board, Pulse
 
 
 def test_stuck_is_ten_times_longer_than_usual() -> None:

@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from rankup.parallel.gradients import finish_gradients
 from rankup.parallel.layout import AXES
 from rankup.parallel.tensor.apply import apply, loss_context, plain
-from rankup.parallel.tensor.check import check
-from rankup.parallel.tensor.gradients import finish_gradients
 from rankup.parallel.tensor.plan import plan_of
+from rankup.parallel.tensor.words import check
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.runtime.world import World
 

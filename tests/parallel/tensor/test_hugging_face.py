@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from rankup.base.errors import UserError
-from rankup.parallel.tensor.check import check
 from rankup.parallel.tensor.plan import plan_of
+from rankup.parallel.tensor.words import check
 from rankup.runtime.world import World
 from tests.pool import RankPool
 

@@ -9,8 +9,8 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rankup.parallel.gradients import finish_gradients
 from rankup.parallel.tensor.apply import loss_context, plain
-from rankup.parallel.tensor.gradients import finish_gradients
 from rankup.runtime.world import World
 from tests.pool import RankPool
 

@@ -8,7 +8,7 @@ import pytest
 
 from rankup.port.rewrite.ported import port
 
-from .several import KINDS, results
+from .several import KINDS, differing, results
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DRAWN, UNSEEN, BATCHES, LATER = (
@@ -261,12 +261,14 @@ def test_batches_drawn_by_a_function(tmp_path: Path) -> None:
             ("rankup.deal(get_batch())", "get_batch()"),
             ("for _", "torch.manual_seed(rank)\nfor _"),
         ),
+        "same": changed(port, ("rankup.deal(get_batch())", "get_batch()")),
     }
     found = results(tmp_path, BATCHES, ports)
     right = {one.check: one for one in found["right"]}
     assert right["losses"].state == right["saved"].state == "proved", right
     assert right["samples"].state == "not seen"
     assert "losses" in {one.check for one in found["own"] if one.state == "differs"}
+    assert differing(found["same"]) == {"samples"}
 
 
 @pytest.mark.slow
@@ -324,6 +326,16 @@ def test_what_is_drawn_between_passes_is_alike(tmp_path: Path) -> None:
     assert {one.state for one in found["right"]} == {"proved", "not seen"}, found["right"]
     samples = next(one for one in found["wrong"] if one.check == "samples")
     assert "is another one on rank 1" in samples.differences[0]
+
+
+@pytest.mark.slow
+def test_a_pass_of_a_model_left_in_eval_draws_apart_from_its_first_backward(tmp_path: Path) -> None:
+    """The states that the port sets there are not drawn from."""
+    script = (SCRIPTS.parents[1] / "cases" / "run_eval_lists.in.py").read_text(encoding="utf-8")
+    (tmp_path / "one.py").write_text(script, encoding="utf-8")
+    ports = {"right": port(tmp_path / "one.py").text}
+    found = results(tmp_path, script, ports, kinds={"right": ("free",)})
+    assert not differing(found["right"]), found["right"]
 
 
 LIBRARIES = """from datetime import datetime

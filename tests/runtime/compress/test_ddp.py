@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rankup.parallel.replicas import replicate
+from rankup.parallel.build import replicate
 from rankup.runtime.compress.codecs import Whole
 from rankup.runtime.compress.ddp import CompressedExchange
 from rankup.runtime.compress.names import parse
 from rankup.runtime.compress.sums import bytes_sent
-from rankup.runtime.deal import LEDGER, count
+from rankup.runtime.context import CONTEXT, count
 from rankup.runtime.model import Wrapped, wrap
 from rankup.runtime.world import World
 from tests.parallel.traffic import delivered
@@ -61,8 +61,8 @@ def compressing(model: Wrapped) -> CompressedExchange:
 
 
 def forget() -> None:
-    LEDGER.samples = LEDGER.units = None
-    LEDGER.models.clear()
+    CONTEXT.samples = CONTEXT.units = None
+    CONTEXT.models.clear()
 
 
 def flat(tensors: Iterator[torch.Tensor]) -> torch.Tensor:
@@ -83,7 +83,7 @@ def _train(world: World, name: str, sizes: tuple[int, ...], counted: bool) -> di
     for step in range(60):
         pairs = zip(*(part.split(list(sizes)) for part in batch(step, sum(sizes))), strict=True)
         inputs, targets = list(pairs)[world.rank]
-        LEDGER.samples = (sizes[world.rank], sum(sizes))
+        CONTEXT.samples = (sizes[world.rank], sum(sizes))
         if not len(inputs):
             inputs, targets = torch.full((1, 6), torch.nan), torch.zeros(1, 2)
         if counted:
@@ -123,7 +123,7 @@ def _owed(world: World, name: str, counted: bool) -> tuple[torch.Tensor, ...]:
     for step in range(12):
         inputs, targets = batch(10 * step + world.rank, 4 + world.rank + step % 3)
         sizes = [4 + rank + step % 3 for rank in range(world.world_size)]
-        LEDGER.samples = (sizes[world.rank], sum(sizes))
+        CONTEXT.samples = (sizes[world.rank], sum(sizes))
         if counted:
             count(100 * len(inputs) if step % 2 else len(inputs))
         bare = network()

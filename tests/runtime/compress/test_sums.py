@@ -7,9 +7,8 @@ import torch
 import torch.distributed as dist
 
 from rankup.runtime.compress.codecs import Int8, TopK, Whole, make
-from rankup.runtime.compress.feedback import Feedback
 from rankup.runtime.compress.names import parse
-from rankup.runtime.compress.sums import Spent, bytes_sent, start, sum_over
+from rankup.runtime.compress.sums import Feedback, Spent, bytes_sent, start, sum_over
 from rankup.runtime.world import World
 from tests.parallel.traffic import delivered
 from tests.pool import RankPool

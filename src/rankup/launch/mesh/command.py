@@ -1,17 +1,80 @@
-"""`rankup mesh`: find the target, cut it on paper, show it."""
+"""`rankup mesh`: find the target, a recipe or somebody's function, cut it on paper, show it."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+from ... import recipes
+from ...base.errors import UserError
 from ...parallel.holdings import holdings
+from ...parallel.layout import Layout, choose, crossing
+from ...parallel.user.named import function
 from ...site import gpus
-from ..environment import require_torch
+from ..ready import require_torch
 from . import text
-from .target import Split, find
 
 Asked = tuple[str | None, int | None, int | None, int | None, int | None, str | None]
+ADAMW = 2  # numbers that it keeps for each trained one
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the ranks share a model, as asked for; None is left open.
+
+    Attributes:
+        nodes, per_node: ranks are nodes x per_node.
+    """
+
+    nodes: int
+    per_node: int
+    strategy: str | None = None
+    dp: int | None = None
+    shard: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    pp_schedule: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The same as options of a recipe."""
+        named = {
+            "--strategy": self.strategy,
+            "--dp": self.dp,
+            "--shard": self.shard,
+            "--tp": self.tp,
+            "--pp": self.pp,
+            "--pp-schedule": self.pp_schedule,
+        }
+        return [w for name, value in named.items() if value is not None for w in (name, str(value))]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model and the layout it is to be split by.
+
+    Attributes:
+        build_model: without arguments; UserError where it does not work on meta tensors.
+        example: a loss and a batch, which pipeline stages are balanced with; None without.
+        states: numbers that the optimizer keeps per trained one.
+        optimizer: its name.
+        offload: whether parts are kept in host memory.
+        notes, warnings: to be said.
+    """
+
+    name: str
+    layout: Layout
+    build_model: Callable[[], Any]
+    example: Any
+    schedule: str
+    states: int = ADAMW
+    optimizer: str = "AdamW"
+    offload: bool = False
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def show(
@@ -60,3 +123,77 @@ def show(
 
 def _offloaded(offload: bool) -> tuple[str, ...]:
     return ("weights, gradients and optimizer state lie in host memory",) if offload else ()
+
+
+def find(target: str, args: tuple[str, ...], asked: Split) -> Target:
+    """What TARGET and the words after it mean; imports torch, and a user's module.
+
+    Raises:
+        UserError: there is no such recipe, module or function, or the layout does not come out.
+    """
+    if target in recipes.RECIPES:
+        return _recipe(target, args, asked)
+    if args:
+        raise UserError(
+            f"{' '.join(args)} follows {target}, and only a recipe has options of its own; "
+            f"options of `rankup mesh` stand in front of TARGET"
+        )
+    from ...parallel.choices import Choices
+    from ...parallel.on_paper import fitting
+
+    build = function(target, recipes.RECIPES)
+    schedule = asked.pp_schedule or "1f1b"
+    layout = choose(
+        asked.nodes * asked.per_node,
+        asked.per_node,
+        asked.strategy,
+        dp=asked.dp,
+        shard=asked.shard,
+        tp=asked.tp,
+        pp=asked.pp,
+        fits=fitting(build, Choices(schedule=schedule)),
+    )
+    notes: tuple[str, ...] = ()
+    if layout.pp > 1:
+        notes = ("stages are balanced by their parameters alone; in a run also by their work",)
+    return Target(
+        target,
+        layout,
+        build,
+        None,
+        schedule,
+        notes=notes,
+        warnings=_crossing(layout, asked.per_node),
+    )
+
+
+def _recipe(name: str, args: tuple[str, ...], asked: Split) -> Target:
+    options = recipes.find(name).parse([*asked.words, *args])
+    layout = options.layout(asked.nodes * asked.per_node, asked.per_node)
+    warnings = list(_crossing(layout, asked.per_node))
+    if idle := options.idle_ranks(layout):
+        warnings.append(
+            f"a global batch of {options.global_batch} in micro-batches of {options.micro_batch} "
+            f"leaves {idle} of {layout.world_size} ranks without work"
+        )
+    from ...recipes.outline import outline
+
+    found = outline(options)
+    states = ADAMW if options.optimizer == "adamw" else int(options.momentum > 0)
+    return Target(
+        name,
+        layout,
+        found.build_model,
+        found.example,
+        options.pp_schedule,
+        states,
+        {"adamw": "AdamW", "sgd": "SGD"}[options.optimizer],
+        options.offload,
+        (found.note,),
+        tuple(warnings),
+    )
+
+
+def _crossing(layout: Layout, per_node: int) -> tuple[str, ...]:
+    warning = crossing(layout, per_node)
+    return () if warning is None else (warning,)

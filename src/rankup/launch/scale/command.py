@@ -17,14 +17,13 @@ from ...site import gpus, rundir
 from ...site.config import Config
 from ...site.jobspec import JobSpec
 from ...slurm.client import Client
-from .. import queue, ready, submit
+from .. import ready, submit
 from ..request import job_of
 from ..run import Place, place, run
 from . import series as record
-from .outcome import Outcome, outcomes
 from .points import Point, counts, points
 from .result import show
-from .series import Series
+from .series import Outcome, Series, outcomes
 
 _ASKED_TO_STOP = (129, 130, 138, 143)  # 128 + HUP, INT, USR1, TERM
 _POLL = 10.0  # seconds between two questions to Slurm
@@ -173,7 +172,7 @@ def _room(
     submit.plan(client, config, replace(options, nodes=most, nproc=1))
     runs, link = submit.runs_folder(config, plan)
     if link is not None and not wish.dry_run:
-        queue.link_runs(config.runs, link)
+        submit.link_runs(config.runs, link)
     if plan.granted.exclusive and asked[0] < plan.granted.node.gpus:
         print(
             f"note: nodes of {plan.granted.partition} are billed whole, so {asked[0]} of "

@@ -14,10 +14,9 @@ from ...monitor.report.scaling import Point, Scaling, aligned, digits, percent, 
 from ...monitor.report.scaling_page import scaling_html
 from ...site.config import Config
 from ...slurm.client import Client
-from .. import facts, report
+from .. import report
 from . import series as record
-from .outcome import Outcome, outcomes
-from .series import Series
+from .series import Outcome, Series, outcomes
 
 # Of measures that a run has, those that say how good its model is, the most telling first.
 _TELLING = ("test", "valid", "eval", "val")
@@ -48,7 +47,7 @@ def show(path: Path, series: Series, found: list[Outcome], config: Config, clien
     judged = {}
     for one in found:
         if one.done and one.path is not None:
-            known = facts.facts(one.path, None, config, client)
+            known = report.facts(one.path, None, config, client)
             judged[one.count] = report.judge(one.path, known)
     through = [one for one in found if one.count in judged]
     related = None

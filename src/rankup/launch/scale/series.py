@@ -1,4 +1,5 @@
-"""What a series is, and its record: a folder of its own that outlives whoever started it.
+"""What a series is, its record, a folder of its own that outlives whoever started it, and what
+became of each of its points.
 
 <runs>/scale/<id>/   scale.json · scaling.html · scaling.txt
 <runs>/<name>/<id>-<GPUs>/   the run of each point, a run as any other
@@ -7,6 +8,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,13 @@ from typing import Any
 from ...base.errors import UserError
 from ...base.files import open_regular, user_path, write_json
 from ...site import rundir
+from ...slurm.client import Client
+from .. import attempts
 
 FILE = "scale.json"
 FOLDER = "scale"
+_TAIL = 1 << 18
+_METRIC = re.compile(r"loss|acc|top|rouge|perplexity|f1|bleu|score", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -97,3 +104,69 @@ def runs_of(path: Path, series: Series, count: int) -> list[Path]:
     first = runs / name / f"{series.id}-{count}"
     found = [first, *(first.with_name(f"{first.name}-{n}") for n in range(2, 100))]
     return [one for one in found if (one / rundir.JOB).is_file()]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A point as it stands.
+
+    Attributes:
+        path: its newest run directory; None before it was started.
+        attempts: run directories so far.
+        state: of its newest attempt, in Slurm's word; `NEW` before it was started.
+        done: it came to its end; it is not run again.
+        live: it waits or runs.
+        saved: it ended early and has a checkpoint to go on from.
+        words: what happened, in plain words.
+        metrics: what it reached at its end, by name: losses, accuracies.
+    """
+
+    count: int
+    path: Path | None = None
+    attempts: int = 0
+    state: str = "NEW"
+    done: bool = False
+    live: bool = False
+    saved: bool = False
+    words: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def outcomes(path: Path, series: Series, client: Client) -> list[Outcome]:
+    """Every point of the series in the folder `path`."""
+    return [_outcome(count, runs_of(path, series, count), client) for count in series.counts]
+
+
+def _outcome(count: int, found: list[Path], client: Client) -> Outcome:
+    if not found:
+        return Outcome(count)
+    path = found[-1]
+    try:
+        last = attempts.newest(attempts.of_run(path, rundir.read(path), client))
+    except UserError as error:
+        return Outcome(count, path, len(found), "DAMAGED", words=str(error))
+    if last is None:
+        return Outcome(count, path, len(found), words="It has not been started.")
+    stopped = (path / "requeue").exists()
+    done = last.state == "COMPLETED" and not last.live and not stopped
+    return Outcome(
+        count,
+        path,
+        len(found),
+        "STOPPED" if stopped and not last.live else last.state,
+        done,
+        last.live,
+        not done and any(path.glob("checkpoints/*")),
+        last.words,
+        _metrics(path) if done else {},
+    )
+
+
+def _metrics(path: Path) -> dict[str, float]:
+    """The last value of each measure in `metrics.jsonl`; a recipe's last line has them all."""
+    return {
+        name: float(value)
+        for record in rundir.metrics(path, _TAIL)
+        for name, value in record.items()
+        if isinstance(value, int | float) and math.isfinite(value) and _METRIC.search(name)
+    }

@@ -18,12 +18,12 @@ from typing import Literal
 from ...base.errors import UserError
 from ...site import caches as cache_places
 from ...site import config as configuration
-from ...site import detect
+from ...site import profile as sites
 from ...site.config import Config
 from ...site.gpus import visible_gpus
 from ...site.profile import Profile, first_folder, scratch_folder
 from ...slurm.client import Client
-from ...slurm.partitions import Partition
+from ...slurm.parse import Partition
 from ..record import Unmet, unmet
 from . import quota
 from .deadline import Deadline, Readings, reading, start
@@ -303,13 +303,13 @@ def find_machine(
     """Return the machine; a mistake in `[site]` is its `problem`, with the detected profile."""
     problem = ""
     try:
-        profile, clue = detect.choose(config, environment, hostname, cluster_name=cluster_name)
+        profile, clue = sites.choose(config, environment, hostname, cluster_name=cluster_name)
     except UserError as error:
         problem = str(error)
         config = replace(config, site={})
-        profile, clue = detect.choose(config, environment, hostname, cluster_name=cluster_name)
+        profile, clue = sites.choose(config, environment, hostname, cluster_name=cluster_name)
     job = environment.get("SLURM_JOB_ID", "")
-    login = detect.on_login_node(environment, hostname)
+    login = sites.on_login_node(environment, hostname)
     return Machine(profile, clue, hostname, login, job, problem)
 
 

@@ -9,7 +9,7 @@ from ...base.amounts import some
 from ...base.errors import nearest
 from ...base.findings import Finding
 from ...slurm.limits import clock, differences
-from ...slurm.partitions import Partition
+from ...slurm.parse import Partition
 from ..question import error, ok, question, warning
 from .facts import Facts
 

@@ -21,7 +21,7 @@ from typing import Literal
 
 from ...base.errors import UserError
 from ...site import config as configuration
-from ...site import detect
+from ...site import profile as sites
 from ...site.caches import ROOT_VARIABLE, caches
 from ...site.config import Config
 from ...site.profile import Profile
@@ -172,7 +172,7 @@ def planned(path: Path, kind: Kind | None) -> Plan:
         UserError: `rankup.toml` is wrong, or the site has no modules for the kind `modules`.
     """
     config = configuration.load(Path.cwd())
-    profile, _ = detect.choose(config, os.environ, os.uname().nodename)
+    profile, _ = sites.choose(config, os.environ, os.uname().nodename)
     if kind == "modules" and not profile.modules:
         raise UserError(
             f"no modules are known for {profile.title}; say which in rankup.toml: [site] "

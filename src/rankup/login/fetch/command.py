@@ -20,7 +20,7 @@ from ...base.lock import LockFailed
 from ...base.text import clean, say
 from ...script.downloads import Download, read
 from ...site import config as configs
-from ...site import detect
+from ...site import profile as sites
 from ...site.caches import caches
 from ...site.config import Config
 from ...site.profile import Profile, seen_by_nodes
@@ -44,7 +44,7 @@ def fetch(request: Request) -> int:
     """
     request.check()
     config = configs.load(Path.cwd())
-    profile, _ = detect.choose(config, os.environ, os.uname().nodename, cluster_name=_cluster_name)
+    profile, _ = sites.choose(config, os.environ, os.uname().nodename, cluster_name=_cluster_name)
     if not request.empty:
         needs, scripts = things.asked(request), [request] if request.script else []
     elif config.fetch:

@@ -14,7 +14,7 @@ from ...base.amounts import size
 from ...base.errors import UserError
 from ...base.files import user_path
 from ...base.text import clean
-from ...slurm.times import parse_seconds
+from ...slurm.parse import parse_seconds
 from ..record import Item
 
 _LONGEST_NAME = 170  # bytes; a file system takes 255, and digests, `.part.json` or a lock's follow

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from ...parallel.lowcomm.gossip.names import WORKER
+from ...parallel.lowcomm.gossip.alive import WORKER
 from .host import text
 
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -242,10 +242,9 @@ def limit_hit(recording: Recording) -> Iterator[Diagnosis]:
 
 def short(recording: Recording) -> Iterator[Diagnosis]:
     """RK718: too short for a judgement, or hardly worth its time in the queue. No reproach."""
-    attempt = billing.attempts(recording)[-1]
     took = sum(billing.bill(recording).seconds)
     queued = recording.facts.queued or 0.0
-    if recording.running or attempt.state == "RUNNING" or not took:
+    if billing.goes_on(recording) or not took:
         return
     brief = took < LIMITS.short
     waited = queued >= max(LIMITS.queue_least, LIMITS.queue_times * took)

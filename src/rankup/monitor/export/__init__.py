@@ -10,8 +10,11 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...base.errors import UserError, nearest
-from ..recording import Recording
+from ..recording import Recording, Steps
 
 FORMS = ("csv", "parquet", "tensorboard", "wandb", "openmetrics")
 # The package that writes a form, and the extra of rankup that brings it.
@@ -19,6 +22,55 @@ _PACKAGES = {
     "tensorboard": ("tensorboardX", "export"),
     "wandb": ("wandb", "wandb"),
     "openmetrics": ("prometheus_client", "export"),
+}
+
+# The names that channels have outside of rankup: with their unit, as other tools expect it.
+NAMES = {
+    "gpu": {
+        "util": "util_percent",
+        "memory": "memory_bytes",
+        "power": "power_watts",
+        "temperature": "temperature_celsius",
+        "clock": "sm_clock_mhz",
+        "throttle": "throttle_bits",
+        "throttle_power": "throttled_by_power_share",
+        "throttle_heat": "throttled_by_heat_share",
+        "throttle_hardware": "throttled_by_hardware_share",
+        "pcie_rx": "pcie_rx_bytes_per_s",
+        "pcie_tx": "pcie_tx_bytes_per_s",
+        "nvlink": "nvlink_bytes_per_s",
+        "processes": "processes",
+    },
+    "host": {
+        "cpu": "cpu_percent",
+        "busiest": "busiest_core_percent",
+        "load": "load",
+        "memory": "memory_bytes",
+        "cgroup": "cgroup_memory_bytes",
+        "swap": "swap_bytes",
+        "disk_read": "disk_read_bytes_per_s",
+        "disk_write": "disk_write_bytes_per_s",
+        "net_rx": "net_rx_bytes_per_s",
+        "net_tx": "net_tx_bytes_per_s",
+        "ib_rx": "infiniband_rx_bytes_per_s",
+        "ib_tx": "infiniband_tx_bytes_per_s",
+        "fs_read": "network_fs_read_bytes_per_s",
+        "fs_write": "network_fs_write_bytes_per_s",
+        "fs_operations": "network_fs_operations_per_s",
+    },
+    "rank": {
+        "cpu": "cpu_percent",  # of one core
+        "memory": "memory_bytes",
+        "workers": "data_workers",
+        "workers_cpu": "data_workers_cpu_percent",
+        "read": "read_bytes_per_s",
+        "write": "write_bytes_per_s",
+    },
+    "fs": {
+        "read": "read_bytes_per_s",
+        "write": "write_bytes_per_s",
+        "operations": "operations_per_s",
+    },
 }
 
 
@@ -88,3 +140,16 @@ def export(recording: Recording, directory: Path, form: str, target: Path) -> li
             f"the export to {target} could not be written: {reason}; make room there, or name "
             "another place"
         ) from error
+
+
+def of_steps(steps: Steps) -> dict[str, NDArray[np.float64]]:
+    """Return what is known of each step, by the names that it has outside; NaN where not said."""
+    valid = dict(steps.valid.tolist())
+    return {
+        "loss": steps.loss,
+        "step_seconds": steps.seconds,
+        f"{steps.unit or 'units'}_per_s": steps.rate,
+        "data_wait_share": steps.data_wait,
+        "mfu": steps.mfu,
+        "valid_loss": np.array([valid.get(float(step), np.nan) for step in steps.step]),
+    }

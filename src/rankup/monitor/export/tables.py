@@ -18,7 +18,7 @@ from ...base.files import replacing
 from .. import lines, samples
 from ..load import believed
 from ..recording import Recording, Steps
-from . import units
+from . import NAMES, of_steps
 
 _TIME = pa.timestamp("ms", tz="UTC")
 _NAME = pa.dictionary(pa.int32(), pa.string())
@@ -92,7 +92,6 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
 
 
 _KINDS = {"gpus": "gpu", "nodes": "host", "ranks": "rank", "file_systems": "fs"}
-_UNITS = {"gpu": units.GPU, "host": units.HOST, "rank": units.RANK, "fs": units.FS}
 
 
 def _table(journal: Path, kind: str, rows: pa.Table) -> pa.Table:
@@ -111,7 +110,7 @@ def _table(journal: Path, kind: str, rows: pa.Table) -> pa.Table:
         heads = samples.journal(journal).heads
         gpus, place = samples.gpus(heads, t, rows.column("gpu").to_numpy())
         columns["uuid"] = _names([*(gpu.uuid for gpu in gpus), ""], place % (len(gpus) + 1))
-    columns |= {_UNITS[kind][name]: rows.column(name) for name in lines.COLUMNS[kind]}
+    columns |= {NAMES[kind][name]: rows.column(name) for name in lines.COLUMNS[kind]}
     found = pa.table(columns)
     if kind == "fs":  # one that never says anything has an empty row
         values = [rows.column(name).to_numpy() for name in lines.FS]
@@ -120,16 +119,7 @@ def _table(journal: Path, kind: str, rows: pa.Table) -> pa.Table:
 
 
 def _steps(steps: Steps) -> pa.Table:
-    valid = dict(steps.valid.tolist())
-    losses = np.array([valid.get(float(step), np.nan) for step in steps.step])
-    columns = {
-        "loss": steps.loss,
-        "step_seconds": steps.seconds,
-        f"{steps.unit or 'units'}_per_s": steps.rate,
-        "data_wait_share": steps.data_wait,
-        "mfu": steps.mfu,
-        "valid_loss": losses,
-    }
+    columns = of_steps(steps)
     # What a script logs may have any name, one of ours too; it is kept beside it.
     taken = {"time", "step", *columns}
     for name, values in steps.extra.items():

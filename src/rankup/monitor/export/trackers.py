@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...base.files import replacing
 from ..recording import Band, Recording
-from . import need, units
+from . import NAMES, need, of_steps
 
 MOST_NODES = 16  # whose GPUs are shown one by one; of more, the lowest, mean and highest
 
@@ -45,17 +45,8 @@ def write_tensorboard(recording: Recording, target: Path) -> list[Path]:
 
 def training(recording: Recording) -> dict[str, NDArray[np.float64]]:
     """Values of each step by tag, NaN where there is none."""
-    steps = recording.steps
-    valid = dict(steps.valid.tolist())
-    found = {
-        "loss": steps.loss,
-        "valid_loss": np.array([valid.get(float(step), np.nan) for step in steps.step]),
-        f"{steps.unit or 'units'}_per_s": steps.rate,
-        "step_seconds": steps.seconds,
-        "data_wait_share": steps.data_wait,
-        "mfu": steps.mfu,
-        **{f"logged/{name}": values for name, values in steps.extra.items()},
-    }
+    extra = {f"logged/{name}": values for name, values in recording.steps.extra.items()}
+    found = {**of_steps(recording.steps), **extra}
     return {tag: values for tag, values in found.items() if not np.isnan(values).all()}
 
 
@@ -67,9 +58,9 @@ def system(recording: Recording) -> dict[str, NDArray[np.float64]]:
     numbers = zip(recording.rank_node.tolist(), recording.ranks.tolist(), strict=True)
     ranks = [f"{recording.nodes[node]}/rank{number}" for node, number in numbers]
     for kind, bands, names, things in (
-        ("gpu", recording.gpu, units.GPU, gpus),
-        ("node", recording.host, units.HOST, list(recording.nodes)),
-        ("rank", recording.rank, units.RANK, ranks),
+        ("gpu", recording.gpu, NAMES["gpu"], gpus),
+        ("node", recording.host, NAMES["host"], list(recording.nodes)),
+        ("rank", recording.rank, NAMES["rank"], ranks),
     ):
         for channel, band in bands.items():
             if few:

@@ -13,7 +13,7 @@ from ...base.amounts import duration, ranges, some
 from ...base.text import clean
 from .. import lines
 from ..thresholds import LIMITS, untouched
-from ..words import percent
+from ..words import percent, plural
 from .state import KEPT, Node, Progress, Watch
 
 
@@ -99,7 +99,7 @@ def _hot(nodes: Sequence[Node]) -> Iterator[str]:
             if bits and all(bit & lines.THROTTLE_HEAT for bit in bits):
                 slowed.append(f"{node.name}:{place}")
     if slowed:
-        yield f"heat slows down {_count(slowed, 'GPU')}: {some(slowed)}"
+        yield f"heat slows down {plural(len(slowed), 'GPU')}: {some(slowed)}"
 
 
 def _memory(nodes: Sequence[Node]) -> Iterator[str]:
@@ -150,7 +150,3 @@ def _named(names: list[str], all_nodes: int) -> str:
     if len(names) == all_nodes and all_nodes > 1:
         return f"all {all_nodes} nodes"
     return some(names, 3)
-
-
-def _count(things: Sequence[object], word: str) -> str:
-    return f"{len(things)} {word}{'' if len(things) == 1 else 's'}"

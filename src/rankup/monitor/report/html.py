@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ...base.findings import Level
 from ...base.text import clean
-from .. import words
+from .. import billing, words
 from ..diagnose import CODES, Diagnosis
 from ..recording import Recording
 from ..verdict import Cost, Verdict, not_judged
@@ -48,8 +48,6 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
     single = {one.id: one for one in (cores(recording), timeline(recording)) if one is not None}
     figures = [*(plot for section in drawn for plot in section.plots), *progress, *single.values()]
     brief = not_judged(verdict, diagnoses)
-    attempts = recording.facts.attempts
-    going = recording.running or bool(attempts and attempts[-1].state == "RUNNING")
     gpu_plots = [plot for plot in figures if plot.of == "gpu"]
     return render(
         "run.html.j2",
@@ -66,7 +64,7 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
         verdict=verdict,
         level="brief" if brief else verdict.level,
         level_word="Not judged" if brief else LEVELS[verdict.level],
-        as_of=job.stamp(recording.end) if going else "",
+        as_of=job.stamp(recording.end) if billing.goes_on(recording) else "",
         findings=diagnoses,
         codes=CODES,
         levels={**LEVELS, "ok": "Note"},

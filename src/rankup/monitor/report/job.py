@@ -48,7 +48,7 @@ def facts(recording: Recording) -> list[tuple[str, str]]:
     known = recording.facts
     attempts = billing.attempts(recording)
     begin, end = attempts[0].begin, billing.end_of(attempts[-1], recording)
-    still = recording.running or attempts[-1].state == "RUNNING"
+    still = billing.goes_on(recording)
     pairs = [
         ("Run", known.run),
         ("Name", known.name),

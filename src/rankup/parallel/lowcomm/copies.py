@@ -13,12 +13,9 @@ import torch
 import torch.distributed as dist
 
 from ...runtime.compress.codecs import Whole, make
-from ...runtime.compress.feedback import Feedback
 from ...runtime.compress.names import Compression
-from ...runtime.compress.sums import Spent, sum_over
-from .cost import Cost
-from .flat import Flat
-from .owed import OfFlat, Owed
+from ...runtime.compress.sums import Feedback, Spent, sum_over
+from .flat import Cost, Flat, OfFlat, Owed
 
 _MOMENTUM = "momentum."
 

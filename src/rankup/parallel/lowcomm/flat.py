@@ -1,16 +1,84 @@
-"""What copies of a model bring together, as one vector."""
+"""What copies of a model bring together as one vector, what that costs, and what is owed of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ...runtime.compress.sums import Feedback, Spent
 from ...runtime.state import local, plain_name
-from .cost import ring_bytes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one rank, or the mean over ranks.
+
+    Attributes:
+        bytes_sent: to other ranks, as each kind of exchange sends them (a ring's share of a sum).
+        waited: seconds in which this rank waited for others, the sending included.
+        extra_seconds: of compute that plain data parallelism does not have.
+        extra_memory: bytes held beside model, gradients and optimizer state.
+        measured: False where the bytes alone are known.
+    """
+
+    bytes_sent: float = 0.0
+    waited: float = 0.0
+    extra_seconds: float = 0.0
+    extra_memory: float = 0.0
+    measured: bool = True
+
+    @staticmethod
+    def of(spent: Spent, extra_memory: float) -> Cost:
+        """What this rank has spent."""
+        return Cost(spent.bytes_sent, spent.waited, spent.coding, extra_memory)
+
+    def over(self, steps: int) -> Cost:
+        """Of one of so many steps."""
+        return Cost(
+            self.bytes_sent / steps,
+            self.waited / steps,
+            self.extra_seconds / steps,
+            self.extra_memory,
+        )
+
+    def __sub__(self, before: Cost) -> Cost:
+        """What was added since `before`; memory is what it is now."""
+        return Cost(
+            self.bytes_sent - before.bytes_sent,
+            self.waited - before.waited,
+            self.extra_seconds - before.extra_seconds,
+            self.extra_memory,
+        )
+
+    def record(self) -> dict[str, float]:
+        """For a line of `metrics.jsonl`: `bytes_sent`, and where they were measured `waited`,
+        `extra_compute` (seconds) and `extra_memory` (bytes)."""
+        found: dict[str, float] = {"bytes_sent": round(self.bytes_sent)}
+        if self.measured:
+            found |= {
+                "waited": round(self.waited, 6),
+                "extra_compute": round(self.extra_seconds, 6),
+                "extra_memory": round(self.extra_memory),
+            }
+        return found
+
+    def numbers(self) -> list[float]:
+        """What may be added up over ranks, in the order of the fields."""
+        return [self.bytes_sent, self.waited, self.extra_seconds, self.extra_memory]
+
+
+NUMBERS = len(Cost().numbers())
+
+
+def ring_bytes(size: int, ranks: int) -> int:
+    """What each of `ranks` sends for the sum of `size` bytes: a ring's two rounds."""
+    return 2 * size * (ranks - 1) // ranks
 
 
 class Flat:
@@ -152,3 +220,85 @@ def _laid_out_like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+
+
+class Debtor(Protocol):
+    """What one sender owes of each parameter, by its name: an `OfFlat`, a `CompressedExchange`."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What it is; nothing while nothing is owed."""
+
+    def blank(self) -> dict[str, torch.Tensor]:
+        """Zeros for all of it."""
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Owe this from now on."""
+
+
+class OfFlat:
+    """A `Debtor`: the feedback of messages over the trained parameters of `flat`.
+
+    Args:
+        device: where the messages are made.
+    """
+
+    def __init__(self, flat: Flat, feedback: Feedback, device: torch.device) -> None:
+        self._flat, self._feedback, self._device = flat, feedback, device
+
+    def state(self) -> dict[str, torch.Tensor]:
+        residual = self._feedback.residual
+        return {} if residual is None else self._flat.named(residual)
+
+    def blank(self) -> dict[str, torch.Tensor]:
+        return self._flat.named(torch.zeros(self._flat.trained, device=self._device))
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._feedback.residual = self._flat.joined(state).to(self._device)
+
+
+class Owed:
+    """The debts of one sender among several, in a checkpoint.
+
+    What all senders owe together is what matters: of those that are no more another one takes it
+    over.
+
+    Args:
+        measure: what it is a debt of; that of something else is not taken over.
+        sender, senders: which this is, and how many there are.
+    """
+
+    def __init__(
+        self,
+        debtor: Debtor,
+        measure: Literal["gradient", "difference"],
+        sender: int,
+        senders: int,
+    ) -> None:
+        self._debtor, self._sender, self._senders = debtor, sender, senders
+        self._prefix = f"residual-{measure}."
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Tensors to save, by name."""
+        return self._named(self._sender, self._debtor.state())
+
+    def wanted(self, saved: Collection[str]) -> dict[str, torch.Tensor]:
+        """Tensors to fill, of those that were saved."""
+        senders = {int(name.split(".")[1]) for name in saved if name.startswith(self._prefix)}
+        found: dict[str, torch.Tensor] = {}
+        for sender in sorted(senders):
+            if sender % self._senders == self._sender:
+                found |= self._named(sender, self._debtor.blank())
+        return {name: part for name, part in found.items() if name in saved}
+
+    def resume(self, loaded: Mapping[str, torch.Tensor]) -> None:
+        """Owe what was filled."""
+        parts = {name: part for name, part in loaded.items() if name.startswith(self._prefix)}
+        if not parts:
+            return
+        total = self._debtor.blank()
+        for name, part in parts.items():
+            total[name.split(".", 2)[2]].add_(part)
+        self._debtor.load(total)
+
+    def _named(self, sender: int, parts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {f"{self._prefix}{sender}.{name}": part for name, part in parts.items()}

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ...base.errors import UserError
+from ...runtime.collectives import all_gather_object
 from ...runtime.state import local
 from ..mesh import group_among
 from ..sharded import CONTAINERS
@@ -269,9 +270,7 @@ def _check_alike(
 ) -> None:
     ways = [_way(parameter) for parameter in parameters]
     if group is not None:
-        found: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
-        dist.all_gather_object(found, ways, group=group)
-        ways = [way for part in found for way in part]
+        ways = [way for part in all_gather_object(ways, group) for way in part]
     if len(set(ways)) > 1:
         raise UserError(
             f"{' and '.join(dict.fromkeys(tie.names))} are one parameter on several pipeline "

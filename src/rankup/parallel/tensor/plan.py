@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 from ...base.errors import UserError
-from .check import packed
-from .words import matches
+from .words import matches, packed
 
 _ELEMENTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from ...runtime.deal import LEDGER, Weight
+from ...runtime.context import CONTEXT, Weight
 from ...runtime.statistics import RunningStatistics
 from ...runtime.world import after_first_step
 from ..build import Built
+from ..gradients import clip, global_norm
 from ..mesh import Mesh
-from ..norm import clip, global_norm
 
 
 class Gradients:
@@ -87,7 +87,7 @@ class Gradients:
         """Before the optimizer reads gradients."""
         self.finish()
         if self._built.mesh.data_size == 1:
-            LEDGER.units = None  # nobody else weighs with them
+            CONTEXT.units = None  # nobody else weighs with them
 
     def _finishing(self, value: Any) -> Any:
         """A closure has its backward within the step, after what comes before the step."""
@@ -128,7 +128,7 @@ class Weights:
         # torch divides; but in groups of one, as beside tp, it would do so twice.
         divided, alike = mesh.layout.dp_shard > 1, mesh.world.world_size // mesh.data_size
         whole = mesh.data_size if divided else 1
-        self._weight = Weight(whole, mesh.data_size, alike, mesh.world.device)
+        self._weight = Weight(CONTEXT, whole, mesh.data_size, alike, mesh.world.device)
         self._statistics = RunningStatistics(model)
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
@@ -157,6 +157,24 @@ class Weights:
         """Running statistics become their mean over the ranks that had samples."""
         if self._statistics.size:
             self._statistics.start_mean(self._weight.works)()
+
+
+def refuse_after_failure(model: nn.Module, *_: Any) -> None:
+    """Before a forward under `fully_shard`: raise where a backward has failed.
+
+    What that has left, some of it gathered and none of it exchanged, would go into this one's.
+
+    Raises:
+        RuntimeError: a backward has begun and has not come to its end.
+    """
+    queued = fully_shard.state(model)._state_ctx.post_backward_final_callback_queued  # type: ignore[attr-defined]
+    # A recomputed forward is part of a backward that is under way.
+    if queued and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+        raise RuntimeError(
+            "parallelize: an earlier backward has failed before its gradients were exchanged, and "
+            "no rank can go on from there; let its error end the script, and go on from a "
+            "checkpoint"
+        )
 
 
 def _take_mean(unit: FSDPModule, size: int) -> None:

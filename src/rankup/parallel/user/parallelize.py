@@ -9,20 +9,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from ...base.errors import UserError
-from ...runtime.deal import LEDGER, Place
+from ...runtime.context import CONTEXT, Place
 from ...runtime.keys import derive, reseed
 from ...runtime.model import wrap
 from ...runtime.probe import probe, same_code
 from ...runtime.world import World, setup
-from ..build import Built, Loss, build, recompute
+from ..build import Built, Loss, build, whole
 from ..choices import Choices, Recompute, as_keyword, check, without_effect
 from ..layout import SELDOM, WITHOUT_WAITING, Layout, choose, crossing
 from ..mesh import Mesh
-from ..sharded import blocks, release
+from ..sharded import release
 from .forward import Methods, Peers, draws, in_half, refuse_call, replace_forward
-from .gradients import Gradients, Weights, no_sync
+from .gradients import Gradients, Weights, no_sync, refuse_after_failure
 from .steps import Steps, Units
 
 BuildOptimizer = Callable[[Any], torch.optim.Optimizer]
@@ -147,7 +148,7 @@ def parallelize(
     for warning in _notes(layout, choices, world.local_world_size) if world.is_root else ():
         warnings.warn(warning, stacklevel=2)
     mesh = Mesh(layout, world)
-    LEDGER.take(Place(mesh.data_rank, mesh.data_size, mesh.together))
+    CONTEXT.assign(Place(mesh.data_rank, mesh.data_size, mesh.together))
     # Values that are there already are not drawn, and the script's own draws go on.
     with contextlib.nullcontext() if seed is not None else draws(0, world.device):
         if not mesh.together:
@@ -177,7 +178,7 @@ def _dressed(
         assert steps is not None
         pipeline = Steps(built, gradients, *steps, seed)
     _dress(built, gradients, seed, methods)
-    LEDGER.models.add(built.model)
+    CONTEXT.models.add(built.model)
     reseed(derive(seed, "draws", mesh.data_rank), mesh.world.device)
     return Parallel(built.model, optimizer, pipeline)
 
@@ -191,14 +192,9 @@ def _copied(
 ) -> Parallel:
     """Each rank holds the whole model, in `wrap`."""
     world: World = mesh.world
-    torch.manual_seed(derive(seed, "construction"))
-    model = build_model()
-    model.to(world.device)
-    recompute(blocks(model), choices.recompute)
+    model = whole(build_model, world.device, seed, choices)
     if choices.half:
         replace_forward(model, in_half, world.device.type)
-    if choices.compiled:
-        model.compile()  # in place: parameter names stay
     wrapped = wrap(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
 
@@ -233,6 +229,8 @@ def _dress(built: Built, gradients: Gradients, seed: int, methods: Sequence[str]
         replace_forward(model, Peers(mesh, seed).compute)
     if mesh.data_size > 1:
         Weights(model, mesh)  # lives in the hooks it sets
+    if isinstance(model, FSDPModule):
+        model.register_forward_pre_hook(refuse_after_failure, prepend=True)
 
 
 def _optimizer(build_optimizer: BuildOptimizer, model: nn.Module) -> torch.optim.Optimizer:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ...base.errors import UserError
 from ...runtime.collectives import all_reduce
-from ...runtime.deal import LEDGER
+from ...runtime.context import CONTEXT
 from ...runtime.keys import derive
 from ..build import Batch, Built, Loss
 from ..pipeline.run import Pipeline
@@ -64,8 +64,8 @@ class Steps:
             UserError: the batch is no tuple of tensors of one length; or, at the first step, ranks
                 of one pipeline have different ones.
         """
-        if LEDGER.units is not None:
-            LEDGER.units = None
+        if CONTEXT.units is not None:
+            CONTEXT.units = None
             raise UserError(
                 "rankup.count speaks of one backward, and a pipeline has one per chunk: give "
                 "parallelize units=, a function of a chunk, in its place"
@@ -74,7 +74,8 @@ class Steps:
         self._number += 1
         if self._number == 1:
             check_same_batch(self._built.mesh, tuple(batch))
-        samples = LEDGER.samples
+        CONTEXT.trains()
+        samples = CONTEXT.samples
         idle = samples is not None and samples[0] == 0
         if self._units is not None:
             weights = self._shares(self._sizes(chunks, 0.0 if idle else 1.0))

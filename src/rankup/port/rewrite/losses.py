@@ -55,8 +55,14 @@ def differentiated(call: ast.Call) -> ast.expr | None:
 
 
 def reduction(script: Script, call: ast.Call) -> Kind | None:
-    """The kind of one of torch's losses by its `reduction`; None of any other call."""
-    kinds = {_reduction(one[1]) for one in _makers(script, call) if one is not None}
+    """The kind of one of torch's losses by its `reduction`; None of any other call.
+
+    UNKNOWN where it may be one of torch's or another: `c` of `for c in (own, nn.MSELoss())`.
+    """
+    found = _makers(script, call)
+    kinds = {_reduction(one[1]) for one in found if one is not None}
+    if kinds and None in found:
+        return Kind.UNKNOWN
     if kinds and f"{script.code(call.func)}.reduction" in script.assigned_texts:
         return Kind.UNKNOWN  # `criterion.reduction = "sum"`: here, or for an evaluation
     return kinds.pop() if len(kinds) == 1 else None
@@ -100,6 +106,7 @@ def _makers(script: Script, call: ast.Call) -> list[tuple[Script, ast.Call] | No
         and call_name(one.node) in LOSSES
         else None
         for one in script.flow.origins(script.file, call.func)
+        if not is_none(one.node)
     ]
 
 

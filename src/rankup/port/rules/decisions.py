@@ -351,7 +351,7 @@ def _left_by_loop(
                     if mentioned(piece) & kept:
                         context.alike.add(piece)
                         context.around(piece, "rankup.broadcast(")
-                context.done(one, f"{', '.join(sorted(made))}: {_RANK_0S}")
+                _say(context, one, ", ".join(sorted(made)), local)
     if local is None and isinstance(scope, Function) and context.training.trains(scope.body):
         _returned(context, node, scope, kept, whole)
     for name in sorted(kept):
@@ -364,13 +364,21 @@ def _left_by_loop(
             continue
         if name in _grown(script, node):
             context.after(node, f"{name} = rankup.broadcast({name})")
-            context.done(node, f"{name}: {_RANK_0S}")
+            _say(context, node, name, local)
         elif local is None or not _tests_broadcast(context, name, node):
             context.leave(
                 node,
                 f"something is decided by `{name}`, of which each rank has its own: let rank 0 "
                 "decide for all, rankup.broadcast(…)",
             )
+
+
+def _say(context: Context, node: ast.AST, names: str, local: set[str] | None) -> None:
+    """Say that something is rank 0's; of a training loop that it is of its part of the batches."""
+    if local is None:
+        context.done(node, f"{names}: {_RANK_0S}")
+    else:
+        context.leave(node, f"{names}: {_RANK_0S}, of its part of the batches", comment=False)
 
 
 def _tests_broadcast(context: Context, name: str, node: ast.AST) -> bool:

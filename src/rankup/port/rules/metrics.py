@@ -12,6 +12,7 @@ from ...script.names import (
     COMPREHENSIONS,
     Function,
     bound_in,
+    calls_in,
     elements,
     made_of,
     mentioned,
@@ -34,6 +35,8 @@ _OWN_COUNTER = (
     "(rankup.batch_sum) or the loss (rankup.batch_mean)"
 )
 _CHOSEN_COUNTER = "is rank 0's: whether something is added here goes by each rank's own part"
+# Around what is shown as it is.
+_WRITTEN_OUT = (ast.JoinedStr, ast.FormattedValue, ast.keyword, ast.Tuple, ast.List, ast.Dict)
 _KEEPS = words("update append extend add")
 _SHOWS = SHOWING | words("update append add progress_bar scalar")
 
@@ -138,6 +141,7 @@ class Numbers(Region):
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
         for call in self._calls:
             self._stepped(call)
+            self._handed(call)
         self._behind()
         meters = self._rest()
         self.context.local[self.where] = self.local_names() | meters
@@ -148,6 +152,20 @@ class Numbers(Region):
             kind = self.known(arg)
             if kind is not None and self.alike(arg) and not self.covered(arg):
                 self.wrap(arg, kind, f"{self.script.code(arg)} is of the whole batch")
+
+    def _handed(self, call: ast.Call) -> None:
+        """`note(loss)` of a function of the script's files that starts no backward from it."""
+        script = self.script
+        found = callee(script.flow, script.file, call)
+        if found is None or not isinstance(script.parents[call], ast.Expr):
+            return
+        started = {call_name(one) for one in calls_in(found[1])} & {"backward", "grad"}
+        if started or self.context.training.trains(call):
+            return
+        for arg in given(call):
+            kind = self.known(arg)
+            if kind is not None and self.alike(arg) and not self.covered(arg):
+                self.wrap(arg, kind, f"{script.code(arg)} is of the whole batch")
 
     def _mixed(self, node: ast.expr) -> bool:
         """True where a loss is reckoned with something of this rank's part: `loss.item() / n`."""
@@ -391,7 +409,7 @@ class Numbers(Region):
             for node in script.inside(statement, ast.expr, deep=False):
                 if isinstance(node, ast.Call) and not late:
                     self._stepped(node)
-                kind = self.largest(node)
+                kind = self.largest(node) or self._shown_bare(node)
                 if kind is None:
                     continue
                 if late:
@@ -402,6 +420,19 @@ class Numbers(Region):
                     )
                 elif not self.covered(node):
                     self.wrap(node, kind, f"{script.code(node)} is of the whole last batch")
+
+    def _shown_bare(self, node: ast.expr) -> Kind | None:
+        """The kind of `loss` of `print(f"{loss:.4f}")`; None of a part of another value."""
+        inner: ast.AST = node
+        for up in self.script.above(node):
+            filled = isinstance(up, ast.BinOp) and isinstance(up.op, ast.Mod)
+            if isinstance(up, ast.Call) and call_name(up) != "format":
+                shown = call_name(up) in _SHOWS and inner is not up.func
+                return self.known(node) if shown else None
+            if not (filled or isinstance(up, (*_WRITTEN_OUT, ast.Call))):
+                return None
+            inner = up
+        return None
 
     def _rest(self) -> set[str]:
         """Say once for each loop what it shows of rank 0's part of a batch.
@@ -419,7 +450,9 @@ class Numbers(Region):
                 continue
             self._divided(call, local, whole)
             for value in self.script.inside(given(call), ast.expr):
-                if self.largest(value) is not None and not self.covered(value):
+                bare = self.known(value) is not None
+                bare = bare and not isinstance(self.script.parents[value], ast.Attribute)
+                if (bare or self.largest(value) is not None) and not self.covered(value):
                     read.setdefault(self.script.code(value), call)
             for one in (one for arg in given(call) for one in self.script.inside(arg, ast.Name)):
                 if one.id not in local or self.covered(one) or self._read_before(one):
@@ -494,10 +527,15 @@ class Numbers(Region):
         if not calls:
             return
         counters, _ = self._grown()
-        stores: dict[str, list[ast.Name]] = {}
-        for one in script.inside(body, ast.Name, deep=False):
-            if one.id in local and isinstance(one.ctx, ast.Store):
-                stores.setdefault(one.id, []).append(one)
+        stores: dict[str, list[ast.AST]] = {}
+        for one in script.inside(body, ast.Name, ast.Subscript, deep=False):
+            if isinstance(script.parents[one], ast.AugAssign):
+                continue  # a counter
+            if isinstance(one, ast.Name | ast.Subscript) and isinstance(one.ctx, ast.Store):
+                names = mentioned(one) - mentioned(getattr(one, "slice", one.ctx))
+                entries = {name for name in names if "[" in name}
+                for name in (entries or names) & local:
+                    stores.setdefault(name.partition("[")[0], []).append(one)
         for call in calls:
             for one in (one for arg in given(call) for one in script.inside(arg, ast.Name)):
                 before = [at for at in stores.get(one.id, ()) if script.span(at) < script.span(one)]

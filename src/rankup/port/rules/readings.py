@@ -151,16 +151,35 @@ class Region:
     def reading(self, node: ast.AST) -> Kind | None:
         """The kind of `loss.item()`, `float(loss)`, `loss.detach().cpu()`; None of anything else.
 
-        `loss.cpu()` is none: the backward may still start from it. `loss` of `loss < best` is one.
+        `loss.cpu()` is none: the backward may still start from it. `loss` of `loss < best` is one,
+        and of `best = loss`, where no backward starts from that.
         """
         if not isinstance(node, _READABLE):
             return None
-        if isinstance(around := self.script.parents.get(node), ast.Compare):
-            ordered = all(isinstance(one, _ORDERS) for one in around.ops)
-            if ordered and (kind := self.known(node)) is not None:
-                return kind
+        match self.script.parents.get(node):
+            case ast.Compare(ops=ops) if all(isinstance(one, _ORDERS) for one in ops):
+                kind = self.known(node)
+            case ast.Assign() as around if around.value is node and self._keeps(around):
+                kind = self.known(node)
+            case _:
+                kind = None
+        if kind is not None:
+            return kind
         function = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         return self._read(node) if function or any(map(_cuts, walk(node))) else None
+
+    def _keeps(self, statement: ast.Assign) -> bool:
+        """True where a statement gives a value to names that come to no backward."""
+        names = mentioned(*statement.targets)
+        names |= {name.partition("[")[0] for name in names}
+        return not names & self._feeding
+
+    @cached_property
+    def _feeding(self) -> set[str]:
+        """The names of which losses are made, in this region, and those that are differentiated."""
+        calls = self.script.inside(self.script.scope(self.where), ast.Call)
+        started = [one for one in calls if call_name(one) in ("backward", "grad")]
+        return self.context.training.feeding(self.where, mentioned(*started) | self.kinds.keys())  # type: ignore[arg-type]
 
     def _read(self, node: ast.AST) -> Kind | None:
         match node:
@@ -299,10 +318,12 @@ class Region:
 
     def _stores(self, *nodes: ast.AST) -> list[str]:
         """The names that are given values in some code, by whatever statement."""
+        kinds = ast.Name | ast.Attribute | ast.Subscript
         return [
-            self.script.dotted(one)
-            for one in self.script.inside(nodes, ast.Name, ast.Attribute, deep=False)
-            if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Store)
+            name
+            for one in self.script.inside(nodes, ast.Name, ast.Attribute, ast.Subscript, deep=False)
+            if isinstance(one, kinds) and isinstance(one.ctx, ast.Store)
+            for name in stored(one)
         ]
 
     def _gives_whole(self, statement: ast.stmt, name: str) -> bool:
@@ -427,7 +448,7 @@ def value_of(script: Script, statement: ast.stmt, name: str) -> ast.expr | None:
     if not isinstance(statement, ast.Assign):
         return None
     for target in statement.targets:
-        if script.dotted(target) == name:
+        if name in (script.dotted(target), *stored(target)) and not isinstance(target, ast.Tuple):
             return statement.value
         value = statement.value
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.errors import UserError
-from ...site import config, detect, profile
+from ...site import config, profile
 from ...site.profile import Profile
 from ...slurm import script as job_script
 from ...slurm.client import Client, SlurmError
 from ...slurm.limits import choose_partition
-from ...slurm.partitions import Partition
+from ...slurm.parse import Partition
 from .script import BatchScript
 
 NAME = "on_all_gpus"
@@ -45,7 +45,7 @@ def site_of(script: BatchScript) -> tuple[Site, str]:
     with suppress(SlurmError):
         live = client.partitions() if client.reachable(timeout=2) else {}
     cluster = client.cluster_name if live else None
-    found, _ = detect.choose(
+    found, _ = profile.choose(
         config.load(Path.cwd()), os.environ, os.uname().nodename, cluster_name=cluster
     )
     partition = script.asked("partition")

@@ -24,7 +24,8 @@ from ...sandbox.watch import (
     default_memory,
     watch,
 )
-from ...site import config, detect
+from ...site import config
+from ...site import profile as sites
 from ...site.caches import caches
 from .protocol import FULL, JOURNALS, ONE, ORIGINAL, Outcome, Plan, Run, journal_path, read_outcomes
 
@@ -142,7 +143,7 @@ def run(
 
 def _variables(box: Sandbox, project: Path) -> dict[str, str]:
     settings = config.load(project)
-    profile, _ = detect.choose(settings, os.environ, os.uname().nodename, cluster_name=lambda: None)
+    profile, _ = sites.choose(settings, os.environ, os.uname().nodename, cluster_name=lambda: None)
     known, places = caches(settings, profile, os.environ), (box.folder, box.temporary)
     quiet = {**offline.variables(offline.known()), **offline.silent()}
     return {

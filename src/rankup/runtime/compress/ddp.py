@@ -5,9 +5,10 @@ it.
 """
 
 # No postponed annotations here: DDP checks those of its communication hook as objects.
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,27 +19,34 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
 )
 
 from .codecs import Codec, Whole, make
-from .feedback import Residuals
 from .names import Compression
-from .sums import Spent, Sum, bytes_sent, start
+from .sums import Feedback, Spent, Sum, bytes_sent, start
 
 # DDP lays out its buckets anew after the first backward; torch asks for two that are sent whole.
 _WHOLE = 2
 
 
-class CompressedExchange(Protocol):
-    """Sums the buckets of one model, and keeps what this rank owes.
+class CompressedExchange(ABC):
+    """Sums the buckets of one model, and keeps what this rank owes of each parameter.
+
+    DDP moves parameters between buckets after its first backward, so that nothing is kept by them.
 
     Attributes:
         spent: what it has cost so far.
-        extra_bytes: memory that it takes, beside the gradients.
     """
 
-    spent: Spent
+    def __init__(self, model: nn.Module) -> None:
+        self.spent = Spent()
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._owed: dict[str, torch.Tensor] = {}  # flat
 
     @property
-    def extra_bytes(self) -> int: ...
+    def extra_bytes(self) -> int:
+        """Memory that it takes, beside the gradients."""
+        return sum(residual.nbytes for residual in self._owed.values())
 
+    @abstractmethod
     def share(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
         """Start the sum of a bucket over the ranks, in place.
 
@@ -48,6 +56,15 @@ class CompressedExchange(Protocol):
 
     def state(self) -> dict[str, torch.Tensor]:
         """Copies of what this rank owes, float32 in the shape of the parameter, by its name."""
+        return {
+            name: residual.reshape(self._parameters[name].shape).clone()
+            for name, residual in self._owed.items()
+        }
+
+    def blank(self) -> dict[str, torch.Tensor]:
+        """Zeros for all that `state` may hold."""
+        named = self._parameters.items()
+        return {name: torch.zeros_like(p, dtype=torch.float32) for name, p in named}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Owe what `state()` once returned on this rank, and nothing else.
@@ -55,16 +72,53 @@ class CompressedExchange(Protocol):
         Raises:
             ValueError: a name or a shape is of another model.
         """
+        for name, tensor in state.items():
+            there = self._parameters.get(name)
+            if there is None or there.shape != tensor.shape:
+                expected = "no such parameter" if there is None else f"{tuple(there.shape)}"
+                raise ValueError(
+                    f"what compression owes of {name} has the shape {tuple(tensor.shape)}, and "
+                    f"this model has {expected}; load the state of the same model"
+                )
+        self._owed = {
+            name: tensor.to(self._parameters[name].device, torch.float32, copy=True).flatten()
+            for name, tensor in state.items()
+        }
+
+    def _names_of(self, bucket: dist.GradBucket) -> list[str]:
+        return [self._names[id(parameter)] for parameter in bucket.parameters()]
+
+    def _feedback(self, names: list[str]) -> Feedback:
+        """The feedback of a bucket, whose residual is flat like the bucket's buffer."""
+        if not self._owed.keys() & names:
+            return Feedback()
+        parameters = [self._parameters[name] for name in names]
+        return Feedback(
+            torch.cat(
+                [
+                    self._owed.get(name, torch.zeros(parameter.numel(), device=parameter.device))
+                    for name, parameter in zip(names, parameters, strict=True)
+                ]
+            )
+        )
+
+    def _keep(self, names: list[str], feedback: Feedback) -> None:
+        """Owe what a bucket's feedback says, once its message is sent."""
+        if feedback.residual is not None:
+            sizes = [self._parameters[name].numel() for name in names]
+            self._owed.update(zip(names, feedback.residual.split(sizes), strict=True))
 
 
 @dataclass(frozen=True)
 class _UnderWay:
+    names: list[str]
+    feedback: Feedback
     buffer: torch.Tensor
     sum: Sum
     done: torch.futures.Future[Any]
 
 
-class CodecExchange:
+class CodecExchange(CompressedExchange):
     """See `CompressedExchange`; by messages of a codec.
 
     The first half of a bucket's sum is under way while the backward goes on; the second halves
@@ -72,25 +126,24 @@ class CodecExchange:
     """
 
     def __init__(self, model: nn.Module, codec: Codec) -> None:
-        self.spent = Spent()
+        super().__init__(model)
         self._codec = codec
-        self._residuals = Residuals(model)
         self._under_way: list[_UnderWay] = []
         self._held = 0
 
     @property
     def extra_bytes(self) -> int:
-        return self._residuals.bytes + self._held
+        return super().extra_bytes + self._held
 
     def share(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
         """See `CompressedExchange`."""
         if bucket.index() == 0:
             self._under_way.clear()  # of a backward that failed
-        buffer = bucket.buffer()
-        feedback = self._residuals.of(bucket)
+        buffer, names = bucket.buffer(), self._names_of(bucket)
+        feedback = self._feedback(names)
         sum_ = start(buffer.float(), self._codec, feedback, spent=self.spent)
         done = _future(buffer.device)
-        self._under_way.append(_UnderWay(buffer, sum_, done))
+        self._under_way.append(_UnderWay(names, feedback, buffer, sum_, done))
         if bucket.is_last():
             self._finish()
         return done
@@ -101,18 +154,13 @@ class CodecExchange:
             part.sum.turn()
         for part in self._under_way:
             part.buffer.copy_(part.sum.result())
+            self._keep(part.names, part.feedback)
             part.done.set_result([part.buffer])
         self._under_way.clear()
 
-    def state(self) -> dict[str, torch.Tensor]:
-        return self._residuals.state()
 
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._residuals.load(state)
-
-
-class PowerExchange:
-    """See `CompressedExchange`: each matrix as a product of two with `rank` columns.
+class PowerExchange(CompressedExchange):
+    """See `CompressedExchange`; each matrix as a product of two with `rank` columns.
 
     Torch's hook goes on to its second and third sum in callbacks, which gloo runs in threads: with
     several buckets under way, ranks would meet in different sums. So each bucket is finished before
@@ -123,8 +171,7 @@ class PowerExchange:
     """
 
     def __init__(self, model: nn.Module, rank: int) -> None:
-        self.spent = Spent()
-        self._residuals = Residuals(model)
+        super().__init__(model)
         self._ranks = dist.get_world_size()
         # Without an epsilon, a gradient of zeros would become NaN.
         self._power = PowerSGDState(
@@ -135,7 +182,7 @@ class PowerExchange:
     @property
     def extra_bytes(self) -> int:
         matrices = [*self._power.p_memory_dict.values(), *self._power.q_memory_dict.values()]
-        return self._residuals.bytes + sum(matrix.nbytes for matrix in matrices)
+        return super().extra_bytes + sum(matrix.nbytes for matrix in matrices)
 
     def share(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
         """See `CompressedExchange`."""
@@ -155,7 +202,8 @@ class PowerExchange:
         power, index, buffer = self._power, bucket.index(), bucket.buffer()
         whole, counted = power.iter < _WHOLE, power.total_numel_after_compression
         buffer.mul_(self._ranks)  # torch takes the mean
-        feedback = self._residuals.of(bucket)
+        names = self._names_of(bucket)
+        feedback = self._feedback(names)
         if not whole and feedback.residual is not None:
             power.error_dict[index] = feedback.residual.to(buffer.dtype)
         powerSGD_hook(power, bucket).wait()
@@ -164,14 +212,12 @@ class PowerExchange:
         if whole:
             return
         feedback.keep(power.error_dict.pop(index).float())
+        self._keep(names, feedback)
         if not torch.isfinite(buffer).all():  # on all ranks alike: draw what is left of it anew
             del power.p_memory_dict[index], power.q_memory_dict[index]
 
-    def state(self) -> dict[str, torch.Tensor]:
-        return self._residuals.state()
-
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._residuals.load(state)
+        super().load(state)
         self._power.iter = 0
         self._power.p_memory_dict.clear()
         self._power.q_memory_dict.clear()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .code import differing
-from .state import Call, Line, State, own_line
+from .state import Call, Line, State, differing, own_line
 
 _NAMED = 8  # ranks that are listed one by one
 _SHOWN = 4  # ranks whose stacks are shown

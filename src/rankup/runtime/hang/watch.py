@@ -19,8 +19,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from . import recorder
-from .code import fingerprint
-from .state import Call, State, from_json, main_frame, stack_of, to_json
+from .state import Call, State, fingerprint, from_json, main_frame, stack_of, to_json
 from .verdict import verdict
 
 AT_THE_LIMIT = "at the job's time limit nothing moved"
@@ -144,16 +143,11 @@ class Watch(threading.Thread):
 
     def _judge(self, call: Call) -> bool:
         """Ask all ranks what they do; when the call's time is up, say what that means."""
-        number = self._store.add(f"{_PREFIX}/asked", 0)
-        if number > self._answered:
+        if self._store.add(f"{_PREFIX}/asked", 0) > self._answered:
             return self._asked()  # another rank has been quicker
-        if number and not self._store.check([f"{_PREFIX}/over/{number}"]):
-            return False  # its judge is at it
-        number += 1
-        if self._store.add(f"{_PREFIX}/judge/{number}", 1) > 1:
-            return False  # another rank is about to ask
-        self._store.add(f"{_PREFIX}/asked", 1)
-        states = {self._rank: self._answer(number)}
+        if (question := self._ask()) is None:
+            return False
+        number, states = question
         deadline = call.since + call.timeout - _margin(call.timeout)
         while (still := self._still(call)) and time.time() < deadline:
             if self._halted.wait(_QUICK):
@@ -167,14 +161,9 @@ class Watch(threading.Thread):
 
     def _say_at_limit(self) -> None:
         """Write down what each rank waits in: the job is about to be ended by its time limit."""
-        number = self._store.add(f"{_PREFIX}/asked", 0)
-        if number and not self._store.check([f"{_PREFIX}/over/{number}"]):
-            return  # another rank is at it
-        number += 1
-        if self._store.add(f"{_PREFIX}/judge/{number}", 1) > 1:
+        if (question := self._ask()) is None:
             return
-        self._store.add(f"{_PREFIX}/asked", 1)
-        states = {self._rank: self._answer(number)}
+        number, states = question
         deadline = time.time() + _PATIENCE
         while len(states) < self._size and time.time() < deadline:
             if self._halted.wait(_QUICK):
@@ -186,6 +175,17 @@ class Watch(threading.Thread):
             self._tell(text)
         else:
             _publish(text)
+
+    def _ask(self) -> tuple[int, dict[int, State]] | None:
+        """Put a question to all ranks: its number and this rank's answer; None if another does."""
+        number = self._store.add(f"{_PREFIX}/asked", 0)
+        if number and not self._store.check([f"{_PREFIX}/over/{number}"]):
+            return None  # its judge is at it
+        number += 1
+        if self._store.add(f"{_PREFIX}/judge/{number}", 1) > 1:
+            return None  # another rank is about to ask
+        self._store.add(f"{_PREFIX}/asked", 1)
+        return number, {self._rank: self._answer(number)}
 
     def _close(self, text: str, states: Mapping[int, State]) -> None:
         """Give the verdict out and let every rank end."""

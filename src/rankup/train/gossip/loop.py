@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from ...base.errors import RunFailed
+import torch
+from torch import nn
+
+from ...base.errors import RunFailed, UserError
 from ...base.text import say
-from ...parallel.lowcomm.gossip.board import Board, StoreLost
+from ...parallel.build import Built, build
+from ...parallel.layout import Layout
+from ...parallel.lowcomm.gossip import alive
+from ...parallel.lowcomm.gossip.board import Board, Pulse, StoreLost, look_again_after
 from ...parallel.lowcomm.gossip.meet import Meeting
-from ...parallel.lowcomm.gossip.mixer import Mixer
-from ...parallel.lowcomm.gossip.names import patience
-from ...parallel.lowcomm.gossip.progress import Progress
-from ...parallel.lowcomm.gossip.pulse import Pulse
+from ...parallel.lowcomm.gossip.mixing import Mixer
+from ...parallel.mesh import Mesh
 from ...runtime.deadline import END
 from ...runtime.world import FIRST_TIMEOUT, World
+from ..attempt import Outcome
 from ..keeper import Keeper
-from ..metrics import Lines
+from ..metrics import Lines, step_record
 from ..options import TrainOptions
-from ..outcome import Outcome
 from ..plan import Plan
+from ..step import Stepper
 from ..stop import Stop
-from ..task import Task
+from ..taken import Taken
+from ..task import Batch, Task
 from ..trace import Trace
-from .local import Done, LocalStep
-from .record import RunLines, Tally, cut_back, step_line
+from .record import RunLines, Tally, cut_back
 from .speaker import Speaker
-from .start import Who, begin_together, built, restore
 from .tickets import Ticket, Tickets
 
 
@@ -56,6 +66,38 @@ def train(
         raise RunFailed(str(error)) from None
 
 
+@dataclass(frozen=True)
+class Who:
+    """This worker.
+
+    Attributes:
+        worker, workers: its number, and how many there are.
+        address: host:port of the store.
+    """
+
+    worker: int
+    workers: int
+    address: str
+
+    @classmethod
+    def am_i(cls) -> Who:
+        """As the launcher has put it into the environment.
+
+        Raises:
+            UserError: something else has started this process, or there is nobody to talk to.
+        """
+        values = [os.environ.get(name) for name in (alive.WORKER, alive.WORKERS, alive.STORE)]
+        if None in values:
+            raise UserError(
+                "--strategy gossip needs a launch of its own, in which no worker's end ends the "
+                "others: use `rankup run`"
+            )
+        worker, workers, address = (str(value) for value in values)
+        if int(workers) < 2:
+            raise UserError("--strategy gossip on one worker has nobody to talk to")
+        return cls(int(worker), int(workers), address)
+
+
 class _Run:
     """One worker's attempt."""
 
@@ -73,11 +115,12 @@ class _Run:
         self.board.set(f"node/{who.worker}", world.node)
         self.lines = RunLines(self.board, directory, task.unit)
         pulse_board = Board.connect(who.address, who.workers)
-        self.progress = Progress(patience(), FIRST_TIMEOUT.total_seconds())
+        self.progress = alive.Progress(alive.patience(), FIRST_TIMEOUT.total_seconds())
         self.pulse = Pulse(pulse_board, who.worker, self.lines.say, self.progress)
         plan = Plan.of(task, options)
         self.last = options.steps or plan.steps_per_epoch * (options.epochs or 1)
-        self.built = built(task, options, world)
+        mesh = Mesh(Layout(), world)  # of this one process
+        self.built = build(task.build_model, mesh, options.seed, options.choices)
         optimizer = task.build_optimizer(self.built.model)
         self.keeper = Keeper(
             *(directory, options, self.built, optimizer, self.lines.say),
@@ -85,9 +128,8 @@ class _Run:
             allowed=lambda: self.pulse.surely_speaker,
         )
         self.done = done = restore(self.keeper, self.last, who.worker) if resume else 0
-        name = f"worker {who.worker} (node {world.node})"
-        self.step = LocalStep(
-            *(task, options, self.built, optimizer, self.last, name), self.progress.moved
+        self.stepper = _Watched(
+            *(task, options, self.built, optimizer, self.last), self.progress.moved
         )
         self.mixer = Mixer(
             self.built.model, who.worker, who.workers, who.address, options.compression
@@ -99,14 +141,14 @@ class _Run:
         self.progress.moved()
         self.tickets = Tickets(self.board, plan, done, self.last)
         path = options.trace_samples and f"{options.trace_samples}.{who.worker}"
-        self.trace = Trace(path, world, done)
+        self.stepper.trace = Trace(path, world, done)
         if resume and who.worker == 0:
             cut_back(directory, options.trace_samples, who.workers, done)
         self.own = Lines(directory / f"metrics-{who.worker}.jsonl", done, self.lines.say)
         self.lines.begin(self.last, done)
         self.speaker = Speaker(
-            *(task, options, self.built, self.board, self.keeper, self.lines, self.step.loss),
-            *(directory, who.worker, self.last, done),
+            *(task, options, self.stepper, self.keeper, self.lines, directory, self.last, done),
+            *(self.board, who.worker),
         )
         self.slowest, self.closed = 0.0, False
         self.clock: float | None = None  # when this attempt has to end
@@ -116,16 +158,15 @@ class _Run:
     def loop(self, stop: Stop) -> None:
         """All shares that this worker gets."""
         while (ticket := self._draw()) is not None:
-            if ticket.share:
-                done = self.step.take(ticket)
-                self.slowest = max(self.slowest, done.seconds)
-                self.progress.step(done.seconds)
-                before = Tally(**vars(self.tally))
+            if ticket.step.micro_batches:
+                taken = self._take(ticket, stop)
+                before = self.tally.cost
                 if self.pulse.was_away():
                     self.mixer.fall_behind()
                 self.mixer.exchange(self.pulse.absent)
                 self._count(ticket)
-                self._write(done, before, stop)
+                taken.cost = self.tally.cost - before
+                self._write(ticket, taken, stop)
             self.progress.moved()
             self.pulse.look()
             self._tell_cut_off()
@@ -168,9 +209,7 @@ class _Run:
         self.tally.bytes_sent += meeting.bytes_sent
         self._publish()
         with self.progress.unhurried():
-            if place.step < self.last:
-                return self.speaker.stopped(place, stop)
-            return self.speaker.finish(place, came, sorted(self.pulse.absent), stop)
+            return self.speaker.end(place, came, sorted(self.pulse.absent), stop)
 
     def close(self) -> None:
         self.pulse.close()
@@ -181,20 +220,32 @@ class _Run:
     def _draw(self) -> Ticket | None:
         began = time.perf_counter()
         ticket = self.tickets.draw()
-        self.tally.in_hand = ticket.samples if ticket else 0
+        self.tally.in_hand = len(ticket.step.samples) if ticket else 0
         self._publish()
         self.tally.waited += time.perf_counter() - began
         return ticket
 
+    def _take(self, ticket: Ticket, stop: Stop) -> Taken:
+        """Train on a share; RunFailed where that left nothing finite, before others get of it."""
+        self.stepper.pause()
+        taken = self.stepper.take(ticket.step, stop)
+        _, nonfinite, _, _, norm = taken.late.read()
+        if nonfinite or taken.fails(norm):
+            raise RunFailed(
+                f"step {ticket.step.number}: the {'loss' if nonfinite else 'gradient norm'} of "
+                f"worker {self.who.worker} (node {self.world.node}) is no longer finite. Try a "
+                "smaller --lr, a --warmup or a lower --clip"
+            )
+        self.slowest = max(self.slowest, taken.clock.seconds)
+        self.progress.step(taken.clock.seconds)
+        return taken
+
     def _count(self, ticket: Ticket) -> None:
         tally, mixer = self.tally, self.mixer
         tally.shares += 1
-        tally.samples += ticket.samples
+        tally.samples += len(ticket.step.samples)
         tally.in_hand = 0
         tally.bytes_sent, tally.extra_compute = mixer.bytes_sent, mixer.seconds
-        for samples in self.step.drawn:
-            self.trace.drew(samples)
-        self.trace.write(ticket.step)
 
     def _publish(self) -> None:
         self.board.set(f"tally/{self.who.worker}", self.tally.text())
@@ -207,22 +258,18 @@ class _Run:
                 "",
             )
 
-    def _write(self, done: Done, before: Tally, stop: Stop) -> None:
+    def _write(self, ticket: Ticket, taken: Taken, stop: Stop) -> None:
         """This worker's line; as the speaker also the run's, a validation and a checkpoint."""
-        now, number = time.perf_counter(), done.ticket.number
-        handed_out, elapsed = number - self.last_ticket, now - self.last_time
-        self.last_ticket, self.last_time = number, now
-        record = step_line(
-            done,
-            before,
-            self.tally,
-            handed_out,
-            elapsed,
-            self.task.unit,
-            self.flops,
-            self.world,
-            self.who.workers,
-        )
+        now, workers = time.perf_counter(), self.who.workers
+        handed_out, elapsed = ticket.number - self.last_ticket, now - self.last_time
+        self.last_ticket, self.last_time = ticket.number, now
+        loss, _, _, waited, norm = taken.late.read()
+        # All workers' rate, as if their shares were as large as this one.
+        rate = taken.count * handed_out / max(elapsed, 1e-9)
+        unit, world = self.task.unit, self.world
+        record = step_record(taken, loss, waited, norm, unit, self.flops, world, rate, workers)
+        del record["seconds"]  # of the share alone
+        record["share"] = ticket.number % workers
         self.own.write(record)
         if self.pulse.surely_speaker:
             record["worker"] = self.who.worker
@@ -230,3 +277,75 @@ class _Run:
                 self.speaker.step(record, self.tickets.place(), stop)
         else:
             self.speaker.rest(record["step"])
+
+
+class _Watched(Stepper):
+    """Says at each micro-batch, also of an evaluation, that this worker gets on."""
+
+    def __init__(
+        self,
+        task: Task,
+        options: TrainOptions,
+        built: Built,
+        optimizer: torch.optim.Optimizer,
+        last: int,
+        moved: Callable[[], None],
+    ) -> None:
+        super().__init__(task, options, built, optimizer, last)
+        self._moved = moved
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        self._moved()
+        return super().loss(model, batch)
+
+    def sums(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        self._moved()
+        return super().sums(model, batch)
+
+
+def restore(keeper: Keeper, last: int, worker: int) -> int:
+    """Go back to the newest checkpoint, which is a speaker's: the number of steps done.
+
+    Args:
+        last: number of the run's last step.
+    """
+    # One of them says where; each is the root of a group of one.
+    silent = contextlib.redirect_stdout(io.StringIO())
+    with contextlib.nullcontext() if worker == 0 else silent:
+        saved = keeper.restore(last)
+    return 0 if saved is None else saved.place.step
+
+
+def begin_together(
+    board: Board, worker: int, step: int, values: torch.Tensor, absent: Callable[[], frozenset[int]]
+) -> float:
+    """Wait until all workers that live have come here with the same values; seconds waited.
+
+    Images of each other start equal, so a worker that starts elsewhere would mislead the others.
+
+    Args:
+        step: that the run goes on from.
+        values: float32 of shape (n,).
+        absent: who is not waited for, now.
+
+    Raises:
+        RunFailed: the others start from another step or other values, or do not come.
+    """
+    mine = f"{step} {zlib.crc32(values.numpy().tobytes()):08x}"
+    began = time.monotonic()
+    board.set(f"ready/{worker}", mine)
+    while True:
+        said = board.ready()
+        missing = [w for w, text in enumerate(said) if not text and w not in absent()]
+        if not missing:
+            break
+        if time.monotonic() - began > FIRST_TIMEOUT.total_seconds():
+            raise RunFailed(f"worker {missing[0]} lives and has not begun to train")
+        time.sleep(look_again_after(board.workers))
+    first, theirs = next((w, text) for w, text in enumerate(said) if text)
+    if theirs != mine:
+        raise RunFailed(
+            f"worker {worker} starts from other weights than worker {first} (step and checksum "
+            f"{mine} and {theirs}); do all nodes see the same checkpoints and code?"
+        )
+    return time.monotonic() - began

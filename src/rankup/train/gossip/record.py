@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,10 +13,9 @@ from typing import Any
 from ...base.amounts import some
 from ...base.files import cut_json_lines, done_by
 from ...base.text import say
+from ...parallel.lowcomm.flat import Cost
 from ...parallel.lowcomm.gossip.board import Board
-from ...runtime.world import World
-from ..metrics import Metrics, peak_flops, peak_memory
-from .local import Done
+from ..metrics import Metrics
 
 
 @dataclass
@@ -40,6 +38,11 @@ class Tally:
     waited: float = 0.0
     extra_compute: float = 0.0
     extra_memory: int = 0
+
+    @property
+    def cost(self) -> Cost:
+        """What the exchange took."""
+        return Cost(self.bytes_sent, self.waited, self.extra_compute, self.extra_memory)
 
     def text(self) -> str:
         """As it goes onto the board."""
@@ -91,6 +94,10 @@ class RunLines:
             self._metrics = Metrics(self._directory, self._unit, self._last, kept)
         return self._metrics
 
+    def final(self, record: dict[str, Any]) -> None:
+        """The last line of the run."""
+        self.open().final(record)
+
     def checkpoint(self, step: int, seconds: float, ended: float) -> None:
         """Note a checkpoint, unless another one is the speaker by now."""
         if self._metrics is not None:
@@ -100,46 +107,6 @@ class RunLines:
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
-
-
-def step_line(
-    done: Done,
-    before: Tally,
-    now: Tally,
-    handed_out: int,
-    elapsed: float,
-    unit: str,
-    flops_per_unit: float,
-    world: World,
-    workers: int,
-) -> dict[str, Any]:
-    """The line of a share.
-
-    Args:
-        before, now: this worker's counts before and after it; the line has the difference.
-        handed_out: tickets that all workers have drawn since the last line.
-        elapsed: seconds since then.
-    """
-    # All workers' rate, as if their shares were as large as this one.
-    rate = done.count * handed_out / max(elapsed, 1e-9)
-    peak = peak_flops(world.device)
-    return {
-        "step": done.ticket.step.number,
-        "epoch": done.ticket.step.after.epoch,
-        "share": done.ticket.number % workers,
-        "loss": done.loss,
-        "lr": done.lr,
-        f"{unit}_per_s": round(rate, 1),
-        "data_wait": round(done.waited / done.seconds, 4),
-        "peak_memory": peak_memory(world.device),
-        "mfu": rate * flops_per_unit / (peak * workers) if peak else None,
-        "grad_norm": done.norm,
-        "time": round(time.time(), 3),
-        "bytes_sent": now.bytes_sent - before.bytes_sent,
-        "waited": round(now.waited - before.waited, 6),
-        "extra_compute": round(now.extra_compute - before.extra_compute, 6),
-        "extra_memory": now.extra_memory,
-    }
 
 
 def summary(

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...parallel.lowcomm.gossip.board import Board
-from ...runtime.shard import part
 from ..plan import Place, Plan, Step
 
 
-@dataclass(frozen=True)
-class Ticket:
-    """A share of one step's global batch.
+class Ticket(NamedTuple):
+    """A share of a step.
 
     Attributes:
         number: counted from 0 over this attempt of the run.
-        step: the step that it is of.
-        share: the micro-batches of the step that belong to it, possibly none.
+        step: the share, possibly empty.
     """
 
     number: int
     step: Step
-    share: range
-
-    @property
-    def samples(self) -> int:
-        return sum(len(self.step.micro_batches[index]) for index in self.share)
 
 
 class Tickets:
@@ -60,7 +52,7 @@ class Tickets:
             return None
         ahead, which = divmod(number, self._workers)
         step = self._plan.at(self._done + 1 + ahead, self._window)
-        return Ticket(number, step, part(len(step.micro_batches), which, self._workers))
+        return Ticket(number, step.share(which, self._workers))
 
     def place(self) -> Place:
         """Behind the last step of which a share has been drawn.

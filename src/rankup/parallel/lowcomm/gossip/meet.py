@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import torch
 
+from .alive import patience
 from .board import Board, look_again_after, pair
-from .names import patience
 
 _EMPTY_HANDED = "nothing"
 

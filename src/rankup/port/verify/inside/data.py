@@ -186,12 +186,14 @@ class Data:
     def _watch_seeds(self) -> None:
         """See also what is drawn from a seed that the training loop sets for each batch.
 
-        Its states at the ends of two batches are the same, as if nothing had been drawn.
+        Its states at the ends of two batches are the same, as if nothing had been drawn. A backward
+        may set others as well: that of a port in `eval()` is where its ranks begin to part.
         """
         import numpy as np
         import torch
 
-        for module, name in ((random, "seed"), (np.random, "seed"), (torch, "manual_seed")):
+        seeds = ((random, "seed"), (np.random, "seed"), (torch, "manual_seed"))
+        for module, name in (*seeds, (torch.autograd, "backward")):
             setattr(module, name, self._seeding(getattr(module, name)))
 
     def _seeding(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -245,7 +245,7 @@ def _checksum(tensors: Iterable[Any]) -> int:
 def _ledgers() -> list[Any]:
     """Return those of rankup's runtime, the installed one or one that lies beside the script."""
     found = [
-        getattr(module, "LEDGER", None)
+        getattr(module, "CONTEXT", None)
         for name, module in list(sys.modules.items())
         if "runtime" in name or "rankup" in name
     ]

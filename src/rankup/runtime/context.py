@@ -1,8 +1,4 @@
-"""What `shard` dealt this rank, and how much its gradient counts for `wrap` and `parallelize`.
-
-The script hands neither to the other, so they meet here: like the process group, the ledger
-belongs to the process.
-"""
+"""What this rank is given of each batch, and how much its gradient counts for that."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -39,42 +35,42 @@ class Place:
     together: bool = False
 
 
-@dataclass
-class Ledger:
-    """This rank's share of the batch that the next backward belongs to.
+class ShardContext:
+    """What this rank was given of the batches, for `wrap`, `parallelize` and the sums to weigh by.
 
     Attributes:
-        samples: samples dealt to this rank and to all ranks together; None before the first batch.
-        units: what `count` was given since the last backward; None when it was not called.
-        counted: what `count` was given for the present batch, also after the backward took it.
-        dealt: samples dealt of the last batch of any loop, an evaluation's too.
+        samples: of the batch that is trained on, this rank's and those of all ranks; None before
+            the first one, and behind the last.
+        last: the same of the batch that was given out last, in an evaluation too.
+        units: what `count` was given since the last backward; None where it was not called.
+        counted: what `count` was given for the present batch, also after its backward.
         log: number and samples of each batch that this rank had in the last loop over a loader.
-        taken_by: the backward under way, as torch numbers them, and the units that it has used up.
-        unsure: makes a training pass of the evaluation whose batch was handed out last, where only
-            its model's mode says that it is one.
         models: the wrapped models alive, whose train/eval mode says what a batch is for.
-        taken: the place that `parallelize` has given this rank, and the process group it is for.
     """
 
-    samples: tuple[int, int] | None = None
-    units: float | None = None
-    counted: float | None = None
-    dealt: tuple[int, int] | None = None
-    log: list[tuple[int, int]] = field(default_factory=list)
-    taken_by: tuple[int, float | None] | None = None
-    unsure: weakref.WeakMethod[Callable[[], None]] | None = None
-    models: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
-    taken: tuple[weakref.ref[Any], Place] | None = None
+    def __init__(self) -> None:
+        self.samples: tuple[int, int] | None = None
+        self.last: tuple[int, int] | None = None
+        self.units: float | None = None
+        self.counted: float | None = None
+        self.log: list[tuple[int, int]] = []
+        self.models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        # Makes a training pass of the evaluation at hand, where only its model's mode says that it
+        # is one.
+        self._unsure: weakref.WeakMethod[Callable[[], None]] | None = None
+        # The backward under way, as torch numbers them, and the units that it has used up.
+        self._taken: tuple[int, float | None] | None = None
+        # The place that `parallelize` has given this rank, and the process group it is for.
+        self._placed: tuple[weakref.ref[Any], Place] | None = None
+
+    # --- which part of each batch
 
     def place(self) -> Place:
-        """The part of a batch that is this rank's: by its rank in the world, or as given."""
-        given = self._given()
-        if given is not None:
-            return given
-        return Place(dist.get_rank(), dist.get_world_size())
+        """Return the part of a batch that is this rank's: by its rank in the world, or as given."""
+        return self._given() or Place(dist.get_rank(), dist.get_world_size())
 
-    def take(self, place: Place) -> None:
-        """From now on, deal this rank that part.
+    def assign(self, place: Place) -> None:
+        """Set this rank's part of each batch from now on.
 
         Raises:
             ValueError: a model that is still there is split over the ranks in another way.
@@ -91,16 +87,52 @@ class Ledger:
                     )
             elif before.together and self.models:
                 place = before
-        self.taken = (weakref.ref(dist.group.WORLD), place)
+        self._placed = (weakref.ref(dist.group.WORLD), place)
+
+    def _given(self) -> Place | None:
+        """What was assigned, unless it was in a process group that is gone."""
+        if self._placed is None or self._placed[0]() is not dist.group.WORLD:
+            return None
+        return self._placed[1]
+
+    # --- the batch at hand
+
+    def give(
+        self, mine: int, size: int, trains: bool, unsure: Callable[[], None] | None = None
+    ) -> None:
+        """Note what this rank is given of a batch.
+
+        Args:
+            mine, size: samples of this rank, and of all.
+            trains: the batch is trained on; an evaluation leaves that one as it was.
+            unsure: a method to be called where it turns out that the batch is trained on.
+        """
+        self.last = (mine, size)
+        self._unsure = None if unsure is None else weakref.WeakMethod(unsure)
+        if trains:
+            self.samples, self.counted = self.last, None
+            self._taken = None  # of a backward that failed
+
+    def end_pass(self, trained: bool, unsure: Callable[[], None]) -> None:
+        """Forget a batch that was trained on: what follows may not have been shared out at all.
+
+        Args:
+            unsure: of this pass. It may end late, with the last reference to it, in another one.
+        """
+        if self._unsure is not None and self._unsure() == unsure:
+            self._unsure = None
+        if trained:
+            self.samples = None
 
     def trains(self) -> None:
         """Take the batch at hand for one that is trained on: its backward is here, or next."""
-        if self.unsure is not None and (make := self.unsure()) is not None:
-            make()
+        if self._unsure is not None and (confirm := self._unsure()) is not None:
+            confirm()
+            self.samples, self._unsure = self.last, None
 
     def current(self) -> tuple[int, int] | None:
         """Samples of the batch at hand: the one trained on, or in an evaluation that one's."""
-        return (self.samples or self.dealt) if torch.is_grad_enabled() else self.dealt
+        return (self.samples or self.last) if torch.is_grad_enabled() else self.last
 
     def weight(self) -> float:
         """How much this rank's mean over its part of the batch counts among the ranks'."""
@@ -111,9 +143,12 @@ class Ledger:
             return self.counted
         return float(current[0]) if current is not None else 1.0
 
-    def device(self) -> torch.device:
-        """Where this rank computes."""
-        return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+    # --- units of its loss
+
+    def count(self, units: float) -> None:
+        """See `count`."""
+        self.units = self.counted = (self.units or 0.0) + units
+        self._taken = None
 
     def take_units(self, backward: int) -> float | None:
         """Use the units up; return them, the same for every model that a backward reaches.
@@ -121,22 +156,19 @@ class Ledger:
         A backward that activation checkpointing runs within another one has a higher number, and
         is part of it.
         """
-        if self.taken_by is None or (backward > self.taken_by[0] and _recomputation() is None):
-            self.taken_by, self.units = (backward, self.units), None
+        if self._taken is None or (backward > self._taken[0] and _recomputation() is None):
+            self._taken, self.units = (backward, self.units), None
             _in_whole_backward(lambda: ENGINE.queue_callback(self._end_backward))
-        return self.taken_by[1]
+        return self._taken[1]
 
     def _end_backward(self) -> None:
-        self.taken_by = None
-
-    def _given(self) -> Place | None:
-        """What was taken, unless it was in a process group that is gone."""
-        if self.taken is None or self.taken[0]() is not dist.group.WORLD:
-            return None
-        return self.taken[1]
+        self._taken = None
 
 
-LEDGER = Ledger()
+CONTEXT = ShardContext()
+"""That of this process. A script hands the loader and the model to nobody who could pass it on, so
+`shard`, `deal`, `count` and a `Loader` meet `wrap` and `parallelize` here, as all do in torch's
+process group. Whatever these make is given it."""
 
 
 class Weight:
@@ -147,6 +179,7 @@ class Weight:
     `count`. Where shares are equal the weight is one, and nothing is done.
 
     Args:
+        context: what this rank is given of each batch.
         whole: what sums of gradients are divided by when they have been added up.
         parts: in how many a batch is dealt.
         alike: ranks that compute each part together.
@@ -156,8 +189,11 @@ class Weight:
         works: this rank's part of the present backward counts.
     """
 
-    def __init__(self, whole: int, parts: int, alike: int, device: torch.device) -> None:
-        self._whole, self._parts, self._alike, self._device = whole, parts, alike, device
+    def __init__(
+        self, context: ShardContext, whole: int, parts: int, alike: int, device: torch.device
+    ) -> None:
+        self._context, self._device = context, device
+        self._whole, self._parts, self._alike = whole, parts, alike
         self._factor: float | torch.Tensor = 1.0
         self._backward = self._ends = -1
         self.works = True
@@ -175,8 +211,8 @@ class Weight:
         if backward == self._backward:
             return
         self._backward = backward
-        LEDGER.trains()
-        units, samples = LEDGER.take_units(backward), LEDGER.samples
+        self._context.trains()
+        units, samples = self._context.take_units(backward), self._context.samples
         _in_whole_backward(functools.partial(self._queue, end))
         # A rank that was dealt nothing computes on a stand-in sample that counts for nothing.
         idle = samples is not None and samples[0] == 0
@@ -264,5 +300,4 @@ def count(units: float) -> None:
     units = float(units)
     if not 0 <= units < float("inf"):
         raise ValueError(f"count needs a finite number of units >= 0, got {units}")
-    LEDGER.units = LEDGER.counted = (LEDGER.units or 0.0) + units
-    LEDGER.taken_by = None  # of a backward that failed
+    CONTEXT.count(units)

@@ -1,0 +1,157 @@
+"""An attempt of a run beside its steps, whoever takes these: it validates, and comes to an end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..base.errors import RunFailed
+from ..runtime.deadline import END, ask_for_next_attempt
+from ..runtime.world import is_root_process
+from .evaluate import Stopped, means
+from .keeper import Keeper
+from .options import TrainOptions
+from .plan import Place
+from .step import Stepper
+from .stop import Stop
+from .task import Split, Task
+
+_TIMES = 5  # validations and checkpoints in a run that does not say how many
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        place: how far it came.
+        finished: False when it was asked to stop before its last step.
+        valid_loss, test_loss: of the final model, per target; None when unfinished or no data.
+        measures: what a `Measuring` task knows besides, as `valid_accuracy`.
+    """
+
+    place: Place
+    finished: bool
+    valid_loss: float | None = None
+    test_loss: float | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
+
+
+class Record(Protocol):
+    """`metrics.jsonl`, and the lines for people."""
+
+    def say(self, text: str) -> None: ...
+
+    def final(self, record: dict[str, Any]) -> None: ...
+
+
+class Attempt:
+    """Validations and the end of one attempt; call all on every rank.
+
+    Args:
+        record: where the run's last line goes.
+        last: number of the run's last step.
+        done: steps that were done when the attempt began.
+
+    Attributes:
+        every_valid, every_checkpoint: steps between them.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        options: TrainOptions,
+        stepper: Stepper,
+        keeper: Keeper,
+        record: Record,
+        directory: Path,
+        last: int,
+        done: int,
+    ) -> None:
+        self._task, self._options, self._stepper = task, options, stepper
+        self._keeper, self._record, self._directory = keeper, record, directory
+        self._last, self._done = last, done
+        often = max(1, -(-last // _TIMES))
+        self.every_valid = options.valid_every or often
+        self.every_checkpoint = options.checkpoint_every or often
+
+    def validate(self, place: Place, stop: Stop) -> dict[str, float]:
+        """Evaluate, and see whether it is the best so far; what was found, as a line has it.
+
+        Raises:
+            Stopped: on all ranks, when any was asked to stop before it was through.
+        """
+        found = self._evaluate("valid", self._task.valid, stop)
+        loss = found.get("valid_loss")
+        if loss is not None and math.isfinite(loss):
+            self._keeper.consider(loss, place.step, stop)
+        return found
+
+    def stopped(self, place: Place, to_go_on: bool, stop: Stop) -> Outcome:
+        """End this attempt; where nobody ended the run, the job goes on in a next one."""
+        saved = self._keeper.settled(stop)
+        if to_go_on:
+            self._ask_for_next_attempt(place, saved)
+        where = f"stopped at step {place.step} of {self._last}"
+        self._record.say(where + (", to go on in a next attempt" if to_go_on else ""))
+        return Outcome(place, finished=False)
+
+    def finish(
+        self, place: Place, stop: Stop, beside: Callable[[], dict[str, Any] | None] = dict
+    ) -> Outcome:
+        """Evaluate the model as it is now, and write it.
+
+        Args:
+            beside: what else the run's last line has, asked for after the evaluations; None: this
+                process does not end the run any more.
+        """
+        try:
+            found = self._evaluate("valid", self._task.valid, stop)
+            found |= self._evaluate("test", self._task.test, stop)
+        except Stopped as stopped:
+            if stopped.wishes < END:
+                if place.step <= self._done:  # the next attempt would come no further
+                    raise RunFailed(
+                        "the time limit is too short for the last evaluation; --resume with more"
+                    ) from None
+                self._ask_for_next_attempt(place, self._keeper.settled(stop))
+            self._record.say("stopped in the last evaluation; the next attempt does it again")
+            return Outcome(place, finished=False)
+        if (more := beside()) is None:
+            return Outcome(place, finished=False)
+        losses = found.pop("valid_loss", None), found.pop("test_loss", None)
+        record = {"step": place.step, "valid_loss": losses[0], "test_loss": losses[1]}
+        record |= {**found, **more}
+        keeper = self._keeper
+        if not keeper.settled(stop):
+            self._record.say(
+                f"the checkpoint of step {keeper.newest} was not kept; --resume would go on "
+                "from an older one, if there is any"
+            )
+        if keeper.best:
+            record["best_valid_loss"], record["best_step"] = keeper.best
+        self._record.final(record)
+        if not keeper.write_whole():
+            raise RunFailed(
+                f"{self._directory} has no model-final.pt; make room, and if checkpoints/ holds a "
+                "whole checkpoint, --resume writes it from there"
+            )
+        return Outcome(place, True, *losses, found)
+
+    def _evaluate(self, name: str, split: Split, stop: Stop) -> dict[str, float]:
+        """What is known of a split, by names that begin with its own."""
+        stepper, size = self._stepper, self._options.micro_batch
+        found = means(stepper.sums, stepper.measures, split, stepper.built, size, stop)
+        return {f"{name}_{measure}": value for measure, value in found.items()}
+
+    def _ask_for_next_attempt(self, place: Place, saved: bool) -> None:
+        if not saved:  # the next attempt would come no further
+            raise RunFailed(
+                f"the time limit came at step {place.step} of {self._last} and no checkpoint "
+                "could be written; make room, and --resume goes on from the newest whole one"
+            )
+        if is_root_process():
+            ask_for_next_attempt()

@@ -1,0 +1,136 @@
+"""`rankup plan --calibrate`: constants that give back what was measured, and who uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankup.plan import compute, framework
+from rankup.plan.calibrate import machines_of
+from rankup.plan.layout import Layout
+from rankup.plan.machine import GB, GIB, Machine
+from rankup.plan.network import Group
+from rankup.plan.shape import Shape
+from tests.conftest import RunRankup
+
+TRUE = Machine(
+    "CPU",
+    8.0,
+    peak_flops=1e11,
+    fp32_flops=1e11,
+    hbm=7 * GB,
+    matmul_efficiency=0.95,
+    matmul_half=2e5,
+    attention_efficiency=0.3,
+    hbm_efficiency=1.0,
+    optimizer_rate=18 * GB,
+    launch=3e-6,
+    gpus_per_node=4,
+    node_link=4 * GB,
+    node_efficiency=1.0,
+    node_latency=8e-5,
+    nic_per_node=2 * GB,
+    nic_efficiency=1.0,
+    nic_latency=2e-4,
+)
+
+
+def _block(width: int, heads: int, length: int, batch: int) -> compute.Work:
+    shape = Shape(1, width, heads, heads, 4 * width, 1, length)
+    layout = Layout(1, micro_batch=batch, precision="fp32")
+    return compute.layer(shape, layout, TRUE, framework.FRAMEWORKS["rankup"])
+
+
+def _rows(ranks: int, nodes: int = 1) -> Iterator[dict[str, Any]]:
+    """What would be measured of `TRUE`."""
+
+    def row(kind: str, seconds: float, **sizes: int) -> dict[str, Any]:
+        return {"ranks": ranks, "kind": kind, "seconds": seconds, **sizes}
+
+    for m, n, k in ((256, 64, 64), (256, 256, 256), (256, 1024, 512)):
+        yield row("product", compute.matmul(TRUE, m, n, k), m=m, n=n, k=k)
+    for width, heads, length, batch in ((128, 4, 64, 4), (384, 6, 64, 8), (64, 1, 8, 1)):
+        work = _block(width, heads, length, batch)
+        sizes = {"hidden": width, "heads": heads, "seq": length, "batch": batch}
+        yield row("attention", work.attention, **sizes)
+        yield row("forward", work.forward, **sizes)
+        yield row("block", work.forward + work.backward, **sizes)
+    yield row("optimizer", compute.optimizer(10**6, TRUE), parameters=10**6)
+    group = Group(ranks * nodes, ranks, TRUE)
+    for size in (4096, 2**20, 2**24) if ranks * nodes > 1 else ():
+        sizes = {"bytes": size, "group": ranks * nodes}
+        yield row("all-reduce", 2 * group.gather(size), **sizes)
+        yield row("all-gather", group.gather(size), **sizes)
+        yield row("send", group.send(size), **sizes)
+
+
+def _measured(*rows: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        **{"device": "CPU", "memory": 8 * GIB, "per_node": 4, "nodes": 1, "precision": "fp32"},
+        "rows": [row for some in rows for row in some],
+    }
+
+
+def test_a_machine_is_found_again_in_the_times_that_it_gives() -> None:
+    found = machines_of(_measured(_rows(1), _rows(2), _rows(4)))
+    assert sorted(found) == [1, 2, 4]
+    for ranks, one in found.items():
+        assert one.calibrated
+        rates = (one.peak_flops * one.matmul_efficiency, one.hbm * one.hbm_efficiency)
+        assert rates == pytest.approx((0.95e11, 7 * GB), rel=0.1)
+        assert one.optimizer_rate == pytest.approx(18 * GB)
+        assert one.launch == pytest.approx(3e-6, rel=0.1)
+        if ranks > 1:
+            assert (one.node_link, one.node_latency) == pytest.approx((4 * GB, 8e-5), rel=0.01)
+
+
+def test_groups_over_several_nodes_say_what_the_network_gives() -> None:
+    found = machines_of(_measured(_rows(2, nodes=2), _rows(4, nodes=2)))
+    for one in found.values():
+        assert (one.nic_per_node, one.nic_latency) == pytest.approx((2 * GB, 2e-4), rel=0.01)
+
+
+def test_what_was_measured_here_is_what_plans_here_take(
+    rankup_here: RunRankup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SYSTEMNAME", raising=False)
+    monkeypatch.setenv("RANKUP_CACHE", str(tmp_path))
+    words = ["plan", "--json", "--gpus", "1,4", "language-model", "--vocab", "byte"]
+    assert rankup_here(words).returncode == 2  # nobody knows this machine
+    file = tmp_path / "rankup" / "plan" / f"local-{os.uname().nodename}.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(_measured(_rows(1), _rows(4))))
+    done = rankup_here(words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["machine"]["calibrated"]
+    for damaged in ("{", "[]", '{"rows": []}', json.dumps({**_measured(), "rows": [{}]})):
+        file.write_text(damaged)
+        done = rankup_here(words)
+        assert done.returncode == 2
+        assert "is not what `rankup plan --calibrate` writes" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--nodes", "2"], ["--nproc", "2"], ["--account", "me"]])
+def test_options_of_its_job_belong_to_calibrate(rankup_here: RunRankup, words: list[str]) -> None:
+    done = rankup_here(["plan", *words, "language-model"])
+    assert done.returncode == 2
+    assert "is of the job of --calibrate" in done.stderr
+
+
+@pytest.mark.slow
+def test_cpu_ranks_are_measured(run_rankup: RunRankup, tmp_path: Path) -> None:
+    environment = {"RANKUP_CACHE": str(tmp_path), "SYSTEMNAME": "", "CUDA_VISIBLE_DEVICES": ""}
+    done = run_rankup(["plan", "--calibrate", "--nproc", "2"], timeout=280, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "plans for this machine take these from now on" in done.stdout
+    words = ["plan", "--json", "--gpus", "1,2", "language-model", "--vocab", "byte"]
+    done = run_rankup(words, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["machine"]["gpu"] == "CPU"
+    assert all(row["seconds_per_step"] > 0 for row in found["rows"])
