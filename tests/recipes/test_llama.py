@@ -144,8 +144,20 @@ def test_the_same_run_from_their_weights_under_any_layout_and_back(
     tmp_path: Path, run_rankup: RunRankup
 ) -> None:
     folder = _folder(tmp_path / "theirs")
+    text = tmp_path / "text.txt"
+    text.write_text("the same run, only faster. " * 200)
     small = "--vocab byte --steps 3 --valid-every 3 --global-batch 8 --micro-batch 2 --seq-len 16"
-    words = [*small.split(), "--optimizer", "sgd", "--lr", "0.1", "--init", str(folder)]
+    words = [
+        *small.split(),
+        "--optimizer",
+        "sgd",
+        "--lr",
+        "0.1",
+        "--init",
+        str(folder),
+        "--train",
+        str(text),
+    ]
     command: list[str | Path]
     losses: dict[str, list[float]] = {}
     for layout in ("1 ddp", "2 fsdp", "2 tp", "2 pp", "4 3d"):
