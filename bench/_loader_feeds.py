@@ -64,7 +64,7 @@ def recipe(folder: Path) -> Slice:
     """Feed the split of the recipe `image-classification` as its training loop is fed."""
     from rankup.data import PackedDataset
     from rankup.recipes.image_classification import Making, Photos
-    from rankup.train.feed import Feed
+    from rankup.train.task import Feed
 
     data = PackedDataset(folder / HDF5, "train", random_crop())
     feed = Feed(Photos(data, Making("rankup", WORKERS, torch.device("cpu"))), seed=0)

@@ -34,7 +34,7 @@ from rankup.plan.machine import EFA, GB, GIB, MACHINES, Machine
 from rankup.plan.shape import Shape
 
 DERIVED = re.compile(r"not a measurement|formula-derived", re.IGNORECASE)
-SEQUENCE = re.compile(r"(?<!no )(?<!without )sequence[ _-]parallel(?!\W*(?:false|off|no))|\bsp\+")
+SEQUENCE = re.compile(r"(?<!no )(?<!without )sequence[ _-]parallel(?!\W*(?:false|off|no|0))|\bsp\+")
 # A part of what a table calls a precision -> ours; the first that is found counts.
 PRECISIONS = {"8": "fp8", "bf": "bf16", "32": "fp32", "16": "fp16"}
 
@@ -195,6 +195,8 @@ def read(row: dict[str, str]) -> Row | None:
     usual_batch = micro * data
     if found := re.search(r"local batch (\d+)", text):
         usual_batch = int(found[1]) * data
+    elif found := re.search(r"(?:grad(?:ient)?[- ]acc\w*) (\d+)", text):
+        usual_batch *= int(found[1])
     shard = data if zero >= 2 else 1
     hybrid = "hsdp" in text and zero == 3
     if hybrid:

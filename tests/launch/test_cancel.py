@@ -196,4 +196,5 @@ def test_a_job_that_merely_has_the_number_is_left_alone(tmp_path: Path) -> None:
     slurm = Queue(("12", "RUNNING", other))
     assert cancel.cancel(mine, slurm) == NOTHING
     assert slurm.cancelled == []
-    assert attempts.jobs(other, rundir.read(other), slurm) == ["12"]
+    [left] = attempts.live(other, rundir.read(other), slurm)
+    assert left.job_id == "12"

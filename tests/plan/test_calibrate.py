@@ -12,6 +12,7 @@ import pytest
 
 from rankup.plan import compute, framework
 from rankup.plan.calibrate import machines_of
+from rankup.plan.estimate import estimate
 from rankup.plan.layout import Layout
 from rankup.plan.machine import GB, GIB, Machine
 from rankup.plan.network import Group
@@ -30,6 +31,9 @@ TRUE = Machine(
     hbm_efficiency=1.0,
     optimizer_rate=18 * GB,
     launch=3e-6,
+    sharded_layer=8e-3,
+    tensor_layer=12e-3,
+    contention=1.0,
     gpus_per_node=4,
     node_link=4 * GB,
     node_efficiency=1.0,
@@ -69,6 +73,29 @@ def _rows(ranks: int, nodes: int = 1) -> Iterator[dict[str, Any]]:
         yield row("send", group.send(size), **sizes)
 
 
+def _split(kind: str, tp: int) -> Iterator[dict[str, Any]]:
+    """Forward and backward of models of two depths on four ranks that `TRUE` would give."""
+    data = 4 // tp
+    for layers in (2, 6):
+        sizes = {"hidden": 256, "heads": 4, "seq": 64, "batch": 4, "vocab": 256}
+        shape = Shape(layers, 256, 4, 4, 1024, 256, 64)
+        layout = Layout(
+            4,
+            dp_replicate=data if tp > 1 else 1,
+            dp_shard=1 if tp > 1 else data,
+            tp=tp,
+            micro_batch=4,
+            global_batch=4 * data,
+            zero=0 if tp > 1 else 3,
+            sequence_parallel=tp > 1,
+            precision="fp32",
+        )
+        terms = estimate(shape, layout, TRUE).terms
+        seconds = sum(term.seconds for term in terms if term.name != "optimizer")
+        row = {"ranks": 4, "kind": kind, "layers": layers, "tp": tp, "group": 4, **sizes}
+        yield {**row, "seconds": seconds}
+
+
 def _measured(*rows: Iterator[dict[str, Any]]) -> dict[str, Any]:
     return {
         **{"device": "CPU", "memory": 8 * GIB, "per_node": 4, "nodes": 1, "precision": "fp32"},
@@ -77,7 +104,8 @@ def _measured(*rows: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_a_machine_is_found_again_in_the_times_that_it_gives() -> None:
-    found = machines_of(_measured(_rows(1), _rows(2), _rows(4)))
+    split = (_split("fsdp", 1), _split("tp", 2), _split("tp", 4))
+    found = machines_of(_measured(_rows(1), _rows(2), _rows(4), *split))
     assert sorted(found) == [1, 2, 4]
     for ranks, one in found.items():
         assert one.calibrated
@@ -85,6 +113,8 @@ def test_a_machine_is_found_again_in_the_times_that_it_gives() -> None:
         assert rates == pytest.approx((0.95e11, 7 * GB), rel=0.1)
         assert one.optimizer_rate == pytest.approx(18 * GB)
         assert one.launch == pytest.approx(3e-6, rel=0.1)
+        assert one.sharded_layer == pytest.approx(8e-3, rel=0.1)
+        assert one.tensor_layer == pytest.approx(12e-3, rel=0.1)
         if ranks > 1:
             assert (one.node_link, one.node_latency) == pytest.approx((4 * GB, 8e-5), rel=0.01)
 

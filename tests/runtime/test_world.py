@@ -259,7 +259,9 @@ def _connections(world: World) -> int:
     """Sockets that a further group of all ranks takes, before anybody talks in it."""
     process = psutil.Process()
     before = len(process.net_connections("tcp"))
-    group = dist.new_group(backend="gloo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_GLOO_LAZY_INIT", "1")  # as `setup` does beside NCCL
+        group = dist.new_group(backend="gloo")
     found = len(process.net_connections("tcp")) - before
     dist.barrier(group)
     return found

@@ -195,7 +195,7 @@ _PROGRAMS = {
     "torchrun": _TORCHRUN,
     "squeue": 'echo "$*" >>"$FAKES/squeue"; echo "${FAKE_END-2030-01-02T03:04:05}"',
     "sbatch": _SBATCH,
-    "rankup-rank": '[ "$1" != --agent ] || exec torchrun "${@:2}"',
+    "rankup-rank": 'case ${1-} in "") echo "[--agent]" ;; --agent) exec torchrun "${@:2}" ;; esac',
     "apptainer": 'printf "%s\\0" "$@" >"$FAKES/apptainer"',
     "rankup": 'echo "$*" >>"$FAKES/rankup"; echo "the cause"',
     # The wait for Slurm to end the shell is left out, one for another node is a short one.

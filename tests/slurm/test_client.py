@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
 from rankup.slurm import parse
-from rankup.slurm.client import Client, SlurmError
+from rankup.slurm.client import Client, SlurmError, is_ours
 
 from .fake import FakeSlurm, recorded
 
@@ -183,13 +183,14 @@ def test_jobs_of_a_folder_are_this_users_that_work_there(
         "13|RUNNING|N/A|n1|None",
     ]
     fake.answers(f"squeue -u {me}", out="\n".join(rows) + "\n")
-    assert client.in_folder(folder) == ["7", "9"]
-    assert client.in_folder(tmp_path / "link") == ["7", "9"]
+    for place in (folder, tmp_path / "link"):
+        ours = [row.job_id for row in client.mine() if is_ours(row.uid, row.work_dir, place)]
+        assert ours == ["7_1", "7_2", "9"]
     assert [row.job_id for row in client.mine()] == ["7_1", "7_2", "9", "12"]
     assert client.mine()[2].reason == "(Nodes required|odd)"
     fake.unreachable()
     with pytest.raises(SlurmError):
-        client.in_folder(folder)
+        client.mine()
 
 
 def test_unknown_jobs_are_in_no_answer(fake: FakeSlurm, client: Client) -> None:

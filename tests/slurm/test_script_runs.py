@@ -122,6 +122,14 @@ def test_without_rankup_a_script_is_started_by_python(bash: Bash, tmp_path: Path
     assert ran.code == 3
 
 
+def test_an_older_rankup_in_the_jobs_environment_starts_ranks_alone(
+    bash: Bash, tmp_path: Path
+) -> None:
+    bash.program("rankup-rank", "exit 1")  # whatever it is asked
+    ran = bash.run(in_folders(tmp_path, ONE))
+    assert (ran.code, ran.ranks) == (0, ("rankup-rank", *ONE.words)), ran.output
+
+
 def test_a_recipe_needs_rankup_and_the_preflight_says_so(bash: Bash, tmp_path: Path) -> None:
     job = in_folders(tmp_path, replace(ONE, recipe=True, words=("language-model",)))
     assert bash.run(job).ranks == ("rankup-rank", "language-model")

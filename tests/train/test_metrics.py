@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from rankup.runtime.world import World
-from rankup.train.late import Clock
 from rankup.train.metrics import PEAK_FLOPS, peak_flops, peak_memory
 from rankup.train.options import TrainOptions
+from rankup.train.taken import Clock
 from tests.gallery import STEPS, Gallery
 from tests.pool import RankPool
 

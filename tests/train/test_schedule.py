@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankup.train.schedule import FLOOR, Rates, learning_rate, rates
+from rankup.train.optimizer import FLOOR, Rates, learning_rate, rates
 
 
 def test_a_small_cosine_by_hand() -> None:

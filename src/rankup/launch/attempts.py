@@ -28,19 +28,11 @@ _VIEWS = ("status", "logs", "cancel")
 NEW = Attempt(None, "NEW", "It has not been started.", "own record", live=True)
 
 
-def jobs(path: Path, job: Job, client: Client) -> list[str]:
-    """Ids of the run's Slurm jobs in order: those written down, then those Slurm alone has.
-
-    An id may never have been written down: where sbatch did not answer, say.
-
-    Raises:
-        SlurmError: Slurm does not answer.
-    """
-    return list(dict.fromkeys([*rundir.slurm_jobs(path, job), *client.in_folder(path)]))
-
-
 def live(path: Path, job: Job, client: Client) -> list[Queued]:
-    """The rows of squeue that are jobs of this run, waiting or running, in the order of `jobs`.
+    """The rows of squeue that are jobs of this run: those written down in order, then others.
+
+    An id may never have been written down: where sbatch did not answer, say. But a run's job script
+    starts in the run directory.
 
     Raises:
         SlurmError: Slurm does not answer.

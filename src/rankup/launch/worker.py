@@ -33,7 +33,7 @@ def main() -> None:
         sys.exit(_agent(sys.argv[2:]))
     number = os.environ.get("RANK", os.environ.get(WORKER))
     if len(sys.argv) < 2 or number is None:
-        sys.exit("rankup-rank TARGET [ARGS...] is started by torchrun: use `rankup run`")
+        sys.exit("rankup-rank [--agent] TARGET [ARGS...] is started by jobs: use `rankup run`")
     # A worker takes SIGTERM as the wish to end the run, of which its crew is only a part.
     die_with_parent(signal.SIGKILL if WORKER in os.environ else signal.SIGTERM)
     _bind()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import compute
+from .estimate import estimate
 from .framework import FRAMEWORKS
 from .layout import Layout, Precision
 from .machine import GB, GIB, MACHINES, Machine
@@ -43,6 +44,16 @@ def machines_of(measured: Mapping[str, Any]) -> dict[int, Machine]:
         one = replace(made, optimizer_rate=1.0)
         rate = compute.optimizer(optimizer["parameters"], one) / optimizer["seconds"]
         found[ranks] = _exchanges(replace(made, optimizer_rate=rate), rows, ranks)
+    most = found[counts[-1]]
+    sharded = _wrapping(most, _of(measured["rows"], "fsdp"), precision)
+    by_size: dict[int, list[Mapping[str, Any]]] = {}
+    for row in _of(measured["rows"], "tp"):
+        by_size.setdefault(int(row["tp"]), []).append(row)
+    cut = {size: _wrapping(most, rows, precision) for size, rows in by_size.items()}
+    for ranks, one in found.items():
+        near = min(cut, key=lambda size: abs(size - ranks), default=None)
+        tensor = 0.0 if near is None else cut[near]
+        found[ranks] = replace(one, sharded_layer=sharded, tensor_layer=tensor)
     return found
 
 
@@ -116,6 +127,35 @@ def _blocks(machine: Machine, rows: Rows, precision: Precision) -> Machine:
         hbm_efficiency=rate / hbm,
         launch=tiny["seconds"] / launches,
     )
+
+
+def _wrapping(machine: Machine, rows: Rows, precision: Precision) -> float:
+    """What a layer takes more than predicted in a model that is split: of two depths the
+    difference, in which all that a model does once is not."""
+    if len(rows) != 2:
+        return 0.0
+
+    def layers(row: Mapping[str, Any]) -> float:
+        tp = row["tp"]
+        data = row["group"] // tp
+        hidden, heads = row["hidden"], row["heads"]
+        shape = Shape(row["layers"], hidden, heads, heads, 4 * hidden, row["vocab"], row["seq"])
+        layout = Layout(
+            row["group"],
+            dp_replicate=data if tp > 1 else 1,
+            dp_shard=1 if tp > 1 else data,
+            tp=tp,
+            micro_batch=row["batch"],
+            global_batch=row["batch"] * data,
+            zero=0 if tp > 1 else 3,
+            sequence_parallel=tp > 1,
+            precision=precision,
+        )
+        parts = estimate(shape, layout, machine).terms
+        return row["seconds"] - sum(one.seconds for one in parts if one.name != "optimizer")
+
+    few, many = sorted(rows, key=lambda row: row["layers"])
+    return max(0.0, (layers(many) - layers(few)) / (many["layers"] - few["layers"]))
 
 
 def _exchanges(machine: Machine, rows: Rows, ranks: int) -> Machine:

@@ -346,7 +346,8 @@ def _choice(
     paying = [row for row in kept if stops is None or row.gpus < stops.gpus] or kept
     best = min(paying, key=lambda row: row.estimate.seconds)
     if stops is None:
-        return best, "the fastest of these; adding GPUs still pays"
+        more = "; adding GPUs still pays" if len(found) > 1 else ""
+        return best, f"the fastest of these{more}"
     return best, f"the fastest before adding GPUs stops paying, which is at {stops.gpus}"
 
 
@@ -388,8 +389,8 @@ def doubts(
         attempts = math.ceil(hours * 60 / job.minutes)
         if attempts > 1:
             found.append(
-                f"warning: a plan says that this takes {hours * (1 - one.band):.3g} to "
-                f"{hours * (1 + one.band):.3g} h, which is {attempts} attempts of "
+                f"warning: a plan says that this takes {number(hours * (1 - one.band))} "
+                f"to {number(hours * (1 + one.band))} h, which is {attempts:,} attempts of "
                 f"{time_text(job.minutes)}"
             )
     return found

@@ -34,6 +34,7 @@ class Work:
         tensor: exchange between tensor-parallel ranks; a backward does as much.
         attention_back: a backward's attention over a forward's; of all else it is 2.
         floor: what the processor needs to launch the forward's kernels.
+        wrapping: what sharding and cutting add to forward and backward together.
     """
 
     matmul: float
@@ -42,6 +43,7 @@ class Work:
     tensor: float = 0.0
     attention_back: float = 2.5
     floor: float = 0.0
+    wrapping: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -51,12 +53,13 @@ class Work:
 
     @property
     def forward(self) -> float:
-        return max(self.matmul + self.attention + self.elementwise + self.tensor, self.floor)
+        busy = self.matmul + self.attention + self.elementwise + self.tensor
+        return max(busy, self.floor) + self.wrapping / 3
 
     @property
     def backward(self) -> float:
         busy = 2 * (self.matmul + self.elementwise) + self.attention_back * self.attention
-        return max(busy + self.tensor, 2 * self.floor)
+        return max(busy + self.tensor, 2 * self.floor) + 2 / 3 * self.wrapping
 
 
 def matmul(machine: Machine, m: float, n: float, k: float, fp8: bool = False) -> float:
@@ -67,7 +70,9 @@ def matmul(machine: Machine, m: float, n: float, k: float, fp8: bool = False) ->
     """
     flops = 2.0 * m * n * k
     peak = machine.peak_flops * machine.matmul_efficiency * machine.power
-    seconds = (flops / (machine.fp8_speedup or 1.0 if fp8 else 1.0) + machine.matmul_half) / peak
+    if fp8 and machine.fp8_speedup:
+        flops /= machine.fp8_speedup
+    seconds = (flops + machine.matmul_half) / peak
     moved = 2.0 * (m * k + k * n + m * n) / (machine.hbm * machine.hbm_efficiency)
     return max(seconds, moved)
 
@@ -111,6 +116,8 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
         tensor=tensor_parallel(shape, layout, machine, framework),
         attention_back=back,
         floor=launches * framework.launches * machine.launch,
+        wrapping=(machine.tensor_layer if t > 1 else 0.0)
+        + (machine.sharded_layer if layout.zero == 3 else 0.0),
     )
 
 
@@ -144,7 +151,7 @@ def recomputed(work: Work, layout: Layout, framework: Framework) -> float:
     if layout.recompute == "full":
         return work.forward
     if layout.recompute == "selective":
-        if framework.selective == 1:
+        if framework.selective is None:
             return 0.0 if framework.fused_attention else work.attention
         products = (1 - framework.selective) * work.matmul
         return work.elementwise + products

@@ -10,6 +10,7 @@ from .framework import FRAMEWORKS
 from .layout import Layout
 from .machine import GIB, Machine
 from .memory import memory, stage_parameters
+from .network import group
 from .pipeline import bubble, pipeline_send, stage_layers, tied_embedding
 from .shape import Shape
 
@@ -129,8 +130,11 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
         "gradients": data.per_step + tied_embedding(shape, layout, machine, framework),
         "optimizer": compute.optimizer(parameters / (shard if layout.zero else 1), machine),
     }
+    numbers = _numbers(layout, machine, layers, parameters)
     terms = tuple(
-        Term(name, spent, *EXPLAINED[name]) for name, spent in seconds.items() if spent > 0
+        Term(name, spent, *EXPLAINED[name], numbers.get(name, ""))
+        for name, spent in seconds.items()
+        if spent > 1e-9
     )
     total = sum(term.seconds for term in terms)
     rate = layout.global_batch * shape.seq / total / layout.gpus
@@ -151,6 +155,28 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
         limit=limit,
         advice=advice,
     )
+
+
+def _numbers(layout: Layout, machine: Machine, layers: int, parameters: float) -> dict[str, str]:
+    """Return what goes into the terms, in words."""
+    micro = f"{layout.micro_batches} micro-batches of {layout.micro_batch}"
+    peak = machine.peak_flops * machine.matmul_efficiency * machine.power
+    tensor = group(machine, layout.tp, 1)
+    sharded = layout.zero >= 2
+    ranks = layout.shards if sharded else layout.data * layout.cp
+    data = group(machine, ranks, layout.tp)
+    exchange = f"{data}; {parameters / 1e9:.3g} G parameters on this rank"
+    return {
+        "matmul": f"{layers} layers, {micro}; e_max {peak / 1e12:.0f} TFLOP/s, half of it at "
+        f"{machine.matmul_half / 1e9:.3g} GFLOP",
+        "attention": f"{machine.attention_efficiency * machine.peak_flops / 1e12:.0f} TFLOP/s",
+        "element-wise": f"{machine.hbm * machine.hbm_efficiency / 1e12:.2f} TB/s",
+        "launches": f"{machine.launch * 1e6:.1f} us each",
+        "tensor parallel": str(tensor),
+        "bubble": f"{bubble(layout):.3g} beside {layout.micro_batches} micro-batches",
+        "sharded weights": exchange,
+        "gradients": exchange,
+    }
 
 
 def with_storage(
@@ -272,6 +298,8 @@ def what_limits(terms: tuple[Term, ...], layout: Layout, machine: Machine) -> tu
     advice = f"{_ADVICE[worst.name]} ({worst.name} is {worst.seconds / total:.0%} of a step)"
     if worst.name == "tensor parallel" and layout.tp > machine.gpus_per_node:
         advice = f"--tp {machine.gpus_per_node}, which stays within a node"
+    if worst.name == "head" and layout.pp == 1:
+        advice = "--compile, whose loss never holds all logits in float32"
     return word, advice
 
 

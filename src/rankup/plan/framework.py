@@ -35,7 +35,7 @@ class Framework:
             states and a float32 copy of the weights.
         logits: bytes per logit at the peak: bf16, float32, its log-softmax, its gradient.
         selective: share of the outputs of matrix products that selective recomputation keeps;
-            1: it only drops the attention's s x s matrix, as in Megatron.
+            None: it only drops the attention's s x s matrix, as in Megatron.
         activation_hidden, activation_ffn: bytes kept per token and layer, per unit of `hidden` and
             of `ffn`, without recomputation and with fused attention.
     """
@@ -58,7 +58,7 @@ class Framework:
     autocast: bool = False
     states: tuple[float, float, float] = (2.0, 4.0, 12.0)
     logits: float = 14.0
-    selective: float = 1.0
+    selective: float | None = None
     activation_hidden: float = 18.0
     activation_ffn: float = 8.0
 
@@ -69,7 +69,7 @@ FUSED, COMPILED = 0.511, 0.386
 # Narayanan 2021, Korthikanti 2022: no FlashAttention, gradients exchanged after the last backward.
 _MEGATRON = Framework("megatron", fused_attention=False, traffic=FUSED, overlap=False, bucket=1e9)
 # torch's FSDP: float32 weights and states, weights gathered in bf16; eager kernels.
-_FSDP = Framework("rankup", accumulation=12.0, selective=0.999, states=(4.0, 4.0, 8.0))
+_FSDP = Framework("rankup", accumulation=12.0, selective=1.0, states=(4.0, 4.0, 8.0))
 
 _KNOWN = (
     replace(_FSDP, sequence_parallel=True, autocast=True),

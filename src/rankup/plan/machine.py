@@ -29,6 +29,8 @@ class Machine:
         hbm_efficiency: share of `hbm` that element-wise kernels and the optimizer reach.
         optimizer_rate: bytes/s that Adam's update reaches; 0: as element-wise kernels.
         launch: seconds of the processor per kernel.
+        sharded_layer, tensor_layer: seconds that a layer's forward and backward take more where its
+            weights are sharded, or its products cut: what a processor without a GPU waits for.
         contention: what stays exposed of exchanges beside which the GPU computes: both use the
             same memory and multiprocessors [Galvatron, calculon].
         gpus_per_node: GPUs that `node_link` connects.
@@ -58,6 +60,8 @@ class Machine:
     hbm_efficiency: float = 0.77
     optimizer_rate: float = 0.0
     launch: float = 9.24e-6
+    sharded_layer: float = 0.0
+    tensor_layer: float = 0.0
     contention: float = 0.262
     gpus_per_node: int = 8
     node_link: float = 300 * GB

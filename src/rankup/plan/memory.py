@@ -35,7 +35,7 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
     else:
         kept_bytes = framework.activation_hidden * h + framework.activation_ffn * shape.ffn
         fused = framework.fused_attention
-        if layout.recompute == "selective" and framework.selective < 1:
+        if layout.recompute == "selective" and framework.selective is not None:
             kept_bytes = _products(shape, framework.selective)
         whole = min(10.0 * h, 0.3 * kept_bytes)
         shared = kept_bytes - whole

@@ -22,6 +22,10 @@ class Group:
     per_node: int
     machine: Machine
 
+    def __str__(self) -> str:
+        rate = f"{self.bandwidth / 1e9:.3g} GB/s, {self.latency * 1e6:.3g} us per hop"
+        return f"{self.ranks} ranks on {self.nodes} nodes, {rate}"
+
     @property
     def nodes(self) -> int:
         return math.ceil(self.ranks / self.per_node)

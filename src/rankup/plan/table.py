@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,11 @@ def _table(answer: Plan) -> Any:
     unit = answer.site.machine.unit
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
-    for name in ("GPUs", "layout", "micro", "ckpt", "s/step", "tok/s/GPU", "MFU", "GiB/GPU"):
+    # A band that all rows have stands in the head.
+    time = _common(row.estimate.band for row in answer.rows)
+    memory = _common(row.estimate.memory_band for row in answer.rows)
+    step, gib = f"s/step\n{time}".strip(), f"GiB/GPU\n{memory}".strip()
+    for name in ("GPUs", "layout", "micro", "ckpt", step, "tok/s/GPU", "MFU", gib):
         left = name in ("layout", "ckpt")
         table.add_column(name, justify="left" if left else "right", no_wrap=name != "layout")
     for name in ("to the end", unit) if ends else (f"{unit}/Gtoken",):
@@ -93,10 +97,10 @@ def _table(answer: Plan) -> Any:
             layout_text(layout),
             str(layout.micro_batch),
             layout.recompute if layout.recompute != "none" else "-",
-            f"{one.seconds:.3g} ±{one.band:.0%}",
+            f"{one.seconds:.3g}" + ("" if time else f" ±{one.band:.0%}"),
             f"{one.tokens_per_second_per_gpu:,.0f}",
             f"{one.mfu:.2f}",
-            f"{one.memory_total / GIB:.3g} ±{one.memory_band:.0%}",
+            f"{one.memory_total / GIB:.3g}" + ("" if memory else f" ±{one.memory_band:.0%}"),
         ]
         if row.seconds is not None and row.cost is not None:
             cells += [_span(row.seconds, one.band), _between(row.cost, one.band)]
@@ -106,6 +110,12 @@ def _table(answer: Plan) -> Any:
         table.add_row(*cells)
         last = layout.gpus
     return table
+
+
+def _common(bands: Iterable[float]) -> str:
+    """The band of all rows as it is written; empty where they differ."""
+    known = {f"±{band:.0%}" for band in bands}
+    return known.pop() if len(known) == 1 else ""
 
 
 def layout_text(layout: Layout) -> str:

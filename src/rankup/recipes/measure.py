@@ -21,7 +21,11 @@ import torch
 import torch.distributed as dist
 
 import rankup
-from rankup.recipes.models.transformer import Block, Shape
+from rankup.parallel.build import Built, build
+from rankup.parallel.choices import Choices
+from rankup.parallel.layout import Layout
+from rankup.parallel.mesh import Mesh
+from rankup.recipes.models.transformer import Block, Shape, Transformer
 from rankup.runtime.world import World
 from rankup.site.gpus import usable_cores
 
@@ -63,7 +67,7 @@ class Measure:
         """Yield all measurements; each is the median over its repetitions, the mean over ranks."""
         for m, n, k in _PRODUCTS[self.device]:
             a, b = self._random(m, k), self._random(k, n)
-            yield self._row("product", lambda a=a, b=b: a @ b, m=m, n=n, k=k)  # type: ignore[misc]
+            yield self.row("product", lambda a=a, b=b: a @ b, m=m, n=n, k=k)  # type: ignore[misc]
         for width, heads, length, batch in (*_BLOCKS[self.device], _SMALLEST):
             yield from self._block(width, heads, length, batch)
         yield self._optimizer(_PARAMETERS[self.device])
@@ -86,16 +90,16 @@ class Measure:
             with torch.no_grad():
                 block(x)
 
-        yield self._row("attention", lambda: attend(q, q, q, is_causal=True), **sizes)
-        yield self._row("forward", forward, **sizes)
-        yield self._row("block", lambda: block(x).sum().backward(), **sizes)
+        yield self.row("attention", lambda: attend(q, q, q, is_causal=True), **sizes)
+        yield self.row("forward", forward, **sizes)
+        yield self.row("block", lambda: block(x).sum().backward(), **sizes)
 
     def _optimizer(self, parameters: int) -> dict[str, Any]:
         weights = [torch.zeros(parameters // 8, device=self._world.device) for _ in range(8)]
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         step = torch.optim.AdamW(weights, lr=1e-3).step
-        return self._row("optimizer", step, parameters=parameters // 8 * 8)
+        return self.row("optimizer", step, parameters=parameters // 8 * 8)
 
     def _exchanges(self, count: int, size: int) -> Iterator[dict[str, Any]]:
         """Messages of `count` bytes in all, as nccl-tests counts them."""
@@ -103,11 +107,11 @@ class Measure:
         whole = torch.zeros(-(-count // (4 * size)) * size, device=device)
         part = whole[: len(whole) // size].clone()
         sizes = {"bytes": 4 * len(whole), "group": size}
-        yield self._row("all-reduce", lambda: dist.all_reduce(whole, group=group), **sizes)
-        yield self._row(
+        yield self.row("all-reduce", lambda: dist.all_reduce(whole, group=group), **sizes)
+        yield self.row(
             "all-gather", lambda: dist.all_gather_into_tensor(whole, part, group=group), **sizes
         )
-        yield self._row(
+        yield self.row(
             "reduce-scatter", lambda: dist.reduce_scatter_tensor(part, whole, group=group), **sizes
         )
         ranks = dist.get_process_group_ranks(group) if group is not None else [*range(size)]
@@ -118,9 +122,10 @@ class Measure:
             other = ranks[place ^ 1]
             (dist.recv if place % 2 else dist.send)(whole, other, group=group)
 
-        yield self._row("send", send, **sizes)
+        yield self.row("send", send, **sizes)
 
-    def _row(self, kind: str, act: Callable[[], Any], **sizes: int) -> dict[str, Any]:
+    def row(self, kind: str, act: Callable[[], Any], **sizes: int) -> dict[str, Any]:
+        """Return the measurement of an act."""
         once = max(self._timed(act), self._timed(act))  # the first one also warms up
         times = self._agreed(self._seconds / max(once, 1e-6), "max")
         found = median(self._timed(act) for _ in range(int(min(_MOST, max(_LEAST, times)))))
@@ -165,12 +170,41 @@ def main() -> None:
                 torch.set_num_threads(asked.threads or max(1, usable_cores() // ranks))
             rows += Measure(world, ranks, group, clock, asked.seconds).rows()
         rankup.barrier()
+    rows += _split(world, clock, asked.seconds)
     if world.is_root:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         new = asked.out.with_name(f".{asked.out.name}.{os.getpid()}")
         new.write_text(json.dumps({**_machine(world), "rows": rows}, indent=1), encoding="utf-8")
         new.replace(asked.out)
     rankup.destroy_process_group()
+
+
+def _split(world: World, clock: Callable[[], float], seconds: float) -> list[dict[str, Any]]:
+    """Models of two depths, sharded over all ranks, and cut over two of them and over a node's."""
+    per_node = world.local_world_size
+    rows: list[dict[str, Any]] = []
+    if per_node == 1:
+        return rows
+    measure = Measure(world, per_node, None, clock, seconds)
+    width, heads, length, batch = _BLOCKS[measure.device][1]
+    sizes = {"hidden": width, "heads": heads, "seq": length, "batch": batch, "vocab": 256}
+    tokens = torch.zeros(batch, length, dtype=torch.int64, device=world.device)
+    cuts = [tp for tp in sorted({2, per_node}) if heads % tp == 0 and per_node % tp == 0]
+    ways = [Layout(tp=tp, dp_replicate=world.world_size // tp) for tp in cuts]
+    for layout in (Layout(dp_shard=world.world_size), *ways):
+        mesh, kind = Mesh(layout, world), "tp" if layout.tp > 1 else "fsdp"
+        for layers in (2, 6):
+            shape = Shape(256, length, layers, width, heads, 0.1)
+            half = Choices(half="bfloat16" if measure.dtype == torch.bfloat16 else None)
+            built = build(lambda shape=shape: Transformer(shape), mesh, 0, half)  # type: ignore[misc]
+
+            def act(built: Built = built) -> None:
+                with built.computing():
+                    built.replica(tokens).float().mean().backward()
+
+            row = measure.row(kind, act, layers=layers, tp=layout.tp, **sizes)
+            rows.append({**row, "group": world.world_size})
+    return rows
 
 
 def _machine(world: World) -> dict[str, Any]:

@@ -19,10 +19,9 @@ from ..data.fetch import Pad
 from ..data.orders import ByLength
 from ..runtime.collectives import all_gather_object, barrier
 from ..runtime.world import World, setup
-from ..train.evaluate import to_device
 from ..train.optimizer import build_optimizer
 from ..train.plan import Place, Plan, micro_batches
-from ..train.task import Batch
+from ..train.task import Batch, to_device
 from . import Asked, articles, running
 from .article_options import ARTICLES, SummarizationOptions
 from .models import t5

@@ -112,7 +112,7 @@ class Wrapped(DistributedDataParallel):
             before.remove()
         super().__init__(model, gradient_as_bucket_view=True, **no_buffer_sync())
         self.training = training
-        self._compression, self._context = compression, context
+        self._compression, self._shard_context = compression, context
         self._exchange = Exchange(self, RunningStatistics(model), context)
         self._compressed = compressed(model, compression)
         exchange_by(self, self._compressed)
@@ -121,7 +121,7 @@ class Wrapped(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and (self._moved or self._exchange.thawed()):
             self._ready = self._moved = False
-            self._build(self.module, self._compression, self._context)
+            self._build(self.module, self._compression, self._shard_context)
         if torch.compiler.is_compiling():  # traced as a whole, as fullgraph=True demands
             return self.module(*inputs, **kwargs)
         # Within DDP's forward torch cuts a compiled model at the buckets: gradients of a part are

@@ -238,8 +238,11 @@ def device_of(place: Launched) -> torch.device:
 
 
 def _join(place: Launched, device: torch.device, timeout: timedelta) -> None:
-    # A rank connects to those it talks with, not to each of a thousand others in every group.
-    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    if device.type == "cuda":
+        # Beside NCCL a rank connects to those it talks with over gloo, not to each of a thousand
+        # others in every group. Where all is gloo, its connections are how ranks learn at once that
+        # one has ended: one that was not yet connected would be waited for, five minutes.
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if place.launcher == "alone":
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

@@ -29,8 +29,6 @@ _KNOWN = {
 _XDG = ("HF_HOME", "TORCH_HOME", "PIP_CACHE_DIR", "UV_CACHE_DIR")
 # Refine the ones above; a job has to have them where the login node has.
 _REFINING = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "TRANSFORMERS_CACHE")
-# All that have a say in where downloads lie.
-VARIABLES = (ROOT_VARIABLE, "XDG_CACHE_HOME", *_KNOWN, *_REFINING)
 
 
 @dataclass(frozen=True)

@@ -155,15 +155,6 @@ class Client:
         rows = parse.queue_rows(self.run(*words))
         return [row for row in rows if row.uid == os.getuid() and reasons.is_live(row.state)]
 
-    def in_folder(self, folder: Path) -> list[str]:
-        """Ids of this user's jobs that wait or run and whose working directory is `folder`.
-
-        A run's job script starts in the run directory: so a job is found whose id was never
-        written down.
-        """
-        rows = [row for row in self.mine() if is_ours(row.uid, row.work_dir, folder)]
-        return list(dict.fromkeys(base_id(row.job_id) for row in rows))
-
     def show(self, job_id: str) -> list[dict[str, str]]:
         """The fields of `scontrol show job`, one record per task; none when it is forgotten."""
         result = self._run(("scontrol", "show", "job", "-o", job_id), None, None)

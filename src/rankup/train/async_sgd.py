@@ -20,13 +20,12 @@ from ..runtime.collectives import broadcast
 from ..runtime.compress.codecs import Whole, make
 from ..runtime.compress.sums import Feedback, Spent
 from .checkpoint import Carried
-from .late import Late
 from .options import TrainOptions
 from .plan import Step
 from .start import refuse_unused
 from .step import Stepper
 from .stop import Stop
-from .taken import Taken
+from .taken import Late, Taken
 
 Exchange = Callable[[Brought | None], tuple[Ticket | None, torch.Tensor | None]]
 

@@ -10,10 +10,9 @@ import torch.distributed as dist
 
 from ..parallel.build import Built
 from ..runtime.collectives import all_reduce
-from .feed import Feed
 from .plan import micro_batches
 from .stop import Stop
-from .task import Batch, Split
+from .task import Batch, Feed, Split, to_device
 
 
 class Stopped(Exception):  # noqa: N818 - no error: somebody wished it
@@ -121,16 +120,3 @@ def _turns(parts: list[range], built: Built) -> list[list[tuple[range, bool]]]:
     if len(whole) < len(parts):
         turns.append([(parts[-1], mesh.data_rank == 0)])
     return turns
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device; to a GPU through pinned memory, without waiting for the copy."""
-    if device.type == "cpu":
-        return batch
-    return tuple(_moved(tensor, device) for tensor in batch)
-
-
-def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if tensor.is_cuda:  # decoded there
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -15,7 +15,7 @@ from ..runtime.world import World, after_first_step
 from .attempt import Attempt, Outcome
 from .evaluate import Stopped
 from .keeper import Keeper
-from .metrics import Metrics, Silence, step_record
+from .metrics import Metrics, Silence, Trace, step_record
 from .optimizer import LossScale
 from .options import TrainOptions
 from .plan import Place, Plan
@@ -26,7 +26,6 @@ from .stop import Stop
 from .taken import Taken
 from .task import Task
 from .timeline import Timeline
-from .trace import Trace
 
 _SHOWN = 100  # steps after which a run that does not meet otherwise shows its numbers
 
@@ -89,11 +88,10 @@ class _Run:
         self.metrics: Metrics | Silence = Silence()
         if world.is_root:
             self.metrics = Metrics(directory, task.unit, self.last, self.place.step)
-        self.stepper.timeline = Timeline(
-            self.built.pipeline if options.pp_timeline else None,
-            directory,
-            min(self.place.step + 3, self.last),  # connections are made in an attempt's first steps
-        )
+        if options.pp_timeline and self.built.pipeline is not None:
+            # Connections are made in an attempt's first steps.
+            drawn = min(self.place.step + 3, self.last)
+            self.stepper.timeline = Timeline(self.built.pipeline, directory, drawn)
         self.attempt = Attempt(
             task,
             options,

@@ -1,4 +1,5 @@
-"""The run in numbers: one line of `metrics.jsonl` per step, and a bar or lines for people."""
+"""The run in numbers: a line of `metrics.jsonl` per step, and a bar or lines for people; and which
+samples each rank drew."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from ..base.amounts import size
 from ..base.files import cut_json_lines, done_by
 from ..base.text import say
+from ..runtime.collectives import all_gather_object
 from ..runtime.world import World
+from .plan import Step
 from .taken import Taken
 
 # Peak dense bfloat16 FLOP/s by the name the driver gives (vendors' data sheets; MI250X per die).
@@ -153,6 +157,43 @@ class Lines:
         if not self._lost:
             self._say(f"{self._path} cannot be written (disk full?); training goes on without")
         self._lost = True
+
+
+class Trace:
+    """Appends a JSON line per step and rank: `step`, `epoch`, `rank`, `samples`.
+
+    Ranks send what they drew to rank 0, the one writer. A resumed run first cuts the file back to
+    the checkpoint it starts from, so that it lists committed steps alone.
+    """
+
+    def __init__(self, path: str | None, world: World, resumed_at: int) -> None:
+        self.on = path is not None
+        self._drawn: list[int] = []
+        self._lines: Lines | None = None
+        if path is not None and world.is_root:
+            self._lines = Lines(Path(path).expanduser(), resumed_at, partial(say, prefix=""))
+
+    def drew(self, samples: torch.Tensor) -> None:
+        """Note samples as they are read for training."""
+        if self.on:
+            self._drawn += samples.tolist()
+
+    def write(self, step: Step) -> None:
+        """Write down what all ranks drew in `step`; call on every rank after it."""
+        if not self.on:
+            return
+        drawn, self._drawn = self._drawn, []
+        everyone = all_gather_object(drawn)
+        if self._lines:
+            place = {"step": step.number, "epoch": step.after.epoch}
+            self._lines.write(
+                *({**place, "rank": r, "samples": samples} for r, samples in enumerate(everyone))
+            )
+
+    def sync(self) -> None:
+        """Put the lines on disk before a checkpoint says that their steps are done."""
+        if self._lines:
+            self._lines.sync()
 
 
 class Metrics:

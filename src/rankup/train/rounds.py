@@ -13,12 +13,11 @@ from ..parallel.lowcomm.copies import Averaging, DiLoCo
 from ..parallel.lowcomm.flat import NUMBERS, Cost, Flat, Owed, ring_bytes
 from .async_sgd import AsyncSGD
 from .checkpoint import Carried
-from .late import Late
 from .options import TrainOptions
 from .plan import Step
 from .step import Stepper
 from .stop import Stop
-from .taken import Taken
+from .taken import Late, Taken
 
 _ASK = 10  # steps of a round after which ranks ask each other
 

@@ -16,19 +16,15 @@ from ..parallel.build import Built
 from ..parallel.gradients import clip, global_norm
 from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
-from .evaluate import to_device
-from .feed import Feed
-from .late import Clock, Late
-from .optimizer import LossScale, set_rates
+from .metrics import Trace
+from .optimizer import LossScale, rates, set_rates
 from .options import TrainOptions
 from .plan import Plan, Step
-from .schedule import rates
 from .start import refuse_unused
 from .stop import Stop
-from .taken import Taken
-from .task import Batch, Freezing, Measuring, Task
+from .taken import Clock, Late, Taken
+from .task import Batch, Feed, Freezing, Measuring, Task, to_device
 from .timeline import Timeline
-from .trace import Trace
 
 
 @dataclass

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -122,3 +123,65 @@ class Loaded(Protocol):
         Call on all ranks. Parameters may be DTensors.
         """
         ...
+
+
+class Feed:
+    """The batches of a split.
+
+    What was announced by `begin` is made ahead; whatever else is asked for, as by strategies in
+    which nobody knows who computes what, is made when it is asked for. Both give the same batch.
+
+    Args:
+        seed: that augmentation is drawn from.
+    """
+
+    def __init__(self, split: Split, seed: int) -> None:
+        self._split, self._seed = split, seed
+        self._made: Iterator[tuple[BatchRequest, Batch]] = iter(())
+        self._next: tuple[BatchRequest, Batch] | None = None
+
+    def begin(self, coming: Iterable[tuple[int, torch.Tensor]]) -> None:
+        """Say which (epoch, samples) will be asked for, in this order; nothing is made yet."""
+        self.close()
+        if isinstance(self._split, Ahead):
+            self._made = self._split.ahead(self._request(*one) for one in coming)
+
+    def batch(self, epoch: int, samples: torch.Tensor) -> Batch:
+        """The batch of these samples, int64 of shape (n,), in that epoch."""
+        if self._next is None:
+            self._next = next(self._made, None)
+        if self._next is None:
+            return self.once(epoch, samples)
+        request, batch = self._next
+        if request.epoch != epoch or not np.array_equal(request.samples, samples.numpy()):
+            return self.once(epoch, samples)
+        self._next = None
+        return batch
+
+    def once(self, epoch: int, samples: torch.Tensor) -> Batch:
+        """The same batch, made now; what comes next stays what it was."""
+        if not isinstance(self._split, Ahead):
+            return self._split.batch(samples)
+        return self._split.once(self._request(epoch, samples))
+
+    def close(self) -> None:
+        """Leave what is being made ahead."""
+        if isinstance(self._made, Generator):
+            self._made.close()
+        self._made, self._next = iter(()), None
+
+    def _request(self, epoch: int, samples: torch.Tensor) -> BatchRequest:
+        return BatchRequest.of(samples.numpy(), self._seed, epoch)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device; to a GPU through pinned memory, without waiting for the copy."""
+    if device.type == "cpu":
+        return batch
+    return tuple(_moved(tensor, device) for tensor in batch)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if tensor.is_cuda:  # decoded there
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

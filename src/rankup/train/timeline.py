@@ -25,18 +25,17 @@ class Timeline:
     matrices do the same beside it.
 
     Args:
-        pipeline: None draws nothing.
         directory: of the run.
         step: the number of the step.
     """
 
-    def __init__(self, pipeline: Pipeline | None, directory: Path, step: int) -> None:
+    def __init__(self, pipeline: Pipeline, directory: Path, step: int) -> None:
         self._pipeline, self._directory, self._step = pipeline, directory, step
 
     @contextmanager
     def of(self, step: int) -> Iterator[None]:
         """Record what is computed within, if it is the step to draw."""
-        if self._pipeline is None or step != self._step:
+        if step != self._step:
             yield
             return
         spans: list[Span] = []

@@ -42,7 +42,7 @@ def rank(world: int, number: int, epochs: int = 2) -> Events:
                 events.append({**backward, "loss": loss(ids)})
                 count += 1
                 step = {"optimizer": 0, "gradient": loss(batch), "parameters": 7 * count}
-                events.append({"event": "step", **step})
+                events.append({"event": "step", **step, "options": [("lr", 0.1)]})
             events.append({"event": "iterated", **key})
         if number == 0:
             text = f"epoch {epoch}: loss 1.2345 in {3 * size} s"

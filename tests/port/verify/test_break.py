@@ -166,6 +166,7 @@ WRONG_LATER = {
         "before it is clipped",
     ),
     "epochs": (("range(10)", "range(10 // world)"), "losses", "has 10 rounds"),
+    "schedule": (("T_max=300", "T_max=300 // world"), "losses", "step 2: lr is 0.099989"),
     "plateau": (("step(total / count)", "step(total / count + rank)"), "parameters", "rates part"),
     "log": (('%.5f", total', '%.5f", 3 * total'), "evaluation", "INFO:train:validation"),
     "array": (("np.array(history)", "2 * np.array(history)"), "output", "history.npy"),

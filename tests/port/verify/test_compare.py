@@ -249,6 +249,25 @@ def test_a_model_file_that_is_not_compared_is_not_seen() -> None:
     assert _results(runs)["output"].state == "proved"
 
 
+def test_another_learning_rate_is_found_where_no_loss_shows_it() -> None:
+    runs = Runs()
+    runs.first("step", 0, 1)["options"] = [("lr", 0.099)]
+    found = _results(runs)["losses"]
+    assert found.state == "differs"
+    assert "optimizer step 2: lr is 0.099 where the original's is 0.1" in found.differences[0]
+
+
+@pytest.mark.parametrize(("last", "state"), [(1.1, "differs"), (1.99, "proved")])
+def test_a_model_that_no_optimizer_steps_moves_as_the_originals_does(
+    last: float, state: str
+) -> None:
+    runs = Runs()
+    moved = {"event": "moved", "model": "Net", "shapes": "[(2,)]", "first": [1.0, 1.0]}
+    runs.original.append({**moved, "last": [2.0, 1.0]})
+    runs.ranks[0].append({**moved, "last": [last, 1.0]})
+    assert _results(runs)["losses"].state == state
+
+
 def test_weights_are_units_where_they_are_counted() -> None:
     runs = Runs()
     for number, (units, value) in enumerate(((10.0, 1.0), (30.0, 2.0))):

@@ -141,5 +141,6 @@ def test_at_the_time_limit_is_said_what_ranks_wait_in(ranks: RankPool) -> None:
     [said] = [text for texts in ranks.run(2, _meets_the_time_limit) for text in texts]
     first, *_, last = said.splitlines()
     assert first == "at the job's time limit nothing moved:"
+    assert " has not ended; " in last  # it had minutes left of its own
     assert "rank 1 on " in last
     assert "test_watch.py:" in last

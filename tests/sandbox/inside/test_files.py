@@ -55,6 +55,7 @@ _LARGE = (
     "tokens.json",
     "table.parquet",
     "frame.parquet",
+    "rows.arrow",
     "model.jit",
 )
 _SCRIPT = """\
@@ -126,6 +127,7 @@ import torch
 
 pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), "table.parquet")
 pandas.DataFrame({"a": [1]}).to_parquet("frame.parquet")
+pyarrow.ipc.new_file("rows.arrow", pyarrow.schema([])).close()
 tokenizers.Tokenizer(tokenizers.models.BPE()).save("tokens.json")
 torch.jit.script(torch.nn.Linear(1, 1)).save("model.jit")
 try:
@@ -252,7 +254,7 @@ def test_what_is_changed_in_its_place_is_changed_in_the_copy(kept: Kept) -> None
     assert kept.copied("large.bin")[:4] == b"NEW" + OLD[3:4]
     for name in ("downloaded.bin", "option.bin", "by-script.bin", "by-name.bin"):
         assert kept.copied(name) == b"other"
-    for name in ("table.parquet", "frame.parquet", "tokens.json", "model.jit"):
+    for name in ("table.parquet", "frame.parquet", "rows.arrow", "tokens.json", "model.jit"):
         assert 0 < len(kept.copied(name)) < 10_000
     assert kept.copied("redirected.txt") == OLD + b"more\n"
     assert kept.copied("d/edited.txt") == OLD.replace(b"what", b"x")

@@ -234,7 +234,8 @@ while missing:
 ' "$master_addr" "$master_port" "$node" "${names[@]}"
 }
 
-rank=(python3) torchrun=(torchrun)
+rank=(python3)
+torchrun=(torchrun)
 
 launch() { # torchrun on this node; it starts the ranks
     watch_node

@@ -263,10 +263,13 @@ while missing:
 ' "$master_addr" "$master_port" "$node" "${names[@]}"
 }
 
-# rankup's own way to start torchrun and a script, where it is there, keeps each rank's exception
-# or signal for `rankup logs`; both are the same.
-rank=(python3) torchrun=(torchrun)
-if command -v rankup-rank >/dev/null; then rank=(rankup-rank) torchrun=(rankup-rank --agent); fi
+# rankup's own way to start a script, where it is there, keeps each rank's exception
+# for `rankup logs`; the script is the same.
+rank=(python3)
+if command -v rankup-rank >/dev/null; then rank=(rankup-rank); fi
+torchrun=(torchrun)
+# And to start torchrun, the signal that killed a rank. (An environment may have an older rankup.)
+case $(rankup-rank 2>&1) in *--agent*) torchrun=(rankup-rank --agent) ;; esac
 
 launch() { # torchrun on this node; it starts the ranks
     watch_node

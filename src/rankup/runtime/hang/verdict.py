@@ -31,11 +31,12 @@ class Finding:
     silent: tuple[int, ...]
 
 
-def verdict(states: Mapping[int, State], world_size: int) -> str:
+def verdict(states: Mapping[int, State], world_size: int, *, timed_out: bool = True) -> str:
     """The last words on a hang, of several lines; the last one says the most.
 
     Args:
         states: of the ranks that answered, at least one of them in a collective.
+        timed_out: False where the job's time limit comes first.
     """
     finding = _choose(states, world_size)
     at_fault = (*finding.absent, *finding.others)
@@ -45,7 +46,7 @@ def verdict(states: Mapping[int, State], world_size: int) -> str:
     code = differing([(states[rank].node, states[rank].code) for rank in sorted(states)])
     if code and len(states) == world_size:
         parts.append(f"the ranks run different code: {code}")
-    return "\n".join([*parts, _sentence(finding, states)])
+    return "\n".join([*parts, _sentence(finding, states, timed_out)])
 
 
 def find(states: Mapping[int, State], call: Call, world_size: int) -> Finding:
@@ -112,11 +113,12 @@ def _same_shapes(operation: str) -> bool:
     return "all_reduce" in operation or "broadcast" in operation or "allreduce" in operation
 
 
-def _sentence(finding: Finding, states: Mapping[int, State]) -> str:
+def _sentence(finding: Finding, states: Mapping[int, State], timed_out: bool) -> str:
     call = finding.call
     what = call.operation + (f" ({call.tensors})" if call.tensors else "")
     which = f", number {call.number} of {_of(call)}" if call.number >= 0 else ""
-    parts = [f"hang: {what}{which} did not end within {call.timeout:g} s"]
+    ended = f"did not end within {call.timeout:g} s" if timed_out else "has not ended"
+    parts = [f"hang: {what}{which} {ended}"]
     if finding.waiting:
         verb = "waits" if len(finding.waiting) == 1 else "wait"
         parts.append(f"{_ranks(finding.waiting)} {verb} in it{_where(finding, states)}")

@@ -170,7 +170,7 @@ class Watch(threading.Thread):
                 return
             self._gather(number, states)
         self._store.set(f"{_PREFIX}/over/{number}", "1")
-        text = f"{AT_THE_LIMIT}:\n{verdict(states, self._size)}"
+        text = f"{AT_THE_LIMIT}:\n{verdict(states, self._size, timed_out=False)}"
         if self._tell is not None:
             self._tell(text)
         else:

@@ -47,6 +47,8 @@ _SAVES = (
     ("polars.dataframe.frame", "DataFrame.write_parquet", 1, "file"),
     ("pyarrow.csv", "write_csv", 1, "output_file"),
     ("pyarrow.feather", "write_feather", 1, "dest"),
+    ("pyarrow.ipc", "new_file", 0, "sink"),
+    ("pyarrow.ipc", "new_stream", 0, "sink"),
     ("pyarrow.parquet.core", "ParquetWriter.__init__", 1, "where"),
     ("safetensors.numpy", "save_file", 1, "filename"),
     ("safetensors.torch", "save_file", 1, "filename"),

@@ -27,14 +27,13 @@ from ...runtime.deadline import END
 from ...runtime.world import FIRST_TIMEOUT, World
 from ..attempt import Outcome
 from ..keeper import Keeper
-from ..metrics import Lines, step_record
+from ..metrics import Lines, Trace, step_record
 from ..options import TrainOptions
 from ..plan import Plan
 from ..step import Stepper
 from ..stop import Stop
 from ..taken import Taken
 from ..task import Batch, Task
-from ..trace import Trace
 from .record import RunLines, Tally, cut_back
 from .speaker import Speaker
 from .tickets import Ticket, Tickets

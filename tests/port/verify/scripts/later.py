@@ -33,6 +33,7 @@ valid_loader = DataLoader(valid, batch_size=12)
 model, average = nn.Linear(6, 3), nn.Linear(6, 3)
 average.load_state_dict(model.state_dict())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=300)
 plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
 history = []
 for epoch in range(10):
@@ -43,6 +44,7 @@ for epoch in range(10):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        schedule.step()
         with torch.no_grad():
             for a, b in zip(average.parameters(), model.parameters(), strict=True):
                 a.lerp_(b, 0.01)

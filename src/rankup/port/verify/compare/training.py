@@ -10,6 +10,7 @@ from ..verdict import Result, differs
 
 _LOSS = 1e-4  # relative: float32 sums in another order
 _GRADIENT = 2e-3
+_OPTION = 1e-6
 _ROUNDS = 1.5  # times: one more or less is a matter of rounding
 _MOVED = 0.1  # of the way: Adam makes steps of the noise in a gradient that is zero
 
@@ -26,6 +27,8 @@ def losses(original: Seen, port: Seen) -> Result:
                 f"over the same {len(ours)} batches"
                 + (": it draws other batches" if events else ": it does not train"),
             )
+    if text := _options(original.ranks[0], port.ranks[0]):
+        return differs("other options", text)
     worst = 0.0
     for number, mine in enumerate(ours):
         parts = [events[number] for events in theirs]
@@ -108,6 +111,19 @@ def _gradients(original: Seen, port: Seen) -> Result | None:
     return None
 
 
+def _options(original: Journal, port: Journal) -> str:
+    """Compare the learning rates: a schedule of another length may show in no loss so early."""
+    pairs = zip(original.of("step"), port.of("step"), strict=False)
+    for number, (mine, its) in enumerate(pairs, 1):
+        for (name, one), (other, value) in zip(mine["options"], its["options"], strict=False):
+            if name == other and abs(one - value) > _OPTION * abs(one):
+                return (
+                    f"optimizer step {number}: {name} is {value:.6g} where the original's is "
+                    f"{one:.6g}: it is scaled, or its schedule has another length or other steps"
+                )
+    return ""
+
+
 def _rounds(original: Journal, port: Journal) -> str:
     """Compare the lengths of loops that were cut: what a port leaves out there is not seen here."""
     pairs = zip(original.of("rounds"), port.of("rounds"), strict=False)
@@ -124,29 +140,21 @@ def _rounds(original: Journal, port: Journal) -> str:
 def _moved(original: Journal, port: Journal) -> str:
     """Compare what training has made of models, those without an optimizer included."""
     for mine in original.of("moved"):
-        alike = [
-            one
+        size = math.dist(mine["last"], mine["first"])
+        far = [
+            math.dist(one["last"], mine["last"])
             for one in port.of("moved")
-            if one["shapes"] == mine["shapes"] and _near(one["first"], mine["first"], _LOSS)
+            if one["shapes"] == mine["shapes"]
+            and math.dist(one["first"], mine["first"]) <= _LOSS * math.hypot(*mine["first"])
         ]
-        size = max(abs(one) for one in _difference(mine["last"], mine["first"]))
-        far = [max(map(abs, _difference(one["last"], mine["last"]))) for one in alike]
-        floor = _LOSS * max(map(abs, mine["last"]))
-        if far and math.isfinite(size) and min(far) > _MOVED * size + floor:
+        most = _MOVED * size + _LOSS * math.hypot(*mine["last"])
+        if far and math.isfinite(most) and not min(far) <= most:
             return (
                 f"at the end the parameters of {mine['model']} are not the original's, by "
                 f"{min(far) / size if size else math.inf:.0%} of what its training has changed: an "
                 "average, a copy or a last step is computed otherwise"
             )
     return ""
-
-
-def _difference(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [a - b for a, b in zip(one, other, strict=True)]
-
-
-def _near(one: Sequence[float], other: Sequence[float], share: float) -> bool:
-    return max(map(abs, _difference(one, other))) <= share * max(map(abs, other))
 
 
 def _why(ratio: float, world: int) -> str:

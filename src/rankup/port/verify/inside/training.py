@@ -133,7 +133,14 @@ class Steps:
         # A checksum of numbers that are not finite may differ although all is as bad everywhere.
         shown = norm if math.isfinite(norm) else str(norm)
         sums = _checksum(_parameters(optimizer))
-        self._journal.tell("step", optimizer=number, gradient=shown, parameters=sums)
+        options = [
+            (name, float(value))
+            for group in optimizer.param_groups
+            for name, value in group.items()
+            if name in ("lr", "weight_decay", "momentum")
+        ]
+        fields = {"optimizer": number, "gradient": shown, "parameters": sums}
+        self._journal.tell("step", **fields, options=options)
         if self._rank == 1 and self._progress.steps == self._run.kill_at:
             self._journal.tell("killed")
             os.kill(os.getpid(), signal.SIGKILL)
