@@ -267,10 +267,13 @@ def step_seconds(
     return None
 
 
-def rows_of(path: Path) -> list[Row]:
-    """Return the measured steps of a table."""
+def rows_of(path: Path) -> tuple[list[Row], int]:
+    """Return the measured steps of a table, and how many of its rows are none, or lack sizes, or
+    have a GPU that nobody knows."""
     with path.open(newline="", encoding="utf-8") as file:
-        return [row for raw in csv.DictReader(file) if (row := read(raw)) is not None]
+        found = [read(row) for row in csv.DictReader(file)]
+    rows = [row for row in found if row is not None]
+    return rows, len(found) - len(rows)
 
 
 def left_out(rows: Sequence[Row]) -> list[Estimate]:
@@ -373,7 +376,7 @@ def main() -> None:
     if not arguments.table.is_file():
         print(f"no table {arguments.table}: skipped; give --table FILE or set RANKUP_DATA")
         return
-    rows = rows_of(arguments.table)
+    rows, unread = rows_of(arguments.table)
     if arguments.fit:
         found = np.exp(_plan_fit.fit([row for row in rows if row.plain]))
         print(
@@ -394,6 +397,7 @@ def main() -> None:
                 print(described(*pair))
     for claim in claims("all", pairs):
         print(json.dumps(claim))
+    print(json.dumps({"claim": "plan.unread", "source": "all", "n": unread}))
 
 
 def described(row: Row, found: Estimate) -> str:
