@@ -409,8 +409,7 @@ def no_mean(file: File, script: Script) -> Iterator[Hit]:
             )
     yield from _carried(training)
     yield from _kept(training)
-    if file is script.file:
-        yield from _kept_in_modules(script)
+    yield from _kept_in_modules(file)
 
 
 def _over_nodes(training: Training) -> bool:
@@ -454,25 +453,29 @@ def _kept(training: Training) -> Iterator[Hit]:
     """A table with a row for each sample, or a running mean, that the next loss is made with."""
     script = training.script
     for loop in (one for one in training.loops if one.trains):
+        parts = script.inside(loop.node.body, ast.Subscript, ast.Call, deep=False)
+        changed = [(node, *found) for node in parts if (found := _changed(node))[0]]
+        if not changed:
+            continue
         around = script.scope(loop.node)
         feeding = training.feeding(around, loop.losses) - bound_in(walk(loop.node))
-        for node in script.inside(loop.node.body, ast.expr, deep=False):
-            name, by = _changed(node)
+        for node, name, by in changed:
             if name in feeding and mentioned(*by) & training.derived(loop):
                 yield _of_its_own(node, name)
 
 
-def _kept_in_modules(script: Script) -> Iterator[Hit]:
+def _kept_in_modules(file: File) -> Iterator[Hit]:
     """Such a table or mean of a loss or a model that keeps it itself."""
-    for file in script.flow.files:
-        for function in (one for one in file.names.functions if one.name == "forward"):
-            given_ = {one.arg for one in parameters(function.args)} - {"self"}
-            local = made_of(walk(*function.body), given_, gives=stored)
-            for node in walk(*function.body):
-                name, by = _changed(node)
-                own = name.startswith("self.") and name.count(".") == 1
-                if own and mentioned(*by) & local and script.file is file:
-                    yield _of_its_own(node, name)
+    for function in (one for one in file.names.functions if one.name == "forward"):
+        changed = [(node, *_changed(node)) for node in walk(*function.body)]
+        changed = [one for one in changed if re.fullmatch(r"self\.\w+", one[1])]
+        if not changed:
+            continue
+        given_ = {one.arg for one in parameters(function.args)} - {"self"}
+        local = made_of(walk(*function.body), given_, gives=stored)
+        for node, name, by in changed:
+            if mentioned(*by) & local:
+                yield _of_its_own(node, name)
 
 
 def _changed(node: ast.AST) -> tuple[str, list[ast.AST]]:

@@ -492,7 +492,6 @@ class Numbers(Region):
             return set()
         made = call.func.value if isinstance(call.func, ast.Attribute) else call.func
         roles = {one.kind for one in script.understood.of(script.file, made)}
-        function = isinstance(call.func, ast.Name) and self.context.called(call) is not None
         function = isinstance(call.func, ast.Name) and script.called(call) is not None
         return set() if roles or function else mentioned(made)
 
