@@ -12,7 +12,6 @@ Without a GPU it says so and makes no claim; `--cpu-smoke` runs all of it on the
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import tempfile
 import time
@@ -27,7 +26,7 @@ import torch
 from _ranks import Team, claimed, interleave
 from common import FULL, QUICK, Effort, machine, median, ratios, spread, table
 from rankup.monitor.collect.gpu import MOMENTARY, QUESTIONS, Failed, Lost, NotThere, Source
-from rankup.monitor.collect.node import STAND_IN, open_source
+from rankup.monitor.collect.node import open_source
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.train.metrics import peak_flops
@@ -173,13 +172,7 @@ def _cost(
 
 
 def smoke() -> None:
-    """Run everything on the CPU in tiny sizes, NVML on a GPU that plays a script."""
-    with tempfile.TemporaryDirectory() as name:
-        script = Path(name) / "gpus.json"
-        script.write_text(json.dumps({"gpus": [{"values": {"util": 1}}], "call_seconds": 1e-4}))
-        source, _ = open_source({STAND_IN: str(script)})
-        assert source is not None
-        nvml(source, rounds=2, apart=0.01)
+    """Run the training on the CPU in tiny sizes."""
     bench(SMOKE, Effort(True, 3, 0.2), "cpu")
     print("bench: it runs; tiny sizes on the CPU make no claim")
 
@@ -196,7 +189,7 @@ def main() -> None:
         print("bench: nothing measured, no claim: torch sees no GPU")
         return
     print(f"{machine('torch')}, {torch.cuda.get_device_name()}\n", flush=True)
-    source, why = open_source({})
+    source, why = open_source()
     if source is None:
         print(f"bench: what NVML costs is not measured: {why}\n")
     else:

@@ -739,6 +739,55 @@ def test_a_loss_that_a_function_of_the_script_is_given(tmp_path: Path) -> None:
     assert [one for one in shown.left if "loss: of rank 0's part" in one.text]
 
 
+BANK = """bank = torch.zeros(22, 5)
+
+
+class Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bank, self.mean = torch.zeros(22, 5), torch.zeros(5)
+
+    def forward(self, out, y):
+        # in it
+        return ((out - y + self.bank.mean() + self.mean) ** 2).mean()
+
+
+own = Own()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "said"),
+    [
+        ("", "bank[y.argmax(1)] = out.detach()", "`bank`"),
+        ("", "bank.index_add_(0, y.argmax(1), out.detach())", "`bank`"),
+        ("", "bank.mul_(0.9).add_(0.1 * out.detach().mean(0))", "`bank`"),
+        ("self.bank[y.argmax(1)] = out.detach()", "pass", "`self.bank`"),
+        ("self.mean = 0.9 * self.mean + 0.1 * out.detach().mean(0)", "pass", "`self.mean`"),
+        ("", "targets = torch.zeros(6, 5).scatter_(1, y.argmax(1, True), 1)", ""),
+        ("", "bank[epoch] = 1", ""),
+    ],
+)
+def test_what_is_kept_of_samples_for_the_next_loss_is_each_ranks(
+    module: str, line: str, said: str, tmp_path: Path
+) -> None:
+    """A memory of targets, a running mean: a rank changes it by the samples that it sees."""
+    text = TRAINING.replace("criterion(out, y)", "own(out, y) + bank.mean()")
+    text = HEAD + BANK.replace("# in it", module or "pass") + text.replace("# in training", line)
+    left = [one.text for one in _ported(tmp_path, text).left if "batch to batch" in one.text]
+    assert [said in one for one in left] == ([True] if said else [])
+
+
+def test_what_is_made_of_a_last_batch_is_said_to_be_of_rank_0s_part(tmp_path: Path) -> None:
+    behind = "picture = out.detach().cpu()\n    torchvision.utils.save_image(picture, 'a.png')"
+    text = "import torchvision.utils\n" + HEAD + TRAINING.replace("print(a, b)", behind)
+    assert [one for one in _ported(tmp_path, text).left if "what is written here" in one.text]
+    rows = "for i in range(len(x)):\n            table[len(table)]['x'] = out[i].mean().item()"
+    text = HEAD + "import pandas\ntable = {}\n" + TRAINING.replace("# in training", rows)
+    text = text.replace("print(a, b)", "frame = pandas.DataFrame.from_dict(table)")
+    assert [one for one in _ported(tmp_path, text).left if "table: of rank 0's" in one.text]
+
+
 def test_a_last_batch_by_which_is_decided_is_said_to_be_rank_0s(tmp_path: Path) -> None:
     text = TRAINING.replace("# in training", "c = (out > y).sum().item()")
     ported = _ported(tmp_path, HEAD + text.replace("print(a, b)", "if c > 3: print(1)"))

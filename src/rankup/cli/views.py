@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..base.errors import UserError
 from .app import app
 
 Run = Annotated[str, typer.Argument(help="A run's id, Slurm job id, directory, or `last`.")]
@@ -143,8 +144,12 @@ def monitor(
 def export(
     run: Run,
     to: Annotated[
-        str, typer.Option(metavar="FORMAT", help="safetensors, or torch: a plain state dict.")
-    ],
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="safetensors; torch: a plain state dict; hf: a folder for transformers.",
+        ),
+    ] = None,
     out: Annotated[
         str | None, typer.Option(metavar="FILE", help="By default in the run's directory.")
     ] = None,
@@ -153,8 +158,11 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
     """Write a run's model into one file, whatever it was trained on."""
+    from ..launch.weights import SUFFIXES
     from ..launch.weights import export as write
 
+    if to is None:
+        raise UserError(f"give --to FORMAT, one of {', '.join(SUFFIXES)}")
     raise typer.Exit(write(run, to, out, step, best, force))
 
 

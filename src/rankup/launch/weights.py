@@ -9,8 +9,10 @@ import errno
 import importlib.util
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +28,11 @@ from . import attempts, meant
 if TYPE_CHECKING:
     import torch
 
+    from ..recipes.llama import LlamaShape
     from ..train.checkpoint import Candidate
 
 _PREFIX = "model."
-SUFFIXES = {"safetensors": ".safetensors", "torch": ".pt"}
+SUFFIXES = {"safetensors": ".safetensors", "torch": ".pt", "hf": "-hf"}
 # What another --out would mend.
 _ELSEWHERE = (errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOTDIR)
 
@@ -46,8 +49,9 @@ def export(
 
     Args:
         run: id, Slurm job id, `last` or directory.
-        to: `safetensors` or `torch`, which is the state dict that `load_state_dict` takes.
-        out: the file; by default beside the checkpoints, named by their step.
+        to: `safetensors` or `torch`, which is the state dict that `load_state_dict` takes; `hf`
+            makes a folder that transformers loads, of a Llama.
+        out: the file, or folder; by default beside the checkpoints, named by their step.
         step: of the checkpoint; by default the newest whole one.
         best: the checkpoint with the lowest validation loss instead.
 
@@ -58,20 +62,42 @@ def export(
     if to not in SUFFIXES:
         raise UserError(f"--to {to!r}: known are {', '.join(SUFFIXES)}")
     need("torch", "rankup export reads checkpoints with torch")
-    if to == "safetensors":
-        need("safetensors", "--to safetensors writes with the package safetensors")
-    place = folder(run)
-    where = user_path(out, "--out") if out is not None else None
+    if to != "torch":
+        need("safetensors", f"--to {to} writes with the package safetensors")
+    place = folder(run).resolve()
+    where = user_path(out, "--out").absolute() if out is not None else None
+    llama = _llama(place) if to == "hf" else None
     candidate = checkpoint(place / "checkpoints", step, best)
     name = "best" if best else candidate.directory.name
     path = where or place / f"model-{name}{SUFFIXES[to]}"
-    _refuse_existing(path, force)
+    _refuse_existing(path, force and to != "hf")
     tensors = read(candidate)
     what = f"step {candidate.saved.place.step}"
-    _write(tensors, path, to)
+    if llama is not None:
+        llama = replace(llama, vocab_size=len(tensors["tokens.weight"]))
+    _write(tensors, path, to, llama)
     count = sum(tensor.numel() for name, tensor in tensors.items())
     print(f"{what}, {len(tensors)} tensors, {count:,} numbers: {clean(str(path))}")
     return 0
+
+
+def _llama(folder: Path) -> LlamaShape:
+    """The sizes of the Llama that a run has trained.
+
+    Raises:
+        UserError: it has trained something else.
+    """
+    job = rundir.read(_run_of(folder))
+    if job.kind == "recipe" and job.target in recipes.RECIPES:
+        _relative_paths_as_the_run(job)
+        options = recipes.find(job.target).parse(job.args)
+        if (llama := getattr(options, "llama", None)) is not None:
+            found: LlamaShape = replace(llama, longest=max(llama.longest, options.seq_len))
+            return found
+    raise UserError(
+        "--to hf writes models of `rankup run language-model --model llama-…`, and this run "
+        "trained another one; --to safetensors writes its weights by their own names"
+    )
 
 
 def _refuse_existing(path: Path, force: bool) -> None:
@@ -83,22 +109,37 @@ def _refuse_existing(path: Path, force: bool) -> None:
         raise UserError(f"--out {path}: there is no folder {path.parent}")
 
 
-def _write(tensors: Mapping[str, torch.Tensor], path: Path, to: str) -> None:
+def _write(
+    tensors: Mapping[str, torch.Tensor], path: Path, to: str, llama: LlamaShape | None
+) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        if to == "torch":
+        if llama is not None:
+            from ..recipes import llama_weights
+
+            temporary.mkdir()
+            llama_weights.save(tensors, llama, temporary)
+            for part in temporary.iterdir():
+                with part.open("rb") as written:
+                    os.fsync(written.fileno())
+            fsync_directory(temporary)
+        elif to == "torch":
             import torch
 
             with temporary.open("xb") as file:  # torch's own would hide why it cannot write
                 torch.save(dict(tensors), file)
         else:
             _write_safetensors(tensors, temporary)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
+        if llama is None:
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
         temporary.replace(path)
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        if llama is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in _ELSEWHERE:
             why = f"{path} cannot be written: {error.strerror}; name another place with --out"
             raise UserError(why) from None

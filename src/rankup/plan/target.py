@@ -215,16 +215,18 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
     from ..recipes.outline import vocabulary
 
     vocab, note = vocabulary(options)
+    llama = options.llama
     shape = Shape(
         layers=options.layers,
         hidden=options.dim,
         heads=options.heads,
-        kv_heads=options.heads,
-        ffn=4 * options.dim,
+        kv_heads=options.heads if llama is None else llama.kv_heads,
+        ffn=4 * options.dim if llama is None else llama.ffn,
         vocab=vocab,
         seq=options.seq_len,
-        tied=False,
-        positions=options.seq_len,
+        gated=llama is not None,
+        tied=llama is not None and llama.tied,
+        positions=options.seq_len if llama is None else 0,
         name=name,
     )
     return Target(shape, (name, *args), options, (note,))

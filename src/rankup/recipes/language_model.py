@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from ..base.text import say
 from ..runtime.world import setup
 from ..train.optimizer import build_optimizer
 from ..train.task import Batch
-from . import Asked, running
+from . import Asked, llama_weights, running
+from .models.llama import Llama
 from .models.transformer import Shape, Transformer
 from .options import TOKENS, LanguageModelOptions
 from .running import IGNORED, compiled_cross_entropy, cross_entropy
@@ -60,9 +62,20 @@ class Windows:
         return window[:, :-1].contiguous(), targets.contiguous()
 
 
-def shape_of(options: LanguageModelOptions, vocabulary: int) -> Shape:
-    """The model's, for so many different tokens."""
-    return Shape(
+def model_of(
+    options: LanguageModelOptions,
+    vocabulary: int,
+    logits: npt.NDArray[np.float32] | None = None,
+) -> Transformer | Llama:
+    """Build the model for so many different tokens.
+
+    Args:
+        logits: what the output's bias starts from, with --prior.
+    """
+    if (llama := options.llama) is not None:
+        longest = max(options.seq_len, llama.longest if llama.vocab_size else 0)
+        return Llama(replace(llama, vocab_size=llama.vocab_size or vocabulary, longest=longest))
+    shape = Shape(
         vocabulary,
         options.seq_len,
         options.layers,
@@ -71,6 +84,7 @@ def shape_of(options: LanguageModelOptions, vocabulary: int) -> Shape:
         options.dropout,
         prior=options.prior,
     )
+    return Transformer(shape, logits)
 
 
 def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
@@ -99,7 +113,7 @@ class LanguageModel:
         file = open_tokens(directory)
         options.check(file)
         self.options = options
-        self.shape = shape_of(options, file.vocab_size)
+        self._vocabulary = file.vocab_size
         self._logits = log_frequencies(file) if options.prior else None
         self._cross_entropy = compiled_cross_entropy() if options.compile else cross_entropy
         self.train, self.valid, self.test = (
@@ -107,7 +121,18 @@ class LanguageModel:
         )
 
     def build_model(self) -> nn.Module:
-        return Transformer(self.shape, self._logits)
+        return model_of(self.options, self._vocabulary, self._logits)
+
+    def values(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Fill a rank's parameters with the weights of --init, of which it reads its own bytes.
+
+        Raises:
+            UserError: the folder's weights are not of this model.
+        """
+        if self.options.init is None:
+            return False
+        llama_weights.load(tensors, Path(self.options.init))
+        return True
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return build_optimizer(model, self.options)
@@ -123,7 +148,8 @@ class LanguageModel:
     def flops_per_unit(self, model: nn.Module) -> float:
         """6 per weight that multiplies, plus attention (Kaplan et al., 2020; PaLM, appendix B)."""
         weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-        return 6.0 * weights + 12.0 * self.shape.layers * self.shape.dim * self.shape.seq_len
+        wide = self.options.layers * self.options.dim
+        return 6.0 * weights + 12.0 * wide * self.options.seq_len
 
 
 def restored(build_model: Callable[[], nn.Module], tensors: Mapping[str, Any]) -> nn.Module:

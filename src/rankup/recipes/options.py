@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +17,7 @@ from ..parallel.choices import stages_per_rank
 from ..parallel.layout import Layout
 from ..site import config
 from ..train.options import TrainOptions
+from .llama import SIZES, LlamaShape, shape_of
 from .text import BPE_SIZE, SPLITS, TokenFile, tokenize
 
 TOKENS = "tokens"
@@ -35,10 +37,18 @@ class LanguageModelOptions(TrainOptions):
     vocab_size: int | None = flag(None, f"tokens of --vocab bpe (default {BPE_SIZE})", least=257)
     tokenizer: str | None = flag(None, "a file of the package tokenizers, in place of --vocab")
     seq_len: int = flag(64, "tokens per sample", least=1)
+    model: str = flag(
+        "gpt", f"gpt, {', '.join(SIZES)}, or a Llama's config.json; sizes below that are not given"
+    )
+    init: str | None = flag(
+        None, "begin with the weights of this Hugging Face folder of a Llama (safetensors)"
+    )
     layers: int = flag(4, "transformer blocks", least=1)
     dim: int = flag(256, "width of the model", least=1)
     heads: int = flag(4, "attention heads", least=1)
-    dropout: float = flag(0.1, "part of the activations dropped in training", least=0)
+    kv_heads: int | None = flag(None, "heads of keys and values of a Llama", least=1)
+    ffn: int | None = flag(None, "width inside a Llama's feed-forward", least=1)
+    dropout: float = flag(0.1, "part of the activations dropped in training (gpt)", least=0)
     prior: bool = flag(False, "begin with the tokens' frequencies, as a bias of the output")
 
     TINY: ClassVar[Mapping[str, Any]] = {
@@ -46,9 +56,42 @@ class LanguageModelOptions(TrainOptions):
         **{"seq_len": 32, "layers": 2, "dim": 64, "heads": 2},
     }
 
+    @classmethod
+    def preset(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Sizes of the model that is named; small ones for --tiny."""
+        found = super().preset(values)
+        named = values["init"] or values["model"]
+        if named == "gpt":
+            return found
+        sizes = shape_of(named)
+        own = {name: getattr(sizes, name) for name in ("layers", "dim", "heads", "kv_heads", "ffn")}
+        if values["tiny"]:
+            own |= {"kv_heads": 1, "ffn": 192}
+        return {**own, **found}
+
+    @cached_property
+    def llama(self) -> LlamaShape | None:
+        """The Llama's sizes; None for the transformer of GPT-2's kind."""
+        named = self.init or self.model
+        if named == "gpt":
+            return None
+        return replace(
+            shape_of(named),
+            layers=self.layers,
+            dim=self.dim,
+            heads=self.heads,
+            kv_heads=self.kv_heads or self.heads,
+            ffn=self.ffn or 4 * self.dim,
+        )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._refuse_contradictions()
+        self._refuse_sizes()
+        if self.dropout >= 1:
+            raise UserError(f"--dropout {self.dropout} would drop everything; give less than 1")
+
+    def _refuse_sizes(self) -> None:
         if self.dim % self.heads:
             fitting = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
             near = sorted(fitting, key=lambda n: abs(n - self.heads))[:3]
@@ -56,8 +99,30 @@ class LanguageModelOptions(TrainOptions):
                 f"--dim {self.dim} cannot be cut into --heads {self.heads} equal parts; "
                 f"heads that fit: {', '.join(map(str, sorted(near)))}"
             )
-        if self.dropout >= 1:
-            raise UserError(f"--dropout {self.dropout} would drop everything; give less than 1")
+        llama = self.llama
+        if llama is None:
+            given = [name for name in ("kv_heads", "ffn") if getattr(self, name) is not None]
+            if given:
+                flag_name = given[0].replace("_", "-")
+                raise UserError(f"--{flag_name} is of a Llama; give --model llama-160m as well")
+            return
+        if llama.heads % llama.kv_heads:
+            raise UserError(
+                f"--heads {llama.heads} cannot share --kv-heads {llama.kv_heads} equally; give a "
+                "divisor of --heads"
+            )
+        if llama.dim // llama.heads % 2:
+            raise UserError(
+                f"heads of {llama.dim // llama.heads} numbers (--dim {llama.dim} / --heads "
+                f"{llama.heads}) cannot be turned in pairs; give an even width"
+            )
+        if self.prior:
+            raise UserError("--prior is a bias of the output, which a Llama does not have")
+        if self.init is not None and llama != shape_of(self.init):
+            raise UserError(
+                f"--init {self.init} has sizes of its own; leave --layers, --dim, --heads, "
+                "--kv-heads and --ffn away"
+            )
 
     def _refuse_contradictions(self) -> None:
         given = [n for n in ("train", "valid", "test") if getattr(self, n) is not None]
@@ -93,6 +158,11 @@ class LanguageModelOptions(TrainOptions):
                 f"tensor parallel over {layout.tp} ranks cannot share --heads {self.heads} "
                 f"equally; --tp that fits: {', '.join(map(str, fitting))}"
             )
+        if self.llama is not None and self.llama.kv_heads % layout.tp:
+            return (
+                f"tensor parallel over {layout.tp} ranks cannot share --kv-heads "
+                f"{self.llama.kv_heads} equally; give a --tp that divides them"
+            )
         if self.seq_len % layout.tp:
             return (
                 f"tensor parallel over {layout.tp} ranks cuts the sequence between the layers, and "
@@ -120,7 +190,10 @@ class LanguageModelOptions(TrainOptions):
 
     @property
     def fixed(self) -> dict[str, Any]:
-        return {**self.identity, "dim": self.dim, "layers": self.layers, "heads": self.heads}
+        sizes: dict[str, Any] = {"dim": self.dim, "layers": self.layers, "heads": self.heads}
+        if self.llama is not None:
+            sizes |= {"kv_heads": self.llama.kv_heads, "ffn": self.llama.ffn}
+        return {**self.identity, **sizes}
 
     def prepare(self, directory: Path) -> None:
         """Tokenise the text into the run directory, on the login node rather than on 64 ranks.
@@ -158,7 +231,14 @@ class LanguageModelOptions(TrainOptions):
         return tokenize(sources, self.vocab, directory, self.vocab_size or BPE_SIZE, file)
 
     def check(self, tokens: TokenFile) -> None:
-        """UserError when a split is too short to hold one sample."""
+        """UserError when a split is too short to hold one sample, or has tokens that the model's
+        vocabulary does not have."""
+        known = 0 if self.llama is None else self.llama.vocab_size
+        if known and tokens.vocab_size > known:
+            raise UserError(
+                f"the text has {tokens.vocab_size:,} different tokens, and the model of "
+                f"{self.init or self.model} knows {known:,}; give its --tokenizer"
+            )
         for name, split in tokens.splits.items():
             if len(split) <= self.seq_len:
                 raise UserError(

@@ -59,18 +59,16 @@ def outline(options: Any) -> Outline:
 def _language_model(options: LanguageModelOptions) -> Outline:
     import torch
 
-    from .language_model import shape_of
-    from .models.transformer import Transformer
+    from .language_model import model_of
 
     known, note = vocabulary(options)
-    shape = shape_of(options, known)
     tokens = torch.zeros(options.micro_batch, options.seq_len, dtype=torch.int64, device="meta")
 
     def loss(model: Any, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         logits: torch.Tensor = model(*batch)
         return logits
 
-    return Outline(lambda: Transformer(shape), (loss, (tokens,)), note)
+    return Outline(lambda: model_of(options, known), (loss, (tokens,)), note)
 
 
 def _image_classification(options: ImageClassificationOptions) -> Outline:
@@ -98,6 +96,9 @@ def _image_classification(options: ImageClassificationOptions) -> Outline:
 
 def vocabulary(options: LanguageModelOptions) -> tuple[int, str]:
     """Number of different tokens, and how it is known."""
+    if options.llama is not None and options.llama.vocab_size:
+        size = options.llama.vocab_size
+        return size, f"a vocabulary of {size:,} pieces, as the model's config.json says"
     if options.vocab == "byte":
         return BYTES, f"a vocabulary of {BYTES} bytes"
     if options.tokenizer is not None:

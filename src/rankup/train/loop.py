@@ -20,7 +20,7 @@ from .optimizer import LossScale
 from .options import TrainOptions
 from .plan import Place, Plan
 from .rounds import rounds, taker
-from .start import start
+from .start import fill, start
 from .step import Stepper
 from .stop import Stop
 from .taken import Taken
@@ -76,7 +76,10 @@ class _Run:
             lambda *stood: self.metrics.checkpoint(*stood),
             self.taker.carried,
         )
-        if resume and (saved := self.keeper.restore(self.last)) is not None:
+        saved = self.keeper.restore(self.last) if resume else None
+        if saved is None:
+            fill(task, self.built)
+        else:
             self.place, self.unvalidated = saved.place, saved.unvalidated
             if self.stepper.scale is not None and saved.loss_scale is not None:
                 self.stepper.scale = LossScale(*saved.loss_scale)

@@ -14,7 +14,7 @@ from ..parallel.mesh import Mesh
 from ..runtime.probe import probe, same_code
 from ..runtime.world import World
 from .options import TrainOptions
-from .task import Task, Valued
+from .task import Loaded, Task, Valued
 
 
 def start(task: Task, options: TrainOptions, world: World) -> Built:
@@ -40,6 +40,13 @@ def start(task: Task, options: TrainOptions, world: World) -> Built:
         example = (task.loss, task.train.batch(some))
     mesh = Mesh(layout, world, apart=options.apart)
     return build(task.build_model, mesh, options.seed, choices, example)
+
+
+def fill(task: Task, built: Built) -> None:
+    """Give the parameters the values that the task has for them, where it has some."""
+    if isinstance(task, Loaded):
+        held = {built.copies.get(n, n): p.detach() for n, p in built.model.named_parameters()}
+        task.values(held)
 
 
 def set_arithmetic(options: TrainOptions) -> None:

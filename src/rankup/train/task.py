@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -111,6 +111,18 @@ class Valued(Protocol):
     """A task whose `build_model` gives each parameter its value, as weights that were trained."""
 
     by_name: bool  # False: no parameter is drawn anew by its name
+
+
+@runtime_checkable
+class Loaded(Protocol):
+    """A task that may begin with weights from files, of which each rank reads its own part."""
+
+    def values(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Fill this rank's parameters, by their names in the model; False where there are none.
+
+        Call on all ranks. Parameters may be DTensors.
+        """
+        ...
 
 
 class Feed:

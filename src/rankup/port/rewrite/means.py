@@ -524,8 +524,10 @@ class _Scope:
 
     def _method(self, call: ast.Call, name: str, value: ast.expr, rest: list[ast.expr]) -> Kind:
         kind = self.kind(value)
-        if kind in _SUMS and name in ("mul", "div") and rest and self.kind(rest[0]) is Kind.FIXED:
-            if name == "mul":
+        times = name in ("mul", "mul_")
+        scaled = times or name in ("div", "div_")
+        if kind in _SUMS and scaled and rest and self.kind(rest[0]) is Kind.FIXED:
+            if times:
                 return self._scaled(kind, rest[0])
             return kind if kind in _MEANS or constant(self.script, rest[0]) else Kind.MEAN
         if kind in _SUMS:

@@ -27,7 +27,7 @@ from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.torch_names import LOADER_WRAPPERS, OUR_COLLECTIVES
 from .models import Model, Models, models_of, optimizers
-from .script import ForNode, Script, Where
+from .script import ForNode, Scope, Script, Where
 
 _BATCHES = {"__iter__", "__next__", "next"}
 _EACH_ITS_OWN = {"rank0_first", "reduce_scatter"}  # collectives whose value ranks need not share
@@ -311,8 +311,8 @@ class Training:
         loops = [one for one in self.loops if one.trains and one.node in above]
         return not loops or any(mentioned(value) & self.derived(one) for one in loops)
 
-    def feeding(self, where: LoopNode | Function, losses: set[str]) -> set[str]:
-        """The names in a loop or a step that losses, or the steps that it calls, are made of."""
+    def feeding(self, where: LoopNode | Scope, losses: set[str]) -> set[str]:
+        """The names in a piece of code that losses, or the steps that it calls, are made of."""
         script, found = self.script, set(losses)
         for call in script.inside(where.body, ast.Call, deep=False):
             if call not in self.backwards and self._trains_here(call):

@@ -8,15 +8,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ...script.effects import Reached, run_by_call
-from ...script.flow import Flow, argument, call_name, given, literal
+from ...script.flow import Flow, argument, call_name, given, literal, receiver
 from ...script.names import (
     Function,
     assigned,
+    bound_in,
     elements,
     made_of,
     mentioned,
     parameters,
+    stored,
     walk,
+    written,
 )
 from ...script.roles import LoopNode, Script
 from ...script.source import File
@@ -40,6 +43,8 @@ _PARTLY = (
 _ONE_DIVISOR = "Divide all parts by one number, as (losses * mask).sum() / len(losses) does"
 _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' throughout"
 _SAME = ("contiguous", "detach", "float", "half")
+# These change a part of a tensor, or blend something in.
+_CHANGES = words("index_copy_ index_add_ index_put_ scatter_ scatter_add_ add_ sub_ lerp_")
 _MOST = 60  # functions that a loop leads to
 _NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
 _CONTRASTIVE = re.compile(
@@ -403,6 +408,8 @@ def no_mean(file: File, script: Script) -> Iterator[Hit]:
                 "rankup.count(number of nodes) before backward(), of which ranks have others",
             )
     yield from _carried(training)
+    yield from _kept(training)
+    yield from _kept_in_modules(file)
 
 
 def _over_nodes(training: Training) -> bool:
@@ -422,8 +429,8 @@ def _carried(training: Training) -> Iterator[Hit]:
     script = training.script
     for loop in training.loops:
         names = list(script.inside(loop.node, ast.Name))
-        stored = [one.id for one in names if isinstance(one.ctx, ast.Store)]
-        once = {one for one in stored if stored.count(one) == 1}
+        given_ = [one.id for one in names if isinstance(one.ctx, ast.Store)]
+        once = {one for one in given_ if given_.count(one) == 1}
         feeding = training.feeding(loop.node, loop.losses)
         local = (training.derived(loop) - loop.losses) & feeding & once
         if not local:
@@ -440,6 +447,57 @@ def _carried(training: Training) -> Iterator[Hit]:
                     f"`{name}` goes from batch to batch, made of a rank's part: ranks go apart",
                     "put together what it is made of (rankup.all_reduce)",
                 )
+
+
+def _kept(training: Training) -> Iterator[Hit]:
+    """A table with a row for each sample, or a running mean, that the next loss is made with."""
+    script = training.script
+    for loop in (one for one in training.loops if one.trains):
+        parts = script.inside(loop.node.body, ast.Subscript, ast.Call, deep=False)
+        changed = [(node, *found) for node in parts if (found := _changed(node))[0]]
+        if not changed:
+            continue
+        around = script.scope(loop.node)
+        feeding = training.feeding(around, loop.losses) - bound_in(walk(loop.node))
+        for node, name, by in changed:
+            if name in feeding and mentioned(*by) & training.derived(loop):
+                yield _of_its_own(node, name)
+
+
+def _kept_in_modules(file: File) -> Iterator[Hit]:
+    """Such a table or mean of a loss or a model that keeps it itself."""
+    for function in (one for one in file.names.functions if one.name == "forward"):
+        changed = [(node, *_changed(node)) for node in walk(*function.body)]
+        changed = [one for one in changed if re.fullmatch(r"self\.\w+", one[1])]
+        if not changed:
+            continue
+        given_ = {one.arg for one in parameters(function.args)} - {"self"}
+        local = made_of(walk(*function.body), given_, gives=stored)
+        for node, name, by in changed:
+            if mentioned(*by) & local:
+                yield _of_its_own(node, name)
+
+
+def _changed(node: ast.AST) -> tuple[str, list[ast.AST]]:
+    """The name of what is changed in part or in place, and what decides about that."""
+    match node:
+        case ast.Subscript(value=value, slice=at, ctx=ast.Store()):
+            return written(value).removesuffix(".data"), [at]
+        case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in _CHANGES:
+            while isinstance(value, ast.Call) and call_name(value).endswith("_"):
+                value = receiver(value) or value.func  # `mean.mul_(0.9)` of `.add_(x)`
+            return written(value).removesuffix(".data"), [*given(node)]
+        case ast.Assign(targets=[target], value=value) if written(target) in mentioned(value):
+            return written(target), [value]
+    return "", []
+
+
+def _of_its_own(node: ast.AST, name: str) -> Hit:
+    return Hit(
+        node,
+        f"`{name}` is kept from batch to batch, and each rank changes it by its own samples",
+        "put together what it is changed by (rankup.all_gather)",
+    )
 
 
 def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:

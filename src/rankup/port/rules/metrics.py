@@ -492,7 +492,6 @@ class Numbers(Region):
             return set()
         made = call.func.value if isinstance(call.func, ast.Attribute) else call.func
         roles = {one.kind for one in script.understood.of(script.file, made)}
-        function = isinstance(call.func, ast.Name) and self.context.called(call) is not None
         function = isinstance(call.func, ast.Name) and script.called(call) is not None
         return set() if roles or function else mentioned(made)
 
@@ -516,18 +515,22 @@ class Numbers(Region):
                 yield call, f"what {call_name(call)}() shows"
 
     def _shown_behind(self, local: set[str]) -> Iterator[tuple[ast.Call, str]]:
-        """Yield the calls behind the loop that show the last value of a rank's own name."""
+        """Yield the calls behind the loop that show the last value of a rank's own name.
+
+        Also those that are given a table with entries for the samples of this rank alone.
+        """
         script, end = self.script, self.script.span(self.where)[1]
         body = script.scope(self.where).body
         calls = [
             call
             for call in script.inside(body, ast.Call, deep=False)
-            if call_name(call) in SHOWING and script.span(call)[0] >= end
+            if script.span(call)[0] >= end
         ]
         if not calls:
             return
         counters, _ = self._grown()
         stores: dict[str, list[ast.AST]] = {}
+        tables = set[str]()
         for one in script.inside(body, ast.Name, ast.Subscript, deep=False):
             if isinstance(script.parents[one], ast.AugAssign):
                 continue  # a counter
@@ -535,14 +538,19 @@ class Numbers(Region):
                 names = mentioned(one) - mentioned(getattr(one, "slice", one.ctx))
                 entries = {name for name in names if "[" in name}
                 for name in (entries or names) & local:
-                    stores.setdefault(name.partition("[")[0], []).append(one)
+                    root = name.partition("[")[0]
+                    stores.setdefault(root, []).append(one)
+                    if isinstance(one, ast.Subscript) and not entries:
+                        tables.add(root)
         for call in calls:
+            shown = call_name(call) in SHOWING
             for one in (one for arg in given(call) for one in script.inside(arg, ast.Name)):
-                before = [at for at in stores.get(one.id, ()) if script.span(at) < script.span(one)]
-                if one.id in counters or not before or self.covered(one):
+                if one.id in counters or not (shown or one.id in tables) or self.covered(one):
                     continue
-                last = max(before, key=script.span)
-                if self.where in script.above(last) and not self._of_evaluation(one):
+                before = [at for at in stores.get(one.id, ()) if script.span(at) < script.span(one)]
+                last = max(before, key=script.span, default=None)
+                inside = last is not None and self.where in script.above(last)
+                if inside and not self._of_evaluation(one):
                     yield call, one.id
 
     def _extreme(self, assign: ast.Assign, local: set[str]) -> None:

@@ -158,13 +158,12 @@ class Region:
             return None
         match self.script.parents.get(node):
             case ast.Compare(ops=ops) if all(isinstance(one, _ORDERS) for one in ops):
+                if (kind := self.known(node)) is not None:
+                    return kind
+            case ast.Assign(value=value) as around if value is node:
                 kind = self.known(node)
-            case ast.Assign() as around if around.value is node and self._keeps(around):
-                kind = self.known(node)
-            case _:
-                kind = None
-        if kind is not None:
-            return kind
+                if kind is not None and self._keeps(around):
+                    return kind
         function = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         return self._read(node) if function or any(map(_cuts, walk(node))) else None
 

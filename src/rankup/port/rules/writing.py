@@ -16,6 +16,7 @@ from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import root, words
 from ..rewrite.context import Context
+from ..rewrite.training import Loop
 from .facts import (
     anywhere,
     by_every_rank,
@@ -122,14 +123,39 @@ def written_by_root(context: Context, site: Site) -> str | None:
     if not context.only_root(call, result=site.result):
         return None
     named = {one.id for one in walk(call) if isinstance(one, ast.Name)}
-    if any(
-        loop.trains
-        and script.scope(loop.node) is script.scope(call)
-        and context.training.derived(loop) & named
-        for loop in context.training.loops
-    ):
-        context.leave(call, "what is written here is of rank 0's part of a batch", comment=False)
+    for loop in context.training.loops:
+        here = loop.trains and script.scope(loop.node) is script.scope(call)
+        if here and (context.training.derived(loop) & named or _last_made(context, loop, call)):
+            context.leave(
+                call, "what is written here is of rank 0's part of a batch", comment=False
+            )
+            break
     return "rank 0 alone writes this"
+
+
+def _last_made(context: Context, loop: Loop, node: ast.AST, depth: int = 4) -> bool:
+    """True behind a loop of what is made of its last batch: `picture = to_image(out.cpu())`."""
+    script, local = context.script, context.local.get(loop.node, set()) - loop.losses
+    for name in script.inside(node, ast.Name) if depth else ():
+        uses = script.uses(script.scope(loop.node), name.id)
+        before = [
+            one
+            for one in uses
+            if isinstance(one.ctx, ast.Store) and script.span(one) < script.span(node)
+        ]
+        last = max(before, key=script.span, default=None)
+        if last is None or isinstance(name.ctx, ast.Store):
+            continue
+        if loop.node in script.above(last):
+            if name.id in local:
+                return True
+            continue
+        made = script.statement(last)
+        if script.span(made) < script.span(loop.node) or not isinstance(made, ast.Assign):
+            continue
+        if _last_made(context, loop, made.value, depth - 1):
+            return True
+    return False
 
 
 def _where_missing(context: Context, call: ast.Call) -> bool:

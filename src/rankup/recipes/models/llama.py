@@ -1,0 +1,175 @@
+"""A Llama-shaped decoder: RMSNorm, rotary positions, grouped-query attention and SwiGLU.
+
+Touvron et al. (2023), Llama 2 (2023) and 3 (2024); rotary positions after Su et al. (2021), in the
+halves that Hugging Face's weights are written for; grouped queries after Ainslie et al. (2023).
+Logits are those of transformers' `LlamaForCausalLM`. It knows nothing of parallelism: `tensor_plan`
+and `chain` say how it may be cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..llama import LlamaShape, RopeScaling
+from .transformer import Embedding, Linear
+
+_STD = 0.02
+
+
+def frequencies(shape: LlamaShape) -> list[float]:
+    """Return the radians per position of each pair of numbers of a head."""
+    size = shape.dim // shape.heads
+    plain = [shape.theta ** (-2 * i / size) for i in range(size // 2)]
+    scaling = shape.scaling
+    if scaling is None:
+        return plain
+    if scaling.kind == "linear":
+        return [one / scaling.factor for one in plain]
+    return [_llama3(one, scaling) for one in plain]
+
+
+def _llama3(frequency: float, scaling: RopeScaling) -> float:
+    turns = scaling.length * frequency / (2 * math.pi)  # within the length of pre-training
+    kept = min(1.0, max(0.0, (turns - scaling.low) / (scaling.high - scaling.low)))
+    return kept * frequency + (1 - kept) * frequency / scaling.factor
+
+
+def rotate(x: torch.Tensor, rates: list[float]) -> torch.Tensor:
+    """Turn the pairs (i, i + half) of each head by its position.
+
+    Args:
+        x: of shape (batch, heads, length, size of a head).
+        rates: radians per position of each pair.
+    """
+    positions = torch.arange(x.shape[2], device=x.device, dtype=torch.float32)
+    angles = positions[:, None] * torch.tensor(rates, device=x.device, dtype=torch.float32)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Norm(nn.RMSNorm):
+    """RMSNorm, computed in float32 as Llama's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + (self.eps or 0.0))
+        assert self.weight is not None
+        return self.weight * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention in which several query heads share a key and a value head."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.head_size = shape.dim // shape.heads
+        self.rates = frequencies(shape)
+        queries, keys = shape.heads * self.head_size, shape.kv_heads * self.head_size
+        self.query = Linear(shape.dim, queries, _STD)
+        self.key = Linear(shape.dim, keys, _STD)
+        self.value = Linear(shape.dim, keys, _STD)
+        self.output = Linear(queries, shape.dim, _STD / (2 * shape.layers) ** 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+
+        def split(y: torch.Tensor) -> torch.Tensor:
+            # By the size of a head, not by their number: a rank may hold a part of the heads.
+            return y.view(batch, length, -1, self.head_size).transpose(1, 2)
+
+        q = rotate(split(self.query(x)), self.rates)
+        k = rotate(split(self.key(x)), self.rates)
+        v = split(self.value(x))
+        shared = k.shape[1] != q.shape[1]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
+        result: torch.Tensor = self.output(y.transpose(1, 2).reshape(batch, length, -1))
+        return result
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer, 2020): a gate of SiLU on one map, times another."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.gate = Linear(shape.dim, shape.ffn, _STD)
+        self.up = Linear(shape.dim, shape.ffn, _STD)
+        self.down = Linear(shape.ffn, shape.dim, _STD / (2 * shape.layers) ** 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return result
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each on a normalised copy and added to the stream."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.attention_norm = Norm(shape.dim, shape.eps)
+        self.attention = Attention(shape)
+        self.feed_forward_norm = Norm(shape.dim, shape.eps)
+        self.feed_forward = FeedForward(shape)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        result: torch.Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return result
+
+
+class Llama(nn.Module):
+    """Token numbers of shape (batch, length) -> logits of shape (batch, length, vocab_size)."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.tokens = Embedding(shape.vocab_size, shape.dim, std=_STD)
+        self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
+        self.norm = Norm(shape.dim, shape.eps)
+        self.head = Linear(shape.dim, shape.vocab_size, _STD)
+        if shape.tied:
+            self.head.weight = self.tokens.weight
+
+    def finish(self, x: torch.Tensor) -> torch.Tensor:
+        """The stream after the last block -> logits."""
+        result: torch.Tensor = self.head(self.norm(x))
+        return result
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        for block in self.blocks.values():
+            x = block(x)
+        return self.finish(x)
+
+    def chain(self) -> list[tuple[Callable[..., torch.Tensor], list[str]]]:
+        """The steps that `forward` is made of, each with the modules that it uses."""
+        return [
+            (self.tokens, ["tokens"]),
+            *((block, [f"blocks.{name}"]) for name, block in self.blocks.items()),
+            (self.finish, ["norm", "head"]),
+        ]
+
+    def tensor_plan(self) -> dict[str, str]:
+        """How the modules can be cut over ranks: attention by heads, the rest by features."""
+        shared = f"column heads={self.shape.kv_heads}"
+        return {
+            "tokens": "embedding-sequence",
+            "blocks.*.attention_norm": "sequence",
+            "blocks.*.attention": "gather-sequence",
+            "blocks.*.attention.query": f"column heads={self.shape.heads}",
+            "blocks.*.attention.key": shared,
+            "blocks.*.attention.value": shared,
+            "blocks.*.attention.output": "row-sequence",
+            "blocks.*.feed_forward_norm": "sequence",
+            "blocks.*.feed_forward": "gather-sequence",
+            "blocks.*.feed_forward.gate": "column",
+            "blocks.*.feed_forward.up": "column",
+            "blocks.*.feed_forward.down": "row-sequence",
+            "norm": "sequence",
+            "head": "loss-parallel-sequence",
+        }

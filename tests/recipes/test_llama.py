@@ -1,0 +1,186 @@
+"""The Llama-shaped model: logits of transformers', its weights in and out, and the same run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers  # type: ignore[import-untyped]
+from safetensors.torch import load_file, save_file
+
+from rankup.base.errors import UserError
+from rankup.recipes import find, llama_weights
+from rankup.recipes.llama import SIZES, shape_of
+from rankup.recipes.models.llama import Llama
+
+from ..conftest import RunRankup
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def _folder(path: Path, **more: Any) -> Path:
+    """A random Llama as transformers saves it."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**{**_SIZES, **more})
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def _logits_of_theirs(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits: torch.Tensor = model(tokens).logits
+    return logits
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"tie_word_embeddings": True}, id="tied"),
+        pytest.param({"rope_scaling": _LLAMA3}, id="llama3"),
+        pytest.param({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, id="linear"),
+        pytest.param({"num_key_value_heads": 4, "rms_norm_eps": 1e-3}, id="no-sharing"),
+    ],
+)
+def test_logits_are_those_of_transformers(tmp_path: Path, more: dict[str, Any]) -> None:
+    folder = _folder(tmp_path / "theirs", **more)
+    shape = shape_of(str(folder))
+    model = Llama(shape).eval()
+    llama_weights.load({n: p.detach() for n, p in model.named_parameters()}, folder)
+    tokens = torch.randint(0, 256, (2, 100), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        ours = model(tokens)
+    torch.testing.assert_close(ours, _logits_of_theirs(folder, tokens), rtol=0, atol=1e-5)
+    again = tmp_path / "again"
+    again.mkdir()
+    llama_weights.save(model.state_dict(), shape, again)
+    torch.testing.assert_close(ours, _logits_of_theirs(again, tokens), rtol=0, atol=1e-5)
+
+
+def test_sizes_by_name_are_of_so_many_parameters() -> None:
+    counts = {}
+    for name, sizes in SIZES.items():
+        with torch.device("meta"):
+            model = Llama(shape_of(name).__class__(**{**vars(sizes), "vocab_size": 128_256}))
+        counts[name] = sum(p.numel() for p in model.parameters())
+    assert counts["llama-1b"] == 1_235_814_400  # Llama 3.2 1B
+    assert counts["llama-3b"] == 3_212_749_824
+    assert counts["llama-8b"] == 8_030_261_248
+
+
+def test_another_model_than_the_weights_is_refused(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "theirs")
+    model = Llama(shape_of(str(folder)))
+    held = {n: p.detach() for n, p in model.named_parameters()}
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"lacks model\.norm\.weight"):
+        llama_weights.load(held, folder)
+    save_file({**weights, "model.norm.weight": torch.ones(7)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"norm\.weight is of shape \(7,\) there and \(32,\)"):
+        llama_weights.load(held, folder)
+    (folder / "model.safetensors").write_bytes(b"\0" * 64)
+    with pytest.raises(UserError, match="cannot be read"):
+        llama_weights.load(held, folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "mistral"}, "model_type 'mistral'"),
+        ({"attention_bias": True}, "asks for biases"),
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"head_dim": 16}, "the width of a head"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "of type 'yarn'"),
+    ],
+)
+def test_a_config_that_is_not_such_a_llama_is_refused(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    path = _folder(tmp_path / "theirs") / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UserError, match=said):
+        find("language-model").parse(["--model", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "llama-2b"], "did you mean"),
+        (["--kv-heads", "2"], "--kv-heads is of a Llama"),
+        (["--model", "llama-160m", "--heads", "6", "--kv-heads", "4"], "cannot share --kv-heads"),
+        (["--model", "llama-160m", "--prior"], "--prior is a bias"),
+    ],
+)
+def test_options_that_contradict_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        find("language-model").parse(words)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_run_from_their_weights_under_any_layout_and_back(
+    tmp_path: Path, run_rankup: RunRankup
+) -> None:
+    folder = _folder(tmp_path / "theirs")
+    text = tmp_path / "text.txt"
+    text.write_text("the same run, only faster. " * 200)
+    small = "--vocab byte --steps 3 --valid-every 3 --global-batch 8 --micro-batch 2 --seq-len 16"
+    words = [
+        *small.split(),
+        "--optimizer",
+        "sgd",
+        "--lr",
+        "0.1",
+        "--init",
+        str(folder),
+        "--train",
+        str(text),
+    ]
+    command: list[str | Path]
+    losses: dict[str, list[float]] = {}
+    for layout in ("1 ddp", "2 fsdp", "2 tp", "2 pp", "4 3d"):
+        count, strategy = layout.split()
+        out = tmp_path / strategy
+        command = ["run", "--local", "--nproc", count, "--out", out, "language-model", *words]
+        done = run_rankup([*command, "--strategy", strategy], timeout=300)
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses[layout] = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses["1 ddp"]) == 3
+    for found in losses.values():
+        assert found == pytest.approx(losses["1 ddp"], rel=1e-5)
+    # The trained model, out of shards of four ranks.
+    done = run_rankup(["export", tmp_path / "3d", "--to", "hf", "--out", tmp_path / "out"])
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"step 3, 39 tensors", done.stdout)
+    done = run_rankup(["export", tmp_path / "ddp", "--to", "hf", "--out", tmp_path / "one"])
+    assert done.returncode == 0, done.stderr
+    tokens = torch.arange(60).reshape(2, 30)
+    torch.testing.assert_close(
+        _logits_of_theirs(tmp_path / "out", tokens),
+        _logits_of_theirs(tmp_path / "one", tokens),
+        rtol=0,
+        atol=1e-5,
+    )
