@@ -176,6 +176,16 @@ def test_a_recipe_is_its_options() -> None:
     assert (shape.seq, shape.positions, shape.vocab, shape.tied) == (32, 32, 256, False)
 
 
+def test_a_recipe_may_be_a_llama() -> None:
+    words = ("--model", "llama-8b", "--vocab", "byte", "--seq-len", "4096")
+    shape = find("language-model", words, Sizes()).shape
+    assert (shape.layers, shape.hidden, shape.kv_heads, shape.ffn) == (32, 4096, 8, 14336)
+    assert (shape.gated, shape.tied, shape.positions, shape.vocab) == (True, False, 0, 256)
+    words = ("--model", "llama-1b", "--vocab", "byte", "--layers", "4")
+    shape = find("language-model", words, Sizes()).shape
+    assert (shape.layers, shape.hidden, shape.tied) == (4, 2048, True)
+
+
 MODEL = """
 import torch
 from torch import nn

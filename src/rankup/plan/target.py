@@ -220,13 +220,13 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
         layers=options.layers,
         hidden=options.dim,
         heads=options.heads,
-        kv_heads=options.heads if llama is None else llama.kv_heads,
-        ffn=4 * options.dim if llama is None else llama.ffn,
+        kv_heads=llama.kv_heads if llama else options.heads,
+        ffn=llama.ffn if llama else 4 * options.dim,
         vocab=vocab,
         seq=options.seq_len,
         gated=llama is not None,
         tied=llama is not None and llama.tied,
-        positions=options.seq_len if llama is None else 0,
+        positions=0 if llama else options.seq_len,
         name=name,
     )
     return Target(shape, (name, *args), options, (note,))
