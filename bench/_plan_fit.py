@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankup.plan import network
-from rankup.plan.estimate import Estimate, estimate
+from rankup.plan.estimate import Estimate
 from rankup.plan.framework import COMPILED, FRAMEWORKS, FUSED
 from rankup.plan.machine import Machine
 
@@ -100,7 +100,7 @@ def _machine(machine: Machine, value: dict[str, float]) -> Machine:
 def predict(x: Vector, rows: Sequence[Row]) -> list[Estimate]:
     """Return the model's estimates with these constants."""
     with constants(x) as value:
-        return [estimate(row.shape, row.layout, _machine(row.machine, value)) for row in rows]
+        return [row.estimate(_machine(row.machine, value)) for row in rows]
 
 
 def errors(x: Vector, rows: Sequence[Row]) -> Vector:

@@ -34,7 +34,9 @@ from rankup.plan.machine import EFA, GB, GIB, MACHINES, Machine
 from rankup.plan.shape import Shape
 
 DERIVED = re.compile(r"not a measurement|formula-derived", re.IGNORECASE)
-SEQUENCE = re.compile(r"(?<!no )(?<!without )sequence[ _-]parallel(?!\W*(?:false|off|no|0))|\bsp\+")
+SEQUENCE = re.compile(
+    r"(?<!no )(?<!without )sequence[ _-]parallel(?!\W*(?:false|off|no|0))|\bsp\+|\+ sequence"
+)
 # A part of what a table calls a precision -> ours; the first that is found counts.
 PRECISIONS = {"8": "fp8", "bf": "bf16", "32": "fp32", "16": "fp16"}
 
@@ -49,6 +51,7 @@ class Row:
     machine: Machine
     seconds: float
     memory: float | None
+    layer_only: bool = False
 
     @property
     def document(self) -> str:
@@ -61,8 +64,18 @@ class Row:
         """bf16 or fp16."""
         return self.layout.precision in ("bf16", "fp16")
 
-    def estimate(self) -> Estimate:
-        return estimate(self.shape, self.layout, self.machine)
+    @property
+    def fitted(self) -> bool:
+        """Constants are fitted on it: fp8 and single layers only try them."""
+        return self.plain and not self.layer_only
+
+    def estimate(self, machine: Machine | None = None) -> Estimate:
+        """Return the model's estimate, of the layer alone where only that was measured."""
+        found = estimate(self.shape, self.layout, machine or self.machine)
+        if not self.layer_only:
+            return found
+        terms = tuple(one for one in found.terms if one.name not in ("head", "optimizer"))
+        return replace(found, terms=terms, seconds=sum(one.seconds for one in terms))
 
 
 Pair = tuple[Row, Estimate]
@@ -224,7 +237,8 @@ def read(row: dict[str, str]) -> Row | None:
         return None
     unit = 1e9 if framework == "nanotron" else GIB
     measured = figure(row.get("memory_gib")) * unit or None
-    return Row(row["source"], shape, layout, machine, seconds, measured)
+    alone = metric == "layer_fwd_bwd_ms"
+    return Row(row["source"], shape, layout, machine, seconds, measured, alone)
 
 
 def fitting(shape: Shape, parameters: float) -> Shape:
@@ -247,6 +261,8 @@ def step_seconds(
     flops = tokens * shape.train_flops() / layout.gpus
     if metric == "iter_time_s":
         return value
+    if metric == "layer_fwd_bwd_ms":
+        return value / 1000
     if metric == "tokens_per_s_per_gpu":
         return tokens / value / layout.gpus
     if metric == "tokens_per_s_total":
@@ -280,7 +296,7 @@ def left_out(rows: Sequence[Row]) -> list[Estimate]:
     """Return the estimate of every row with constants fitted on the other documents."""
     found: dict[int, Estimate] = {}
     for document in sorted({row.document for row in rows}):
-        x = _plan_fit.fit([row for row in rows if row.document != document and row.plain])
+        x = _plan_fit.fit([row for row in rows if row.document != document and row.fitted])
         own = [row for row in rows if row.document == document]
         found.update(
             {id(row): one for row, one in zip(own, _plan_fit.predict(x, own), strict=True)}
@@ -304,7 +320,7 @@ def sweeps(pairs: Sequence[Pair]) -> list[list[Pair]]:
         shape, layout = row.shape, row.layout
         key = (shape.layers, shape.hidden, shape.kv_heads, shape.seq, layout.gpus)
         groups[(row.source, key, layout.global_batch, layout.precision)].append((row, found))
-    return [group for group in groups.values() if len(group) >= 4]
+    return [group for group in groups.values() if len(group) >= 4 and group[0][0].fitted]
 
 
 def correlation(group: Sequence[Pair]) -> float:
@@ -378,7 +394,7 @@ def main() -> None:
         return
     rows, unread = rows_of(arguments.table)
     if arguments.fit:
-        found = np.exp(_plan_fit.fit([row for row in rows if row.plain]))
+        found = np.exp(_plan_fit.fit([row for row in rows if row.fitted]))
         print(
             json.dumps(
                 {name: float(f"{x:.4g}") for name, x in zip(_plan_fit.PRIOR, found, strict=True)},

@@ -200,18 +200,23 @@ def mesh(
 
 
 @app.command()
-def recipes() -> None:
-    """List the training runs that come with rankup."""
-    from ..recipes import RECIPES
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,
+) -> None:
+    """List the training runs that come with rankup, or the options of one."""
+    from ..recipes import RECIPES, find
 
+    if name is not None:
+        print(find(name).help())
+        return
     for recipe in RECIPES.values():
         print(f"{recipe.name:20} {recipe.summary}")
-    print("\noptions of one: rankup run NAME --help")
+    print("\noptions of one: rankup recipes NAME")
 
 
 @app.command()
 def demo() -> None:
-    """Check, port and verify a script for one GPU, run it on one rank and on two (CPU, 3 min)."""
+    """Check, port and verify a script for one GPU, run it on one rank and on two (CPU, 90 s)."""
     from ..launch.demo import demo as show
 
     raise typer.Exit(show())

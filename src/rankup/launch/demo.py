@@ -63,8 +63,17 @@ def demo() -> int:
     print(f"largest relative difference of the two loss curves: {difference(*sides):.1e}")
     if (os.cpu_count() or 1) < 2:
         print("this machine has one core: two ranks share it, so no time is saved")
+    there = shlex.quote(str(folder))
+    following = {
+        "what the port changed": f"diff {there}/{_SCRIPT} {there}/{ported.name}",
+        "a script of yours": "rankup check YOUR_SCRIPT.py",
+        "a model split over two ranks": "rankup run --nproc 2 language-model --tiny --shard 2",
+    }
     if wanted(True):
-        print(f"what the cores did meanwhile: rankup report {shlex.quote(str(directory))}")
+        following["what the cores did"] = f"rankup report {shlex.quote(str(directory))}"
+    print("\nnext:")
+    for what, command in following.items():
+        print(f"  {what:29} {command}")
     return 0
 
 

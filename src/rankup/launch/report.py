@@ -5,6 +5,7 @@ What it says of a run beside its samples comes from `job.json`, our own records 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -26,7 +27,7 @@ from ..monitor.diagnose import Diagnosis, diagnose
 from ..monitor.export import FORMS, need
 from ..monitor.load import load
 from ..monitor.recording import Facts, Recording
-from ..monitor.verdict import Cost, Verdict, cost, verdict
+from ..monitor.verdict import Cost, Verdict, cost, not_judged, verdict
 from ..site import config, rundir
 from ..site.config import Config
 from ..site.rundir import Job
@@ -112,6 +113,10 @@ def tell(judged: Judged, wish: Wish, out: TextIO) -> int:
     more = f"rankup report {words.argument(recording.facts)} draws the page and the PDF"
     if "html" in wish.formats:
         more = str(target / FILES["html"])
+    if wish.ended is not None and not_judged(judged.verdict, diagnoses):
+        # What ran for seconds, as a try does, ends without a page of figures that mean nothing.
+        print(clean(f"{judged.verdict.headline} {more}"), file=out)
+        return _write(_files(judged, wish, target, more), target, io.StringIO())
     show_text(recording, diagnoses, out, more, paid=judged.cost, said=judged.verdict)
     return _write(_files(judged, wish, target, more), target, out)
 

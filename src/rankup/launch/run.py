@@ -121,7 +121,7 @@ def _report(directory: Path, settings: config.Config, code: int) -> None:
         # A full disk may not have taken the end of the run; `code` is it.
         known = report.facts(directory, None, settings, attempts.NO_SLURM, ended=code)
         judged = report.judge(directory, known)
-        report.tell(judged, report.Wish(report.AT_THE_END), sys.stderr)
+        report.tell(judged, report.Wish(report.AT_THE_END, ended=code), sys.stderr)
     except UserError as error:
         print(f"warning: no report: {error}", file=sys.stderr)
     except Exception as error:

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from .. import recipes
 from ..base.amounts import number, some
@@ -146,8 +147,10 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
     micro_batch = None
     if target.recipe is not None and target.said("--micro-batch"):
         micro_batch = target.recipe.micro_batch
-    found = []
-    for count in _counts(wish.gpus, target, site, batch, precision):
+    found: list[Found] = []
+    counts = _counts(wish.gpus, target, site, batch, precision)
+    shown = wish.layouts or (5 if len(counts) == 1 else 1)
+    for count in counts:
         one = layouts(
             target.shape,
             site.of(count),
@@ -156,9 +159,9 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
             precision=precision,
             micro_batch=micro_batch,
         )
-        found.append(_allowed(one, target, site))
+        found.append(_allowed(one, target, site, shown))
     steps = _steps(wish, target, batch)
-    rows = tuple(_rows(wish, found, site, steps))
+    rows = tuple(_rows(wish, found, site, steps, shown))
     chosen, why = _choice(wish, rows, found, site)
     enough = None
     if not all(one.fitting for one in found):
@@ -225,8 +228,8 @@ def _counts(
     return sorted(found)
 
 
-def _allowed(found: Found, target: Target, site: machines.Site) -> Found:
-    """Without layouts that the recipe was told not to take, or cannot be cut into."""
+def _allowed(found: Found, target: Target, site: machines.Site, most: int) -> Found:
+    """Return the first `most` layouts that the recipe can be cut into, and was told to take."""
     recipe = target.recipe
     if recipe is None:
         return found
@@ -248,8 +251,12 @@ def _allowed(found: Found, target: Target, site: machines.Site) -> Found:
             return False
         return True
 
-    closest = found.closest if found.closest is None or fits(found.closest) else None
-    return Found(found.gpus, tuple(filter(fits, found.fitting)), closest)
+    # To parse the options takes a moment.
+    fitting = tuple(islice(filter(fits, found.fitting), most))
+    closest = found.closest
+    if fitting or closest is None or not fits(closest):
+        closest = None
+    return Found(found.gpus, fitting, closest)
 
 
 def _steps(wish: Wish, target: Target, batch: int) -> int | None:
@@ -283,9 +290,8 @@ def _tokens(text: str) -> int:
 
 
 def _rows(
-    wish: Wish, found: Sequence[Found], site: machines.Site, steps: int | None
+    wish: Wish, found: Sequence[Found], site: machines.Site, steps: int | None, most: int
 ) -> Iterator[Row]:
-    most = wish.layouts or (5 if len(found) == 1 else 1)
     budget = _budget(wish, site, steps)
     deadline = None
     if wish.deadline is not None:

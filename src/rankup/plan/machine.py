@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ..base.errors import UserError, nearest
 from ..site.profile import Profile
@@ -41,7 +41,7 @@ class Machine:
         nic_efficiency: share of it that collectives reach with large messages.
         nic_latency: seconds per hop of a collective between nodes.
         congestion: by how much each node more slows an all-reduce between nodes down.
-        host_to_device, file_system: bytes/s per node; 0 where not known.
+        file_system: bytes/s that a node writes a checkpoint with; 0 where not known.
         core_hours_per_gpu_hour: what a GPU costs per hour, in `unit`.
         source: where the numbers come from.
         calibrated: they were measured by `rankup plan --calibrate`.
@@ -71,13 +71,11 @@ class Machine:
     nic_efficiency: float = 0.809
     nic_latency: float = 10.4e-6
     congestion: float = 0.0
-    host_to_device: float = 0.0
     file_system: float = 0.0
     core_hours_per_gpu_hour: float = 1.0
     unit: str = "GPU-h"
     source: str = ""
     calibrated: bool = False
-    notes: tuple[str, ...] = field(default=())
 
     def computing(self, precision: str) -> Machine:
         """Return the machine as it is for products in a precision: of another peak in float32,
