@@ -98,7 +98,8 @@ def look(entry: dict[str, Any], folder: Path, seconds: float, known: Sequence[Ro
         same = next((row.verified for row in known if row.key == key), None)
         verified = same or _verify(path, ported, entry, seconds)
     outcome = "needs a person" if ported.left else "ported"
-    left = "; ".join(f"line {note.line}: {note.text}" for note in ported.left)
+    places = [f"line {note.line}: " if note.line else "" for note in ported.left]
+    left = "; ".join(at + note.text for at, note in zip(places, ported.left, strict=True))
     return Row(name, expected, outcome, codes, verified, left, remark, key)
 
 
