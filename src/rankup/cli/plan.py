@@ -18,7 +18,7 @@ _OF_JOB: dict[str, Any] = {"rich_help_panel": _CALIBRATE}
 _LENGTH = "How long the run is, and what it may take"
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(context_settings={"ignore_unknown_options": True})  # a recipe may know them
 def plan(
     target: Annotated[
         str | None,
@@ -28,7 +28,7 @@ def plan(
         ),
     ] = None,
     args: Annotated[
-        list[str] | None, typer.Argument(help="A recipe's own options, as for `rankup run`.")
+        list[str] | None, typer.Argument(help="A recipe's options, as for `rankup run`.")
     ] = None,
     gpus: Annotated[
         str | None,
@@ -109,7 +109,7 @@ def plan(
     ffn: Annotated[
         int | None, typer.Option(help="By default 4 hidden.", rich_help_panel=_MODEL)
     ] = None,
-    vocab: Annotated[int | None, typer.Option(rich_help_panel=_MODEL)] = None,
+    vocab: Annotated[str | None, typer.Option(metavar="N", rich_help_panel=_MODEL)] = None,
     seq: Annotated[
         int | None, typer.Option(help="Tokens of a sequence.", rich_help_panel=_MODEL)
     ] = None,
@@ -132,12 +132,17 @@ def plan(
     from ..plan.command import Wish
     from ..plan.command import plan as answer
     from ..plan.machines import Asked
-    from ..plan.target import Sizes
+    from ..plan.target import Sizes, whole
+    from ..recipes import RECIPES
 
-    sizes = Sizes(layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied)
+    words = list(args or ())
+    if target in RECIPES and vocab is not None:  # a kind of tokens there
+        words += ["--vocab", vocab]
+        vocab = None
+    sizes = Sizes(layers, hidden, heads, kv_heads, ffn, whole(vocab, "--vocab"), seq, gated, tied)
     wish = Wish(
         target,
-        tuple(args or ()),
+        tuple(words),
         sizes,
         gpus,
         Asked(site, partition, gpu, gpus_per_node, nic),

@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from .. import recipes
@@ -27,7 +27,7 @@ from .layout import Layout, Precision
 from .machine import GIB
 from .search import Found, fewest_gpus, layouts, where_it_stops_paying
 from .shape import Shape
-from .target import RECIPE, Sizes, Target, find
+from .target import OF_RECIPE, RECIPE, Sizes, Target, find
 
 _TOKENS = 2**20  # tokens per step that are assumed
 _DOUBLED = 5  # numbers of GPUs that are shown where none were asked for
@@ -116,6 +116,7 @@ def plan(wish: Wish) -> int:
     Raises:
         UserError: what was asked for is not known, or cannot be.
     """
+    wish = _with_options_of_recipe(wish)
     target = find(wish.target, wish.args, wish.sizes)
     site = machines.choose(wish.where)
     answer = answered(wish, target, site)
@@ -129,6 +130,21 @@ def plan(wish: Wish) -> int:
     return 0 if answer.chosen is not None else EXIT_BAD_INPUT
 
 
+def _with_options_of_recipe(wish: Wish) -> Wish:
+    """Return the question with what a recipe has an option for among the recipe's options."""
+    if wish.target not in recipes.RECIPES:
+        return wish
+    own = ("global_batch", "precision", "steps", "epochs")
+    said = {f"--{name.replace('_', '-')}": getattr(wish, name) for name in own}
+    said |= {option: getattr(wish.sizes, name) for name, option in OF_RECIPE.items()}
+    words = [
+        word for option, value in said.items() if value is not None for word in (option, str(value))
+    ]
+    sizes = replace(wish.sizes, **dict.fromkeys(OF_RECIPE, None))
+    left = replace(wish, global_batch=None, precision=None, steps=None, epochs=None)
+    return replace(left, args=(*wish.args, *words), sizes=sizes)
+
+
 def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
     """Return the answer to a question about a model on a machine.
 
@@ -140,10 +156,6 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
     batch, note = _global_batch(wish, target)
     notes += note
     precision = wish.precision or (target.recipe.precision if target.recipe else "bf16")
-    if target.recipe and wish.precision:
-        raise UserError(
-            f"--precision {wish.precision} is an option of {target.words[0]}, and stands behind it"
-        )
     micro_batch = None
     if target.recipe is not None and target.said("--micro-batch"):
         micro_batch = target.recipe.micro_batch
@@ -184,11 +196,6 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
 
 def _global_batch(wish: Wish, target: Target) -> tuple[int, list[str]]:
     if target.recipe is not None:
-        if wish.global_batch is not None:
-            raise UserError(
-                f"--global-batch {wish.global_batch} is an option of {target.words[0]}, and stands "
-                "behind it"
-            )
         return target.recipe.global_batch, []
     if wish.global_batch is not None:
         return wish.global_batch, []
@@ -262,9 +269,6 @@ def _allowed(found: Found, target: Target, site: machines.Site, most: int) -> Fo
 def _steps(wish: Wish, target: Target, batch: int) -> int | None:
     """Optimizer steps of the whole run; None where nothing says it."""
     recipe = target.recipe
-    if recipe is not None and (wish.steps or wish.epochs):
-        name = "--steps" if wish.steps is not None else "--epochs"
-        raise UserError(f"{name} is an option of {target.words[0]}, and stands behind it")
     steps = wish.steps if recipe is None else recipe.steps
     epochs = wish.epochs if recipe is None else recipe.epochs
     if steps is not None and (wish.tokens is not None or wish.epochs is not None):

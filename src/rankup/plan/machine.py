@@ -165,7 +165,12 @@ def machine(gpu: str, gpus_per_node: int | None = None, nic: float | None = None
         UserError: nobody knows the GPU; names the nearest.
     """
     known = {name.lower(): name for name in MACHINES}
-    found = known.get(gpu.lower())
+    begins = [name for name in known if name.startswith(f"{gpu.lower()}-")]
+    found = known.get(gpu.lower()) or (known[begins[0]] if len(begins) == 1 else None)
+    if len(begins) > 1 and found is None:
+        raise UserError(
+            f"--gpu {gpu} is one of {', '.join(known[one] for one in begins)}; say which"
+        )
     if found is None:
         raise UserError(f"unknown GPU {gpu!r}; {nearest(gpu, set(MACHINES))}")
     made = MACHINES[found]

@@ -91,6 +91,30 @@ class Sizes:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
+# Sizes that a recipe has under a name of its own, or the same.
+OF_RECIPE = {
+    "layers": "--layers",
+    "hidden": "--dim",
+    "heads": "--heads",
+    "kv_heads": "--kv-heads",
+    "ffn": "--ffn",
+    "seq": "--seq-len",
+}
+
+
+def whole(text: str | None, option: str) -> int | None:
+    """Return the number that was typed.
+
+    Raises:
+        UserError: it is no whole number from 1 on.
+    """
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,11}", text):
+        raise UserError(f"{option} {text!r} is no whole number from 1 on")
+    return int(text)
+
+
 @dataclass(frozen=True)
 class Target:
     """A model, and what is known of its run.
@@ -123,8 +147,8 @@ def find(target: str | None, args: Sequence[str], sizes: Sizes) -> Target:
         return _recipe(target, args, sizes)
     if args:
         raise UserError(
-            f"{' '.join(args)} follows {target}, and only a recipe has options of its own; "
-            "options of `rankup plan` stand in front of TARGET"
+            f"{args[0]}: no option of `rankup plan`, and only a recipe has options of its own, "
+            f"which {target} is not; see rankup plan --help"
         )
     if ":" in target and not Path(target).exists():
         return _function(target, sizes)
@@ -204,8 +228,8 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
     options = recipes.find(name).parse(args)
     if given := sizes.given():
         raise UserError(
-            f"{_flag(next(iter(given)))} stands in front of {name}, which has options of its own "
-            f"for its sizes; put them behind it: rankup plan {name} --layers 12 --dim 768"
+            f"{_flag(next(iter(given)))} is no option of {name}; its sizes are "
+            + ", ".join(OF_RECIPE.values())
         )
     if not isinstance(options, LanguageModelOptions):
         raise UserError(
