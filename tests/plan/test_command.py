@@ -14,15 +14,14 @@ import pytest
 from tests.conftest import RunRankup
 from tests.slurm.fake import FakeSlurm
 
-SEVEN = [
-    *("--layers", "32", "--hidden", "4096", "--heads", "32", "--vocab", "32000"),
-    *("--seq", "4096", "--gated", "--ffn", "11008"),
-]
+SEVEN = (
+    "--layers 32 --hidden 4096 --heads 32 --vocab 32000 --seq 4096 --gated --ffn 11008"
+).split()
 BOOSTER = ["--site", "juwels-booster"]
-RECIPE = [
-    *("language-model", "--layers", "12", "--dim", "768", "--heads", "12", "--seq-len", "1024"),
-    *("--vocab", "bpe", "--vocab-size", "50000", "--global-batch", "64"),
-]
+RECIPE = (
+    "language-model --layers 12 --dim 768 --heads 12 --seq-len 1024 --vocab bpe --vocab-size 50000 "
+    "--global-batch 64"
+).split()
 
 
 def _json(rankup: RunRankup, *words: str, code: int = 0) -> Any:
@@ -193,12 +192,26 @@ BAD: dict[str, tuple[list[str], str]] = {
     ),
     "budget of what": ([*BOOSTER, "--budget", "5core-h", *SEVEN], "needs the length of the run"),
     "deadline": ([*BOOSTER, "--tokens", "5B", "--deadline", "soon", *SEVEN], "--deadline 'soon'"),
-    "option of a recipe": (
-        [*BOOSTER, "--global-batch", "64", *RECIPE],
-        "is an option of language-model, and stands behind it",
-    ),
+    "option of nobody": ([*BOOSTER, *RECIPE, "--nonsense"], "unknown option '--nonsense'"),
+    "option behind a model": ([*SEVEN, "--tp", "2", *BOOSTER], "no option of `rankup plan`"),
+    "size of no recipe": ([*BOOSTER, "--tied", *RECIPE], "--tied is no option of language-model"),
+    "several GPUs": (["--gpu", "H100", *SEVEN], "is one of H100-80GB"),
     "plot": ([*BOOSTER, "--plot", "plan.txt", *SEVEN], "ends in .png, .pdf, .svg"),
 }
+
+
+@pytest.mark.parametrize("target", [SEVEN, RECIPE], ids=["sizes", "recipe"])
+def test_options_stand_in_front_of_the_target_or_behind_it(
+    rankup_here: RunRankup, monkeypatch: pytest.MonkeyPatch, target: list[str]
+) -> None:
+    monkeypatch.delenv("SYSTEMNAME", raising=False)
+    options = [*BOOSTER, "--gpus", "8", "--global-batch", "64", "--steps", "100"]
+    answers = [
+        rankup_here(["plan", *words]) for words in ([*options, *target], [*target, *options])
+    ]
+    assert [answer.returncode for answer in answers] == [0, 0], answers
+    assert "8" in answers[0].stdout
+    assert len({answer.stdout for answer in answers}) == 1
 
 
 @pytest.mark.parametrize("name", BAD)
