@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +113,35 @@ def test_a_model_that_is_nowhere_is_asked_for_and_said(
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
     with pytest.raises(UserError, match="rankup fetch --model some/model` brings it"):
+        find("some/model", (), Sizes())
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder whose files the hub serves; nothing is cached."""
+    folder = tmp_path / "hub" / "some" / "model" / "resolve" / "main"
+    folder.mkdir(parents=True)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "hub"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield folder
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_models_config_is_fetched(hub: Path) -> None:
+    with pytest.raises(UserError, match="answers 404"):
+        find("some/model", (), Sizes())
+    _written(hub, {**GPT2, "_name_or_path": "other"})
+    shape = find("some/model", (), Sizes()).shape
+    assert (shape.name, shape.layers) == ("some/model", 12)
+    _written(hub, json.dumps(GPT2) + " " * 2_000_000)
+    with pytest.raises(UserError, match="answers over 1 MB"):
         find("some/model", (), Sizes())
 
 

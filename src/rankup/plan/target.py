@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import recipes
-from ..base.amounts import number
+from ..base.amounts import number, size
 from ..base.errors import UserError, nearest
 from ..base.files import user_path
 from ..base.processes import python
+from ..base.text import clean
 from ..recipes.options import LanguageModelOptions
 from ..site import caches, config
 from ..site import profile as sites
@@ -26,6 +27,7 @@ from .shape import Shape
 
 RECIPE = "language-model"
 _LONGEST = 4096  # tokens per sequence that are assumed, where a model could take more
+_MOST_BYTES = 1_000_000  # of a config.json that comes from the network
 _HEAD = 64  # width of a head that is assumed
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq")
 
@@ -274,7 +276,7 @@ def _config(target: str, sizes: Sizes) -> Target:
         )
     shape, notes = _of_family(_FAMILIES[kind], values, where, sizes)
     name = target if not Path(target).exists() else values.get("_name_or_path") or kind
-    return Target(replace(shape, name=str(name)), notes=tuple(notes))
+    return Target(replace(shape, name=clean(str(name))), notes=tuple(notes))
 
 
 def _of_family(
@@ -283,11 +285,11 @@ def _of_family(
     given, notes = sizes.given(), []
     found: dict[str, Any] = {}
     missing = []
-    for size, keys in family.keys.items():
+    for word, keys in family.keys.items():
         key = next((key for key in keys if values.get(key) is not None), None)
         if key is not None:
-            found[size] = values[key]
-        elif size not in given and (size != "seq" or family.learned):
+            found[word] = values[key]
+        elif word not in given and (word != "seq" or family.learned):
             missing.append(" or ".join(keys))
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}, which say how large the model is")
@@ -369,8 +371,13 @@ def _fetched(name: str, revision: str) -> tuple[str, str]:
         "config.json, or sizes by flags (--layers ...)"
     )
     recipe = f"{name} is no recipe ({nearest(name, recipes.RECIPES)})"
+    text = b""
     try:
-        answer = httpx.get(url, follow_redirects=True, timeout=5)
+        with httpx.stream("GET", url, follow_redirects=True, timeout=5) as answer:
+            for part in answer.iter_bytes():
+                text += part
+                if len(text) > _MOST_BYTES:
+                    break
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UserError(
             f"{recipe} and no file, and {url} cannot be asked ({error or type(error).__name__})"
@@ -381,9 +388,10 @@ def _fetched(name: str, revision: str) -> tuple[str, str]:
             f"{name} is not there, or only for who has accepted its licence "
             f"({url}: {answer.status_code}){advice}"
         )
-    if answer.status_code != 200 or len(answer.content) > 1_000_000:
-        raise UserError(f"{recipe} and no file, and {url} answers {answer.status_code}{advice}")
-    return answer.text, url
+    if answer.status_code != 200 or len(text) > _MOST_BYTES:
+        what = answer.status_code if answer.status_code != 200 else f"over {size(_MOST_BYTES)}"
+        raise UserError(f"{recipe} and no file, and {url} answers {what}{advice}")
+    return text.decode(errors="replace"), url
 
 
 def _function(target: str, sizes: Sizes) -> Target:
