@@ -14,14 +14,14 @@ import pytest
 from tests.conftest import RunRankup
 from tests.slurm.fake import FakeSlurm
 
-SEVEN = (
+SEVEN = shlex.split(
     "--layers 32 --hidden 4096 --heads 32 --vocab 32000 --seq 4096 --gated --ffn 11008"
-).split()
+)
 BOOSTER = ["--site", "juwels-booster"]
-RECIPE = (
+RECIPE = shlex.split(
     "language-model --layers 12 --dim 768 --heads 12 --seq-len 1024 --vocab bpe --vocab-size 50000 "
     "--global-batch 64"
-).split()
+)
 
 
 def _json(rankup: RunRankup, *words: str, code: int = 0) -> Any:
