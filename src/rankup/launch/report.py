@@ -115,7 +115,7 @@ def tell(judged: Judged, wish: Wish, out: TextIO) -> int:
         more = str(target / FILES["html"])
     if wish.ended is not None and not_judged(judged.verdict, diagnoses):
         # What ran for seconds, as a try does, ends without a page of figures that mean nothing.
-        print(clean(f"{judged.verdict.headline} {more}"), file=out)
+        print(clean(judged.verdict.headline), clean(more), sep="\n", file=out)
         return _write(_files(judged, wish, target, more), target, io.StringIO())
     show_text(recording, diagnoses, out, more, paid=judged.cost, said=judged.verdict)
     return _write(_files(judged, wish, target, more), target, out)
