@@ -41,7 +41,10 @@ def _folder(path: Path, **more: Any) -> Path:
     """A random Llama as transformers saves it."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**{**_SIZES, **more})
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight *= 12  # so that its loss is another one than of random values
+    model.save_pretrained(path)
     return path
 
 
@@ -100,6 +103,10 @@ def test_another_model_than_the_weights_is_refused(tmp_path: Path) -> None:
     save_file({**weights, "model.norm.weight": torch.ones(7)}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"norm\.weight is of shape \(7,\) there and \(32,\)"):
         llama_weights.load(held, folder)
+    small = {name: value.to(torch.int8) for name, value in weights.items()}
+    save_file({**small, "model.norm.weight": torch.ones(32)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match="is quantised"):
+        llama_weights.load(held, folder)
     (folder / "model.safetensors").write_bytes(b"\0" * 64)
     with pytest.raises(UserError, match="cannot be read"):
         llama_weights.load(held, folder)
@@ -111,6 +118,14 @@ def test_another_model_than_the_weights_is_refused(tmp_path: Path) -> None:
         ({"model_type": "mistral"}, "model_type 'mistral'"),
         ({"attention_bias": True}, "asks for biases"),
         ({"hidden_size": None}, "lacks hidden_size"),
+        ({"num_attention_heads": 0}, "has 0 as num_attention_heads"),
+        ({"num_hidden_layers": -1}, "has -1 as num_hidden_layers"),
+        ({"vocab_size": True}, "has True as vocab_size"),
+        ({"rms_norm_eps": "a"}, "has 'a' as rms_norm_eps"),
+        ({"rope_parameters": [1]}, "rotary positions are"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "lacks factor"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"head_dim": 16}, "the width of a head"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "of type 'yarn'"),
     ],
@@ -136,6 +151,24 @@ def test_a_config_that_is_not_such_a_llama_is_refused(
 def test_options_that_contradict_are_refused(words: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         find("language-model").parse(words)
+
+
+def test_weights_take_the_tokens_of_their_folder(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "theirs")
+    parse = find("language-model").parse
+    with pytest.raises(UserError, match=r"has no tokenizer\.json"):
+        parse(["--init", str(folder)])
+    assert parse(["--init", str(folder), "--vocab", "byte"]).llama == shape_of(str(folder))
+    (folder / "tokenizer.json").write_text("{}")
+    assert parse(["--init", str(folder)]).tokenizer == str(folder / "tokenizer.json")
+    with pytest.raises(UserError, match="both name a model"):
+        parse(["--init", str(folder), "--model", "llama-1b"])
+    with pytest.raises(UserError, match="--init nothere: there is no"):
+        parse(["--init", "nothere"])
+    config = folder / "config.json"
+    was = parse(["--model", str(folder)]).fixed
+    config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 2.0'))
+    assert parse(["--model", str(folder)]).fixed != was  # no run goes on as another model
 
 
 @pytest.mark.slow
@@ -171,6 +204,16 @@ def test_the_same_run_from_their_weights_under_any_layout_and_back(
     assert len(losses["1 ddp"]) == 3
     for found in losses.values():
         assert found == pytest.approx(losses["1 ddp"], rel=1e-5)
+    # Strategies whose copies meet seldom begin with the same weights, and meet with them.
+    for strategy in ("diloco", "gossip"):
+        out = tmp_path / strategy
+        command = ["run", "--local", "--nproc", "2", "--out", out, "language-model", *words]
+        meet = ["--sync-every", "1", "--outer-lr", "1"] if strategy == "diloco" else []
+        done = run_rankup([*command, "--lr", "1e-6", "--strategy", strategy, *meet], timeout=300)
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        assert lines[0]["loss"] == pytest.approx(losses["1 ddp"][0], rel=0.1)
+        assert lines[-1]["valid_loss"] == pytest.approx(losses["1 ddp"][0], rel=0.1)
     # The trained model, out of shards of four ranks.
     done = run_rankup(["export", tmp_path / "3d", "--to", "hf", "--out", tmp_path / "out"])
     assert done.returncode == 0, done.stderr

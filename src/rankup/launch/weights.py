@@ -70,7 +70,9 @@ def export(
     candidate = checkpoint(place / "checkpoints", step, best)
     name = "best" if best else candidate.directory.name
     path = where or place / f"model-{name}{SUFFIXES[to]}"
-    _refuse_existing(path, force and to != "hf")
+    if llama is not None and path.exists():
+        raise UserError(f"{path} exists; --out names another folder")
+    _refuse_existing(path, force)
     tensors = read(candidate)
     what = f"step {candidate.saved.place.step}"
     if llama is not None:

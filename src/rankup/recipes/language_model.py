@@ -213,7 +213,9 @@ def generate(
     task = LanguageModel(options, directory / TOKENS)
     model = restored(task.build_model, tensors)
     device = next(model.parameters()).device
-    draw = Draw(asked, forbidden=(0,) if words.unit == "words" else ())
+    known = options.llama.vocab_size if options.llama is not None else 0
+    beyond = range(words.size, known)  # a model may know more tokens than the text's
+    draw = Draw(asked, forbidden=(*((0,) if words.unit == "words" else ()), *beyond))
     for _ in range(100 if asked.max_tokens is None else asked.max_tokens):
         window = torch.tensor([told[-options.seq_len :]], device=device)
         with torch.inference_mode():

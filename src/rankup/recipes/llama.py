@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError, nearest
+from ..base.files import user_path
 
 CONFIG = "config.json"
 
@@ -95,79 +97,109 @@ SIZES = {
 }
 
 
-def shape_of(model: str) -> LlamaShape:
+def shape_of(model: str, flag: str = "--model") -> LlamaShape:
     """Return the sizes that a name, a `config.json` or the folder of one stands for.
 
     Raises:
         UserError: it is none of these, or the config is of another kind of model.
     """
-    if model in SIZES:
+    if flag == "--model" and model in SIZES:
         return SIZES[model]
-    path = Path(model)
+    path = user_path(model, flag)
     if path.is_dir():
         path = path / CONFIG
     if not path.is_file():
-        raise UserError(
-            f"--model {model}: no model of that name, and no file or folder; "
-            f"{nearest(model, ('gpt', *SIZES))}; or give the config.json of a Llama"
-        )
+        names = f"; {nearest(model, ('gpt', *SIZES))}" if flag == "--model" else ""
+        raise UserError(f"{flag} {model}: there is no {path}{names}; give the folder of a Llama")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not the config.json of a model: {error}") from None
-    return _read(values, path)
+    if not isinstance(values, Mapping):
+        raise UserError(f"{path} holds no object; the config.json of a model is due")
+    return _Config(values, path).shape()
 
 
-def _read(values: Any, path: Path) -> LlamaShape:
-    kind = values.get("model_type") if isinstance(values, Mapping) else None
-    if kind != "llama":
-        raise UserError(f"{path} has model_type {kind!r}; this model is for 'llama'")
-    if values.get("attention_bias") or values.get("mlp_bias"):
-        raise UserError(f"{path} asks for biases, which this Llama does not have")
-    needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    missing = [key for key in (*needed, "vocab_size") if not isinstance(values.get(key), int)]
-    if missing:
-        raise UserError(f"{path} lacks {', '.join(missing)}, whole numbers that say its size")
-    dim, heads = values["hidden_size"], values["num_attention_heads"]
-    if values.get("head_dim") not in (None, dim // heads) or dim % heads:
-        raise UserError(
-            f"{path}: hidden_size {dim} is not num_attention_heads {heads} times the width of a "
-            f"head ({values.get('head_dim')}), which this Llama takes for granted"
+@dataclass(frozen=True)
+class _Config:
+    """The values of a `config.json`, which may come from anybody."""
+
+    values: Mapping[str, Any]
+    path: Path
+
+    def shape(self) -> LlamaShape:
+        self._refuse_other_models()
+        dim, heads = self._whole("hidden_size"), self._whole("num_attention_heads")
+        if dim % heads or self._whole("head_dim", dim // heads) != dim // heads:
+            raise UserError(
+                f"{self.path}: hidden_size {dim} is not num_attention_heads {heads} times the "
+                f"width of a head ({self.values.get('head_dim')}), which this Llama takes for "
+                "granted"
+            )
+        # Newer configs keep the base and the scaling together.
+        rope = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        if not isinstance(rope, Mapping):
+            raise UserError(f"{self.path}: its rotary positions are {rope!r:.40}, not an object")
+        inside = _Config(rope, self.path)
+        return LlamaShape(
+            layers=self._whole("num_hidden_layers"),
+            dim=dim,
+            heads=heads,
+            kv_heads=self._whole("num_key_value_heads", heads),
+            ffn=self._whole("intermediate_size"),
+            vocab_size=self._whole("vocab_size"),
+            theta=self._real("rope_theta", inside._real("rope_theta", 10_000.0)),
+            scaling=inside._scaling(),
+            eps=self._real("rms_norm_eps", 1e-6),
+            tied=self.values.get("tie_word_embeddings") is True,
+            longest=self._whole("max_position_embeddings", 2048),
         )
-    # Newer configs keep the base and the scaling together.
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    theta = values.get("rope_theta") or rope.get("rope_theta") or 10_000.0
-    return LlamaShape(
-        layers=values["num_hidden_layers"],
-        dim=dim,
-        heads=heads,
-        kv_heads=values.get("num_key_value_heads") or heads,
-        ffn=values["intermediate_size"],
-        vocab_size=values["vocab_size"],
-        theta=float(theta),
-        scaling=_scaling(rope, path),
-        eps=float(values.get("rms_norm_eps", 1e-6)),
-        tied=bool(values.get("tie_word_embeddings", False)),
-        longest=values.get("max_position_embeddings") or 2048,
-    )
 
+    def _refuse_other_models(self) -> None:
+        kind = self.values.get("model_type")
+        if kind != "llama":
+            raise UserError(f"{self.path} has model_type {kind!r:.40}; this model is for 'llama'")
+        if self.values.get("attention_bias") or self.values.get("mlp_bias"):
+            raise UserError(f"{self.path} asks for biases, which this Llama does not have")
+        if (gate := self.values.get("hidden_act", "silu")) != "silu":
+            raise UserError(f"{self.path} has hidden_act {gate!r:.40}; this Llama's is silu")
+        if self.values.get("quantization_config"):
+            raise UserError(f"{self.path} is of quantised weights; give the model's own")
 
-def _scaling(rope: Mapping[str, Any], path: Path) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind not in ("linear", "llama3"):
-        raise UserError(f"{path}: rotary positions of type {kind!r}; known are linear and llama3")
-    factor = float(rope["factor"])
-    if kind == "linear":
-        return RopeScaling(kind, factor)
-    return RopeScaling(
-        kind,
-        factor,
-        float(rope["low_freq_factor"]),
-        float(rope["high_freq_factor"]),
-        int(rope["original_max_position_embeddings"]),
-    )
+    def _whole(self, key: str, otherwise: int | None = None) -> int:
+        value = self.values.get(key)
+        if value is None and otherwise is not None:
+            return otherwise
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+            said = "lacks" if value is None else f"has {value!r:.40} as"
+            raise UserError(f"{self.path} {said} {key}, a whole number from 1 on")
+        return value
+
+    def _real(self, key: str, otherwise: float | None = None) -> float:
+        value = self.values.get(key)
+        if value is None and otherwise is not None:
+            return otherwise
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not fits or not 0 < float(value or 0) < math.inf:
+            said = "lacks" if value is None else f"has {value!r:.40} as"
+            raise UserError(f"{self.path} {said} {key}, a number over 0")
+        return float(value or 0)
+
+    def _scaling(self) -> RopeScaling | None:
+        kind = self.values.get("rope_type") or self.values.get("type") or "default"
+        if kind == "default":
+            return None
+        if kind == "linear":
+            return RopeScaling(kind, self._real("factor"))
+        if kind != "llama3":
+            raise UserError(
+                f"{self.path}: rotary positions of type {kind!r:.40}; known are linear and llama3"
+            )
+        low, high = self._real("low_freq_factor"), self._real("high_freq_factor")
+        if low >= high:
+            raise UserError(f"{self.path}: low_freq_factor {low} is not below {high}")
+        length = self._whole("original_max_position_embeddings")
+        return RopeScaling(kind, self._real("factor"), low, high, length)
 
 
 _OUTSIDE = {

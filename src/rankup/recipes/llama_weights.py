@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ..base.errors import UserError
 from .llama import CONFIG, LlamaShape, theirs
@@ -29,8 +30,11 @@ def load(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     Raises:
         UserError: the folder lacks a weight, or has it in another shape.
     """
-    if not any(folder.glob("*.safetensors")):
-        raise UserError(f"--init {folder} has no *.safetensors; give the folder of a model")
+    files = list(folder.glob("*.safetensors"))
+    if not files or not all(file.is_file() for file in files):
+        raise UserError(
+            f"--init {folder} has no *.safetensors that are files; give the folder of a model"
+        )
     wanted = {theirs(name): tensor for name, tensor in tensors.items()}
     reader = HuggingFaceStorageReader(str(folder))
     try:
@@ -40,7 +44,15 @@ def load(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     for name, tensor in wanted.items():
         if name not in known:
             raise UserError(f"--init {folder} lacks {name}; its weights are of another model")
-        there = tuple(getattr(known[name], "size", ()))
+        found = known[name]
+        assert isinstance(found, TensorStorageMetadata)
+        kind = found.properties.dtype
+        if kind not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            raise UserError(
+                f"--init {folder}: {name} is quantised ({kind}); give the model's own weights, in "
+                "16 or 32 bits"
+            )
+        there = tuple(found.size)
         if there != tuple(tensor.shape):
             raise UserError(
                 f"--init {folder}: {name} is of shape {there} there and {tuple(tensor.shape)} in "
@@ -60,7 +72,11 @@ def save(tensors: Mapping[str, torch.Tensor], shape: LlamaShape, folder: Path) -
     Args:
         tensors: the whole model's, by their names in `models.llama.Llama`.
         folder: an empty one.
+
+    Raises:
+        OSError: it could not be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     kept = {
@@ -68,6 +84,9 @@ def save(tensors: Mapping[str, torch.Tensor], shape: LlamaShape, folder: Path) -
         for name, value in tensors.items()
         if not (shape.tied and name == "head.weight")
     }
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # so it says that the disk is full
+        raise OSError(f"{folder.name} could not be written: {error}") from None
     config: dict[str, Any] = shape.config()
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -60,11 +60,15 @@ class LanguageModelOptions(TrainOptions):
     def preset(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Sizes of the model that is named; small ones for --tiny."""
         found = super().preset(values)
-        named = values["init"] or values["model"]
-        if named == "gpt":
+        sizes = _sizes(values["init"], values["model"])
+        if sizes is None:
             return found
-        sizes = shape_of(named)
         own = {name: getattr(sizes, name) for name in ("layers", "dim", "heads", "kv_heads", "ffn")}
+        if values["init"] is not None:
+            pieces = user_path(values["init"], "--init") / "tokenizer.json"
+            if values["vocab"] == "word" and pieces.is_file():
+                own["tokenizer"] = str(pieces)
+            return {**found, **own}
         if values["tiny"]:
             own |= {"kv_heads": 1, "ffn": 192}
         return {**own, **found}
@@ -72,11 +76,11 @@ class LanguageModelOptions(TrainOptions):
     @cached_property
     def llama(self) -> LlamaShape | None:
         """The Llama's sizes; None for the transformer of GPT-2's kind."""
-        named = self.init or self.model
-        if named == "gpt":
+        sizes = _sizes(self.init, self.model)
+        if sizes is None:
             return None
         return replace(
-            shape_of(named),
+            sizes,
             layers=self.layers,
             dim=self.dim,
             heads=self.heads,
@@ -118,10 +122,21 @@ class LanguageModelOptions(TrainOptions):
             )
         if self.prior:
             raise UserError("--prior is a bias of the output, which a Llama does not have")
-        if self.init is not None and llama != shape_of(self.init):
+        if self.init is not None:
+            self._refuse_other_than_init(self.init)
+
+    def _refuse_other_than_init(self, init: str) -> None:
+        if self.model != "gpt":
+            raise UserError(f"--init {init} and --model {self.model} both name a model; give one")
+        if self.llama != shape_of(init, "--init"):
             raise UserError(
-                f"--init {self.init} has sizes of its own; leave --layers, --dim, --heads, "
-                "--kv-heads and --ffn away"
+                f"--init {init} has sizes of its own; leave --layers, --dim, --heads, --kv-heads "
+                "and --ffn away"
+            )
+        if self.tokenizer is None and self.vocab != "byte":
+            raise UserError(
+                f"--init {init} has no tokenizer.json, and its weights are of its own tokens; give "
+                "that file by --tokenizer (or --vocab byte for a model of bytes)"
             )
 
     def _refuse_contradictions(self) -> None:
@@ -192,7 +207,8 @@ class LanguageModelOptions(TrainOptions):
     def fixed(self) -> dict[str, Any]:
         sizes: dict[str, Any] = {"dim": self.dim, "layers": self.layers, "heads": self.heads}
         if self.llama is not None:
-            sizes |= {"kv_heads": self.llama.kv_heads, "ffn": self.llama.ffn}
+            sizes |= asdict(self.llama)
+            del sizes["longest"]  # it computes nothing
         return {**self.identity, **sizes}
 
     def prepare(self, directory: Path) -> None:
@@ -246,6 +262,13 @@ class LanguageModelOptions(TrainOptions):
                     f"{len(split)} tokens; give a longer text"
                     + (f" or --seq-len {len(split) - 1} or less" if len(split) > 1 else "")
                 )
+
+
+def _sizes(init: str | None, model: str) -> LlamaShape | None:
+    """What the Llama that is named comes with; None where none is."""
+    if init is not None:
+        return shape_of(init, "--init")
+    return None if model == "gpt" else shape_of(model)
 
 
 def fetched(name: str) -> Record:

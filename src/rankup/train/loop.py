@@ -12,6 +12,7 @@ from ..runtime.collectives import all_gather_object, all_reduce
 from ..runtime.deadline import END
 from ..runtime.state import local
 from ..runtime.world import World, after_first_step
+from . import checkpoint
 from .attempt import Attempt, Outcome
 from .evaluate import Stopped
 from .keeper import Keeper
@@ -62,6 +63,9 @@ class _Run:
         self.plan = Plan.of(task, options)
         self.last = options.steps or self.plan.steps_per_epoch * (options.epochs or 1)
         self.built = start(task, options, world)
+        # Before the optimizer and copies of the model take what it begins with.
+        if not (resume and checkpoint.candidates(directory / "checkpoints")[0]):
+            fill(task, self.built)
         self.optimizer = task.build_optimizer(self.built.model)
         self.place = Place()
         self.unvalidated = False
@@ -77,9 +81,7 @@ class _Run:
             self.taker.carried,
         )
         saved = self.keeper.restore(self.last) if resume else None
-        if saved is None:
-            fill(task, self.built)
-        else:
+        if saved is not None:
             self.place, self.unvalidated = saved.place, saved.unvalidated
             if self.stepper.scale is not None and saved.loss_scale is not None:
                 self.stepper.scale = LossScale(*saved.loss_scale)

@@ -13,6 +13,7 @@ from ..runtime.state import local
 from .options import TrainOptions
 
 _SECOND_BETA = 0.95  # of AdamW
+_MOST_SCALE = 2.0**24  # of float16's losses
 FLOOR = 0.1  # the cosine ends at this part of the peak
 
 # Of fastai's `fit_one_cycle` and `fine_tune` (fastai/callback/schedule.py): the part of a cycle in
@@ -151,5 +152,6 @@ class LossScale:
         overflowed = not math.isfinite(norm.item())
         self.since = 0 if overflowed else self.since + 1
         if overflowed or self.since == self._DOUBLES:
-            self.value, self.since = self.value * (0.5 if overflowed else 2), 0
+            self.value = min(self.value * (0.5 if overflowed else 2), _MOST_SCALE)
+            self.since = 0
         return overflowed

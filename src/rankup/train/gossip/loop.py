@@ -30,6 +30,7 @@ from ..keeper import Keeper
 from ..metrics import Lines, Trace, step_record
 from ..options import TrainOptions
 from ..plan import Plan
+from ..start import fill
 from ..step import Stepper
 from ..stop import Stop
 from ..taken import Taken
@@ -127,6 +128,8 @@ class _Run:
             allowed=lambda: self.pulse.surely_speaker,
         )
         self.done = done = restore(self.keeper, self.last, who.worker) if resume else 0
+        if done == 0:
+            fill(task, self.built)
         self.stepper = _Watched(
             *(task, options, self.built, optimizer, self.last), self.progress.moved
         )
