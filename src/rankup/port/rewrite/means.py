@@ -19,6 +19,8 @@ from .losses import (
     Kind,
     MaskedMean,
     constant,
+    full_name,
+    loss_name,
     masked_call,
     masked_division,
     over_selected,
@@ -484,7 +486,7 @@ class _Scope:
 
     def _called(self, call: ast.Call, name: str, path: tuple[int, ...]) -> Kind:
         script = self.script
-        full = script.name(call.func)
+        full = full_name(script, call.func)
         known = reduction(script, call) or self._further(call, full)
         if known is not None:
             kind = self._of_each(call, given(call))
@@ -579,7 +581,7 @@ class _Scope:
                     for at in flow.origins(script.file, one.func)
                     if isinstance(at.node, ast.Call)
                 }
-                if not made.union([call_name(one)]).isdisjoint(CLASS_WEIGHTS):
+                if not made.union([loss_name(script, one)]).isdisjoint(CLASS_WEIGHTS):
                     return True
         return False
 
