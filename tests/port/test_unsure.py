@@ -264,3 +264,13 @@ def test_a_model_is_traced_without_its_wrapper(tmp_path: Path) -> None:
     ported = _ported(tmp_path, text).text
     assert 'onnx.export(getattr(net, "module", net), torch.ones(1, 2), "b.onnx")' in ported
     assert 'process(): torch.jit.trace(getattr(model, "module", model), torch.ones(1, 2))' in ported
+
+
+def test_what_comes_behind_a_statement_stands_before_the_rest_of_its_row(tmp_path: Path) -> None:
+    text = (HEAD + EPOCHS).replace("\nbegan =", "; began =").replace("y)\n", "y, ignore_index=0); ")
+    text = text.replace("; " + " " * 8 + "optimizer", "; optimizer").replace(
+        "\noptimizer =", "; optimizer ="
+    )
+    ported = _ported(tmp_path, text)
+    assert "Linear(4, 2)); net = rankup.wrap(net); optimizer = " in ported.text
+    assert "ignore_index=0); rankup.count((y != 0).sum()); optimizer.zero_grad()" in ported.text
