@@ -10,6 +10,7 @@ import pytest
 
 from rankup.launch import cause, failure
 from rankup.launch.failure import Failure
+from rankup.site import rundir
 
 from .handmade import RECORDED, asked, make_run, record
 
@@ -222,6 +223,18 @@ def test_the_offset_that_an_attempt_wrote_down_is_where_it_begins(tmp_path: Path
     found = cause.of_run(path)
     assert found is not None
     assert found.text == "rankup: a new reason"
+
+
+def test_in_an_allocation_the_lines_of_the_newest_attempt_count(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    old, new = ("\n".join(_of_torchrun(rank, -9)) + "\n" for rank in (0, 1))
+    job = rundir.read(path)
+    began = {"started": "2026-11-20T12:00:00+0000", "allocation": "12", "offset": len(old)}
+    rundir.write(path, replace(job, attempts=[began]))
+    (path / "log" / "run.out").write_text(old + new)
+    found = cause.of_run(path)
+    assert found is not None
+    assert found.text == f"rank 1 on n7 failed: {failure.said(-9)}"
 
 
 def test_what_an_earlier_job_left_is_not_the_cause_of_one_without_a_log(tmp_path: Path) -> None:

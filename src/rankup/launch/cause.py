@@ -118,8 +118,10 @@ def of_run(path: Path, task: str | None = None, job_id: str | None = None) -> Ca
     folder = meant.folder(path, task)
     records = [r for r in rundir.records(path) if task is None or str(r.get("task")) == task]
     file, start = newest_log(path, records, task)
-    if file is not None and file.name == OUTPUT.name:  # its agent has written down what happened
-        return find(folder / "log", ())
+    if file is not None and file.name == OUTPUT.name:
+        # Of a run on this machine alone, its agent has written down what happened.
+        allocated = "allocation" in rundir.read(path).attempts[-1]
+        return find(folder / "log", logfile.read_lines(file, start) if allocated else ())
     if task is None and (named := task_of(file)) is not None:
         return of_run(path, named, job_id)
     lines = logfile.read_lines(file, start) if file else []

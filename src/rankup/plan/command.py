@@ -25,7 +25,7 @@ from . import machines, table
 from .estimate import Estimate, estimate
 from .layout import Layout, Precision
 from .machine import GIB
-from .search import Found, fewest_gpus, layouts, where_it_stops_paying
+from .search import Found, fewest_gpus, layouts, strategy_of, where_it_stops_paying
 from .shape import Shape
 from .target import OF_RECIPE, RECIPE, Sizes, Target, find
 
@@ -349,20 +349,17 @@ def _choice(
         seen = {word for row in rows for word in row.objections}
         return None, f"every layout is {some(sorted(seen - {'risky: memory'}))}"
     if wish.deadline is not None:
-        return min(kept, key=_price), f"the cheapest that ends within {wish.deadline}"
+        cheapest = min(kept, key=lambda row: row.cost or 0)
+        return cheapest, f"the cheapest that ends within {wish.deadline}"
     if wish.budget is not None:
         return min(kept, key=lambda row: row.seconds or 0), f"the fastest within {wish.budget}"
-    stops = where_it_stops_paying(found)
+    stops = where_it_stops_paying(found, site.token_cost)
     paying = [row for row in kept if stops is None or row.gpus < stops.gpus] or kept
     best = min(paying, key=lambda row: row.estimate.seconds)
     if stops is None:
         more = "; adding GPUs still pays" if len(found) > 1 else ""
         return best, f"the fastest of these{more}"
     return best, f"the fastest before adding GPUs stops paying, which is at {stops.gpus}"
-
-
-def _price(row: Row) -> float:
-    return row.cost if row.cost is not None else row.estimate.cost_per_token
 
 
 def doubts(
@@ -417,23 +414,27 @@ class Job:
 
 def layout_of(options: LanguageModelOptions, gpus: int, mesh: Mesh) -> Layout:
     """The layout that a recipe's options ask for."""
-    sharded = mesh.dp_shard > 1
+    strategy = strategy_of(mesh.tp, mesh.pp, mesh.dp_shard, mesh.dp_replicate * mesh.dp_shard)
+    every = 1
+    if options.strategy in SELDOM:
+        strategy = options.strategy
+        every = int(options.sync_every) if options.sync_every.isdigit() else 1
     return Layout(
         gpus=gpus,
-        strategy=options.strategy or ("fsdp" if sharded else "ddp"),
+        strategy=strategy,
         dp_replicate=mesh.dp_replicate,
         dp_shard=mesh.dp_shard,
         tp=mesh.tp,
         pp=mesh.pp,
-        schedule=options.pp_schedule,
+        schedule=options.pp_schedule if mesh.pp > 1 else "1f1b",
         interleave=stages_per_rank(options.pp_schedule) if mesh.pp > 1 else 1,
         micro_batch=options.micro_batch,
         global_batch=options.global_batch,
         recompute=options.activation_checkpointing,
         precision=options.precision,
-        zero=(2 if mesh.pp > 1 else 3) if sharded else 0,
+        zero=3 if mesh.dp_shard > 1 else 0,
         sequence_parallel=mesh.tp > 1,
-        inner_steps=int(options.sync_every) if options.sync_every.isdigit() else 1,
+        inner_steps=every,
     )
 
 

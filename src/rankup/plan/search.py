@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .estimate import Estimate, estimate
@@ -111,7 +111,7 @@ def _groups(
             for shard in sorted({1, math.gcd(data, max(1, node // tp)), data}):
                 mesh = Layout(
                     gpus=gpus,
-                    strategy=_strategy(tp, pp, shard, data),
+                    strategy=strategy_of(tp, pp, shard, data),
                     dp_replicate=data // shard,
                     dp_shard=shard,
                     tp=tp,
@@ -135,7 +135,7 @@ def _variants(mesh: Layout, shape: Shape, micro_batch: int | None) -> Iterator[l
         yield found
 
 
-def _strategy(tp: int, pp: int, shard: int, data: int) -> str:
+def strategy_of(tp: int, pp: int, shard: int, data: int) -> str:
     """Return rankup's word for the sizes."""
     if tp > 1 and pp > 1:
         return "3d"
@@ -169,10 +169,12 @@ def fewest_gpus(
     return None
 
 
-def where_it_stops_paying(found: Sequence[Found]) -> Found | None:
+def where_it_stops_paying(
+    found: Sequence[Found], token_cost: Callable[[Estimate], float]
+) -> Found | None:
     """Return the first number of GPUs whose cost per token is 10 % above the cheapest; None where
     adding GPUs still pays."""
-    priced = [(one.best.cost_per_token, one) for one in found if one.best is not None]
+    priced = [(token_cost(one.best), one) for one in found if one.best is not None]
     if not priced:
         return None
     least = min(cost for cost, _ in priced)
