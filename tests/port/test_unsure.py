@@ -290,3 +290,29 @@ def test_valid_targets_of_a_loss_by_another_name_are_counted(tmp_path: Path) -> 
     body = EPOCHS.replace("F.cross_entropy(net(x), y)", "ce(net(x), y, ignore_index=0)")
     ported = _ported(tmp_path, f"{HEAD}ce = F.cross_entropy\n{body}")
     assert "rankup.count((y != 0).sum())" in ported.text
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_weighted_total_of_losses_is_not_a_sum_over_samples(inside: bool, tmp_path: Path) -> None:
+    total = "(torch.exp(-self.s) * losses + self.s).sum()"
+    model = f"""class Total(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.s = torch.nn.Parameter(torch.zeros(2))
+        self.net = torch.nn.Linear(4, 2)
+
+    def forward(self, {"x, y" if inside else "losses"}):
+        {"losses = torch.stack([self.net(x).mean(), F.mse_loss(self.net(x), y)])" if inside else ""}
+        return {total}
+
+
+total = Total()
+learned = torch.optim.SGD(total.parameters(), lr=0.1)
+"""
+    losses = "total(torch.stack([F.cross_entropy(net(x), y), net(x).mean()]))"
+    body = EPOCHS.replace("F.cross_entropy(net(x), y)", "total(x, y)" if inside else losses)
+    ported = _ported(
+        tmp_path, HEAD + model + body.replace("step()", "step()\n        learned.step()")
+    )
+    assert "rankup.summed" not in ported.text
+    assert "# rankup: not seen to be a mean over the samples" in ported.text
