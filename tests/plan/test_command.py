@@ -107,15 +107,50 @@ def test_a_run_is_warned_of_the_layout_that_was_proposed() -> None:
     """`rankup run` reads the proposed options as the very layout that the search compared."""
     words = tuple(RECIPE[1:])
     wish = Wish(RECIPE[0], words, gpus="32", where=Asked("juwels-booster"), layouts=1000)
-    rows = _answered(wish).rows
+    answer = _answered(wish)
+    rows, target = answer.rows, answer.target
     assert {"ddp", "fsdp", "hsdp", "tp", "pp", "3d"} == {
         row.estimate.layout.strategy for row in rows
     }
     for row in rows[::7]:
         layout = row.estimate.layout
-        options = recipes.find(RECIPE[0]).parse([*words, *layout_words(layout)])
+        options = recipes.find(RECIPE[0]).parse([*words, *layout_words(layout, target)])
         assert isinstance(options, LanguageModelOptions)
         assert layout_of(options, 32, options.layout(32, 4)) == layout
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "naive"])
+def test_a_schedule_that_was_given_is_kept_and_not_repeated(
+    rankup_here: RunRankup, schedule: str
+) -> None:
+    more = ["--pp", "2", "--pp-schedule", schedule, "--micro-batch", "4"]
+    found = _json(rankup_here, *BOOSTER, "--gpus", "8", *RECIPE, *more)
+    assert {row["layout"]["schedule"] for row in found["rows"]} == {schedule}
+    words = shlex.split(found["command"])
+    assert [words.count(option) for option in more[::2]] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "option", [("--strategy", "diloco"), ("--micro-batch", "3"), ("--dp", "3"), ("--tp", "8")]
+)
+def test_the_option_that_leaves_no_layout_is_named(
+    rankup_here: RunRankup, option: tuple[str, str]
+) -> None:
+    done = rankup_here(["plan", *BOOSTER, "--gpus", "8", *RECIPE, *option])
+    assert done.returncode == 2
+    assert f"8 GPUs: no layout that is searched goes with {' '.join(option)}" in done.stdout
+
+
+def test_what_is_assumed_of_odd_sequences_and_nodes(rankup_here: RunRankup) -> None:
+    """A power of two of sequences; a part of a node, or nodes."""
+    site = ["--gpu", "H100-80GB", "--gpus-per-node", "6"]
+    words = [1536 if word == "4096" else word for word in SEVEN[:10]]
+    found = _json(rankup_here, *site, *map(str, words), *SEVEN[10:])
+    assert found["global_batch"] == 512
+    gpus = [row["layout"]["gpus"] for row in found["rows"]]
+    gpus += [one["gpus"] for one in found["does_not_fit"]]
+    assert len(gpus) == 5
+    assert [one for one in gpus if one > 6 and one % 6] == []
 
 
 def test_a_token_on_a_part_of_a_node_costs_the_node() -> None:

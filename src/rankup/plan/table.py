@@ -151,6 +151,9 @@ def _unfit(answer: Plan) -> Iterator[str]:
     for one in answer.found:
         if one.fitting:
             continue
+        if one.ruled_out:
+            yield f"{_gpus(one.gpus)}: no layout that is searched goes with {one.ruled_out}"
+            continue
         if one.closest is None:
             yield (
                 f"{_gpus(one.gpus)}: no layout divides a global batch of {answer.global_batch} "
