@@ -778,6 +778,19 @@ def test_what_is_kept_of_samples_for_the_next_loss_is_each_ranks(
     assert [said in one for one in left] == ([True] if said else [])
 
 
+@pytest.mark.parametrize("each_epoch", [True, False])
+def test_what_chooses_the_next_epochs_samples_is_each_ranks(
+    each_epoch: bool, tmp_path: Path
+) -> None:
+    made = "loader = DataLoader(Subset(data, hard.argsort()[:8].tolist()), batch_size=6)\n"
+    table, epochs = "hard = torch.zeros(22)\n", "for epoch in range(2):\n"
+    text = TRAINING.replace("# in training", "hard[y.argmax(1)] = (out - y).abs().mean(1).detach()")
+    begun = f"{epochs}    {made}" if each_epoch else f"{made}{epochs}"
+    text = HEAD + table + text.replace(epochs, begun)
+    left = [one.text for one in _ported(tmp_path, text).left if "batch to batch" in one.text]
+    assert ["`hard`" in one for one in left] == ([True] if each_epoch else [])
+
+
 def test_what_is_made_of_a_last_batch_is_said_to_be_of_rank_0s_part(tmp_path: Path) -> None:
     behind = "picture = out.detach().cpu()\n    torchvision.utils.save_image(picture, 'a.png')"
     text = "import torchvision.utils\n" + HEAD + TRAINING.replace("print(a, b)", behind)

@@ -27,7 +27,7 @@ from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, MaskedMean, differentiated
 from ..rewrite.means import NotSeen, check_mean, declared, masked_means
-from ..rewrite.training import Training, training_in
+from ..rewrite.training import Loop, Training, training_in
 from .facts import anywhere, calls, single, starred
 from .rule import Hit, refuse, rule
 
@@ -450,7 +450,9 @@ def _carried(training: Training) -> Iterator[Hit]:
 
 
 def _kept(training: Training) -> Iterator[Hit]:
-    """A table with a row for each sample, or a running mean, that the next loss is made with."""
+    """A table with a row for each sample, or a running mean, that the next loss is made with, or
+    that the samples of the next epoch are chosen by.
+    """
     script = training.script
     for loop in (one for one in training.loops if one.trains):
         parts = script.inside(loop.node.body, ast.Subscript, ast.Call, deep=False)
@@ -458,10 +460,20 @@ def _kept(training: Training) -> Iterator[Hit]:
         if not changed:
             continue
         around = script.scope(loop.node)
-        feeding = training.feeding(around, loop.losses) - bound_in(walk(loop.node))
+        chosen = _choosing(training, loop)
+        feeding = training.feeding(around, loop.losses | chosen) - bound_in(walk(loop.node))
         for node, name, by in changed:
             if name in feeding and mentioned(*by) & training.derived(loop):
                 yield _of_its_own(node, name)
+
+
+def _choosing(training: Training, loop: Loop) -> set[str]:
+    """The names that a loop's loaders are made of, where each epoch makes new ones."""
+    script = training.script
+    epochs = [one for one in script.above(loop.node) if isinstance(one, LoopNode)]
+    made = [one for one in training.loaders_of(loop) if isinstance(one, ast.Call)]
+    again = [one for one in made if any(up in epochs for up in script.above(one))]
+    return mentioned(*(value for one in again for value in given(one)))
 
 
 def _kept_in_modules(file: File) -> Iterator[Hit]:
