@@ -766,14 +766,24 @@ own = Own()
         ("self.mean = 0.9 * self.mean + 0.1 * out.detach().mean(0)", "pass", "`self.mean`"),
         ("", "targets = torch.zeros(6, 5).scatter_(1, y.argmax(1, True), 1)", ""),
         ("", "bank[epoch] = 1", ""),
+        ("", "past.append(out.detach())", "`past`"),
+        ("", "past.append(out.detach())\n        past = past[-5:]", "`past`"),
+        ("", "past = []\n        past.append(out.detach())", ""),
+        ("", "past.append(epoch)", ""),
+        ("", "shown.append(loss.item())", ""),
     ],
 )
 def test_what_is_kept_of_samples_for_the_next_loss_is_each_ranks(
     module: str, line: str, said: str, tmp_path: Path
 ) -> None:
     """A memory of targets, a running mean: a rank changes it by the samples that it sees."""
-    text = TRAINING.replace("criterion(out, y)", "own(out, y) + bank.mean()")
-    text = HEAD + BANK.replace("# in it", module or "pass") + text.replace("# in training", line)
+    text = TRAINING.replace("criterion(out, y)", "own(out, y) + bank.mean() + sum(past).mean()")
+    text = (
+        HEAD
+        + "past, shown = [torch.zeros(5)], []\n"
+        + BANK.replace("# in it", module or "pass")
+        + text.replace("# in training", line)
+    )
     left = [one.text for one in _ported(tmp_path, text).left if "batch to batch" in one.text]
     assert [said in one for one in left] == ([True] if said else [])
 

@@ -45,6 +45,7 @@ _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' t
 _SAME = ("contiguous", "detach", "float", "half")
 # These change a part of a tensor, or blend something in.
 _CHANGES = words("index_copy_ index_add_ index_put_ scatter_ scatter_add_ add_ sub_ lerp_")
+_GROWS = words("append appendleft extend insert update")
 _MOST = 60  # functions that a loop leads to
 _NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
 _CONTRASTIVE = re.compile(
@@ -432,7 +433,7 @@ def _carried(training: Training) -> Iterator[Hit]:
         given_ = [one.id for one in names if isinstance(one.ctx, ast.Store)]
         once = {one for one in given_ if given_.count(one) == 1}
         feeding = training.feeding(loop.node, loop.losses)
-        local = (training.derived(loop) - loop.losses) & feeding & once
+        local = (training.derived(loop) - loop.losses - _targets(loop)) & feeding & once
         if not local:
             continue
         for one in script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False):
@@ -455,9 +456,10 @@ def _kept(training: Training) -> Iterator[Hit]:
     """
     script = training.script
     for loop in (one for one in training.loops if one.trains):
-        parts = script.inside(loop.node.body, ast.Subscript, ast.Call, deep=False)
+        parts = list(script.inside(loop.node.body, ast.Subscript, ast.Call, deep=False))
         changed = [(node, *found) for node in parts if (found := _changed(node))[0]]
-        if not changed:
+        grown = [(node, *found) for node in parts if (found := _grown(node))[0]]
+        if not changed and not grown:
             continue
         around = script.scope(loop.node)
         chosen = _choosing(training, loop)
@@ -465,6 +467,27 @@ def _kept(training: Training) -> Iterator[Hit]:
         for node, name, by in changed:
             if name in feeding and mentioned(*by) & training.derived(loop):
                 yield _of_its_own(node, name)
+        feeding = training.feeding(loop.node, loop.losses)
+        if chosen:
+            feeding |= training.feeding(around, chosen)
+        feeding -= _begun_in(training, loop)
+        for node, name, by in grown:
+            if name in feeding and mentioned(*by) & training.derived(loop):
+                yield _of_its_own(node, name)
+
+
+def _begun_in(training: Training, loop: Loop) -> set[str]:
+    """The names that a loop gives a new value, and not a part of what they had: `old[-5:]`."""
+    return {
+        name
+        for one in training.script.inside(loop.node, ast.Assign, ast.AnnAssign, deep=False)
+        if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None
+        for name in stored(*assigned(one)) - mentioned(one.value)
+    } | _targets(loop)
+
+
+def _targets(loop: Loop) -> set[str]:
+    return stored(loop.node.target) if isinstance(loop.node, ast.For | ast.AsyncFor) else set()
 
 
 def _choosing(training: Training, loop: Loop) -> set[str]:
@@ -501,6 +524,14 @@ def _changed(node: ast.AST) -> tuple[str, list[ast.AST]]:
             return written(value).removesuffix(".data"), [*given(node)]
         case ast.Assign(targets=[target], value=value) if written(target) in mentioned(value):
             return written(target), [value]
+    return "", []
+
+
+def _grown(node: ast.AST) -> tuple[str, list[ast.AST]]:
+    """The name of a collection that is given more, and what it is given."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in _GROWS:
+            return written(value), [*given(node)]
     return "", []
 
 
