@@ -292,7 +292,9 @@ def count(units: float) -> None:
 
     For a loss that is a mean over valid tokens, `rankup.count(n_tokens)` before `loss.backward()`
     on every rank makes the gradient the exact mean over the tokens of all ranks. Calls before one
-    backward add up. Every rank has to come to the same backwards then, those under `no_sync()` too.
+    backward add up, those for several batches too: where a batch may be skipped, call it behind
+    that check, or its units weigh the next backward. Every rank has to come to the same backwards
+    then, those under `no_sync()` too.
 
     Raises:
         ValueError: a negative or non-finite number.
