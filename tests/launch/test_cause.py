@@ -10,6 +10,7 @@ import pytest
 
 from rankup.launch import cause, failure
 from rankup.launch.failure import Failure
+from rankup.site import rundir
 
 from .handmade import RECORDED, asked, make_run, record
 
@@ -57,6 +58,54 @@ def test_a_killed_rank_wins_over_the_broken_connections_of_the_others(tmp_path: 
     text = _text(tmp_path, [*_recorded("killed"), oom])
     assert text.splitlines()[0] == failure.report(killed)
     assert "main memory ran out" in text.splitlines()[-1]
+
+
+def _of_torchrun(rank: int, code: int) -> list[str]:
+    """What torchrun prints of a rank, as in recorded/killed.txt."""
+    signs = ["Root Cause (first observed failure):", "[0]:", "  time      : 2026-11-20_20:46:17"]
+    end = f"  exitcode  : {code} (pid: 14854) "
+    return [*signs, "  host      : n7", f"  rank      : {rank} (local_rank: 1)", end]
+
+
+def test_a_killed_rank_is_named_where_torchrun_was_started_without_rankup(tmp_path: Path) -> None:
+    killed = f"failed: {failure.said(-9)}"
+    assert _text(tmp_path, _recorded("killed")) == f"rank 2 on localhost {killed}"
+    oom = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes"
+    assert "main memory ran out" in _text(tmp_path, [*_recorded("killed"), oom]).splitlines()[-1]
+    # An older rankup there starts the ranks, which write their notes.
+    broken = Failure(0, "n1", 100.0, PEER, "", 1, consequence=True, **SIZES)
+    _written(tmp_path, broken, replace(broken, rank=3, node="n2"))
+    assert _text(tmp_path, _recorded("killed")) == f"rank 2 on n2 {killed}"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(3, "its process exited with code 3"), (-15, failure.said(-15))]
+)
+def test_what_torchrun_says_of_a_silent_rank_is_a_cause_where_nothing_better_is_known(
+    tmp_path: Path, code: int, words: str
+) -> None:
+    task = "srun: error: n7: task 0: Exited with exit code 1"
+    lines = [*_of_torchrun(1, code), task]
+    assert _text(tmp_path, lines) == f"rank 1 on n7 failed: {words}"
+    own = ["Traceback (most recent call last):", '  File "t.py", line 1', "OSError: no"]
+    assert _text(tmp_path, [*lines, *own]).endswith("OSError: no")
+    assert "time limit" in _text(
+        tmp_path, [*lines, "slurmstepd: error: *** STEP 1.0 CANCELLED DUE TO TIME LIMIT ***"]
+    )
+
+
+def test_a_rank_that_sigterm_ended_is_a_cause_where_nothing_better_is_known(
+    tmp_path: Path,
+) -> None:
+    term = Failure(1, "n7", 100.0, failure.said(-15), "", 143, consequence=True)
+    _written(tmp_path, term)
+    assert _text(tmp_path, ["srun: error: n7: task 0: Terminated"]) == failure.report(term)
+    reason = "rankup: three attempts in a row stopped in the first tenth of their time"
+    assert _text(tmp_path, [reason]) == reason
+    _written(tmp_path, replace(OWN, rank=0, message=PEER, traceback="", consequence=True))
+    assert _text(tmp_path, []) == failure.report(term)
+    _written(tmp_path, OWN)
+    assert _text(tmp_path, []) == failure.report(OWN)
 
 
 def test_a_script_that_no_rank_prefix_marks_is_shown_with_its_traceback(tmp_path: Path) -> None:
@@ -174,6 +223,18 @@ def test_the_offset_that_an_attempt_wrote_down_is_where_it_begins(tmp_path: Path
     found = cause.of_run(path)
     assert found is not None
     assert found.text == "rankup: a new reason"
+
+
+def test_in_an_allocation_the_lines_of_the_newest_attempt_count(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    old, new = ("\n".join(_of_torchrun(rank, -9)) + "\n" for rank in (0, 1))
+    job = rundir.read(path)
+    began = {"started": "2026-11-20T12:00:00+0000", "allocation": "12", "offset": len(old)}
+    rundir.write(path, replace(job, attempts=[began]))
+    (path / "log" / "run.out").write_text(old + new)
+    found = cause.of_run(path)
+    assert found is not None
+    assert found.text == f"rank 1 on n7 failed: {failure.said(-9)}"
 
 
 def test_what_an_earlier_job_left_is_not_the_cause_of_one_without_a_log(tmp_path: Path) -> None:

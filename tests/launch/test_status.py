@@ -131,6 +131,7 @@ def test_one_squeue_for_all_runs(tmp_path: Path) -> None:
     assert words.count("/squeue ") == 1
     # For the only run that neither squeue nor its own record accounts for.
     assert words.count("/sacct") == 1
+    assert " ping" not in words  # squeue has answered
 
 
 def test_without_a_controller_the_runs_own_records_speak(tmp_path: Path) -> None:

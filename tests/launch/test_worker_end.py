@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,20 @@ from rankup.launch import failure, worker
 
 class _Asked(BaseException):
     pass
+
+
+def _agent(run_dir: Path, script: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script on two ranks as a job's node does."""
+    command = Path(sys.executable).with_name("rankup-rank")
+    options = ("--standalone", "--nproc-per-node=2", "--no-python", "--", command, script)
+    return subprocess.run(
+        [command, "--agent", *options],
+        env={**os.environ, "RANKUP_RUN_DIR": str(run_dir), "SLURMD_NODENAME": "n7"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,29 +54,40 @@ def test_a_killed_crew_takes_its_workers_along_without_a_word_to_the_others(
     assert asked == [number]
 
 
-@pytest.mark.parametrize(("number", "noted"), [(signal.SIGKILL, [1]), (signal.SIGTERM, [])])
+@pytest.mark.parametrize(("number", "follows"), [(signal.SIGKILL, False), (signal.SIGTERM, True)])
 def test_a_job_that_lost_a_rank_has_a_note_of_its_signal(
-    tmp_path: Path, number: signal.Signals, noted: list[int]
+    tmp_path: Path, number: signal.Signals, follows: bool
 ) -> None:
-    """Of SIGTERM it has none: so ends a rank whose job ends."""
+    """That of SIGTERM is a consequence: so ends a rank whose job ends."""
     (tmp_path / "log").mkdir()
     script = tmp_path / "train.py"
     script.write_text(
         f"import os\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), {number})\n"
     )
-    command = Path(sys.executable).with_name("rankup-rank")
-    options = ("--standalone", "--nproc-per-node=2", "--no-python", "--", command, script)
-    done = subprocess.run(
-        [command, "--agent", *options],
-        env={**os.environ, "RANKUP_RUN_DIR": str(tmp_path), "SLURMD_NODENAME": "n7"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = _agent(tmp_path, script)
     assert (done.returncode, done.stdout) == (128 + number, "")
     assert "failed" not in done.stderr  # the job script says it, once for all nodes
-    notes = failure.read_all(tmp_path / "log")
-    assert [one.rank for one in notes] == noted
-    assert {one.node for one in notes} <= {"n7"}
-    assert all(number.name in one.message for one in notes)
+    (note,) = failure.read_all(tmp_path / "log")
+    assert (note.rank, note.node, note.consequence) == (1, "n7", follows)
+    assert number.name in note.message
+
+
+def _full(log: Path) -> None:
+    (log / "torchrun.log").symlink_to("/dev/full")
+
+
+def _no_room(log: Path) -> None:
+    (log / "torchrun.log").mkdir()  # opening it fails, as where no inodes are left
+
+
+@pytest.mark.parametrize("disk", [_full, _no_room])
+def test_a_full_disk_ends_no_run_and_prints_no_tracebacks_of_logging(
+    tmp_path: Path, disk: Callable[[Path], None]
+) -> None:
+    (tmp_path / "log").mkdir()
+    disk(tmp_path / "log")
+    script = tmp_path / "train.py"
+    script.write_text("import os\nos._exit(3 * (os.environ['RANK'] == '1'))\n")
+    done = _agent(tmp_path, script)
+    assert done.returncode == 3, done.stderr
+    assert "Logging error" not in done.stderr

@@ -8,13 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from rankup.site.caches import VARIABLES as CACHE_VARIABLES
-
 from ..conftest import RunRankup
 from .hub_server import Hub
 from .stage import Stage
 from .web import Web, serving
 
+_CACHES = (
+    "RANKUP_CACHE",
+    "XDG_CACHE_HOME",
+    "HUGGINGFACE_HUB_CACHE",
+    "TORCH_HOME",
+    "FASTAI_HOME",
+    "TRITON_CACHE_DIR",
+    "PIP_CACHE_DIR",
+    "UV_CACHE_DIR",
+)
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy", "no_proxy")
 
 
@@ -28,7 +36,7 @@ def nobodys_settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         return
     for name in list(os.environ):
         of_a_hub = name.startswith(("HF_", "TRANSFORMERS_"))
-        if of_a_hub or name in CACHE_VARIABLES or name.lower() in _PROXIES:
+        if of_a_hub or name in _CACHES or name.lower() in _PROXIES:
             monkeypatch.delenv(name)
 
 

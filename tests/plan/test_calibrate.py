@@ -17,6 +17,7 @@ from rankup.plan.layout import Layout
 from rankup.plan.machine import GB, GIB, Machine
 from rankup.plan.network import Group
 from rankup.plan.shape import Shape
+from rankup.site.jobspec import JobSpec
 from tests.conftest import RunRankup
 
 TRUE = Machine(
@@ -143,6 +144,55 @@ def test_what_was_measured_here_is_what_plans_here_take(
         done = rankup_here(words)
         assert done.returncode == 2
         assert "is not what `rankup plan --calibrate` writes" in done.stderr
+
+
+def test_a_noisy_calibration_leaves_the_older_one(
+    rankup_here: RunRankup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SYSTEMNAME", raising=False)
+    monkeypatch.setenv("RANKUP_CACHE", str(tmp_path))
+    good = _measured(_rows(1), _rows(4))
+    noisy = json.loads(json.dumps(good))
+    for row in noisy["rows"]:
+        if row["kind"] == "product":  # the larger, the faster
+            row["seconds"] = 1 / (row["m"] * row["n"] * row["k"])
+    results = [good, noisy]
+
+    def run(job: JobSpec) -> int:
+        file = Path(job.args[0])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(results.pop(0)))
+        return 0
+
+    monkeypatch.setattr("rankup.launch.run.run", run)
+    done = rankup_here(["plan", "--calibrate"])
+    assert (done.returncode, done.stderr) == (0, "")
+    file = tmp_path / "rankup" / "plan" / f"local-{os.uname().nodename}.json"
+    assert json.loads(file.read_text()) == good
+    done = rankup_here(["plan", "--calibrate"])
+    assert done.returncode == 1
+    assert "measured too noisily" in done.stderr
+    assert "the older calibration stays" in " ".join(done.stderr.split())
+    assert json.loads(file.read_text()) == good
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--site", "jupiter"], "--calibrate measures the machine that it runs on"),
+        (["--gpu", "H100-80GB"], "--gpu says nothing to --calibrate"),
+        (["--json"], "--json says nothing to --calibrate"),
+        (["language-model"], "target says nothing to --calibrate"),
+    ],
+)
+def test_calibrate_measures_this_machine_and_no_other(
+    rankup_here: RunRankup, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.delenv("SYSTEMNAME", raising=False)
+    monkeypatch.setattr("rankup.launch.run.run", lambda job: pytest.fail(f"{job} was started"))
+    done = rankup_here(["plan", "--calibrate", *words])
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("words", [["--nodes", "2"], ["--nproc", "2"], ["--account", "me"]])

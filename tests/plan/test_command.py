@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+from rankup import recipes
+from rankup.plan.command import Plan, Wish, answered, layout_of, layout_words
+from rankup.plan.machines import Asked, choose
+from rankup.plan.target import Sizes, find
+from rankup.recipes.options import LanguageModelOptions
 from tests.conftest import RunRankup
 from tests.slurm.fake import FakeSlurm
 
@@ -92,6 +97,73 @@ def test_the_rows_follow_from_one_another(rankup_here: RunRankup) -> None:
         assert row["cost"] == pytest.approx(layout["gpus"] * 12 * hours)
         assert row["band"] > 0
         assert row["memory_total"] == pytest.approx(sum(row["memory"].values()))
+
+
+def _answered(wish: Wish) -> Plan:
+    return answered(wish, find(wish.target, wish.args, wish.sizes), choose(wish.where))
+
+
+def test_a_run_is_warned_of_the_layout_that_was_proposed() -> None:
+    """`rankup run` reads the proposed options as the very layout that the search compared."""
+    words = tuple(RECIPE[1:])
+    wish = Wish(RECIPE[0], words, gpus="32", where=Asked("juwels-booster"), layouts=1000)
+    answer = _answered(wish)
+    rows, target = answer.rows, answer.target
+    assert {"ddp", "fsdp", "hsdp", "tp", "pp", "3d"} == {
+        row.estimate.layout.strategy for row in rows
+    }
+    for row in rows[::7]:
+        layout = row.estimate.layout
+        options = recipes.find(RECIPE[0]).parse([*words, *layout_words(layout, target)])
+        assert isinstance(options, LanguageModelOptions)
+        assert layout_of(options, 32, options.layout(32, 4)) == layout
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "naive"])
+def test_a_schedule_that_was_given_is_kept_and_not_repeated(
+    rankup_here: RunRankup, schedule: str
+) -> None:
+    more = ["--pp", "2", "--pp-schedule", schedule, "--micro-batch", "4"]
+    found = _json(rankup_here, *BOOSTER, "--gpus", "8", *RECIPE, *more)
+    assert {row["layout"]["schedule"] for row in found["rows"]} == {schedule}
+    words = shlex.split(found["command"])
+    assert [words.count(option) for option in more[::2]] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "option", [("--strategy", "diloco"), ("--micro-batch", "3"), ("--dp", "3"), ("--tp", "8")]
+)
+def test_the_option_that_leaves_no_layout_is_named(
+    rankup_here: RunRankup, option: tuple[str, str]
+) -> None:
+    done = rankup_here(["plan", *BOOSTER, "--gpus", "8", *RECIPE, *option])
+    assert done.returncode == 2
+    assert f"8 GPUs: no layout that is searched goes with {' '.join(option)}" in done.stdout
+
+
+def test_what_is_assumed_of_odd_sequences_and_nodes(rankup_here: RunRankup) -> None:
+    """A power of two of sequences; a part of a node, or nodes."""
+    site = ["--gpu", "H100-80GB", "--gpus-per-node", "6"]
+    words = [1536 if word == "4096" else word for word in SEVEN[:10]]
+    found = _json(rankup_here, *site, *map(str, words), *SEVEN[10:])
+    assert found["global_batch"] == 512
+    gpus = [row["layout"]["gpus"] for row in found["rows"]]
+    gpus += [one["gpus"] for one in found["does_not_fit"]]
+    assert len(gpus) == 5
+    assert [one for one in gpus if one > 6 and one % 6] == []
+
+
+def test_a_token_on_a_part_of_a_node_costs_the_node() -> None:
+    sizes = Sizes(12, 768, 12, vocab=50304, seq=1024)
+    where = Asked("juwels-booster")
+    answer = _answered(
+        Wish(None, sizes=sizes, gpus="1,4,8", where=where, tokens="10B", global_batch=1024)
+    )
+    assert answer.steps is not None
+    for row in answer.rows:
+        cost = answer.site.token_cost(row.estimate) * answer.steps * 1024 * 1024
+        assert row.cost == pytest.approx(cost)
+    assert (answer.rows[0].cost or 0) > 3 * (answer.rows[1].cost or 0)
 
 
 def test_what_does_not_fit_is_said_with_the_nearest_that_does(rankup_here: RunRankup) -> None:

@@ -11,6 +11,7 @@ from rankup.plan.estimate import Estimate, estimate, with_storage
 from rankup.plan.framework import FRAMEWORKS
 from rankup.plan.layout import Layout
 from rankup.plan.machine import GB, GIB, MACHINES, machine, of_site
+from rankup.plan.machines import Site
 from rankup.plan.memory import activations, states
 from rankup.plan.network import group
 from rankup.plan.pipeline import bubble, kept, stage_layers
@@ -247,10 +248,11 @@ def test_adding_gpus_stops_paying() -> None:
     jupiter = of_site(profile.load("jupiter"))
     assert jupiter is not None
     found = [layouts(LLAMA_7B, jupiter, 4 * 4**k, 1024) for k in range(5)]
-    stop = where_it_stops_paying(found)
+    token_cost = Site("JUPITER", jupiter).token_cost
+    stop = where_it_stops_paying(found, token_cost)
     assert stop is not None
     assert stop.gpus > 16
-    assert where_it_stops_paying(found[:1]) is None
+    assert where_it_stops_paying(found[:1], token_cost) is None
 
 
 def test_an_unknown_gpu_names_the_nearest() -> None:

@@ -180,7 +180,12 @@ def test_a_config_that_says_too_little(tmp_path: Path, name: str) -> None:
         (None, (), Sizes(2, 64, 3, vocab=9, seq=8), "nearest that fit: 1, 2, 4"),
         (None, (), Sizes(2, 64, 0, vocab=9, seq=8), "--heads is 0"),
         ("language-model", ("--heads", "3"), Sizes(), "heads that fit"),
-        ("language-model", (), Sizes(layers=3), "--layers stands in front of language-model"),
+        (
+            "language-model",
+            (),
+            Sizes(layers=3),
+            "--layers is no option of language-model; its sizes are",
+        ),
         ("image-classification", (), Sizes(), "no decoder-only transformer"),
         ("train.py", (), Sizes(), "train.py:build_model"),
         ("nowhere/config.json", (), Sizes(), "does not exist"),

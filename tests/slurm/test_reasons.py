@@ -25,6 +25,7 @@ from rankup.slurm import reasons
         ("PartitionInactive", "partition is down"),
         ("JobHeldUser", "scontrol release"),
         ("JobHeldAdmin", "administrator"),
+        ("JobHoldMaxRequeue", "Read its log"),
         ("launch failed requeued held", "broken"),
         ("launch_failed_requeued_held", "broken"),
         ("InvalidAccount", "--account"),
@@ -98,6 +99,8 @@ def test_any_reason_has_words(reason: str) -> None:
         ("PREEMPTED", 0, 15, "None", "took its nodes"),
         ("DEADLINE", 0, 0, "None", "--deadline"),
         ("BOOT_FAIL", 0, 0, "None", "did not start up"),
+        ("LAUNCH_FAILED", 0, 0, "None", "It failed (Slurm's state: LAUNCH_FAILED)."),
+        ("REVOKED", 0, 0, "Other", "It failed (Slurm's state: REVOKED); reason: Other."),
     ],
 )
 def test_an_end_is_said_in_plain_words(

@@ -69,6 +69,11 @@ def test_two_nodes_meet_at_the_first_one(bash: Bash, tmp_path: Path) -> None:
         assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} & set(found)
 
 
+def test_a_run_that_submitted_this_one_is_not_its_parent(bash: Bash, tmp_path: Path) -> None:
+    (found,) = bash.run(in_folders(tmp_path, ONE), RANKUP_PARENT="1").environment
+    assert "RANKUP_PARENT" not in found
+
+
 def test_one_node_stands_alone(bash: Bash, tmp_path: Path) -> None:
     job = replace(in_folders(tmp_path, ONE), offline=False, threads=False)
     ran = bash.run(replace(job, path="/opt/it's $HOME/bin"), OMP_NUM_THREADS="1")

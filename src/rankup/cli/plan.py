@@ -15,11 +15,13 @@ _MODEL = "A model by its sizes, without TARGET; or in place of what TARGET says"
 _MACHINE = "The machine; by default this one"
 _CALIBRATE = "To measure this machine"
 _OF_JOB: dict[str, Any] = {"rich_help_panel": _CALIBRATE}
+_FOR_CALIBRATE = ("calibrate", "site", "partition", "nodes", "nproc", "account")
 _LENGTH = "How long the run is, and what it may take"
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # a recipe may know them
 def plan(
+    context: typer.Context,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -122,6 +124,14 @@ def plan(
 ) -> None:
     """Predict time, memory and cost of a training on numbers of GPUs, and the best layouts."""
     if calibrate:
+        for parameter in context.command.params:
+            source = context.get_parameter_source(parameter.name or "")
+            given = source is not None and source.name == "COMMANDLINE"
+            if given and parameter.name not in _FOR_CALIBRATE:
+                raise UserError(
+                    f"{parameter.opts[-1]} says nothing to --calibrate, which measures this "
+                    "machine; options of its job are --partition, --nodes, --nproc, --account"
+                )
         raise typer.Exit(_calibrate(site, partition, nodes, nproc, account))
     for option, value in (("--nodes", nodes), ("--nproc", nproc), ("--account", account)):
         if value is not None:
@@ -172,12 +182,18 @@ def _calibrate(
     from ..launch.run import run
     from ..plan import machines, table
 
-    profile = machines.profile_of(site)
+    profile = machines.profile_of(None)
+    if site is not None and machines.profile_of(site).name != profile.name:
+        raise UserError(
+            f"--site {site}: --calibrate measures the machine that it runs on, which is "
+            f"{profile.title}; call it there"
+        )
     file = machines.calibration_file(profile, partition)
-    before = file.stat().st_mtime_ns if file.is_file() else None
+    new = file.with_name(f"new-{file.name}")
+    new.unlink(missing_ok=True)
     job = JobSpec(
         target=str(Path(__file__).parent.parent / "recipes" / "measure.py"),
-        args=(str(file),),
+        args=(str(new),),
         nodes=nodes,
         nproc=nproc,
         account=account,
@@ -189,10 +205,19 @@ def _calibrate(
     code = run(job)
     if code:
         return code
-    if not file.is_file() or file.stat().st_mtime_ns == before:
+    if not new.is_file():
         raise RunFailed(
-            f"the job ended well, and {file} is not there; the nodes have to see that folder: "
+            f"the job ended well, and {new} is not there; the nodes have to see that folder: "
             "RANKUP_CACHE names another"
         )
-    table.show_constants(machines.calibrated(profile, partition), file)
+    try:
+        measured = machines.read(new)
+    except machines.UNUSABLE as error:
+        old = "; the older calibration stays" if file.is_file() else ""
+        raise RunFailed(
+            f"measured too noisily: {error}; try again on an idle machine{old} "
+            f"(the times that were measured are in {new})"
+        ) from None
+    new.replace(file)
+    table.show_constants(measured, file)
     return 0

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,14 @@ _AGENT = (
     "torch/distributed/launcher",
     "torch/distributed/elastic/agent",
 )
+# What torchrun prints of the rank that failed first, where rankup did not start it.
+_ROOT = re.compile(
+    r"^Root Cause \(first observed failure\):\n(?:.*\n){1,3}?  host +: (.*)\n"
+    r"  rank +: (\d+) .*\n  exitcode +: (-?\d+) ",
+    re.MULTILINE,
+)
+# Sent to whoever is left, or raised by libraries whose peer is gone.
+_FOLLOWS = (-signal.SIGTERM, -signal.SIGABRT)
 _TASK = re.compile(r"^srun: error: (\S+): tasks? [\d,\-\[\]]+: .+")
 # As `runtime/hang/watch.py` begins what it writes down there.
 _AT_THE_LIMIT = "at the job's time limit"
@@ -109,8 +118,10 @@ def of_run(path: Path, task: str | None = None, job_id: str | None = None) -> Ca
     folder = meant.folder(path, task)
     records = [r for r in rundir.records(path) if task is None or str(r.get("task")) == task]
     file, start = newest_log(path, records, task)
-    if file is not None and file.name == OUTPUT.name:  # its agent has written down what happened
-        return find(folder / "log", ())
+    if file is not None and file.name == OUTPUT.name:
+        # Of a run on this machine alone, its agent has written down what happened.
+        allocated = "allocation" in rundir.read(path).attempts[-1]
+        return find(folder / "log", logfile.read_lines(file, start) if allocated else ())
     if task is None and (named := task_of(file)) is not None:
         return of_run(path, named, job_id)
     lines = logfile.read_lines(file, start) if file else []
@@ -154,9 +165,15 @@ def task_of(file: Path | None) -> str | None:
 
 def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | None:
     """The cause by the ranks' notes in `log`, else by the lines of the newest attempt."""
-    written = failure.read_all(log)
-    own = [f for f in written if not f.consequence and not failure.timed_out(f.message)]
+    notes = failure.read_all(log)
     lines = [line.rstrip("\r") for line in lines]
+    # Of a rank that SIGTERM ended: a cause only where nothing better is known.
+    ended = [f for f in notes if f.consequence and failure.was_killed(f)]
+    written = [f for f in notes if f not in ended]
+    roots = _roots(lines, written, nodes)
+    own = [f for f in written if not f.consequence and not failure.timed_out(f.message)]
+    own = own or [f for f in roots if not f.consequence]
+    ended += roots
     slurm = _slurm(lines)
     if own:
         first = min(own, key=lambda f: f.time)
@@ -176,11 +193,25 @@ def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | 
         return Cause(script[-1], "script")
     if silent := failure.no_answer(written, nodes):
         return Cause(failure.report(silent), "rank")
-    if written:
+    if written and not (ended and all(f.consequence for f in written)):
         first = min(written, key=lambda f: (f.consequence, f.time))
         after = " (another rank had ended before, without a word)" if first.consequence else ""
         return Cause(failure.report(first) + after, "rank")
-    return _leftovers(lines)
+    return _leftovers(lines, ended)
+
+
+def _roots(
+    lines: Sequence[str], written: Sequence[failure.Failure], nodes: Sequence[str]
+) -> list[failure.Failure]:
+    """The ranks that torchrun saw fail first, one per node, but for those that wrote a note."""
+    found = []
+    for host, number, exit_code in _ROOT.findall("\n".join(lines)):
+        rank, code = int(number), int(exit_code)
+        node = failure.node_of(rank, written, nodes) or host
+        message = f"its process exited with code {code}" if code >= 0 else ""
+        root = failure.of_code(rank, node, code, message)
+        found.append(replace(root, consequence=code >= 0 or code in _FOLLOWS))
+    return [root for root in found if root.rank not in {f.rank for f in written}]
 
 
 def _slurm(lines: Sequence[str]) -> Cause | None:
@@ -203,14 +234,21 @@ def _by_slurm(lines: Sequence[str]) -> tuple[str, str, str] | None:
     return None
 
 
-def _leftovers(lines: Sequence[str]) -> Cause | None:
-    """What a job without rankup on its nodes has printed: the first traceback that is a cause."""
+def _leftovers(lines: Sequence[str], ended: Sequence[failure.Failure]) -> Cause | None:
+    """What a job without rankup on its nodes has printed: the first traceback that is a cause.
+
+    Args:
+        ended: ranks whose end is all that is known of them.
+    """
     for text, rank in _tracebacks(lines):
         last = text.splitlines()[-1]
         if not failure.broken_by_peer(last) and not failure.timed_out(last):
             return Cause(
                 text if rank is None else f"{text}\n\nrank {rank} failed: {last}", "traceback"
             )
+    if ended:
+        silent = min(ended, key=lambda f: f.exit_code == 128 + signal.SIGTERM)
+        return Cause(failure.report(silent), "rank")
     tasks = [line for line in lines if _TASK.match(line)]
     return Cause(tasks[0], "slurm") if tasks else None
 

@@ -166,7 +166,12 @@ def first_cause(log: Path, exit_codes: Mapping[int, int]) -> Failure:
         message = f"{first.message} (another rank had ended before, without an error)"
         return replace(first, message=message)
     rank, code = min((killed or silent).items())
-    return Failure(rank, node_name(), time.time(), said(code), "", _shell_code(code))
+    return of_code(rank, node_name(), code)
+
+
+def of_code(rank: int, node: str, code: int, message: str = "") -> Failure:
+    """Return the end of a process that wrote nothing; `code` is negative for a signal."""
+    return Failure(rank, node, time.time(), message or said(code), "", _shell_code(code))
 
 
 def read_all(log: Path) -> list[Failure]:

@@ -9,6 +9,7 @@ import os
 import runpy
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from .. import recipes
@@ -119,10 +120,11 @@ def _agent(words: list[str]) -> int:
         codes = {rank: child.exitcode for rank, child in error.failures.items()}
         first = failure.first_cause(log, codes)
         silent = first.rank not in {one.rank for one in failure.read_all(log)}
-        # Whose end comes with that of the job is no cause.
-        if silent and (here or codes.get(first.rank) != -signal.SIGTERM):
+        if silent:
+            # So ends, too, a rank whose job ends.
+            follows = not here and codes.get(first.rank) == -signal.SIGTERM
             with contextlib.suppress(OSError):
-                failure.write(log, first)
+                failure.write(log, replace(first, consequence=follows))
         if here and first.exit_code != 128 + signal.SIGINT:
             say(f"\n{failure.report(first)}", "")
         return first.exit_code
@@ -133,7 +135,11 @@ def _agent(words: list[str]) -> int:
 
 def _log_to(path: Path) -> None:
     """torchrun's own remarks go to a file: what the user needs of them is said at the end."""
-    handler = logging.FileHandler(path)
+    try:
+        handler = logging.FileHandler(path)
+    except OSError:  # a full disk ends no run; they are printed
+        return
+    logging.raiseExceptions = False  # nor are there tracebacks of one that fills up later
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name in (
         "torch.distributed.elastic",

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import dropwhile, islice
 
 from .. import recipes
 from ..base.amounts import number, some
@@ -25,7 +25,15 @@ from . import machines, table
 from .estimate import Estimate, estimate
 from .layout import Layout, Precision
 from .machine import GIB
-from .search import Found, fewest_gpus, layouts, where_it_stops_paying
+from .search import (
+    Found,
+    candidates,
+    fewest_gpus,
+    layouts,
+    numbers_of_gpus,
+    strategy_of,
+    where_it_stops_paying,
+)
 from .shape import Shape
 from .target import OF_RECIPE, RECIPE, Sizes, Target, find
 
@@ -156,9 +164,11 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
     batch, note = _global_batch(wish, target)
     notes += note
     precision = wish.precision or (target.recipe.precision if target.recipe else "bf16")
-    micro_batch = None
+    micro_batch = schedule = None
     if target.recipe is not None and target.said("--micro-batch"):
         micro_batch = target.recipe.micro_batch
+    if target.recipe is not None and target.said("--pp-schedule"):
+        schedule = target.recipe.pp_schedule
     found: list[Found] = []
     counts = _counts(wish.gpus, target, site, batch, precision)
     shown = wish.layouts or (5 if len(counts) == 1 else 1)
@@ -170,8 +180,13 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
             batch,
             precision=precision,
             micro_batch=micro_batch,
+            schedule=schedule,
         )
-        found.append(_allowed(one, target, site, shown))
+        one = _allowed(one, target, site, shown)
+        if not one.fitting and one.closest is None and target.recipe is not None:
+            every = candidates(target.shape, site.of(count), count, batch, precision)
+            one = replace(one, ruled_out=_ruled_out(list(every), target))
+        found.append(one)
     steps = _steps(wish, target, batch)
     rows = tuple(_rows(wish, found, site, steps, shown))
     chosen, why = _choice(wish, rows, found, site)
@@ -200,7 +215,7 @@ def _global_batch(wish: Wish, target: Target) -> tuple[int, list[str]]:
     if wish.global_batch is not None:
         return wish.global_batch, []
     seq = target.shape.seq
-    batch = max(1, round(_TOKENS / seq))
+    batch = 2 ** max(0, round(math.log2(_TOKENS / seq)))
     return batch, [f"--global-batch {batch} is assumed, {number(batch * seq)} tokens per step"]
 
 
@@ -212,7 +227,7 @@ def _counts(
     if text is None:
         least = fewest_gpus(target.shape, site.machine, batch, precision=precision)
         first = least.gpus if least is not None else per_node
-        doubled = [first * 2**i for i in range(_DOUBLED)]
+        doubled = islice(dropwhile(lambda n: n < first, numbers_of_gpus(site.machine)), _DOUBLED)
         most = site.most_gpus
         return [n for n in doubled if most is None or n <= most] or [first]
     found = set()
@@ -240,17 +255,14 @@ def _allowed(found: Found, target: Target, site: machines.Site, most: int) -> Fo
     recipe = target.recipe
     if recipe is None:
         return found
-    wanted = {name: getattr(recipe, name) for name in ("strategy", "dp", "shard", "tp", "pp")}
-    wanted = {name: value for name, value in wanted.items() if value is not None}
-    if target.said("--activation-checkpointing"):
-        wanted["recompute"] = recipe.activation_checkpointing
+    wanted = _wanted(target)
 
     def fits(one: Estimate) -> bool:
         layout = one.layout
-        has = {**vars(layout), "dp": layout.dp_replicate, "shard": layout.dp_shard}
-        if any(has[name] != value for name, value in wanted.items()):
+        has = _options(layout)
+        if any(has[option] != value for option, value in wanted.items()):
             return False
-        words = [*target.words[1:], *layout_words(layout)]
+        words = [*target.words[1:], *layout_words(layout, target)]
         try:
             options = recipes.find(target.words[0]).parse(words)
             options.layout(layout.gpus, min(layout.gpus, site.machine.gpus_per_node))
@@ -264,6 +276,47 @@ def _allowed(found: Found, target: Target, site: machines.Site, most: int) -> Fo
     if fitting or closest is None or not fits(closest):
         closest = None
     return Found(found.gpus, fitting, closest)
+
+
+def _wanted(target: Target) -> dict[str, str | int]:
+    """The options by which a recipe was told its layout."""
+    recipe = target.recipe
+    assert recipe is not None
+    wanted: dict[str, str | int | None] = {
+        "--strategy": recipe.strategy,
+        "--dp": recipe.dp,
+        "--shard": recipe.shard,
+        "--tp": recipe.tp,
+        "--pp": recipe.pp,
+    }
+    if target.said("--micro-batch"):
+        wanted["--micro-batch"] = recipe.micro_batch
+    if target.said("--activation-checkpointing"):
+        wanted["--activation-checkpointing"] = recipe.activation_checkpointing
+    return {option: value for option, value in wanted.items() if value is not None}
+
+
+def _options(layout: Layout) -> dict[str, str | int]:
+    """A layout by the options of a recipe."""
+    return {
+        "--strategy": layout.strategy,
+        "--dp": layout.dp_replicate,
+        "--shard": layout.dp_shard,
+        "--tp": layout.tp,
+        "--pp": layout.pp,
+        "--micro-batch": layout.micro_batch,
+        "--activation-checkpointing": layout.recompute,
+    }
+
+
+def _ruled_out(layouts: Sequence[Layout], target: Target) -> str:
+    """The option that none of the layouts has, or all that were given; empty without layouts."""
+    wanted = _wanted(target)
+    every = [_options(layout) for layout in layouts]
+    for option, value in wanted.items():
+        if every and all(one[option] != value for one in every):
+            return f"{option} {value}"
+    return " ".join(f"{option} {value}" for option, value in wanted.items()) if every else ""
 
 
 def _steps(wish: Wish, target: Target, batch: int) -> int | None:
@@ -349,20 +402,17 @@ def _choice(
         seen = {word for row in rows for word in row.objections}
         return None, f"every layout is {some(sorted(seen - {'risky: memory'}))}"
     if wish.deadline is not None:
-        return min(kept, key=_price), f"the cheapest that ends within {wish.deadline}"
+        cheapest = min(kept, key=lambda row: row.cost or 0)
+        return cheapest, f"the cheapest that ends within {wish.deadline}"
     if wish.budget is not None:
         return min(kept, key=lambda row: row.seconds or 0), f"the fastest within {wish.budget}"
-    stops = where_it_stops_paying(found)
+    stops = where_it_stops_paying(found, site.token_cost)
     paying = [row for row in kept if stops is None or row.gpus < stops.gpus] or kept
     best = min(paying, key=lambda row: row.estimate.seconds)
     if stops is None:
         more = "; adding GPUs still pays" if len(found) > 1 else ""
         return best, f"the fastest of these{more}"
     return best, f"the fastest before adding GPUs stops paying, which is at {stops.gpus}"
-
-
-def _price(row: Row) -> float:
-    return row.cost if row.cost is not None else row.estimate.cost_per_token
 
 
 def doubts(
@@ -417,41 +467,48 @@ class Job:
 
 def layout_of(options: LanguageModelOptions, gpus: int, mesh: Mesh) -> Layout:
     """The layout that a recipe's options ask for."""
-    sharded = mesh.dp_shard > 1
+    strategy = strategy_of(mesh.tp, mesh.pp, mesh.dp_shard, mesh.dp_replicate * mesh.dp_shard)
+    every = 1
+    if options.strategy in SELDOM:
+        strategy = options.strategy
+        every = int(options.sync_every) if options.sync_every.isdigit() else 1
     return Layout(
         gpus=gpus,
-        strategy=options.strategy or ("fsdp" if sharded else "ddp"),
+        strategy=strategy,
         dp_replicate=mesh.dp_replicate,
         dp_shard=mesh.dp_shard,
         tp=mesh.tp,
         pp=mesh.pp,
-        schedule=options.pp_schedule,
+        schedule=options.pp_schedule if mesh.pp > 1 else "1f1b",
         interleave=stages_per_rank(options.pp_schedule) if mesh.pp > 1 else 1,
         micro_batch=options.micro_batch,
         global_batch=options.global_batch,
         recompute=options.activation_checkpointing,
         precision=options.precision,
-        zero=(2 if mesh.pp > 1 else 3) if sharded else 0,
+        zero=3 if mesh.dp_shard > 1 else 0,
         sequence_parallel=mesh.tp > 1,
-        inner_steps=int(options.sync_every) if options.sync_every.isdigit() else 1,
+        inner_steps=every,
     )
 
 
-def layout_words(layout: Layout) -> list[str]:
-    """Return a layout as options of a recipe."""
-    words = []
+def layout_words(layout: Layout, target: Target) -> list[str]:
+    """Return the options of a recipe that are a layout, without those that it was given."""
+    has = _options(layout)
+    names = ["--dp", "--shard", "--tp", "--pp"]
+    words = {name: has[name] for name in names if has[name] != 1}
     if layout.strategy in ("ddp", "fsdp", *SELDOM):
-        words += ["--strategy", layout.strategy]
-    else:
-        sizes = {"--dp": layout.dp_replicate, "--shard": layout.dp_shard}
-        sizes |= {"--tp": layout.tp, "--pp": layout.pp}
-        words += [w for name, n in sizes.items() if n > 1 for w in (name, str(n))]
+        words = {"--strategy": layout.strategy}
     if layout.pp > 1 and layout.schedule != "1f1b":
-        words += ["--pp-schedule", layout.schedule]
-    words += ["--micro-batch", str(layout.micro_batch)]
+        words["--pp-schedule"] = layout.schedule
+    words["--micro-batch"] = layout.micro_batch
     if layout.recompute != "none":
-        words += ["--activation-checkpointing", layout.recompute]
-    return words
+        words["--activation-checkpointing"] = layout.recompute
+    return [
+        word
+        for option, value in words.items()
+        if not target.said(option)
+        for word in (option, str(value))
+    ]
 
 
 def run_command(answer: Plan, row: Row) -> tuple[str, str]:
@@ -478,7 +535,7 @@ def run_command(answer: Plan, row: Row) -> tuple[str, str]:
         return shlex.join([*words, *target_words]), call
     elif answer.steps and not (target.recipe.steps or target.recipe.epochs):
         target_words += ["--steps", str(answer.steps)]
-    return shlex.join([*words, *target_words, *layout_words(layout)]), call
+    return shlex.join([*words, *target_words, *layout_words(layout, target)]), call
 
 
 def _as_recipe(shape: Shape) -> bool:

@@ -84,12 +84,6 @@ class Estimate:
     def risky(self) -> bool:
         return 0 <= self.head_room < RISKY
 
-    @property
-    def cost_per_token(self) -> float:
-        """In `machine.unit` per token."""
-        per_hour = 3600 * self.tokens_per_second_per_gpu
-        return self.machine.core_hours_per_gpu_hour / per_hour
-
 
 def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
     """Predict time and memory of a step.

@@ -15,9 +15,12 @@ from ..site import caches, config
 from ..site import profile as profiles
 from ..site.profile import Profile
 from .calibrate import machines_of
+from .estimate import Estimate
 from .machine import GB, MACHINES, Machine, machine, of_site
 
 _WITH_TF32 = ("A100", "H100", "H200", "GH200")  # at half of the speed of bf16
+# Raised by `read` for what cannot be read, or was measured too noisily for a machine.
+UNUSABLE = (OSError, ArithmeticError, LookupError, ValueError, TypeError, StopIteration)
 _NIC = re.compile(r"(\d+(?:\.\d+)?)\s*(GB/s|Gbit/s|Gb/s)")
 
 
@@ -71,6 +74,11 @@ class Site:
         per_node = self.machine.gpus_per_node
         billed = math.ceil(gpus / per_node) * per_node if self.whole_nodes else gpus
         return billed * seconds / 3600 * self.machine.core_hours_per_gpu_hour
+
+    def token_cost(self, one: Estimate) -> float:
+        """Return what a token of a layout costs, in `machine.unit`."""
+        gpus = one.layout.gpus
+        return self.cost(gpus, 1 / (one.tokens_per_second_per_gpu * gpus))
 
 
 def choose(asked: Asked) -> Site:
@@ -178,6 +186,11 @@ def calibration_file(profile: Profile, partition: str | None) -> Path:
     return own / "plan" / f"{profile.name}-{place}.json"
 
 
+def read(path: Path) -> dict[int, Machine]:
+    """Return the machine that was measured, by ranks per node; raises one of `UNUSABLE`."""
+    return machines_of(json.loads(path.read_text(encoding="utf-8")))
+
+
 def calibrated(profile: Profile, partition: str | None) -> dict[int, Machine]:
     """Return the machine as it was measured, by ranks per node; empty where it was not.
 
@@ -188,8 +201,8 @@ def calibrated(profile: Profile, partition: str | None) -> dict[int, Machine]:
     if not path.is_file():
         return {}
     try:
-        return machines_of(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ArithmeticError, LookupError, ValueError, TypeError, StopIteration) as error:
+        return read(path)
+    except UNUSABLE as error:
         raise UserError(
             f"{path} is not what `rankup plan --calibrate` writes ({error!r}); remove it, or "
             "calibrate again"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice, takewhile
 
+from ..parallel.choices import VIRTUAL, stages_per_rank
 from .estimate import Estimate, estimate
 from .framework import FRAMEWORKS
 from .layout import Layout, Precision, Recompute
@@ -14,7 +16,6 @@ from .memory import memory
 from .shape import Shape
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-VIRTUAL = 2  # stages per rank of an interleaved pipeline, as in `parallel.choices`
 STOPS_PAYING = 1.10  # cost per token, over that of the cheapest number of GPUs
 
 
@@ -25,11 +26,13 @@ class Found:
     Attributes:
         fitting: the ones that fit, fastest first, those with little head room last.
         closest: of the others the one that needs least memory; None where all fit.
+        ruled_out: options of a recipe that no layout goes with, where that leaves none.
     """
 
     gpus: int
     fitting: tuple[Estimate, ...]
     closest: Estimate | None
+    ruled_out: str = ""
 
     @property
     def best(self) -> Estimate | None:
@@ -44,12 +47,14 @@ def layouts(
     *,
     precision: Precision = "bf16",
     micro_batch: int | None = None,
+    schedule: str | None = None,
 ) -> Found:
     """Return every layout of `gpus` GPUs that rankup can run, fastest first; risky ones last.
 
     Args:
         global_batch: sequences per optimizer step.
         micro_batch: only this one; None tries the powers of two.
+        schedule: of pipelines, only this one; None tries 1f1b and interleaved.
     """
     capacity = machine.memory_gib * GIB
 
@@ -58,7 +63,7 @@ def layouts(
 
     fitting: list[Estimate] = []
     least, closest = math.inf, None
-    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch):
+    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch, schedule):
         for variants in group:
             sizes = [size(layout) for layout in variants]
             fitting += [
@@ -83,10 +88,11 @@ def candidates(
     global_batch: int,
     precision: Precision = "bf16",
     micro_batch: int | None = None,
+    schedule: str | None = None,
 ) -> Iterator[Layout]:
     """Yield the layouts that `rankup run` accepts: tensor parallel within a node and by whole
     heads, stages of whole layers, whole micro-batches."""
-    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch):
+    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch, schedule):
         for variants in group:
             yield from variants
 
@@ -98,6 +104,7 @@ def _groups(
     global_batch: int,
     precision: Precision,
     micro_batch: int | None,
+    schedule: str | None,
 ) -> Iterator[Iterator[list[Layout]]]:
     """Yield for each mesh its micro-batches, growing, with what may be recomputed and scheduled."""
     node = machine.gpus_per_node
@@ -111,7 +118,7 @@ def _groups(
             for shard in sorted({1, math.gcd(data, max(1, node // tp)), data}):
                 mesh = Layout(
                     gpus=gpus,
-                    strategy=_strategy(tp, pp, shard, data),
+                    strategy=strategy_of(tp, pp, shard, data),
                     dp_replicate=data // shard,
                     dp_shard=shard,
                     tp=tp,
@@ -121,21 +128,26 @@ def _groups(
                     sequence_parallel=tp > 1,
                     zero=0 if shard == 1 else 3,
                 )
-                yield _variants(mesh, shape, micro_batch)
+                yield _variants(mesh, shape, micro_batch, schedule)
 
 
-def _variants(mesh: Layout, shape: Shape, micro_batch: int | None) -> Iterator[list[Layout]]:
+def _variants(
+    mesh: Layout, shape: Shape, micro_batch: int | None, schedule: str | None
+) -> Iterator[list[Layout]]:
     each = mesh.global_batch // mesh.data
     for micro in [micro_batch] if micro_batch else [2**k for k in range(each.bit_length())]:
         if each % micro:
             continue
         found = [replace(mesh, micro_batch=micro, recompute=one) for one in RECOMPUTE]
-        if mesh.pp > 1 and mesh.pp * VIRTUAL <= shape.layers and each // micro >= mesh.pp:
+        if mesh.pp > 1 and schedule is not None:
+            parts = stages_per_rank(schedule)
+            found = [replace(one, schedule=schedule, interleave=parts) for one in found]
+        elif mesh.pp > 1 and mesh.pp * VIRTUAL <= shape.layers and each // micro >= mesh.pp:
             found += [replace(one, schedule="interleaved", interleave=VIRTUAL) for one in found]
         yield found
 
 
-def _strategy(tp: int, pp: int, shard: int, data: int) -> str:
+def strategy_of(tp: int, pp: int, shard: int, data: int) -> str:
     """Return rankup's word for the sizes."""
     if tp > 1 and pp > 1:
         return "3d"
@@ -152,15 +164,19 @@ def _divisors(number: int) -> list[int]:
     return [one for one in range(1, number + 1) if number % one == 0]
 
 
+def numbers_of_gpus(machine: Machine) -> Iterator[int]:
+    """Yield powers of two within a node, then those of nodes."""
+    node = machine.gpus_per_node
+    yield from takewhile(lambda gpus: gpus < node, (2**k for k in count()))
+    yield from (node * 2**k for k in count())
+
+
 def fewest_gpus(
     shape: Shape, machine: Machine, global_batch: int, *, precision: Precision = "bf16"
 ) -> Found | None:
     """Return the smallest number of GPUs (powers of two, then of nodes) on which a layout fits;
     None where none of up to 64 per sequence of the batch does."""
-    node = machine.gpus_per_node
-    numbers = [one for one in (1, 2, 4, 8) if one < node]
-    numbers += [node * 2**k for k in range(14)]
-    for gpus in numbers:
+    for gpus in islice(numbers_of_gpus(machine), 17):
         if gpus > 64 * global_batch:
             return None
         found = layouts(shape, machine, gpus, global_batch, precision=precision)
@@ -169,10 +185,12 @@ def fewest_gpus(
     return None
 
 
-def where_it_stops_paying(found: Sequence[Found]) -> Found | None:
+def where_it_stops_paying(
+    found: Sequence[Found], token_cost: Callable[[Estimate], float]
+) -> Found | None:
     """Return the first number of GPUs whose cost per token is 10 % above the cheapest; None where
     adding GPUs still pays."""
-    priced = [(one.best.cost_per_token, one) for one in found if one.best is not None]
+    priced = [(token_cost(one.best), one) for one in found if one.best is not None]
     if not priced:
         return None
     least = min(cost for cost, _ in priced)

@@ -105,7 +105,7 @@ def _table(answer: Plan) -> Any:
         if row.seconds is not None and row.cost is not None:
             cells += [_span(row.seconds, one.band), _between(row.cost, one.band)]
         else:
-            cells.append(_between(one.cost_per_token * 1e9, one.band))
+            cells.append(_between(answer.site.token_cost(one) * 1e9, one.band))
         cells.append(", ".join((*row.objections, one.limit) if one.limit else row.objections))
         table.add_row(*cells)
         last = layout.gpus
@@ -151,6 +151,9 @@ def _unfit(answer: Plan) -> Iterator[str]:
     for one in answer.found:
         if one.fitting:
             continue
+        if one.ruled_out:
+            yield f"{_gpus(one.gpus)}: no layout that is searched goes with {one.ruled_out}"
+            continue
         if one.closest is None:
             yield (
                 f"{_gpus(one.gpus)}: no layout divides a global batch of {answer.global_batch} "
@@ -180,11 +183,12 @@ def _advice_to_fit(answer: Plan) -> str:
 
 
 def _verdict(answer: Plan) -> Iterator[str]:
-    stops = where_it_stops_paying(answer.found)
+    stops = where_it_stops_paying(answer.found, answer.site.token_cost)
     if stops is not None and stops.best is not None:
         priced = [one.best for one in answer.found if one.best is not None]
-        least = min(priced, key=lambda one: one.cost_per_token)
-        more = stops.best.cost_per_token / least.cost_per_token - 1
+        cost = answer.site.token_cost
+        least = min(priced, key=cost)
+        more = cost(stops.best) / cost(least) - 1
         yield (
             f"adding GPUs stops paying at {stops.gpus}: a token costs {more:.0%} more there than "
             f"on {least.layout.gpus} ({STOPS_PAYING - 1:.0%} is where this is drawn)"
@@ -251,7 +255,7 @@ def show_constants(machines: Mapping[int, Machine], file: Path) -> None:
 
 def as_json(answer: Plan, command: tuple[str, str]) -> dict[str, Any]:
     """Return the answer as JSON takes it."""
-    stops = where_it_stops_paying(answer.found)
+    stops = where_it_stops_paying(answer.found, answer.site.token_cost)
     return {
         "model": {**asdict(answer.target.shape), "parameters": answer.target.shape.parameters()},
         "machine": {"name": answer.site.name, **asdict(answer.site.machine)},
@@ -325,7 +329,7 @@ def draw(answer: Plan, path: Path) -> None:
     scale, what = (steps / 3600, "hours to the end") if steps else (1.0, "seconds per step")
     times = [one.seconds * scale for one in best]
     tokens = 1e9 if steps is None else steps * answer.global_batch * answer.target.shape.seq
-    costs = [one.cost_per_token * tokens for one in best]
+    costs = [answer.site.token_cost(one) * tokens for one in best]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2)
@@ -345,7 +349,7 @@ def draw(answer: Plan, path: Path) -> None:
     panels[0].legend(frameon=False)
     panels[1].set_ylim(bottom=0)
     panels[1].axhline(STOPS_PAYING * min(costs), linestyle=":", label="a tenth above the cheapest")
-    stops = where_it_stops_paying(answer.found)
+    stops = where_it_stops_paying(answer.found, answer.site.token_cost)
     if stops is not None:
         panels[1].axvline(stops.gpus, linestyle="--", label=f"stops paying: {stops.gpus} GPUs")
     panels[1].legend(frameon=False)

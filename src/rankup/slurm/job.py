@@ -145,8 +145,6 @@ def _from_controller(
     client: Client, job_id: str, folder: Path | None
 ) -> tuple[dict[str, Attempt], bool, bool]:
     """What the controller knows, whether it answered, and whether the number is another job's."""
-    if not client.reachable():
-        return {}, False, False
     try:
         shown = client.show(job_id)
     except SlurmError:

@@ -50,7 +50,12 @@ _PENDING: dict[str, str] = {
         ),
         (("jobheldadmin",), "An administrator holds it. Ask the site's support why."),
         (
-            ("jobholdmaxrequeue", "launch failed requeued held"),
+            ("jobholdmaxrequeue",),
+            "It was put back into the queue as often as the site allows, and is held. Read its log "
+            "(`rankup logs JOBID`), and ask the site's support.",
+        ),
+        (
+            ("launch failed requeued held",),
             "It could not be started on its nodes and is held. Most often a node is broken; "
             "`scontrol release JOBID` lets it go.",
         ),
@@ -185,7 +190,8 @@ def ended(state: str, code: int, number: int, reason: str, nodes: str = "") -> s
     if state in _ENDED:
         return _ENDED[state]
     known = {"BadConstraints": _PENDING["badconstraints"]}.get(text)
-    return known or f"It failed: {how(code, number)}{_cause(text)}."
+    said = f": {how(code, number)}" if code or number else f" (Slurm's state: {state})"
+    return known or f"It failed{said}{_cause(text)}."
 
 
 _ENDED = {

@@ -11,8 +11,7 @@ def main():
     torch.manual_seed(1)
     x = torch.randn(9, 2)
     loader = rankup.shard(DataLoader(TensorDataset(x), batch_size=4))
-    model = nn.Linear(2, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model = rankup.wrap(model)
+    model = nn.Linear(2, 1); model = rankup.wrap(model); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for (x,) in loader:
         loss = model(x).pow(2).mean(); loss.backward(); optimizer.step()
         print(rankup.batch_mean(loss.item()))

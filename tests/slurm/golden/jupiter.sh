@@ -20,6 +20,7 @@
 
 # ---- this attempt of the run ---------------------------------------------------------------------
 trap '' USR1 # the ranks take it as a wish to stop, this shell does not
+unset RANKUP_PARENT # of a run that this job was submitted from: its process is not here
 rankup_base=/p/scratch/runs/train/20260101-120000-abcd
 export RANKUP_RUN_DIR=$rankup_base
 rankup_max_attempts=100 # at most, and then somebody should look

@@ -136,10 +136,13 @@ class Context:
         self.edits.lines_before(self.script.span(self.script.statement(node))[0], *lines)
 
     def after(self, statement: ast.AST, *lines: str) -> None:
-        """Whole lines after a statement, at its indentation."""
+        """Whole lines after a statement, at its indentation; in its row where others follow."""
         row = self.script.row(statement)
-        indent = self.edits.indent(self.script.span(row[0])[0])
-        self.edits.lines_after(self.script.span(row[-1])[1], indent, *lines)
+        end = self.script.span(statement)[1]
+        if statement is not row[-1]:
+            self.edits.row_after(end, *lines)
+            return
+        self.edits.lines_after(end, self.edits.indent(self.script.span(row[0])[0]), *lines)
 
     def remove(self, statement: ast.AST) -> None:
         """Take a statement of its own lines out; `pass` where its block would be empty."""

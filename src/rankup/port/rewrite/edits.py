@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from ...script.source import File
 from .script import Span
 
+_IN_ROW = 4  # the order of what is put in behind a statement, and whatever is put around its parts
+
 
 @dataclass(frozen=True)
 class _Edit:
@@ -69,13 +71,14 @@ class Edits:
         return _code(edit.text for edit in self._edits if start <= edit.start < end)
 
     def behind(self, span: Span) -> str:
-        """The lines that are put behind a statement, at its indentation or further in."""
+        """What is put behind a statement: in its row, or lines at its indentation or further in."""
         start, end = span
+        row = [edit.text for edit in self._edits if edit.start == end and edit.order[0] == _IN_ROW]
         deep = len(self.indent(start).expandtabs())
         number = self.line(max(end - 1, 0))
         start = self._starts[number] if number < len(self._starts) else len(self.text)
         found = (edit for edit in self._edits if edit.start == start and _after(edit))
-        return _code(one.text for one in found if -one.order[1] >= deep)
+        return _code([*row, *(one.text for one in found if -one.order[1] >= deep)])
 
     def lines_at(self, offset: int) -> str:
         """The lines that are put in front of the line of a place."""
@@ -100,6 +103,11 @@ class Edits:
             text = "".join(self.newline + indent + line for line in lines)
         # Lines that belong to an inner block end it, before those of the block around it.
         self._add(start, start, text, (-2, -len(indent.expandtabs()), len(self._edits)))
+
+    def row_after(self, end: int, *lines: str) -> None:
+        """Statements behind one that others follow in its row, before these."""
+        text = "".join(f"; {line}" for line in lines if line)
+        self._add(end, end, text, (_IN_ROW, len(self._edits), 0))
 
     def indent_lines(self, first: int, last: int, unit: str, keep: set[int]) -> None:
         """Lines `first` to `last` one step further in, but those inside a string (`keep`)."""
