@@ -274,3 +274,45 @@ def test_what_comes_behind_a_statement_stands_before_the_rest_of_its_row(tmp_pat
     ported = _ported(tmp_path, text)
     assert "Linear(4, 2)); net = rankup.wrap(net); optimizer = " in ported.text
     assert "ignore_index=0); rankup.count((y != 0).sum()); optimizer.zero_grad()" in ported.text
+
+
+@pytest.mark.parametrize("made", ["F = torch.nn.functional", "mse = F.mse_loss"])
+def test_a_loss_of_torch_by_another_name(made: str, tmp_path: Path) -> None:
+    body = EPOCHS.replace("F.cross_entropy(", "F.cross_entropy(" if "torch" in made else "mse(")
+    text = HEAD.replace("from torch.nn import functional as F\n", "") if "torch" in made else HEAD
+    ported = _ported(tmp_path, f"{text}{made}\n{body}")
+    assert "not seen to be a mean" not in ported.text
+    _ported(tmp_path, f"{text}{made}\n{body}".replace("y)\n", "y, reduction='sum')\n"))
+    assert "rankup.summed(loss)" in port(tmp_path / "train.py").text
+
+
+def test_valid_targets_of_a_loss_by_another_name_are_counted(tmp_path: Path) -> None:
+    body = EPOCHS.replace("F.cross_entropy(net(x), y)", "ce(net(x), y, ignore_index=0)")
+    ported = _ported(tmp_path, f"{HEAD}ce = F.cross_entropy\n{body}")
+    assert "rankup.count((y != 0).sum())" in ported.text
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_weighted_total_of_losses_is_not_a_sum_over_samples(inside: bool, tmp_path: Path) -> None:
+    total = "(torch.exp(-self.s) * losses + self.s).sum()"
+    model = f"""class Total(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.s = torch.nn.Parameter(torch.zeros(2))
+        self.net = torch.nn.Linear(4, 2)
+
+    def forward(self, {"x, y" if inside else "losses"}):
+        {"losses = torch.stack([self.net(x).mean(), F.mse_loss(self.net(x), y)])" if inside else ""}
+        return {total}
+
+
+total = Total()
+learned = torch.optim.SGD(total.parameters(), lr=0.1)
+"""
+    losses = "total(torch.stack([F.cross_entropy(net(x), y), net(x).mean()]))"
+    body = EPOCHS.replace("F.cross_entropy(net(x), y)", "total(x, y)" if inside else losses)
+    ported = _ported(
+        tmp_path, HEAD + model + body.replace("step()", "step()\n        learned.step()")
+    )
+    assert "rankup.summed" not in ported.text
+    assert "# rankup: not seen to be a mean over the samples" in ported.text

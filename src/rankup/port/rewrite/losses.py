@@ -74,7 +74,7 @@ def plain_reduction(script: Script, call: ast.Call) -> Kind | None:
     makers = [one[1] for one in found if one is not None]
     if not makers or None in found:
         return None
-    ignores = any(call_name(one) in CLASS_WEIGHTS for one in makers)
+    ignores = any(one is not None and loss_name(*one) in CLASS_WEIGHTS for one in found)
     if ignores and says_ignored(script):
         return Kind.UNKNOWN
     for one in makers:
@@ -94,9 +94,27 @@ def says_ignored(script: Script) -> bool:
     )
 
 
+def full_name(script: Script, node: ast.AST, left: int = 4) -> str:
+    """`Script.name` through assignments: `F = nn.functional`, `mse = F.mse_loss`."""
+    known = script.name(node)
+    if known.startswith("torch.") or not isinstance(node, ast.Name | ast.Attribute) or not left:
+        return known
+    made = [one for one in script.flow.origins(script.file, node) if one.node is not node]
+    names = {full_name(script.sibling(one.file), one.node, left - 1) for one in made}
+    if not made and isinstance(node, ast.Attribute):
+        names = {f"{full_name(script, node.value, left - 1)}.{node.attr}"}
+    found = names.pop() if len(names) == 1 else ""
+    return found if found.startswith("torch.") else known
+
+
+def loss_name(script: Script, made: ast.Call) -> str:
+    """`cross_entropy`, or `CrossEntropyLoss`, of a call that says how a loss is reduced."""
+    return last(full_name(script, made.func))
+
+
 def _makers(script: Script, call: ast.Call) -> list[tuple[Script, ast.Call] | None]:
     """The calls that say how a loss of torch is reduced; None for what is none of its losses."""
-    name = script.name(call.func)
+    name = full_name(script, call.func)
     if name.startswith("torch.nn.functional.") and last(name) in LOSS_FUNCTIONS:
         return [(script, call)]
     return [
@@ -237,7 +255,7 @@ def _of_torch(script: Script, call: ast.Call) -> MaskedMean | None:
         one: masked
         for one in makers
         if one is not None
-        and call_name(one[1]) in CLASS_WEIGHTS
+        and loss_name(*one) in CLASS_WEIGHTS
         and (masked := _by_targets(script, call, *one)) is not None
     }
     if not found or reduction(script, call) is not Kind.MEAN:
@@ -248,7 +266,7 @@ def _of_torch(script: Script, call: ast.Call) -> MaskedMean | None:
 
 def _by_targets(script: Script, call: ast.Call, at: Script, made: ast.Call) -> MaskedMean | None:
     """A mean over the targets that a loss takes by the call that makes it."""
-    by_class = CLASS_WEIGHTS[call_name(made)]
+    by_class = CLASS_WEIGHTS[loss_name(at, made)]
     ignore = argument(made, "ignore_index")
     weight = argument(made, "weight", by_class)
     weighted = weight is not None and not is_none(weight)

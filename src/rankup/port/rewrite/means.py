@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from ...script.effects import run_by_call
 from ...script.flow import argument, call_name, given, literal, returned
@@ -19,6 +19,8 @@ from .losses import (
     Kind,
     MaskedMean,
     constant,
+    full_name,
+    loss_name,
     masked_call,
     masked_division,
     over_selected,
@@ -119,6 +121,17 @@ class _Scope:
         self.masked: list[MaskedMean] = []
         self._open: set[ast.AST] = set()
         self._known: dict[ast.AST, Kind] = {}
+
+    @cached_property
+    def _aside(self) -> _Scope:
+        """This scope, for kinds that the loss is not followed to: what is found there is not said.
+
+        What is being followed is shared: `h = model(h)`.
+        """
+        aside = _Scope(self.training, self.script, self.passed, [], [], self.depth)
+        aside._open = self._open
+        aside.__dict__["_aside"] = aside
+        return aside
 
     def kind(self, node: ast.expr) -> Kind:
         """The kind of an expression; what is not seen to be else is of each sample alone."""
@@ -484,7 +497,7 @@ class _Scope:
 
     def _called(self, call: ast.Call, name: str, path: tuple[int, ...]) -> Kind:
         script = self.script
-        full = script.name(call.func)
+        full = full_name(script, call.func)
         known = reduction(script, call) or self._further(call, full)
         if known is not None:
             kind = self._of_each(call, given(call))
@@ -533,7 +546,7 @@ class _Scope:
         if kind in _SUMS:
             return kind if name in _LINEAR else self._doubt(call)
         if kind is Kind.UNKNOWN:
-            if name == "sum" and not (rest or call.keywords):
+            if name == "sum" and not (rest or call.keywords or self.doubts):
                 return Kind.SUM
             return Kind.MEAN if name == "mean" else kind
         others = self._of_each(call, rest)
@@ -579,7 +592,7 @@ class _Scope:
                     for at in flow.origins(script.file, one.func)
                     if isinstance(at.node, ast.Call)
                 }
-                if not made.union([call_name(one)]).isdisjoint(CLASS_WEIGHTS):
+                if not made.union([loss_name(script, one)]).isdisjoint(CLASS_WEIGHTS):
                     return True
         return False
 
@@ -607,7 +620,8 @@ class _Scope:
         for name in script.parameters(function) - {"self"}:
             value = script.given(function, name, call) if followed else None
             passed[name] = Kind.FIXED if value is None else self.kind(value)
-        if any(one in _SUMS for one in passed.values()) and model:
+        taken = passed.values() if followed else [self._aside.kind(one) for one in given(call)]
+        if model and any(one in _SUMS for one in taken):
             return self._doubt(call)
         doubts: list[NotSeen] = [] if model else self.doubts
         inner = _Scope(self.training, script, passed, doubts, self.across, self.depth + 1)
