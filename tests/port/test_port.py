@@ -225,6 +225,16 @@ def test_the_vendored_runtime_runs_without_rankup(ranks: RankPool, tmp_path: Pat
     assert ranks.run(1, _alone, tmp_path / "train_dist.py") == ["2\n"]
 
 
+def test_nothing_of_an_older_rankup_stays_in_the_vendored_runtime(tmp_path: Path) -> None:
+    """A module of then would import modules of now."""
+    older = tmp_path / "rankup_runtime" / "runtime" / "gone" / "deal.py"
+    older.parent.mkdir(parents=True)
+    older.write_text("from .context import CONTEXT\n")
+    _port_file(_script(tmp_path, SCRIPT), vendor=True)
+    assert not older.exists()
+    assert (tmp_path / "rankup_runtime" / "runtime" / "shard.py").exists()
+
+
 @pytest.mark.parametrize("number", [10, pytest.param(40, marks=pytest.mark.slow)])
 def test_any_python_file_is_survived(number: int) -> None:
     """Files of the standard library and of site-packages."""

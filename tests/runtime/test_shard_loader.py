@@ -207,6 +207,37 @@ def test_an_idle_rank_gets_a_stand_in_of_weight_zero(ranks: RankPool) -> None:
     assert ranks.run(3, _idle) == [([0], (0, 1)), ([0], (0, 1)), ([0], (1, 1))]
 
 
+# --- the batch at hand
+
+
+def _behind_a_pass(world: World) -> list[tuple[int, int] | None]:
+    """This rank's samples and those of all, of the batch at hand."""
+    _forget()
+    found = []
+    loader, inner = (shard(_loader("sequential", n), train=True) for n in (3, 5))
+    _ = next(iter(loader))
+    found.append(CONTEXT.samples)
+    with torch.no_grad():
+        list(shard(_loader("sequential", 7)))
+    found.append(CONTEXT.samples)
+    list(shard(_loader("sequential", 7), train=False))  # with gradients: nothing is left of it
+    found.append(CONTEXT.samples)
+    for _ in loader:
+        list(inner)
+        found.append(CONTEXT.samples)
+        _ = next(iter(inner))
+        found.append(CONTEXT.samples)
+        list(shard(_loader("sequential", 7), train=False))
+        found.append(CONTEXT.samples)
+    return [*found, CONTEXT.samples]
+
+
+def test_a_batch_stays_at_hand_behind_a_pass_left_early_and_one_within(ranks: RankPool) -> None:
+    one, other = ranks.run(2, _behind_a_pass)
+    assert one == [(1, 3), (1, 3), None, (1, 3), (2, 4), (1, 3), None]
+    assert other == [(2, 3), (2, 3), None, (2, 3), (2, 4), (2, 3), None]
+
+
 # --- what it looks like, and what it refuses
 
 

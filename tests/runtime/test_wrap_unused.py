@@ -202,6 +202,46 @@ def test_what_cannot_be_exchanged_is_refused_by_name(ranks: RankPool) -> None:
     for message in ranks.run(2, _in_two_checkpoints):
         assert "without gradient: left.weight" in message
         assert "use_reentrant=False" in message
+        assert "go on from a checkpoint" in message
+
+
+class Fails(torch.autograd.Function):
+    """Does nothing, but for its backward, which fails if told to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, fails: bool) -> torch.Tensor:
+        ctx.fails = fails
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        if ctx.fails:
+            raise ArithmeticError("as a script's own code may")
+        return gradient, None
+
+
+def _alone_behind_failures(world: World, zeroes: bool) -> None:
+    """Backwards that fail halfway and are caught, with and without what they left in gradients."""
+    CONTEXT.samples = CONTEXT.units = None
+    torch.manual_seed(0)
+    bare = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    wrapped = wrap(copy.deepcopy(bare))
+    for step, fails in enumerate((False, True, True, False, True, False)):
+        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(step))
+        for net in (bare, wrapped.module):
+            loss = _loss(net[2](Fails.apply(net[0](x).tanh(), fails)))
+            if zeroes:
+                net.zero_grad()
+            with pytest.raises(ArithmeticError) if fails else contextlib.nullcontext():
+                loss.backward()
+        for one, other in zip(bare.parameters(), wrapped.parameters(), strict=True):
+            torch.testing.assert_close(other.grad, one.grad)
+
+
+@pytest.mark.parametrize("zeroes", [False, True])
+def test_one_process_goes_on_behind_a_backward_that_failed(ranks: RankPool, zeroes: bool) -> None:
+    """As the same script does without `wrap`."""
+    ranks.run(1, _alone_behind_failures, zeroes)
 
 
 def _thawed(world: World) -> None:

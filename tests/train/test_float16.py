@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from rankup.base.errors import UserError
 from rankup.runtime.world import World
+from rankup.train.optimizer import LossScale
 from rankup.train.options import TrainOptions
 from tests.parallel.tasks import SmallLM
 from tests.pool import RankPool
@@ -87,3 +90,9 @@ def test_a_loss_that_overflows_ends_the_run(ranks: RankPool, tmp_path: Path) -> 
 def test_what_cannot_leave_a_step_out_is_refused(asked: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"--precision fp16 .* give --precision bf16"):
         replace(OPTIONS, **asked)
+
+
+def test_a_rank_without_a_gradient_has_nothing_to_scale() -> None:
+    frozen = nn.Parameter(torch.zeros(1))
+    LossScale().unscale([frozen])
+    assert frozen.grad is None

@@ -58,6 +58,10 @@ class ShardContext:
         # Makes a training pass of the evaluation at hand, where only its model's mode says that it
         # is one.
         self._unsure: weakref.WeakMethod[Callable[[], None]] | None = None
+        # Of each training pass that has not ended, by its id, what it gave last; the newest last.
+        self._open: dict[int, tuple[int, int]] = {}
+        # The pass of `samples` was left early: its batch may be at hand still.
+        self._left = False
         # The backward under way, as torch numbers them, and the units that it has used up.
         self._taken: tuple[int, float | None] | None = None
         # The place that `parallelize` has given this rank, and the process group it is for.
@@ -98,7 +102,12 @@ class ShardContext:
     # --- the batch at hand
 
     def give(
-        self, mine: int, size: int, trains: bool, unsure: Callable[[], None] | None = None
+        self,
+        mine: int,
+        size: int,
+        trains: bool,
+        unsure: Callable[[], None] | None = None,
+        of: object = None,
     ) -> None:
         """Note what this rank is given of a batch.
 
@@ -106,23 +115,43 @@ class ShardContext:
             mine, size: samples of this rank, and of all.
             trains: the batch is trained on; an evaluation leaves that one as it was.
             unsure: a method to be called where it turns out that the batch is trained on.
+            of: the pass that gives it, where there is one, until `end_pass`.
         """
         self.last = (mine, size)
         self._unsure = None if unsure is None else weakref.WeakMethod(unsure)
         if trains:
             self.samples, self.counted = self.last, None
             self._taken = None  # of a backward that failed
+            self._left = False
+            if of is not None:
+                self._open.pop(id(of), None)
+                self._open[id(of)] = self.last
+        elif self._left and torch.is_grad_enabled():
+            self._go_back()
 
-    def end_pass(self, trained: bool, unsure: Callable[[], None]) -> None:
-        """Forget a batch that was trained on: what follows may not have been shared out at all.
+    def end_pass(
+        self, of: object, trained: bool, exhausted: bool, unsure: Callable[[], None]
+    ) -> None:
+        """Forget a batch that was trained on: what follows is of the pass around this one, if any.
 
         Args:
-            unsure: of this pass. It may end late, with the last reference to it, in another one.
+            of: the pass. It may end late, with the last reference to it, in another one.
+            exhausted: it has given its last batch. One that was left early, by `next(iter(loader))`
+                as by `break`, may have its batch at hand still. What follows and was not shared out
+                is weighed right too, since the shares of all ranks add up to one.
+            unsure: of this pass.
         """
         if self._unsure is not None and self._unsure() == unsure:
             self._unsure = None
-        if trained:
-            self.samples = None
+        given = self._open.pop(id(of), None)
+        if trained and exhausted:
+            self._go_back()
+        elif trained and given in (None, self.samples):
+            self._left = True
+
+    def _go_back(self) -> None:
+        """Take the batch at hand for that of the newest pass that has not ended."""
+        self.samples, self._left = next(reversed(self._open.values()), None), False
 
     def trains(self) -> None:
         """Take the batch at hand for one that is trained on: its backward is here, or next."""
@@ -292,7 +321,9 @@ def count(units: float) -> None:
 
     For a loss that is a mean over valid tokens, `rankup.count(n_tokens)` before `loss.backward()`
     on every rank makes the gradient the exact mean over the tokens of all ranks. Calls before one
-    backward add up. Every rank has to come to the same backwards then, those under `no_sync()` too.
+    backward add up, those for several batches too: where a batch may be skipped, call it behind
+    that check, or its units weigh the next backward. Every rank has to come to the same backwards
+    then, those under `no_sync()` too.
 
     Raises:
         ValueError: a negative or non-finite number.

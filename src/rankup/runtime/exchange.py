@@ -86,15 +86,10 @@ class Exchange:
         """Before a parameter gets its gradient in a backward; what it gets instead, if anything."""
         ddp = self._ddp()
         if ddp is not None and ddp.require_backward_grad_sync:
+            if self.begun and name in self._reached:
+                self._give_up()
             if not self.begun:
                 self._begin_backward(ddp)
-            elif name in self._reached:
-                left = [other for other in self._trained if other not in self._reached]
-                raise RuntimeError(
-                    "wrap: an earlier backward has failed before gradients were exchanged, or a "
-                    "parameter is used in several checkpoints of one backward; without gradient: "
-                    f"{', '.join(left)}. Call checkpoint with use_reentrant=False"
-                )
             self._reached.add(name)
             self.begun = len(self._reached) < len(self._trained)
         else:
@@ -121,6 +116,23 @@ class Exchange:
         ddp.reducer._rebuild_buckets()
         ddp.reducer.prepare_for_backward([])
         self.begun = True
+
+    def _give_up(self) -> None:
+        """End an exchange that has begun and not come to its end; with other ranks, by an error."""
+        left = {n: p for n, p in self._trained.items() if n not in self._reached}
+        if dist.get_world_size() > 1:
+            raise RuntimeError(
+                "wrap: an earlier backward has failed before gradients were exchanged, or a "
+                "parameter is used in several checkpoints of one backward; without gradient: "
+                f"{', '.join(left)}. Call checkpoint with use_reentrant=False; behind a failure no "
+                "rank can go on from there: let its error end the script, and go on from a "
+                "checkpoint"
+            )
+        # DDP begins anew only behind an exchange of all parameters, which gives them its gradients.
+        gradients = [parameter.grad for parameter in self._trained.values()]
+        _run_without_gradient(list(left.values()))
+        for parameter, gradient in zip(self._trained.values(), gradients, strict=True):
+            parameter.grad = gradient
 
     def thawed(self) -> bool:
         """True where a parameter that was frozen at first requires a gradient now."""

@@ -261,7 +261,7 @@ class _Pass:
         if merged and self._assignment.training:  # workers had it before the first backward
             self._refuse()
         unsure = self.train if self._assignment.unsure else None
-        self._context.give(mine, size, self._weighs, unsure)
+        self._context.give(mine, size, self._weighs, unsure, self)
         self._log.append((number, mine))
         return batch
 
@@ -304,20 +304,20 @@ class _Pass:
             "before the loop, or shard(loader, train=True) where it is to stay in eval()"
         )
 
-    def close(self) -> None:
+    def close(self, exhausted: bool = True) -> None:
         """End the pass: what follows the last of several may not have been dealt by anybody."""
         assignment = self._assignment
         if assignment.apart:
             STREAMS.end(assignment)
         STREAMS.rewind(assignment.marked)
         assignment.marked = None
-        trained = self._weighs and self._log is not None and not STREAMS.apart
-        self._context.end_pass(trained, self.train)
+        trained = self._weighs and self._log is not None
+        self._context.end_pass(self, trained, exhausted, self.train)
         self._weighs = assignment.unsure = False
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "_weighs") and not ending():  # by then this module may have no `sys`
-            self.close()
+            self.close(exhausted=False)
 
 
 class _Parts(BatchSampler):

@@ -145,7 +145,8 @@ class LossScale:
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
         """Divide the gradients by it."""
         gradients = [local(p.grad) for p in parameters if p.grad is not None]
-        torch._foreach_mul_(gradients, 1 / self.value)
+        if gradients:
+            torch._foreach_mul_(gradients, 1 / self.value)
 
     def overflowed(self, norm: torch.Tensor) -> bool:
         """Go on to the next step's value; return True where this gradient is no longer finite."""

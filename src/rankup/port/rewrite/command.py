@@ -177,15 +177,21 @@ def _bytes(ported: Ported) -> bytes:
 def copy_runtime(folder: Path) -> Path:
     """Copy the runtime into `folder`, each file old or new, the names last; where it went.
 
+    What an older rankup has left there goes: a module that is no more would import the others.
+
     Raises:
         OSError: a file could not be written.
     """
     target = folder / RUNTIME
+    old = set((target / _ROOM.name).rglob("*.py"))
     for source in sorted(_ROOM.rglob("*.py")):
         # In a room of its own here as well: the module `shard` must not stand for the function.
         copy = target / _ROOM.name / source.relative_to(_ROOM)
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(copy, source.read_bytes())
+        old.discard(copy)
+    for gone in old:
+        gone.unlink()
     write_atomic(target / "__init__.py", _NAMES.format(version=__version__, names=_names()))
     return target
 
