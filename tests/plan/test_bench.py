@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,12 +45,40 @@ COLUMNS = [
 ]
 
 
-def claims(table: Path) -> list[dict[str, object]]:
+SELENE = {
+    **GPT_39B,
+    "metric_name": "hw_tflops_per_gpu",
+    "metric_value": "138",
+    "setup_note": "Selene, 8 GPU/node, 8x200Gbps HDR",
+}
+
+
+def run(table: Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, BENCH, "--table", table], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done
+
+
+def claims(table: Path) -> list[dict[str, object]]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in run(table).stdout.splitlines()]
+
+
+def table_of(path: Path, rows: Sequence[Mapping[str, str]], delimiter: str = ",") -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, restval="", delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def errors_of(table: Path) -> dict[str, tuple[object, object]]:
+    """Return the signed error of every source in a table of one row each."""
+    times = [one for one in claims(table) if str(one["claim"]).startswith("plan.time")]
+    return {
+        str(one["source"]): (one["claim"], one["bias"]) for one in times if one["source"] != "all"
+    }
 
 
 def test_all_conventions_tell_the_same_step(tmp_path: Path) -> None:
@@ -81,6 +110,126 @@ def test_all_conventions_tell_the_same_step(tmp_path: Path) -> None:
     assert found["all"]["n"] == len(told)
     errors = [found[name]["bias"] for name in told]
     assert errors == pytest.approx([errors[0]] * len(told), abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "encoding", "header"),
+    [
+        (",", "utf-8-sig", str.upper),
+        (";", "latin-1", str.title),
+        ("\t", "utf-16", lambda line: line.replace("_", " ")),
+        (",", "utf-8", lambda line: line.replace(",", ", ")),
+    ],
+)
+def test_a_table_of_another_program_reads_the_same(
+    delimiter: str, encoding: str, header: Callable[[str], str], tmp_path: Path
+) -> None:
+    rows = [{**SELENE, "source": "Jülich, arXiv 2104.04473"}]
+    expected = claims(table_of(tmp_path / "plain.csv", rows))
+    table = table_of(tmp_path / "other.csv", rows, delimiter)
+    first, rest = table.read_text(encoding="utf-8").split("\n", 1)
+    table.write_bytes(f"{header(first)}\n{rest}".encode(encoding))
+    found = claims(table)
+    assert [{**one, "source": ""} for one in found] == [{**one, "source": ""} for one in expected]
+
+
+def test_a_bad_cell_loses_its_row_at_most(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    bad = [
+        {**SELENE, "source": f"{key}={value}", key: value}
+        for key in COLUMNS
+        if key not in ("source", "setup_note")
+        for value in ("nan", "inf", "-1", "0", "0.5", "?", "1e30")
+    ]
+    good = [SELENE, {**SELENE, "source": "none", "setup_note": "0 GPUs per node"}]
+    table_of(table, [*bad, *good])
+    with table.open("a") as file:
+        file.write("\n,,,\nx,y,A100-80GB,8\n")
+    found = claims(table)
+    counted = sum(
+        int(str(one["n"]))
+        for one in found
+        if one["source"] == "all" and str(one["claim"]).startswith(("plan.time", "plan.unread"))
+    )
+    assert counted == len(bad) + len(good) + 2
+    assert "tp 8 x pp 2 x cp 1" in run(table).stderr  # of 512 GPUs: named, with its line
+
+
+def test_a_table_without_most_columns_is_read(tmp_path: Path) -> None:
+    decisive = ("gpu", "gpus", "layers", "hidden", "seq", "metric_name", "metric_value")
+    for kept, unread in ((decisive, 0), (decisive[:-1], 1)):
+        lines = [",".join(kept), ",".join(SELENE[key] for key in kept)]
+        table = tmp_path / "table.csv"
+        table.write_text("\n".join(lines))
+        assert claims(table)[-1] == {"claim": "plan.unread", "source": "all", "n": unread}
+
+
+# What a cell may say, and what reads the same. All of one run.
+SAME: list[tuple[dict[str, str], dict[str, str]]] = [
+    ({"precision": "fp16/fp32 mixed"}, {}),
+    ({"precision": "bf16 (8-bit Adam)"}, {"precision": "bf16"}),
+    ({"act_recompute": "True"}, {}),
+    ({"act_recompute": "full "}, {}),
+    ({"act_recompute": "uniform-1"}, {}),
+    ({"act_recompute": "op"}, {"act_recompute": "selective"}),
+    ({"zero_stage": "0.0"}, {}),
+    ({"params_b": "39.1B"}, {}),
+    ({"global_batch_seqs": "1,536 sequences"}, {}),
+    ({"metric_value": "138 TFLOP/s"}, {}),
+    ({"metric_name": "HW TFLOPS/GPU"}, {}),
+    ({"metric_name": "iter_time_ms", "metric_value": "16000"}, {"metric_name": "iter_time_s"}),
+    ({"metric_name": "step_time_s", "metric_value": "16"}, {"metric_name": "iter_time_s"}),
+    ({"metric_name": "samples_per_s", "metric_value": "96"}, {"metric_name": "iter_time_s"}),
+    ({"setup_note": "512x A100-80GB, 8x200Gbps HDR"}, {}),
+    ({"setup_note": "NVLink 600 GB/s, 8x 200 Gb/s IB"}, {}),
+    ({"setup_note": "8x HDR, 600 GB/s NVLink"}, {}),
+    ({"setup_note": "8 per node, 200 Gb/s/GPU"}, {}),
+    ({"setup_note": "4x NDR"}, {}),
+    ({"setup_note": "1.6 Tbps"}, {}),
+]
+
+
+def test_cells_in_other_words_read_the_same(tmp_path: Path) -> None:
+    rows = []
+    for at, (one, other) in enumerate(SAME):
+        as_usual = {"metric_value": "16"} if other.get("metric_name") else {}
+        rows.append({**SELENE, **one, "source": f"arXiv 2104.04473, {at}"})
+        rows.append({**SELENE, **as_usual, **other, "source": f"arXiv 2104.04473, {at} usual"})
+    found = errors_of(table_of(tmp_path / "table.csv", rows))
+    for at, pair in enumerate(SAME):
+        read, usual = (found[f"arXiv 2104.04473, {at}{end}"] for end in ("", " usual"))
+        assert read == usual, pair
+
+
+def test_cells_that_differ_are_not_read_as_the_usual(tmp_path: Path) -> None:
+    """ZeRO 0 is not FSDP, TF32 not float32 and not fp8, H800's NVLink not H100's; Megatron is
+    without FlashAttention before that was published, and Megatron-Core on Hopper."""
+    torchtitan = {**SELENE, "tp": "1", "pp": "1", "dp": "512", "setup_note": "torchtitan FSDP"}
+    rows = {
+        "ddp": {**torchtitan, "zero_stage": "0"},
+        "fsdp": {**torchtitan, "zero_stage": ""},
+        "tf32": {**SELENE, "precision": "TF32"},
+        "fp32": {**SELENE, "precision": "fp32"},
+        "H100": {**SELENE, "gpu": "H100"},
+        "H800": {**SELENE, "gpu": "H800"},
+        "A800": {**SELENE, "gpu": "A800-80GB"},
+        "Megatron-LM, arXiv 2105.00001": SELENE,
+        "Megatron-LM, arXiv 2402.00001": SELENE,
+        "Megatron-LM, arXiv 2402.00002": {**SELENE, "gpu": "H100"},
+        "Megatron-Core": {**SELENE, "gpu": "H100"},
+    }
+    named = [{**row, "source": source} for source, row in rows.items()]
+    found = errors_of(table_of(tmp_path / "table.csv", named))
+    assert list(found) == list(rows)
+    claim = {source: pair[0] for source, pair in found.items()}
+    assert claim["tf32"] == claim["fp32"] == "plan.time.fp32"
+    old, new, hopper = (
+        f"Megatron-LM, arXiv {one}" for one in ("2105.00001", "2402.00001", "2402.00002")
+    )
+    assert found[hopper] == found["Megatron-Core"]
+    pairs = [("ddp", "fsdp"), ("tf32", "fp32"), ("H100", "H800"), (old, new)]
+    for one, other in pairs:
+        assert found[one] != found[other], (one, other)
 
 
 def test_errors_on_published_runs_stay_below_the_bars(data_root: Path | None) -> None:

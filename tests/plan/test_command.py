@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 import subprocess
@@ -73,6 +74,7 @@ def test_what_it_prints(rankup_here: RunRankup) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     text = done.stdout
     assert "6.738G parameters" in text
+    assert "19,074 steps: 20B tokens" in text
     assert "JUWELS Booster, partition booster: 4 x A100-40GB per node, 100 GB/s" in text
     assert "note: --global-batch 256 is assumed, 1.05M tokens per step" in text
     assert "s/step" in text
@@ -236,6 +238,31 @@ def test_a_picture(rankup_here: RunRankup, tmp_path: Path, suffix: str) -> None:
     assert path.read_bytes().startswith(begin)
 
 
+def test_a_picture_on_a_full_disk_leaves_the_answer_and_the_older_picture(
+    rankup_here: RunRankup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plan.png"
+    path.write_text("older")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rankup.base.files.os.fsync", full)
+    done = rankup_here(["plan", *BOOSTER, "--gpus", "8,64", "--plot", str(path), *SEVEN])
+    assert done.returncode == 2
+    assert "cannot be written: No space left on device" in " ".join(done.stderr.split())
+    assert "rankup run --nodes " in done.stdout
+    assert path.read_text() == "older"
+
+
+@pytest.mark.parametrize(
+    ("nic", "rate"), [("25GB/s", 25e9), ("25gB/s", 25e9), ("200gbit/s", 25e9), ("200Gb/s", 25e9)]
+)
+def test_a_bandwidth_may_be_written_small(rankup_here: RunRankup, nic: str, rate: float) -> None:
+    found = _json(rankup_here, "--gpu", "H100-80GB", "--gpus", "16", "--nic", nic, *SEVEN)
+    assert found["machine"]["nic_per_node"] == rate
+
+
 BAD: dict[str, tuple[list[str], str]] = {
     "gpu": (["--gpu", "A100-40", *SEVEN], "unknown GPU 'A100-40'; did you mean A100-40GB"),
     "site": (["--site", "jupyter", *SEVEN], "did you mean jupiter"),
@@ -252,11 +279,17 @@ BAD: dict[str, tuple[list[str], str]] = {
         "JURECA-DC, partition dc-gpu gives a job 96 at most",
     ),
     "tokens": ([*BOOSTER, "--tokens", "-5", *SEVEN], "write it as 300M, 20B or 1.5T"),
+    "tokens of a galaxy": ([*BOOSTER, "--tokens", "1e99T", *SEVEN], "--tokens 1e99T is over 1e+18"),
+    "tokens of many digits": ([*BOOSTER, "--tokens", "9" * 400, *SEVEN], "is over 1e+18"),
+    "steps of many digits": ([*BOOSTER, "--steps", "9" * 400, *SEVEN], "is not in the range"),
+    "batch of many digits": ([*BOOSTER, "--global-batch", "9" * 400, *SEVEN], "not in the range"),
+    "layers of many digits": ([*BOOSTER, *SEVEN, "--layers", "9" * 400], "--layers is over 1,000,"),
+    "recipe of many digits": ([*BOOSTER, *RECIPE, "--dim", "9" * 400 + "6"], "--dim"),
     "both lengths": ([*BOOSTER, "--tokens", "5B", "--steps", "5", *SEVEN], "give one"),
     "an epoch": ([*BOOSTER, "--epochs", "5", *SEVEN], "Add --tokens N, those of one"),
     "budget": (
         [*BOOSTER, "--tokens", "5B", "--budget", "-5core-h", *SEVEN],
-        "is no budget; write it as",
+        "is no budget; write it as 5000core-h",
     ),
     "another unit": (
         [*BOOSTER, "--tokens", "5B", "--budget", "5GPU-h", *SEVEN],

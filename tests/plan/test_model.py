@@ -122,6 +122,15 @@ def test_a_schedule_has_its_bubble(schedule: str, interleave: int, expected: flo
     assert kept(layout, 0) <= 8
 
 
+def test_a_gpu_of_which_no_run_was_measured_has_a_wide_band_and_says_so() -> None:
+    for name, one in MACHINES.items():
+        measured = name.startswith(("A100", "H100"))
+        assert ("not measured" in one.source) != measured
+        layout = Layout(8, dp_shard=8, zero=3, global_batch=64)
+        assert estimate(LLAMA_7B, layout, one).band == (0.13 if measured else 0.3)
+        assert estimate(LLAMA_7B, layout, replace(one, calibrated=True)).band == 0.15
+
+
 def test_bandwidth_between_nodes_is_a_nodes() -> None:
     """A ring enters a node once: eight ranks per node share its adapters, one has an eighth."""
     node = replace(MACHINES["H100-80GB"], nic_per_node=400 * GB, nic_efficiency=1.0)

@@ -85,6 +85,11 @@ def test_sizes_by_flags_go_before_the_config(tmp_path: Path) -> None:
     assert find(str(tmp_path), (), Sizes()).shape.ffn == 4 * 768
 
 
+def test_a_config_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = _written(tmp_path, "\ufeff" + json.dumps({**GPT2, "tie_word_embeddings": None}))
+    assert find(str(path), (), Sizes()).shape.tied
+
+
 def test_a_long_context_is_not_taken_for_granted(tmp_path: Path) -> None:
     found = find(str(_written(tmp_path, LLAMA)), (), Sizes())
     assert found.shape.seq == 4096
@@ -161,6 +166,18 @@ BAD: dict[str, tuple[Any, str]] = {
     "kv heads": ({**LLAMA, "num_key_value_heads": 5}, "num_key_value_heads 5 equally; nearest"),
     "text": ({**LLAMA, "num_hidden_layers": "many"}, "num_hidden_layers is 'many'"),
     "negative": ({**LLAMA, "vocab_size": -1}, "vocab_size is -1; a whole number from 1 on"),
+    "type is a list": ({**LLAMA, "model_type": ["llama"]}, r"has model_type \['llama'\]"),
+    "type is an object": ({**LLAMA, "model_type": {"a": 1}}, "has model_type {'a': 1}"),
+    "nested": ("[" * 100_000, "is not JSON"),
+    "no head": ({**LLAMA, "head_dim": 0}, "head_dim is 0; a whole number from 1 on"),
+    "heads and a head": (
+        {**LLAMA, "head_dim": 9, "num_attention_heads": 0},
+        "attention_heads is 0",
+    ),
+    "digits": ({**LLAMA, "hidden_size": 10**350}, "hidden_size is over 1,000,000,000,000"),
+    "a prime": ({**LLAMA, "hidden_size": 999_999_999_989}, "nearest that fit: 1, 999999999989"),
+    "positions": ({**GPT2, "n_positions": "many"}, "n_positions is 'many'"),
+    "tied": ({**LLAMA, "tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; true or"),
     "zero": ({**LLAMA, "num_attention_heads": 0}, "num_attention_heads is 0; a whole number"),
 }
 

@@ -16,6 +16,8 @@ _MACHINE = "The machine; by default this one"
 _CALIBRATE = "To measure this machine"
 _OF_JOB: dict[str, Any] = {"rich_help_panel": _CALIBRATE}
 _FOR_CALIBRATE = ("calibrate", "site", "partition", "nodes", "nproc", "account")
+_MOST = 10**12
+_MOST_PER_NODE = 1024
 _LENGTH = "How long the run is, and what it may take"
 
 
@@ -37,13 +39,15 @@ def plan(
         typer.Option(metavar="N,N,…", help="Numbers of GPUs; by default the fewest, doubled."),
     ] = None,
     global_batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences per optimizer step, over all GPUs.")
+        int | None,
+        typer.Option(min=1, max=_MOST, help="Sequences per optimizer step, over all GPUs."),
     ] = None,
     precision: Annotated[
         Literal["bf16", "fp32"] | None, typer.Option(help="By default bf16.")
     ] = None,
     layouts: Annotated[
-        int | None, typer.Option(min=1, help="Layouts that are shown of each number of GPUs.")
+        int | None,
+        typer.Option(min=1, max=_MOST, help="Layouts that are shown of each number of GPUs."),
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Every term with its formula and source.")
@@ -62,7 +66,8 @@ def plan(
         str | None, typer.Option(help="A100-40GB, H100-80GB, …", rich_help_panel=_MACHINE)
     ] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="With --gpu.", rich_help_panel=_MACHINE)
+        int | None,
+        typer.Option(min=1, max=_MOST_PER_NODE, help="With --gpu.", rich_help_panel=_MACHINE),
     ] = None,
     nic: Annotated[
         str | None,
@@ -76,10 +81,11 @@ def plan(
         str | None, typer.Option(help="300M, 20B; of an epoch.", rich_help_panel=_LENGTH)
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Optimizer steps.", rich_help_panel=_LENGTH)
+        int | None, typer.Option(min=1, max=_MOST, help="Optimizer steps.", rich_help_panel=_LENGTH)
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Of --tokens each.", rich_help_panel=_LENGTH)
+        int | None,
+        typer.Option(min=1, max=_MOST, help="Of --tokens each.", rich_help_panel=_LENGTH),
     ] = None,
     budget: Annotated[
         str | None, typer.Option(help="At most: 5000core-h.", rich_help_panel=_LENGTH)

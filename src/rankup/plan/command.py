@@ -13,7 +13,6 @@ from itertools import dropwhile, islice
 from .. import recipes
 from ..base.amounts import number, some
 from ..base.errors import EXIT_BAD_INPUT, UserError
-from ..base.files import user_path
 from ..parallel.choices import stages_per_rank
 from ..parallel.layout import SELDOM
 from ..parallel.layout import Layout as Mesh
@@ -38,6 +37,7 @@ from .shape import Shape
 from .target import OF_RECIPE, RECIPE, Sizes, Target, find
 
 _TOKENS = 2**20  # tokens per step that are assumed
+_MOST_TOKENS = 1e18  # of a run, or of an epoch
 _DOUBLED = 5  # numbers of GPUs that are shown where none were asked for
 _MOST_GPUS = 100_000
 _START = 5  # minutes of a job before its first step, and for its last checkpoint
@@ -124,17 +124,18 @@ def plan(wish: Wish) -> int:
     Raises:
         UserError: what was asked for is not known, or cannot be.
     """
+    picture = None if wish.plot is None else table.picture(wish.plot)
     wish = _with_options_of_recipe(wish)
     target = find(wish.target, wish.args, wish.sizes)
     site = machines.choose(wish.where)
     answer = answered(wish, target, site)
-    if wish.plot is not None:
-        table.draw(answer, user_path(wish.plot, "--plot"))
     command = ("", "") if answer.chosen is None else run_command(answer, answer.chosen)
     if wish.as_json:
         print(json.dumps(table.as_json(answer, command), indent=1))
     else:
         table.show(answer, command, explain=wish.explain)
+    if picture is not None:
+        table.draw(answer, picture)
     return 0 if answer.chosen is not None else EXIT_BAD_INPUT
 
 
@@ -343,7 +344,10 @@ def _tokens(text: str) -> int:
     match = _COUNT.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
         raise UserError(f"--tokens {text} is no number of tokens; write it as 300M, 20B or 1.5T")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    tokens = float(match[1]) * _UNITS[match[2].lower()]
+    if tokens > _MOST_TOKENS:
+        raise UserError(f"--tokens {text} is over {_MOST_TOKENS:.0e}")
+    return int(tokens)
 
 
 def _rows(
@@ -375,10 +379,7 @@ def _budget(wish: Wish, site: machines.Site, steps: int | None) -> float | None:
     unit = site.machine.unit
     match = _BUDGET.fullmatch(wish.budget.strip())
     if match is None or float(match[1]) <= 0:
-        raise UserError(
-            f"--budget {wish.budget} is no budget; write it as 5000{unit.replace('-', '')} "
-            f"(or 5k{unit})"
-        )
+        raise UserError(f"--budget {wish.budget} is no budget; write it as 5000{unit}")
     if match[3].lower().replace("-", "") != unit.lower().replace("-", ""):
         raise UserError(f"--budget {wish.budget}: {site.name} bills {unit}; give it in these")
     if steps is None:

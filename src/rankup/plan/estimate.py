@@ -8,7 +8,7 @@ from . import compute
 from .exchange import data_parallel
 from .framework import FRAMEWORKS
 from .layout import Layout
-from .machine import GIB, Machine
+from .machine import GIB, MEASURED, Machine
 from .memory import memory, stage_parameters
 from .network import group
 from .pipeline import bubble, pipeline_send, stage_layers, tied_embedding
@@ -306,6 +306,7 @@ _BANDS = {
     "copies": 0.28,
     "across": 0.9,
     "fp8": 0.17,
+    "unmeasured": 0.3,
 }
 MANY_COPIES = 64  # data-parallel ranks, unsharded, from which latencies decide
 MEMORY_BAND = 0.14
@@ -317,6 +318,8 @@ def band(layout: Layout, machine: Machine) -> float:
     if machine.calibrated:
         return CALIBRATED
     classes = ["tensor" if layout.tp > 1 else "whole"]
+    if not machine.gpu.startswith(MEASURED):
+        classes.append("unmeasured")
     if layout.pp > 1:
         classes.append("pipeline")
     if layout.zero < 2 and layout.data >= MANY_COPIES:

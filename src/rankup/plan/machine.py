@@ -106,9 +106,15 @@ _HOPPER = replace(
     nic_per_node=400 * GB,
 )
 _VENDOR = "data sheets; stas00/ml-engineering (links); fitted efficiencies"
+MEASURED = ("A100", "H100")  # what there were runs of; the others have their efficiencies
 
 MACHINES = {
-    one.gpu: replace(one, source=one.source or _VENDOR)
+    one.gpu: replace(
+        one,
+        source=_VENDOR
+        if one.gpu.startswith(MEASURED)
+        else f"{_VENDOR} of {'H100' if one.fp8_speedup else 'A100'}, not measured here",
+    )
     for one in (
         replace(_AMPERE, gpu="A100-40GB", memory_gib=39.6, hbm=1555 * GB),
         replace(_AMPERE, gpu="A100-80GB", memory_gib=79.3, hbm=2039 * GB),

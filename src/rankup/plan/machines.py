@@ -21,7 +21,7 @@ from .machine import GB, MACHINES, Machine, machine, of_site
 _WITH_TF32 = ("A100", "H100", "H200", "GH200")  # at half of the speed of bf16
 # Raised by `read` for what cannot be read, or was measured too noisily for a machine.
 UNUSABLE = (OSError, ArithmeticError, LookupError, ValueError, TypeError, StopIteration)
-_NIC = re.compile(r"(\d+(?:\.\d+)?)\s*(GB/s|Gbit/s|Gb/s)")
+_NIC = re.compile(r"(\d+(?:\.\d+)?)\s*([Gg]B/[sS]|(?i:Gbit/s)|Gb/s)")
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _nic(text: str | None) -> float | None:
             f"--nic {text!r} is no bandwidth; all adapters of a node together, as 25GB/s or "
             "200Gbit/s"
         )
-    return float(match[1]) * GB / (1 if match[2] == "GB/s" else 8)
+    return float(match[1]) * GB / (1 if "B/" in match[2] else 8)
 
 
 def calibration_file(profile: Profile, partition: str | None) -> Path:

@@ -6,11 +6,13 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.amounts import number, size, words
 from ..base.errors import UserError
+from ..base.files import user_path, write_atomic
 from ..parallel.layout import SELDOM
 from .estimate import RISKY, Estimate
 from .layout import Layout
@@ -57,9 +59,10 @@ def _head(answer: Plan) -> Iterator[str]:
         f"{shape.hidden}, {shape.heads} heads), sequences of {shape.seq:,} tokens, "
         f"{answer.precision}"
     )
-    length = (
-        "" if answer.steps is None else f", {answer.steps:,} steps: {number(answer.steps * tokens)}"
-    )
+    length = ""
+    if answer.steps is not None:
+        of = number(answer.steps * tokens).replace("G", "B")  # as --tokens is written
+        length = f", {answer.steps:,} steps: {of} tokens"
     yield f"global batch {answer.global_batch} sequences, {number(tokens)} tokens per step{length}"
     measured = "calibrated here" if machine.calibrated else machine.source
     yield (
@@ -306,17 +309,27 @@ def _estimate(one: Estimate) -> dict[str, Any]:
     }
 
 
-def draw(answer: Plan, path: Path) -> None:
-    """Draw time and cost over the number of GPUs, each with its band.
+def picture(text: str) -> Path:
+    """Return the file that --plot names.
 
     Raises:
-        UserError: it is no picture, or nothing fits.
+        UserError: it is no picture, or in no folder.
     """
+    path = user_path(text, "--plot")
     if path.suffix.lower() not in _FORMATS or not path.parent.is_dir():
         raise UserError(
             f"--plot {path} is no picture in a folder that exists; its name ends in "
             f"{', '.join(_FORMATS)}"
         )
+    return path
+
+
+def draw(answer: Plan, path: Path) -> None:
+    """Draw time and cost over the number of GPUs, each with its band; nothing where nothing fits.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     best = [one.best for one in answer.found if one.best is not None]
     if not best:
         return
@@ -354,7 +367,9 @@ def draw(answer: Plan, path: Path) -> None:
         panels[1].axvline(stops.gpus, linestyle="--", label=f"stops paying: {stops.gpus} GPUs")
     panels[1].legend(frameon=False)
     figure.suptitle(f"{answer.target.shape.name} on {answer.site.name}", fontsize=10)
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=150, format=path.suffix.lower()[1:])
     try:
-        figure.savefig(path, dpi=150)
+        write_atomic(path, drawn.getvalue())
     except OSError as error:
         raise UserError(f"--plot {path} cannot be written: {error.strerror}") from None

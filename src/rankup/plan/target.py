@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -26,6 +27,7 @@ from ..site import profile as sites
 from .shape import Shape
 
 RECIPE = "language-model"
+LARGEST = 10**12  # of a size, and of steps
 _LONGEST = 4096  # tokens per sequence that are assumed, where a model could take more
 _MOST_BYTES = 1_000_000  # of a config.json that comes from the network
 _HEAD = 64  # width of a head that is assumed
@@ -172,14 +174,18 @@ def checked(shape: Shape, said: Mapping[str, str] | None = None, where: str = ""
     Raises:
         UserError: a size is not a positive number, or heads do not divide; names what would fit.
     """
-    names = said or {name: _flag(name) for name in Sizes.__dataclass_fields__}
+    names = dict(said or {name: _flag(name) for name in Sizes.__dataclass_fields__})
     place = f"{where}: " if where else ""
-    for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq"):
+    for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "positions"):
         value = getattr(shape, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if name == "positions" and value == 0:
+            continue
+        if not _whole(value) or value < 1:
             raise UserError(
                 f"{place}{names.get(name, name)} is {value!r}; a whole number from 1 on is due"
             )
+        if value > LARGEST:
+            raise UserError(f"{place}{names.get(name, name)} is over {LARGEST:,}")
     if shape.hidden % shape.heads:
         raise UserError(
             f"{place}{names['hidden']} {shape.hidden} cannot be cut into {names['heads']} "
@@ -195,7 +201,8 @@ def checked(shape: Shape, said: Mapping[str, str] | None = None, where: str = ""
 
 
 def _divisors(whole: int, near: int) -> str:
-    fitting = [n for n in range(1, whole + 1) if whole % n == 0]
+    small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0]
+    fitting = sorted({*small, *(whole // n for n in small)})
     return ", ".join(map(str, sorted(sorted(fitting, key=lambda n: abs(n - near))[:3])))
 
 
@@ -242,6 +249,7 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
 
     vocab, note = vocabulary(options)
     llama = options.llama
+    names = {**OF_RECIPE, "vocab": "--vocab-size", "positions": "--seq-len"}
     shape = Shape(
         layers=options.layers,
         hidden=options.dim,
@@ -255,7 +263,7 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
         positions=0 if llama else options.seq_len,
         name=name,
     )
-    return Target(shape, (name, *args), options, (note,))
+    return Target(checked(shape, names), (name, *args), options, (note,))
 
 
 def _config(target: str, sizes: Sizes) -> Target:
@@ -263,12 +271,12 @@ def _config(target: str, sizes: Sizes) -> Target:
     text, where = _read(target)
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{where} holds no object; the config.json of a model is due")
     kind = values.get("model_type")
-    if kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         found = f"model_type {kind!r}" if kind else "no model_type"
         raise UserError(
             f"{where} has {found}; {nearest(str(kind), _FAMILIES)}; another decoder-only "
@@ -298,7 +306,10 @@ def _of_family(
     found["kv_heads"] = values.get("num_key_value_heads") or heads
     found.setdefault("ffn", values.get("n_inner") or (4 * hidden if _whole(hidden) else None))
     found["gated"] = family.gated
-    found["tied"] = values.get("tie_word_embeddings", family.tied)
+    tied = values.get("tie_word_embeddings")
+    if tied is not None and not isinstance(tied, bool):
+        raise UserError(f"{where}: tie_word_embeddings is {tied!r}; true or false is due")
+    found["tied"] = family.tied if tied is None else tied
     positions: Any = found.get("seq")
     if "seq" not in given:
         longest = positions if _whole(positions) else _LONGEST
@@ -306,17 +317,21 @@ def _of_family(
         if found["seq"] != positions:
             of = f", of {positions:,} that it can take" if _whole(positions) else ""
             notes.append(f"--seq {found['seq']} is assumed{of}")
-    width: Any = values.get("head_dim")
-    if _whole(width) and _whole(hidden) and _whole(heads) and width * heads != hidden:
-        notes.append(
-            f"head_dim {width} is not hidden_size / heads, so attention's matrices are counted as "
-            f"{hidden / (width * heads):.3g} times theirs"
-        )
     names = {size: keys[0] for size, keys in family.keys.items()}
     names |= {"kv_heads": "num_key_value_heads", "ffn": names.get("ffn", "n_inner")}
+    names["positions"] = names["seq"]
     names |= {name: _flag(name) for name in given}
     positions = positions if family.learned else 0
-    return checked(Shape(**{**found, **given}, positions=positions), names, where), notes
+    shape = checked(Shape(**{**found, **given}, positions=positions), names, where)
+    width = values.get("head_dim")
+    if width is not None and not (_whole(width) and 0 < width <= LARGEST):
+        raise UserError(f"{where}: head_dim is {width!r}; a whole number from 1 on is due")
+    if width is not None and width * shape.heads != shape.hidden:
+        notes.append(
+            f"head_dim {width} is not hidden_size / heads, so attention's matrices are counted as "
+            f"{shape.hidden / (width * shape.heads):.3g} times theirs"
+        )
+    return shape, notes
 
 
 def _whole(value: object) -> bool:
@@ -329,10 +344,7 @@ def _read(target: str) -> tuple[str, str]:
     if path.is_dir():
         path = path / "config.json"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8"), str(path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} cannot be read as text: {error}") from None
+        return _text(path), str(path)
     match = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", target)
     if target.endswith(".json"):
         raise UserError(f"{path} does not exist; give the config.json of a model, or its folder")
@@ -343,8 +355,15 @@ def _read(target: str) -> tuple[str, str]:
         )
     name, revision = match[1], match[2] or "main"
     if cached := _cached(name, revision):
-        return cached.read_text(encoding="utf-8"), str(cached)
+        return _text(cached), str(cached)
     return _fetched(name, revision)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")  # as Windows' editors write it
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text: {error}") from None
 
 
 def _cached(name: str, revision: str) -> Path | None:
@@ -391,7 +410,7 @@ def _fetched(name: str, revision: str) -> tuple[str, str]:
     if answer.status_code != 200 or len(text) > _MOST_BYTES:
         what = answer.status_code if answer.status_code != 200 else f"over {size(_MOST_BYTES)}"
         raise UserError(f"{recipe} and no file, and {url} answers {what}{advice}")
-    return text.decode(errors="replace"), url
+    return text.decode("utf-8-sig", errors="replace"), url
 
 
 def _function(target: str, sizes: Sizes) -> Target:
