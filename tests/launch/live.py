@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from rankup.launch.worker import AGENT
+
 _MARK = "RANKUP_TEST_LIVE"
 # The tiny language model of these tests; a step of it takes milliseconds.
 TINY = ("--dim", "16", "--layers", "1", "--heads", "2", "--seq-len", "8", "--vocab", "byte")
@@ -83,7 +85,7 @@ class Live:
             found = {}
             for process in self.family():
                 with suppress(psutil.Error, KeyError):
-                    if _runs("worker", process):
+                    if _worker(process):
                         found[int(process.environ()["RANK"])] = process
             return [found[rank] for rank in sorted(found)] if len(found) == number else []
 
@@ -92,7 +94,7 @@ class Live:
 
     def agent(self) -> psutil.Process:
         """The torchrun process."""
-        [agent] = [p for p in self.family() if _runs("agent", p)]
+        [agent] = [p for p in self.family() if _worker(p) and AGENT in p.cmdline()[:5]]
         return agent
 
     def nobody_left(self, within: float = 120) -> None:
@@ -140,7 +142,7 @@ def losses(run: Path) -> dict[int, float]:
     return {r["step"]: r["loss"] for r in records(run) if not r.get("final")}
 
 
-def _runs(part: str, process: psutil.Process) -> bool:
-    """Whether a process is the agent or a worker: torchrun's own command line names both."""
+def _worker(process: psutil.Process) -> bool:
+    """True for a rank and for torchrun, which the same function starts."""
     words = process.cmdline()
-    return "-c" in words[:3] and f"rankup.launch.{part} " in words[words.index("-c") + 1]
+    return "-c" in words[:3] and "rankup.launch.worker " in words[words.index("-c") + 1]

@@ -114,7 +114,7 @@ def test_a_signal_reaches_the_script_and_a_requeue_counts(
     assert states(client, job)[0].restart == 1
     await_lines(tmp_path / "out", 2)
     (running,) = states(client, job)
-    assert (running.state, running.restart, running.source) == ("RUNNING", 1, "squeue")
+    assert (running.state, running.restart, running.source) == ("RUNNING", 1, "scontrol")
     slurm.command("scancel", "--signal=USR1", "--full", job)
     (over,) = ended(client, job)
     assert (over.state, over.restart) == ("FAILED", 1)
