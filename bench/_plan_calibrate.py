@@ -35,10 +35,8 @@ SIZES = (
     {"layers": 6, "dim": 320, "heads": 8, "micro_batch": 8},
 )
 # Ranks and strategy: five layouts beside the single rank.
-ROWS = (
-    *((1, "ddp"), (2, "ddp"), (2, "fsdp"), (2, "tp"), (2, "pp")),
-    *((4, "ddp"), (4, "fsdp"), (4, "hsdp")),
-)
+STRATEGIES = {1: ("ddp",), 2: ("ddp", "fsdp", "tp", "pp"), 4: ("ddp", "fsdp", "hsdp")}
+ROWS = tuple((ranks, strategy) for ranks, several in STRATEGIES.items() for strategy in several)
 MODEL = {"vocab": "byte", "seq_len": 64, "global_batch": 32, "dropout": 0.1}
 _STEPS, _SLICES = 3, 3
 

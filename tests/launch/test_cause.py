@@ -61,7 +61,7 @@ def test_a_killed_rank_wins_over_the_broken_connections_of_the_others(tmp_path: 
 
 
 def _of_torchrun(rank: int, code: int) -> list[str]:
-    """What torchrun prints of a rank, as in recorded/killed.txt."""
+    """The lines that torchrun prints of a rank, as in recorded/killed.txt."""
     signs = ["Root Cause (first observed failure):", "[0]:", "  time      : 2026-11-20_20:46:17"]
     end = f"  exitcode  : {code} (pid: 14854) "
     return [*signs, "  host      : n7", f"  rank      : {rank} (local_rank: 1)", end]

@@ -52,7 +52,7 @@ def _block(width: int, heads: int, length: int, batch: int) -> compute.Work:
 
 
 def _rows(ranks: int, nodes: int = 1) -> Iterator[dict[str, Any]]:
-    """What would be measured of `TRUE`."""
+    """The measurements of `TRUE`."""
 
     def row(kind: str, seconds: float, **sizes: int) -> dict[str, Any]:
         return {"ranks": ranks, "kind": kind, "seconds": seconds, **sizes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,8 @@ if os.environ.get("RANK") == "0":
 _NAN = "return result * torch.nan"
 _MEMORY = "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')"
 _TEXT = ("language-model", *TINY, "--layers", "1", "--global-batch", "4", "--micro-batch", "4")
-_IMAGES = (
-    *("image-classification", "--tiny", "--size", "16", "--workers", "1"),
-    *("--global-batch", "8", "--micro-batch", "4"),
+_IMAGES = shlex.split(
+    "image-classification --tiny --size 16 --workers 1 --global-batch 8 --micro-batch 4"
 )
 _SUMMARIES = ("summarization", "--tiny", "--summaries", "0")
 

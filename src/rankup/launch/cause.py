@@ -235,7 +235,7 @@ def _by_slurm(lines: Sequence[str]) -> tuple[str, str, str] | None:
 
 
 def _leftovers(lines: Sequence[str], ended: Sequence[failure.Failure]) -> Cause | None:
-    """What a job without rankup on its nodes has printed: the first traceback that is a cause.
+    """The first traceback that is a cause, of a job without rankup on its nodes.
 
     Args:
         ended: ranks whose end is all that is known of them.

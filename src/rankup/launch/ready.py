@@ -1,4 +1,4 @@
-"""What a job needs: its Python, what was fetched, a script that is ready for many ranks.
+"""The needs of a job: its Python, what was fetched, a script that is ready for many ranks.
 
 It is looked for before the job starts, and the job is told where it is.
 """

@@ -203,7 +203,7 @@ def _say(plan: Plan, job: Job, directory: Path, number: str) -> None:
 
 
 def _options(spec: JobSpec, config: Config, job: Job | None) -> JobSpec:
-    """What was said now, else when the run was started, else in `rankup.toml`."""
+    """The option as given now, else at the run's start, else in `rankup.toml`."""
     options = spec.over(of_record(job.launch) if job else {}).over(config.job)
     # `jutil env activate -A` sets these; our sbatch sees none of them, so that they cannot override
     # what the job script says.
@@ -231,7 +231,7 @@ def _refuse_finished(directory: Path, job: Job, spec: JobSpec) -> None:
 
 
 def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
-    """What compute nodes have to see."""
+    """Folders that compute nodes have to see."""
     options = plan.options
     found = {"the working directory": Path(job.cwd), "the run directory": directory}
     if job.kind == "script":

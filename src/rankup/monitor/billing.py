@@ -1,4 +1,4 @@
-"""What a run is billed for, nodes x time in the site's unit, and how much of that did work.
+"""The bill of a run, nodes x time in the site's unit, and how much of that did work.
 
 The latter is one number, for GPUs by use and power, else by CPU use.
 
@@ -97,7 +97,7 @@ def attempts(recording: Recording) -> tuple[Attempt, ...]:
 
 
 def goes_on(recording: Recording) -> bool:
-    """Whether the run has not ended, as far as anybody says."""
+    """True if the run has not ended, as far as anybody says."""
     return recording.running or attempts(recording)[-1].state == "RUNNING"
 
 
@@ -170,7 +170,7 @@ class Work:
 
 
 def work(recording: Recording) -> Work:
-    """What every billed GPU did; on nodes without any, every node."""
+    """The work of every billed GPU; on nodes without any, every node."""
     columns = np.flatnonzero(billed(recording))
     if recording.facts.gpus or len(columns):
         share, formula = _of_gpus(recording, columns)

@@ -131,7 +131,7 @@ UNUSED = "RK701"
 
 
 def untouched(util: float | None, memory: float | None, processes: float | None) -> bool:
-    """Whether one sample of a GPU is that of one which nobody uses.
+    """True if one sample of a GPU is that of one which nobody uses.
 
     A GPU whose use (`util`, %) is not known is none of those. Memory (bytes) and processes that are
     not known count as none: a start that takes long, as data are prepared, has its GPUs taken.
@@ -142,7 +142,7 @@ def untouched(util: float | None, memory: float | None, processes: float | None)
 
 
 def advice(unused: int, billed: int, ranks: int | None, per_node: int, used_nodes: int = 0) -> str:
-    """What uses the GPUs that were not, or gives them back.
+    """Return what uses the GPUs that were not, or gives them back.
 
     Args:
         unused: GPUs, of those `billed`; where only one node is seen, its own.

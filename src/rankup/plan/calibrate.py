@@ -62,7 +62,7 @@ def _of(rows: Rows, *kinds: str) -> list[Mapping[str, Any]]:
 
 
 def _base(measured: Mapping[str, Any]) -> Machine:
-    """What the measurements do not say: of the GPU's name, where that is known."""
+    """Constants that the measurements do not say: of the GPU's name, where that is known."""
     device, memory = str(measured["device"]), float(measured["memory"]) / GIB
     known = [one for one in MACHINES.values() if one.gpu.partition("-")[0] in device]
     base = min(known, key=lambda one: abs(one.memory_gib - memory), default=None)
@@ -130,8 +130,8 @@ def _blocks(machine: Machine, rows: Rows, precision: Precision) -> Machine:
 
 
 def _wrapping(machine: Machine, rows: Rows, precision: Precision) -> float:
-    """What a layer takes more than predicted in a model that is split: of two depths the
-    difference, in which all that a model does once is not."""
+    """Seconds that a layer of a split model takes beyond the prediction: the difference of two
+    depths, in which all that a model does once is not."""
     if len(rows) != 2:
         return 0.0
 

@@ -540,7 +540,7 @@ def run_command(answer: Plan, row: Row) -> tuple[str, str]:
 
 
 def _as_recipe(shape: Shape) -> bool:
-    """Whether the recipe has models of this kind."""
+    """True if the recipe has models of this kind."""
     plain = not shape.gated and not shape.tied and shape.kv_heads == shape.heads
     return plain and shape.ffn == 4 * shape.hidden and shape.vocab > BYTES
 

@@ -1,4 +1,4 @@
-"""What ranks exchange in a step, and how much of it computing hides."""
+"""The exchange of ranks in a step, and how much of it computing hides."""
 
 from __future__ import annotations
 

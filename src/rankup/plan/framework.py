@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Framework:
-    """What a framework does that a layout does not say.
+    """The habits of a framework that a layout does not say.
 
     Attributes:
         fused_attention: attention never writes its s x s matrix (FlashAttention, SDPA).

@@ -46,7 +46,7 @@ _LEAST, _MOST = 5, 200  # times that each is done
 
 
 class Measure:
-    """What `ranks` ranks of each node do at once; the others call nothing of this.
+    """The measurements that `ranks` ranks of each node do at once; the others call nothing of this.
 
     Args:
         group: of the ranks at work.

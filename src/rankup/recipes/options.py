@@ -265,7 +265,7 @@ class LanguageModelOptions(TrainOptions):
 
 
 def _sizes(init: str | None, model: str) -> LlamaShape | None:
-    """What the Llama that is named comes with; None where none is."""
+    """Sizes of the Llama that is named; None where none is."""
     if init is not None:
         return shape_of(init, "--init")
     return None if model == "gpt" else shape_of(model)

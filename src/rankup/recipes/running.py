@@ -1,4 +1,4 @@
-"""What the recipes do alike on every rank: the run with its last lines, and the loss of tokens."""
+"""Parts that all recipes share on a rank: the run with its last lines, and the loss of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this rank is given of each batch, and how much its gradient counts for that."""
+"""A rank's share of each batch, and how much its gradient counts for that."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place:
 
 
 class ShardContext:
-    """What this rank was given of the batches, for `wrap`, `parallelize` and the sums to weigh by.
+    """This rank's shares of the batches, for `wrap`, `parallelize` and the sums to weigh by.
 
     Attributes:
         samples: of the batch that is trained on, this rank's and those of all ranks; None before
@@ -94,7 +94,7 @@ class ShardContext:
         self._placed = (weakref.ref(dist.group.WORLD), place)
 
     def _given(self) -> Place | None:
-        """What was assigned, unless it was in a process group that is gone."""
+        """The shares that were assigned, unless it was in a process group that is gone."""
         if self._placed is None or self._placed[0]() is not dist.group.WORLD:
             return None
         return self._placed[1]

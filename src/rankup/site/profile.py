@@ -1,4 +1,4 @@
-"""What is known of a machine before it is asked, `profiles/*.toml`, one file per site, and which
+"""Facts of a machine, known before it is asked, `profiles/*.toml`, one file per site, and which
 machine this is.
 
 Everything here can be overridden in `rankup.toml`, table `[site]`, with the same keys.

@@ -144,7 +144,7 @@ def judged(state: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
 def _from_controller(
     client: Client, job_id: str, folder: Path | None
 ) -> tuple[dict[str, Attempt], bool, bool]:
-    """What the controller knows, whether it answered, and whether the number is another job's."""
+    """The controller's answer, whether there was one, and whether the number is another job's."""
     try:
         shown = client.show(job_id)
     except SlurmError:

@@ -142,7 +142,7 @@ class Attempt:
         return Outcome(place, True, *losses, found)
 
     def _evaluate(self, name: str, split: Split, stop: Stop) -> dict[str, float]:
-        """What is known of a split, by names that begin with its own."""
+        """The measures of a split, by names that begin with its own."""
         stepper, size = self._stepper, self._options.micro_batch
         found = means(stepper.sums, stepper.measures, split, stepper.built, size, stop)
         return {f"{name}_{measure}": value for measure, value in found.items()}

@@ -41,7 +41,7 @@ def build_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Opti
 
 
 class Rates(NamedTuple):
-    """What a step is taken with.
+    """The rates that a step is taken with.
 
     Attributes:
         lr: learning rate.

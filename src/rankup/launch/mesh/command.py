@@ -126,7 +126,7 @@ def _offloaded(offload: bool) -> tuple[str, ...]:
 
 
 def find(target: str, args: tuple[str, ...], asked: Split) -> Target:
-    """What TARGET and the words after it mean; imports torch, and a user's module.
+    """Return what TARGET and the words after it mean; imports torch, and a user's module.
 
     Raises:
         UserError: there is no such recipe, module or function, or the layout does not come out.

@@ -1,4 +1,4 @@
-"""What a series is, its record, a folder of its own that outlives whoever started it, and what
+"""A series, its record, a folder of its own that outlives whoever started it, and what
 became of each of its points.
 
 <runs>/scale/<id>/   scale.json · scaling.html · scaling.txt

@@ -50,7 +50,7 @@ def number(path: str) -> int | None:
 
 
 def names(folder: str) -> list[str]:
-    """What a folder holds, sorted; empty where there is none."""
+    """The names in a folder, sorted; empty where there is none."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -241,7 +241,7 @@ def _of_job(own: cgroup.Group, job: str | None) -> list[cgroup.Group]:
 
 
 def _asked(environment: Mapping[str, str]) -> list[int]:
-    """What the job has asked Slurm for per node, in bytes; 0 means all of the node's."""
+    """Memory that the job has asked Slurm for per node, in bytes; 0 means all of the node's."""
     asked = environment.get("SLURM_MEM_PER_NODE", "")
     return [int(asked) << 20] if asked.isascii() and asked.isdigit() and int(asked) else []
 

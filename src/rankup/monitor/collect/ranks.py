@@ -93,7 +93,7 @@ class Table:
         self._known.update((str(process.pid), False) for process in processes)
 
     def environ(self, process: Process) -> dict[str, str]:
-        """What a process was started with; empty where that is not to be read."""
+        """The environment that a process was started with; empty where that is not to be read."""
         pairs = (text(f"{self._proc}/{process.pid}/environ") or "").split("\0")
         return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 

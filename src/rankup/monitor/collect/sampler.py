@@ -55,11 +55,11 @@ class Ending:
         return None
 
     def _elsewhere(self) -> bool:
-        """Whether the parent that was named is there, though it did not start this process."""
+        """True if the parent that was named is there, though it did not start this process."""
         return self._start is not None and _start(self._parent) == self._start
 
     def gone(self) -> bool:
-        """Whether the run directory was removed; asked once per sample."""
+        """True if the run directory was removed; asked once per sample."""
         try:
             os.stat(self._run)
         except (FileNotFoundError, NotADirectoryError):
@@ -104,7 +104,7 @@ _UTIL, _MEMORY, _PROCESSES = (GPU.index(name) for name in ("util", "memory", "pr
 
 @dataclass(frozen=True)
 class Job:
-    """What the words depend on.
+    """State that the words depend on.
 
     Attributes:
         node: name.
@@ -130,7 +130,7 @@ class Watch:
         self._silent = False
 
     def see(self, rows: Sequence[Sequence[float | None]], seconds: float | None) -> str | None:
-        """What is to be said after this sample, lines of text; mostly None.
+        """Return what is to be said after this sample, lines of text; mostly None.
 
         Args:
             rows: of `lines.GPU`, of all GPUs in the order of the head.

@@ -1,4 +1,4 @@
-"""What all rules share: codes, a finding about a run, and the time of a run that is judged.
+"""Parts that all rules share: codes, a finding about a run, and the time of a run that is judged.
 
 Codes are stable, and `docs/findings/CODE.md` explains each. Judged is what lies inside attempts,
 after the warm-up, outside explained pauses. Pauses are times between steps, of which somebody may

@@ -1,4 +1,4 @@
-"""What was recorded as a folder of TensorBoard, and as an offline run of W&B."""
+"""A recording as a folder of TensorBoard, and as an offline run of W&B."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Note:
-    """What a sampler said in the job's log."""
+    """Lines of a sampler in the job's log."""
 
     time: float
     code: str
@@ -435,7 +435,7 @@ class Watch:
         return sorted(said, key=lambda node: node.name)
 
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """True if nothing more will come."""
         attempt = self.run.attempt
         # Of a run on another node nobody here knows; its samplers say whether it goes on.
         if attempt is not None and attempt.state != "UNKNOWN":

@@ -1,4 +1,4 @@
-"""What the PDF is made of: A4 pages to write on, by fpdf2, and figures drawn by matplotlib."""
+"""Parts of the PDF: A4 pages to write on, by fpdf2, and figures drawn by matplotlib."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Versions:
 
     @property
     def done(self) -> bool:
-        """Whether all versions of the round are complete."""
+        """True if all versions of the round are complete."""
         return self.applied == len(self.sizes)
 
     def deal(self, worker: int) -> Ticket | None:
@@ -79,7 +79,7 @@ class Versions:
         return ticket
 
     def may_add(self, worker: int) -> bool:
-        """Whether this worker's gradient may be added now, or others have to be in before it."""
+        """True if this worker's gradient may be added now, or others have to be in before it."""
         deadlines = Counter(
             ticket.version + self.max_staleness
             for other, ticket in self._out.items()
@@ -101,7 +101,7 @@ class Versions:
 
     @property
     def complete(self) -> bool:
-        """Whether the present version has all its gradients."""
+        """True if the present version has all its gradients."""
         return self.added == self.sizes[self.applied]
 
     def apply(self) -> None:
@@ -116,7 +116,7 @@ class Versions:
 
 @dataclass(frozen=True)
 class Brought:
-    """What a worker brings with the gradient of a micro-batch.
+    """The message of a worker with the gradient of a micro-batch.
 
     Attributes:
         gradient: of the summed loss over the valid targets of the whole step, float32 of shape

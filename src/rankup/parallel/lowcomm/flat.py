@@ -1,4 +1,4 @@
-"""What copies of a model bring together as one vector, what that costs, and what is owed of it."""
+"""The vector that copies of a model bring together, its cost, and what is owed of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cost:
 
     @staticmethod
     def of(spent: Spent, extra_memory: float) -> Cost:
-        """What this rank has spent."""
+        """Bytes and seconds that this rank has spent."""
         return Cost(spent.bytes_sent, spent.waited, spent.coding, extra_memory)
 
     def over(self, steps: int) -> Cost:
@@ -48,7 +48,7 @@ class Cost:
         )
 
     def __sub__(self, before: Cost) -> Cost:
-        """What was added since `before`; memory is what it is now."""
+        """The sums added since `before`; memory is what it is now."""
         return Cost(
             self.bytes_sent - before.bytes_sent,
             self.waited - before.waited,
@@ -69,7 +69,7 @@ class Cost:
         return found
 
     def numbers(self) -> list[float]:
-        """What may be added up over ranks, in the order of the fields."""
+        """The numbers that may be added up over ranks, in the order of the fields."""
         return [self.bytes_sent, self.waited, self.extra_seconds, self.extra_memory]
 
 
@@ -77,7 +77,7 @@ NUMBERS = len(Cost().numbers())
 
 
 def ring_bytes(size: int, ranks: int) -> int:
-    """What each of `ranks` sends for the sum of `size` bytes: a ring's two rounds."""
+    """Bytes that each of `ranks` sends for the sum of `size` bytes: a ring's two rounds."""
     return 2 * size * (ranks - 1) // ranks
 
 
@@ -223,10 +223,10 @@ def _laid_out_like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
 
 
 class Debtor(Protocol):
-    """What one sender owes of each parameter, by its name: an `OfFlat`, a `CompressedExchange`."""
+    """A sender's error feedback per parameter, by name: an `OfFlat`, a `CompressedExchange`."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What it is; nothing while nothing is owed."""
+        """Its tensors; nothing while nothing is owed."""
 
     def blank(self) -> dict[str, torch.Tensor]:
         """Zeros for all of it."""

@@ -136,7 +136,7 @@ _EVEN = ("column", "row", "row-sequence")
 
 
 def check(model: nn.Module, plan: Plan, tp: int) -> None:
-    """Whether `plan` can cut `model`, the whole of it, over `tp` ranks.
+    """True if `plan` can cut `model`, the whole of it, over `tp` ranks.
 
     Raises:
         UserError: a pattern without a module, a word that does not fit one, sizes that do not

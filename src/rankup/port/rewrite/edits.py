@@ -71,7 +71,7 @@ class Edits:
         return _code(edit.text for edit in self._edits if start <= edit.start < end)
 
     def behind(self, span: Span) -> str:
-        """What is put behind a statement: in its row, or lines at its indentation or further in."""
+        """Text behind a statement: in its row, or lines at its indentation or further in."""
         start, end = span
         row = [edit.text for edit in self._edits if edit.start == end and edit.order[0] == _IN_ROW]
         deep = len(self.indent(start).expandtabs())

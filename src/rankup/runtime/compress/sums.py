@@ -44,7 +44,7 @@ class Spent:
 
 @dataclass
 class Feedback:
-    """What one sender still owes: what a message leaves out is added to what is sent next.
+    """The error feedback of one sender: what a message leaves out is added to what is sent next.
 
     So a value that is too small to be sent adds up until it is not, and everything sent together
     with what is kept is everything given (Seide et al., 2014; Karimireddy et al., 2019).

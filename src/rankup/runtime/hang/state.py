@@ -173,7 +173,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def differing(everyone: Sequence[tuple[str, Mapping[str, str]]]) -> str:
-    """What differs, and which ranks differ from the most; empty when all are alike."""
+    """Return what differs, and which ranks differ from the most; empty when all are alike."""
     parts = []
     for name in everyone[0][1] if everyone else ():
         values = [code.get(name, "") for _, code in everyone]

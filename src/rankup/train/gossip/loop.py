@@ -123,7 +123,11 @@ class _Run:
         self.built = build(task.build_model, mesh, options.seed, options.choices)
         optimizer = task.build_optimizer(self.built.model)
         self.keeper = Keeper(
-            *(directory, options, self.built, optimizer, self.lines.say),
+            directory,
+            options,
+            self.built,
+            optimizer,
+            self.lines.say,
             self.lines.checkpoint,
             allowed=lambda: self.pulse.surely_speaker,
         )
@@ -131,7 +135,7 @@ class _Run:
         if done == 0:
             fill(task, self.built)
         self.stepper = _Watched(
-            *(task, options, self.built, optimizer, self.last), self.progress.moved
+            task, options, self.built, optimizer, self.last, self.progress.moved
         )
         self.mixer = Mixer(
             self.built.model, who.worker, who.workers, who.address, options.compression
@@ -149,8 +153,16 @@ class _Run:
         self.own = Lines(directory / f"metrics-{who.worker}.jsonl", done, self.lines.say)
         self.lines.begin(self.last, done)
         self.speaker = Speaker(
-            *(task, options, self.stepper, self.keeper, self.lines, directory, self.last, done),
-            *(self.board, who.worker),
+            task,
+            options,
+            self.stepper,
+            self.keeper,
+            self.lines,
+            directory,
+            self.last,
+            done,
+            self.board,
+            who.worker,
         )
         self.slowest, self.closed = 0.0, False
         self.clock: float | None = None  # when this attempt has to end

@@ -41,7 +41,7 @@ class Tally:
 
     @property
     def cost(self) -> Cost:
-        """What the exchange took."""
+        """The cost of the exchange."""
         return Cost(self.bytes_sent, self.waited, self.extra_compute, self.extra_memory)
 
     def text(self) -> str:

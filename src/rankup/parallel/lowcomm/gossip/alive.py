@@ -90,7 +90,7 @@ class Progress:
 
     @property
     def stuck(self) -> bool:
-        """Whether it has stood still for too long. Any thread."""
+        """True if it has stood still for too long. Any thread."""
         limit = self._first
         if self._slowest is not None:
             limit = max(self._least, _TIMES * self._slowest)

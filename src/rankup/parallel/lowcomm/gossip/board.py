@@ -239,7 +239,7 @@ class Pulse:
 
     @property
     def is_speaker(self) -> bool:
-        """Whether this worker writes for all."""
+        """True if this worker writes for all."""
         return self.status.speaker == self._worker
 
     @property
@@ -248,7 +248,7 @@ class Pulse:
         return self.is_speaker and time.monotonic() - self._known < self._patience
 
     def was_away(self) -> bool:
-        """Whether since the last call this process stood still for so long that it was left out."""
+        """True if since the last call this process stood still for so long that it was left out."""
         away = self._was_away or time.monotonic() - self._last > self._patience
         self._was_away = False
         return away
@@ -257,7 +257,7 @@ class Pulse:
         self._stop.set()
 
     def look(self) -> Status:
-        """What the thread saw last.
+        """The state that the thread saw last.
 
         Raises:
             StoreLost: the store is out of reach.

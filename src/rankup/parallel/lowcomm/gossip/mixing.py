@@ -247,12 +247,12 @@ class Link:
 
     @property
     def free(self) -> bool:
-        """Whether a round may be begun."""
+        """True if a round may be begun."""
         return self.open and not self._busy and self.edge.between_rounds
 
     @property
     def waiting(self) -> bool:
-        """Whether the neighbour has begun a round and has no answer yet."""
+        """True if the neighbour has begun a round and has no answer yet."""
         return self.open and not self._busy and self.edge.to_answer
 
     @property
