@@ -207,7 +207,10 @@ def test_options_of_its_job_belong_to_calibrate(rankup_here: RunRankup, words: l
 def test_cpu_ranks_are_measured(run_rankup: RunRankup, tmp_path: Path) -> None:
     environment = {"RANKUP_CACHE": str(tmp_path), "SYSTEMNAME": "", "CUDA_VISIBLE_DEVICES": ""}
     done = run_rankup(["plan", "--calibrate", "--nproc", "2"], timeout=800, env=environment)
-    assert done.returncode == 0, done.stderr
+    if done.returncode:  # on a machine that is busy with other tests the times may mean nothing
+        assert "measured too noisily" in done.stderr, done.stderr
+        assert not list(tmp_path.glob("rankup/plan/local-*.json"))
+        return
     assert "plans for this machine take these from now on" in done.stdout
     words = ["plan", "--json", "--gpus", "1,2", "language-model", "--vocab", "byte"]
     done = run_rankup(words, env=environment)

@@ -268,12 +268,12 @@ def test_a_text_of_ones_own_is_summarised(tmp_path: Path, task: Summarization) -
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "binary").write_bytes(b"\xff\x00")
     for asked, why in {
-        Asked(): "give one text",
-        Asked("x", article): "give one text",
+        Asked(): "give a PROMPT or --file FILE; neither was given",
+        Asked("x", article): "both were given",
         Asked(file=tmp_path / "empty.txt"): "nothing in the text",
         Asked(file=tmp_path / "binary"): "not UTF-8",
-        Asked(file=tmp_path / "gone"): "cannot be read",
-        Asked(file=tmp_path): "cannot be read",
+        Asked(file=tmp_path / "gone"): "does not exist",
+        Asked(file=tmp_path): "is no regular file",
         Asked("x", temperature=1.0): "--temperature means nothing",
     }.items():
         with pytest.raises(UserError, match=why):
