@@ -202,7 +202,7 @@ def _after_a_failure(world: World, reentrant: bool) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_nobody_trains_on_behind_a_backward_that_failed(ranks: RankPool, reentrant: bool) -> None:
-    """What it left gathered and not exchanged would go into the next step's gradient."""
+    """Parts left gathered and not exchanged would go into the next step's gradient."""
     ranks.run(2, _after_a_failure, reentrant)
 
 

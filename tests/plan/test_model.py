@@ -131,6 +131,12 @@ def test_a_gpu_of_which_no_run_was_measured_has_a_wide_band_and_says_so() -> Non
         assert estimate(LLAMA_7B, layout, replace(one, calibrated=True)).band == 0.15
 
 
+@pytest.mark.parametrize("kind", ["V100", "A100", "H100"])
+def test_a_gpu_of_more_memory_computes_as_the_smaller_one(kind: str) -> None:
+    same = {(one.peak_flops, one.fp32_flops) for one in MACHINES.values() if kind in one.gpu}
+    assert len(same) == 1
+
+
 def test_bandwidth_between_nodes_is_a_nodes() -> None:
     """A ring enters a node once: eight ranks per node share its adapters, one has an eighth."""
     node = replace(MACHINES["H100-80GB"], nic_per_node=400 * GB, nic_efficiency=1.0)

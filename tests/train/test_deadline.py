@@ -74,7 +74,7 @@ def _run(
 
 
 def _marker(directory: Path) -> bool:
-    """Whether the job script would start a next attempt; it takes the marker away then."""
+    """True if the job script would start a next attempt; it takes the marker away then."""
     path = directory / "requeue"
     there = path.exists()
     path.unlink(missing_ok=True)

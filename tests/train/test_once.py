@@ -90,7 +90,7 @@ def test_ranks_without_work_draw_nothing(ranks: RankPool, tmp_path: Path) -> Non
 
 
 def test_each_sample_once_over_work_that_was_lost(ranks: RankPool, tmp_path: Path) -> None:
-    """What an attempt did after its last checkpoint is done again, and listed once."""
+    """Steps that an attempt took after its last checkpoint are done again, and listed once."""
     n = 230
     options = replace(_options(tmp_path), epochs=1, checkpoint_every=3)
     shape = {"n": n, "events": {sample_at(options, n, 8): "nan"}}

@@ -93,6 +93,14 @@ EFA = {"nic_latency": 50.6e-6, "congestion": 0.035}
 # What the generations share. Efficiencies and latencies were fitted on measured runs, within the
 # published ceilings (best products: A100 .87, H100 .80; all-reduce in a node .78 to .82).
 _AMPERE = Machine("", 0, 312e12, 0, fp32_flops=19.5e12)
+_VOLTA = replace(
+    _AMPERE,
+    peak_flops=125e12,  # fp16: it has no bf16
+    fp32_flops=15.7e12,
+    hbm=900 * GB,
+    node_link=150 * GB,
+    nic_per_node=50 * GB,
+)
 _HOPPER = replace(
     _AMPERE,
     peak_flops=989e12,
@@ -131,25 +139,8 @@ MACHINES = {
             gpus_per_node=4,
             nic_per_node=100 * GB,
         ),
-        replace(
-            _AMPERE,
-            gpu="V100-32GB",
-            memory_gib=31.7,
-            peak_flops=125e12,  # fp16: it has no bf16
-            fp32_flops=15.7e12,
-            hbm=900 * GB,
-            node_link=150 * GB,
-            nic_per_node=50 * GB,
-        ),
-        replace(
-            _AMPERE,
-            gpu="V100-16GB",
-            memory_gib=15.8,
-            peak_flops=125e12,
-            hbm=900 * GB,
-            node_link=150 * GB,
-            nic_per_node=50 * GB,
-        ),
+        replace(_VOLTA, gpu="V100-32GB", memory_gib=31.7),
+        replace(_VOLTA, gpu="V100-16GB", memory_gib=15.8),
         replace(
             _AMPERE,
             gpu="MI250X",

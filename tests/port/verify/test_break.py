@@ -182,7 +182,7 @@ WRONG_LATER = {
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_wrong_ports_whose_first_steps_are_right(tmp_path: Path) -> None:
-    """What shows only in later epochs, in what no loss depends on, or in a file or a log."""
+    """Faults that show only in later epochs, in what no loss depends on, or in a file or a log."""
     port = changed(
         LATER,
         ("import numpy", "import rankup\nimport numpy"),
