@@ -61,8 +61,16 @@ def test_a_job_that_lost_a_rank_has_a_note_of_its_signal(
     """That of SIGTERM is a consequence: so ends a rank whose job ends."""
     (tmp_path / "log").mkdir()
     script = tmp_path / "train.py"
+    # Rank 0 has ended before: torchrun would end it by SIGTERM, and has no word on who was first.
     script.write_text(
-        f"import os\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), {number})\n"
+        f"import os, time\nfrom pathlib import Path\nother = Path({str(tmp_path / 'rank0')!r})\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    other.with_suffix('.new').write_text(str(os.getpid()))\n"
+        "    other.with_suffix('.new').rename(other)\n"
+        "else:\n"
+        "    while not other.exists() or Path('/proc', other.read_text()).exists():\n"
+        "        time.sleep(0.01)\n"
+        f"    os.kill(os.getpid(), {int(number)})\n"
     )
     done = _agent(tmp_path, script)
     assert (done.returncode, done.stdout) == (128 + number, "")
