@@ -29,6 +29,7 @@ from .request import by_crew
 from .worker import AGENT, PARENT
 
 _PATIENCE = 5.0  # seconds that the last sample may take
+_ONE_WISH = 1.0  # seconds in which a second SIGTERM is the first one's
 _QUIET = 0.5  # seconds after which a process that was left running has nothing to say
 MOST_KEPT = 100 * 10**6  # bytes of what a run prints
 _RESERVE = 64 * 2**10  # bytes of those that a full disk gets back
@@ -93,7 +94,8 @@ def wait(
     Args:
         act: called with the process, a signal that came, and whether it is not the first one;
             returns True where it asked the ranks to stop. Signals that come meanwhile are the same
-            wish: `timeout` sends its own to the process and to its group.
+            wish, and so is SIGTERM within a second: `timeout` sends it to the process and to its
+            group.
         log: what the command prints is shown, and appended to this file.
         last: called with the process where it still runs and this function is left by an error.
         numbers: the signals; those that are ignored (`nohup`) stay so.
@@ -104,7 +106,7 @@ def wait(
         for number in numbers
         if signal.getsignal(number) is not signal.SIG_IGN
     }
-    process, first = None, None
+    process, first, began = None, None, 0.0
     try:
         with _kept(log) as (out, errors):
             # A session of its own keeps the terminal's Ctrl-C from reaching the ranks unordered.
@@ -113,9 +115,11 @@ def wait(
             )
             threading.Thread(target=_await, args=(process, events), daemon=True).start()
             while (number := _next(events)) is not None:
+                if first == number == signal.SIGTERM and time.monotonic() < began + _ONE_WISH:
+                    continue
                 asked = act(process.pid, number, first is not None)
                 if first is None:
-                    first = number
+                    first, began = number, time.monotonic()
                     _drain(events)
                 if asked:
                     said = "asking the ranks to stop (once more ends them now)"
