@@ -22,9 +22,9 @@ import numpy as np
 from . import lines, profiles, samples
 from . import steps as training
 from .lines import KINDS, number
-from .node import SHORTEST_GAP, Grid, Node, Window, merged, scan
+from .node import SHORTEST_GAP, Grid, Node, Window, scan
 from .node import grid as bins_of
-from .recording import GPU, HOST, RANK, Band, Event, Facts, Gap, Recording
+from .recording import GPU, HOST, RANK, Band, Event, Facts, Gap, Recording, union
 from .samples import Journal
 from .steps import Training
 
@@ -349,7 +349,7 @@ def _within(span: _Span, name: str, node: Node | None) -> list[Gap]:
     inside = node.stretches.clip(span.begin, span.end)
     # A sampler's first sample stands for no time, but shows that it was there.
     kept = (node.stretches[:, 1] >= span.begin) & (node.stretches[:, 0] <= span.end)
-    covered = merged(inside[kept], longest)
+    covered = union(inside[kept], longest)
     if not len(covered):
         return [Gap(name, span.begin, span.end, "not started")]
     found = []

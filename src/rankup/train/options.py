@@ -41,6 +41,9 @@ class TrainOptions:
     )
     gamma: float = flag(0.1, "--schedule step: learning rate times this per epoch", least=0)
     clip: float = flag(1.0, "clip gradients to this global norm; 0 leaves them", least=0)
+    freeze: str | None = flag(
+        None, "parameters that are not trained, by name: PATTERN[,PATTERN], as tokens.*"
+    )
     seed: int = flag(0, "what weights, order and dropout are drawn from", least=0)
     precision: Literal["fp32", "bf16", "fp16"] = flag(
         "fp32", "bf16, fp16: compute in 16 bits, weights stay in 32; fp16 for GPUs before A100"

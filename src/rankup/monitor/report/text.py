@@ -13,11 +13,10 @@ import numpy as np
 from ...base import amounts
 from ...base.findings import Level
 from .. import billing, words
-from ..diagnose import Diagnosis
-from ..diagnose.common import mean
+from ..billing import Cost, cost
+from ..diagnose import Diagnosis, Verdict, verdict
 from ..profiles import Profile
-from ..recording import Recording
-from ..verdict import Cost, Verdict, cost, verdict
+from ..recording import Recording, weighted
 
 _SIGNS: dict[Level, str] = {"ok": "ok", "warning": "WARN", "error": "ERROR"}
 _COLOURS: dict[Level, str] = {"ok": "32", "warning": "33", "error": "1;31"}
@@ -146,7 +145,7 @@ def _gpus(recording: Recording) -> Iterator[tuple[str, str]]:
         ("power", "power", "W", 1.0),
         ("memory", "memory", "GiB", 2.0**30),
     ):
-        values = mean(recording.gpu[name].mean[:, columns], seconds) / scale
+        values = weighted(recording.gpu[name].mean[:, columns], seconds) / scale
         if not np.isfinite(values).any():
             continue
         if label:
