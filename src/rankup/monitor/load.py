@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from . import lines, samples
+from . import lines, profiles, samples
 from . import steps as training
 from .lines import KINDS, number
 from .node import SHORTEST_GAP, Grid, Node, Window, scan
@@ -70,7 +70,7 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
         # Only now is it known which samplers there were, and when each attempt began.
         begins = [span.begin for span in _spans(facts, nodes, grid.end)]
         trained = training.read(metrics, window, begins)
-    return _recording(facts, grid, nodes, trained)
+    return replace(_recording(facts, grid, nodes, trained), profiles=profiles.read(directory))
 
 
 def believed(directory: Path, facts: Facts) -> Window:

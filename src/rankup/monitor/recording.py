@@ -21,6 +21,7 @@ from ..slurm.job import Attempt
 from .lines import HOST as HOST
 from .lines import RANK as RANK
 from .lines import Gpu, Head
+from .profiles import Profile
 
 Array = NDArray[np.float32]
 
@@ -157,6 +158,7 @@ class Recording:
         samples: read; torn: lines that were none, and samples whose time cannot be.
         unread: node and why of each file of samples that could not be read, or not all of it.
         running: whether samplers still write.
+        profiles: steps that were profiled, the newest first.
     """
 
     facts: Facts
@@ -182,6 +184,7 @@ class Recording:
     torn: int = 0
     unread: tuple[tuple[str, str], ...] = ()
     running: bool = False
+    profiles: tuple[Profile, ...] = ()
 
     @property
     def nodes(self) -> tuple[str, ...]:

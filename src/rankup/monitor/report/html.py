@@ -84,6 +84,7 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
         curves=progress,
         left_out=left_out(recording),
         events=job.event_table(recording),
+        profiles=job.profile_tables(recording),
         several=any(1 < len(plot.average) <= 16 for plot in figures),
     )
 
