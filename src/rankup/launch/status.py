@@ -206,7 +206,7 @@ def steps(job: Job) -> int | None:
     from .. import recipes
 
     with suppress(UserError):
-        found = getattr(recipes.find(job.target).parse(job.args), "steps", None)
+        found = getattr(recipes.find(job.target).parse(job.args, job.kept), "steps", None)
         return found if isinstance(found, int) else None
     return None
 
