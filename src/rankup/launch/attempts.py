@@ -22,8 +22,6 @@ from . import cause, logfile, meant
 
 # Where no Slurm command is to be asked, its absence lets `slurm_job.states` use our own records.
 NO_SLURM = Client(environment={"PATH": os.devnull})
-# A status that waits half a minute for a busy controller helps nobody.
-TIMEOUT = 10.0
 _VIEWS = ("status", "logs", "cancel")
 NEW = Attempt(None, "NEW", "It has not been started.", "own record", live=True)
 

@@ -16,7 +16,7 @@ from ..slurm.client import Client
 from . import attempts, cause
 from .attempts import Attempt
 from .logfile import OUTPUT, harmless, log_of, say, tail_lines
-from .meant import folder
+from .meant import TIMEOUT, folder
 from .status import steps
 
 _POLL = 0.3  # seconds between looks at the file
@@ -158,7 +158,7 @@ def follow(
     Returns:
         The job's exit code; 1 where it failed without one; 130 for a view that was ended.
     """
-    view = _View(path, client or Client(timeout=attempts.TIMEOUT), task, raw, say)
+    view = _View(path, client or Client(timeout=TIMEOUT), task, raw, say)
     try:
         return _until_the_end(view, lines)
     except KeyboardInterrupt:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 from ..base.errors import UserError
 from ..base.files import user_path
+from ..base.text import clean
 from ..monitor.lines import FOLDER
-from ..site import rundir
+from ..site import config, rundir
+from ..site.config import Config
 from ..slurm import parse
-from ..slurm.client import Client, SlurmError
+from ..slurm.client import Client, SlurmError, is_ours
 
+# A view that waits half a minute for a busy controller helps nobody.
+TIMEOUT = 10.0
 _METRICS = "metrics.jsonl"
+
+
+def here() -> tuple[Config, Client]:
+    """Return the settings of this folder, for verbs that look at runs or end them, and a Slurm."""
+    found, warning = config.for_views(Path.cwd())
+    if warning:
+        print(f"warning: {clean(warning)}", file=sys.stderr)
+    return found, Client(timeout=TIMEOUT)
 
 
 def locate(runs: Path, run: str, client: Client | None = None) -> tuple[Path, str | None]:
@@ -66,8 +78,8 @@ def _folder_of(client: Client, job_id: str) -> Path | None:
     """The run directory that one of this user's jobs works in."""
     with suppress(SlurmError):
         for record in client.show(job_id):
-            path = Path(record.get("WorkDir", ""))
-            ours = parse.user_number(record.get("UserId", "")) == os.getuid()
-            if ours and path.is_absolute() and (path / rundir.JOB).is_file():
+            folder, uid = record.get("WorkDir", ""), parse.user_number(record.get("UserId", ""))
+            path = Path(folder)
+            if is_ours(uid, folder, path) and (path / rundir.JOB).is_file():
                 return path.resolve()
     return None
