@@ -18,7 +18,7 @@ from ...base.files import replacing
 from .. import lines, samples
 from ..load import believed
 from ..recording import Recording, Steps
-from . import NAMES, of_steps
+from . import channels, of_steps
 
 _TIME = pa.timestamp("ms", tz="UTC")
 _NAME = pa.dictionary(pa.int32(), pa.string())
@@ -110,7 +110,8 @@ def _table(journal: Path, kind: str, rows: pa.Table) -> pa.Table:
         heads = samples.journal(journal).heads
         gpus, place = samples.gpus(heads, t, rows.column("gpu").to_numpy())
         columns["uuid"] = _names([*(gpu.uuid for gpu in gpus), ""], place % (len(gpus) + 1))
-    columns |= {NAMES[kind][name]: rows.column(name) for name in lines.COLUMNS[kind]}
+    outside = channels(kind)
+    columns |= {outside[name].name: rows.column(name) for name in lines.COLUMNS[kind]}
     found = pa.table(columns)
     if kind == "fs":  # one that never says anything has an empty row
         values = [rows.column(name).to_numpy() for name in lines.FS]
