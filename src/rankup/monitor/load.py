@@ -284,9 +284,6 @@ def _events(
         if node.strange:
             text = f"{name}: {node.strange} samples left out, whose time cannot be"
             yield Event(first, "note", text)
-        if node.twice > 10 * node.every:
-            text = f"{name}: more than one sampler wrote for {node.twice:.0f} s"
-            yield Event(first, "note", text)
     if trained.error:
         yield Event(first, "note", f"{training.FILE} could not be read: {trained.error}")
 
