@@ -16,7 +16,7 @@ from pyarrow import csv, parquet
 
 from ...base.files import replacing
 from .. import lines, samples
-from ..load import believed
+from ..load import SLACK
 from ..recording import Recording, Steps
 from . import channels, of_steps
 
@@ -34,7 +34,9 @@ def write(recording: Recording, directory: Path, form: str, target: Path) -> lis
     Raises:
         OSError: a file cannot be read or written.
     """
-    begin, end = believed(directory, recording.facts)
+    # As `load` believes it: what lies elsewhere has a time that cannot be.
+    begin = recording.begin - SLACK
+    end = recording.begin + recording.bins * recording.width + SLACK
     with ExitStack() as stack:
         sinks = {name: _Sink(target / f"{name}.{form}", form, stack) for name in (*_KINDS, "steps")}
         for journal in samples.nodes(directory):
