@@ -106,32 +106,44 @@ def test_attempts_are_told_without_slurm(tmp_path: Path) -> None:
     assert _summary(path).state == "COMPLETED"
 
 
-def test_one_squeue_for_all_runs(tmp_path: Path) -> None:
-    calls = tmp_path / "calls"
-    log = f'echo "$0 $*" >>{calls}'
+def test_one_squeue_and_one_sacct_for_all_runs(tmp_path: Path) -> None:
+    """Of the newest 20 one waits for nothing that Slurm knows, one runs, three have left no end."""
+    slurm, uid = FakeSlurm(tmp_path), os.getuid()
     run = tmp_path / "runs" / "train" / "20261120-120023-abcd"
-    rows = f"echo '23|RUNNING|2026-11-20T10:00:00|n1|None|{os.getuid()}|{run}'"
-    _fake(tmp_path / "bin", "squeue", f"{log}; {rows}")
-    _fake(tmp_path / "bin", "scontrol", f"{log}; echo 'Slurmctld(primary) at x is UP'")
-    _fake(tmp_path / "bin", "sacct", f"{log}; exit 0")
+    slurm.answers("squeue", out=f"23|RUNNING|2026-11-20T10:00:00|n1|None|{uid}|{run}\n")
+    slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
+    rows = [
+        f"{job}|{state}|0:0|2026-11-20T10:00:00|2026-11-20T11:00:00|n1|None"
+        for job, state in ((20, "TIMEOUT"), (21, "NODE_FAIL"), (22, "OUT_OF_MEMORY"))
+    ]
+    slurm.answers("sacct -j 24,22,21,20", out="\n".join(rows))
     for number in range(25):
         path = make_run(tmp_path / "runs", f"20261120-1200{number:02}-abcd")
         asked(path, str(number))
         record(path, job=str(number), start=1000, nodes="n1")
-        if number < 23:
+        if number < 20:
             record(path, job=str(number), end=2000, code=0)
-    asked_of = Client(environment={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
-    found, note = status.newest(tmp_path / "runs", asked_of)
+    found, note = status.newest(tmp_path / "runs", Client(environment=slurm.environment))
     assert note == "the newest 20 of 25 runs; of another: rankup status RUN"
     assert len(found) == status.NEWEST
     assert found[0].id == "20261120-120024-abcd"
-    assert [short.state for short in found[:2]] == ["UNKNOWN", "RUNNING"]
-    assert {short.state for short in found[2:]} == {"COMPLETED"}
-    words = calls.read_text()
-    assert words.count("/squeue ") == 1
-    # For the only run that neither squeue nor its own record accounts for.
-    assert words.count("/sacct") == 1
-    assert " ping" not in words  # squeue has answered
+    states = ["UNKNOWN", "RUNNING", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT"]
+    assert [short.state for short in found[:5]] == states
+    assert {short.state for short in found[5:]} == {"COMPLETED"}
+    assert len(slurm.calls("squeue")) == len(slurm.calls("sacct")) == 1
+    # For the only run that nobody else accounts for; and no ping, since squeue has answered.
+    assert [words[-1] for words in slurm.calls("scontrol")] == ["24"]
+
+
+def test_accounting_is_asked_for_runs_without_an_end_alone(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path)
+    slurm.answers("squeue")
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=200, code=0)
+    ((short,), _) = status.newest(tmp_path / "runs", Client(environment=slurm.environment))
+    assert (short.state, slurm.calls("sacct")) == ("COMPLETED", [])
 
 
 def test_without_a_controller_the_runs_own_records_speak(tmp_path: Path) -> None:

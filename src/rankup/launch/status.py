@@ -17,7 +17,6 @@ from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError
-from ..slurm.parse import Queued
 from . import attempts, cause, meant
 from .attempts import STOPPED, Attempt
 
@@ -68,19 +67,18 @@ class Report:
 def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
     """The newest runs, newest first, and a note on what could not be asked; empty if nothing.
 
-    squeue is called once for all of them. A damaged run is a row that says so.
+    squeue and sacct are called once for all of them. A damaged run is a row that says so.
     """
     everything = rundir.all_runs(runs)
     known = everything[-NEWEST:][::-1]
     jobs = {path: _job(path) for path in known}
-    queued: list[Queued] | None = []
-    note, asked = "", client
-    if any(isinstance(job, Job) and rundir.slurm_jobs(p, job) for p, job in jobs.items()):
-        try:
-            queued = client.mine()
-        except SlurmError as error:
-            note = f"Slurm cannot be asked, so this is from the runs' own records. {error}"
-            queued, asked = None, attempts.NO_SLURM
+    note, asked, said = "", client, None
+    try:
+        sound = {path: job for path, job in jobs.items() if isinstance(job, Job)}
+        said = attempts.answers(sound, client)
+    except SlurmError as error:
+        note = f"Slurm cannot be asked, so this is from the runs' own records. {error}"
+        asked = attempts.NO_SLURM
     if len(everything) > NEWEST:
         more = f"the newest {NEWEST} of {len(everything)} runs; of another: rankup status RUN"
         note = f"{note}\n{more}" if note else more
@@ -88,7 +86,7 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
     for path, job in jobs.items():
         if isinstance(job, Job):
             try:
-                found.append(_row(path, job, attempts.of_run(path, job, asked, queued)))
+                found.append(_row(path, job, attempts.of_run(path, job, asked, said)))
                 continue
             except Exception as error:  # whatever is wrong with one run, the others are shown
                 job = UserError(f"its files are damaged: {type(error).__name__}: {error}")
@@ -199,7 +197,7 @@ def steps(job: Job) -> int | None:
     from .. import recipes
 
     with suppress(UserError):
-        found = getattr(recipes.find(job.target).parse(job.args), "steps", None)
+        found = getattr(recipes.find(job.target).parse(job.args, job.kept), "steps", None)
         return found if isinstance(found, int) else None
     return None
 

@@ -92,7 +92,7 @@ def _llama(folder: Path) -> LlamaShape:
     job = rundir.read(_run_of(folder))
     if job.kind == "recipe" and job.target in recipes.RECIPES:
         _relative_paths_as_the_run(job)
-        options = recipes.find(job.target).parse(job.args)
+        options = recipes.find(job.target).parse(job.args, job.kept)
         if (llama := getattr(options, "llama", None)) is not None:
             found: LlamaShape = replace(llama, longest=max(llama.longest, options.seq_len))
             return found

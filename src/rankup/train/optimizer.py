@@ -60,6 +60,7 @@ def rates(
     schedule: str,
     frozen: int = 0,
     decayed: float = 1.0,
+    decay: float = 0.0,
 ) -> Rates:
     """The rates of step `step` (from 1) of a run of `last` steps.
 
@@ -67,7 +68,10 @@ def rates(
         frozen: steps at the beginning in which most of the model stays as it is; `one-cycle` gives
             them a cycle of their own, and the rest one of half the peak, as fastai's `fine_tune`.
         decayed: what the epochs before this step have left of the peak, of the schedule `step`.
+        decay: part of the run, or steps, in which `wsd` falls.
     """
+    if schedule == "wsd":
+        return Rates(warmup_stable_decay(step, last, peak, warmup, decay))
     if schedule == "step":
         return Rates(learning_rate(step, last, peak, warmup, "constant") * decayed)
     if schedule != "one-cycle":
@@ -111,6 +115,19 @@ def learning_rate(step: int, last: int, peak: float, warmup: int, schedule: str)
         return peak
     progress = (step - warmup) / max(1, last - warmup)
     return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def warmup_stable_decay(step: int, last: int, peak: float, warmup: int, decay: float) -> float:
+    """Learning rate that rises, stays at its peak, and falls (Hu et al., "MiniCPM", 2024).
+
+    It falls linearly, and would be 0 one step after the last. Where a short run makes the two lines
+    cross, the lower one counts.
+
+    Args:
+        decay: part of the run that it falls in; from 1 on, steps.
+    """
+    falling = max(1, round(decay if decay >= 1 else decay * last))
+    return peak * min(1.0, step / max(1, warmup), (last + 1 - step) / falling)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:

@@ -30,8 +30,13 @@ class TrainOptions:
     weight_decay: float = flag(0.01, "decoupled (adamw) or plain (sgd) weight decay", least=0)
     momentum: float = flag(0.9, "momentum of sgd, first beta of adamw", least=0)
     warmup: int = flag(0, "steps of linear warm-up", least=0)
-    schedule: Literal["cosine", "constant", "step", "one-cycle"] = flag(
-        "cosine", "learning rate after the warm-up; step: --gamma; one-cycle warms up itself"
+    schedule: Literal["cosine", "wsd", "constant", "step", "one-cycle"] = flag(
+        "cosine",
+        "learning rate after the warm-up; wsd: stable, then --decay; step: --gamma; one-cycle "
+        "warms up itself",
+    )
+    decay: float = flag(
+        0.2, "--schedule wsd: last part of the run, or steps, in which it falls to 0", least=0
     )
     gamma: float = flag(0.1, "--schedule step: learning rate times this per epoch", least=0)
     clip: float = flag(1.0, "clip gradients to this global norm; 0 leaves them", least=0)
@@ -132,6 +137,16 @@ class TrainOptions:
                 f"--schedule one-cycle rises by itself; leave --warmup {self.warmup} away, or give "
                 "--schedule cosine"
             )
+        if self.decay <= 0 or (self.decay > 1 and self.decay % 1):
+            raise UserError(
+                f"--decay {self.decay:g} is neither a part of the run, more than 0 and less than "
+                "1, nor a whole number of steps; give 0.1 or 500, for example"
+            )
+        if self.schedule == "wsd" and self.steps is not None and self.decay > self.steps:
+            raise UserError(
+                f"--decay {self.decay:g} steps are more than the run's --steps {self.steps}; give "
+                "fewer, or a part of the run, 0.2 for example"
+            )
         if not 0 < self.gamma <= 1:
             raise UserError(
                 f"--gamma {self.gamma:g} is what an epoch leaves of the learning rate; give more "
@@ -167,6 +182,14 @@ class TrainOptions:
     def fixed(self) -> dict[str, Any]:
         """The identity, and the options that its checkpoint would not fit, by field name."""
         return self.identity
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Return what the run directory keeps of files that may be gone at a resume."""
+        return {}
+
+    def refuse_changed(self) -> None:
+        """UserError where a file of which the run directory keeps something says another thing."""
 
     def layout(self, world_size: int, per_node: int) -> Layout:
         """How the ranks share the model.
@@ -224,6 +247,8 @@ class TrainOptions:
         found = without_effect(layout, self.choices)
         if self.compile_mode != "default" and not self.compile:
             found.append(f"--compile-mode {self.compile_mode} does nothing without --compile")
+        if self.decay != 0.2 and self.schedule != "wsd":
+            found.append(f"--decay {self.decay:g} does nothing without --schedule wsd")
         if self.gamma != 0.1 and self.schedule != "step":
             found.append(f"--gamma {self.gamma:g} does nothing without --schedule step")
         found += self._without_effect()

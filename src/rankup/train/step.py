@@ -187,7 +187,16 @@ class Stepper:
         options = self.options
         peak, frozen = options.lr, self.frozen.steps
         left = options.gamma**step.after.epoch
-        found = rates(step.number, self.last, peak, options.warmup, options.schedule, frozen, left)
+        found = rates(
+            step.number,
+            self.last,
+            peak,
+            options.warmup,
+            options.schedule,
+            frozen,
+            left,
+            options.decay,
+        )
         set_rates(self.optimizer, found)
         return found.lr
 
