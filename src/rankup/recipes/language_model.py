@@ -146,10 +146,16 @@ class LanguageModel:
         return self._cross_entropy(model(tokens), targets)
 
     def flops_per_unit(self, model: nn.Module) -> float:
-        """6 per weight that multiplies, plus attention (Kaplan et al., 2020; PaLM, appendix B)."""
-        weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+        """6 per weight that multiplies, plus attention (Kaplan et al., 2020; PaLM, appendix B).
+
+        A frozen weight has no gradient of its own, and so takes 4.
+        """
+        weights = 0
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                weights += (6 if module.weight.requires_grad else 4) * module.weight.numel()
         wide = self.options.layers * self.options.dim
-        return 6.0 * weights + 12.0 * wide * self.options.seq_len
+        return weights + 12.0 * wide * self.options.seq_len
 
 
 def restored(build_model: Callable[[], nn.Module], tensors: Mapping[str, Any]) -> nn.Module:

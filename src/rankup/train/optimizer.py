@@ -25,9 +25,10 @@ _MOMENTUM = (0.95, 0.85)  # at its ends, at its peak
 
 
 def build_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
-    """AdamW or SGD; matrices decay, norms and biases do not."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
+    """AdamW or SGD for what is trained; matrices decay, norms and biases do not."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.dim() >= 2]
+    vectors = [p for p in trained if p.dim() < 2]
     groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": options.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
@@ -35,7 +36,7 @@ def build_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Opti
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
     # One kernel: on a GPU it saves launches, on a CPU five of six passes through memory.
-    fused = {p.device.type for p in (*matrices, *vectors)} in ({"cuda"}, {"cpu"}) or None
+    fused = {p.device.type for p in trained} in ({"cuda"}, {"cpu"}) or None
     betas = (options.momentum, _SECOND_BETA)
     return torch.optim.AdamW(groups, lr=options.lr, betas=betas, fused=fused)
 

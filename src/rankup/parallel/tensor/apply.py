@@ -38,6 +38,7 @@ def apply(model: nn.Module, plan: Plan, tp_mesh: DeviceMesh) -> None:
         tp_mesh: one axis.
     """
     ties = _ties(model)
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
     words = named(model, plan)
     for name, word in words.items():
         module = model.get_submodule(name)
@@ -48,6 +49,8 @@ def apply(model: nn.Module, plan: Plan, tp_mesh: DeviceMesh) -> None:
             style = Held(partial=False, deep=deep)
             parallelize_module(module, tp_mesh, style, src_data_rank=None)
     _tie(ties)
+    for name, parameter in model.named_parameters():  # torch's styles let all be trained
+        parameter.requires_grad_(trained[name])
 
 
 _Place = tuple[nn.Module, str, str]
