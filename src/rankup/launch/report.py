@@ -23,11 +23,11 @@ from ..base.files import user_path, write_atomic
 from ..base.findings import Finding
 from ..base.text import clean
 from ..monitor import words
-from ..monitor.diagnose import Diagnosis, diagnose
+from ..monitor.billing import Cost, cost
+from ..monitor.diagnose import Diagnosis, Verdict, diagnose, not_judged, verdict
 from ..monitor.export import FORMS, need
 from ..monitor.load import load
 from ..monitor.recording import Facts, Recording
-from ..monitor.verdict import Cost, Verdict, cost, not_judged, verdict
 from ..site import config, rundir
 from ..site.config import Config
 from ..site.rundir import Job

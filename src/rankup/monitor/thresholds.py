@@ -112,7 +112,7 @@ class Thresholds:
     loss_flat: float = 0.01  # relative fall from the first to the last tenth
     loss_rise: float = 0.10  # relative, of the last tenth above the lowest tenth
 
-    # The words of the verdict (verdict.py, diagnose).
+    # The words of the verdict (diagnose).
     healthy: float = 0.75  # efficiency from which a run without a finding is called healthy. Ours:
     # lower than `usual`, as validations and batches of uneven length cost 15-25 %
     headline_waste: float = 0.02  # of the bill: a waste that the headline names

@@ -14,6 +14,7 @@ from ..parallel.choices import Choices, Half, check, without_effect
 from ..parallel.layout import SELDOM, WITHOUT_WAITING, Layout, choose
 from ..runtime.compress.names import Compression, parse
 
+_MOST_PROFILED = 50  # steps
 _HALF: dict[str, Half] = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -60,6 +61,9 @@ class TrainOptions:
         None, "steps between checkpoints; default five times in the run", least=1
     )
     keep: int = flag(2, "checkpoints to keep", least=2)
+    profile: str | None = flag(
+        None, "run these steps (20:25, both included) under torch's profiler, a rank of each node"
+    )
     trace_samples: str | None = flag(None, "write which samples each step drew to this file")
     strategy: (
         Literal[
@@ -120,6 +124,7 @@ class TrainOptions:
             if path.is_dir() or not path.parent.is_dir():
                 what = "is a folder" if path.is_dir() else "lies in no folder that exists"
                 raise UserError(f"--trace-samples {path} {what}; name a file to write")
+        self._refuse_profile()
         try:
             parse(self.compress)
         except ValueError as error:
@@ -171,6 +176,42 @@ class TrainOptions:
                 f"{self.global_batch}; a global batch is cut into micro-batches, so give "
                 f"--micro-batch {self.global_batch} or less"
             )
+
+    def _refuse_profile(self) -> None:
+        if self.profile is None:
+            return
+        first, last = self.profiled or (0, 0)
+        if not 1 <= first <= last:
+            raise UserError(
+                f"--profile {self.profile} names no steps; give the first and the last, 20:25 for "
+                "example"
+            )
+        if last - first >= _MOST_PROFILED:
+            raise UserError(
+                f"--profile {self.profile} is of {last - first + 1} steps, whose trace no viewer "
+                f"opens; give at most {_MOST_PROFILED}"
+            )
+        if self.steps is not None:
+            self.refuse_profile_beyond(self.steps)
+        if self.strategy == "async-sgd":
+            raise UserError(
+                "--profile is of steps that ranks take together, and --strategy async-sgd has "
+                "none; leave one of them away"
+            )
+
+    def refuse_profile_beyond(self, steps: int) -> None:
+        """UserError where the steps to profile do not lie in a run of so many."""
+        if self.profiled is not None and self.profiled[1] > steps:
+            raise UserError(
+                f"--profile {self.profile} lies beyond the run, which has {steps} steps; give "
+                "steps of it"
+            )
+
+    @property
+    def profiled(self) -> tuple[int, int] | None:
+        """Return the first and the last step to profile; None where none are, or not one."""
+        found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", self.profile or "")
+        return (int(found[1]), int(found[2])) if found else None
 
     @property
     def identity(self) -> dict[str, Any]:

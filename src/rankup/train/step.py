@@ -20,6 +20,7 @@ from .metrics import Trace
 from .optimizer import LossScale, rates, set_rates
 from .options import TrainOptions
 from .plan import Plan, Step
+from .profile import Profile
 from .start import refuse_unused
 from .stop import Stop
 from .taken import Clock, Late, Taken
@@ -83,7 +84,7 @@ class Stepper:
     Attributes:
         trace: where the samples of each step are noted.
         feed: where batches come from.
-        timeline: what watches the steps, if anything.
+        timeline, profile: what watches the steps, if anything.
         scale: of the loss, under float16.
     """
 
@@ -102,6 +103,7 @@ class Stepper:
         self.statistics = RunningStatistics(built.model)
         self.trace = Trace(None, self.world, 0)
         self.timeline: Timeline | None = None
+        self.profile: Profile | None = None
         self.feed = Feed(task.train, options.seed)
         self.last = last
         self._taken = False
@@ -111,7 +113,10 @@ class Stepper:
 
     def take(self, step: Step, stop: Stop) -> Taken:
         """Forward, backward and update."""
-        with self.timeline.of(step.number) if self.timeline else nullcontext():
+        with (
+            self.timeline.of(step.number) if self.timeline else nullcontext(),
+            self.profile.of(step.number) if self.profile else nullcontext(),
+        ):
             taken = self._take(step, stop)
         self.trace.write(step)
         return taken

@@ -1,4 +1,4 @@
-"""Cores, too few or more asked of than there are; memory of GPUs and nodes; swap."""
+"""Cores, too few or more asked of than there are; memory of the nodes; swap."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import billing, words
-from ..billing import in_attempts, power_share, work
+from .. import words
 from ..lines import Head
-from ..recording import Recording
+from ..recording import Recording, weighted
 from ..thresholds import LIMITS
-from . import common
-from .common import Diagnosis, gpu_seconds, highest, mean, node_seconds
-from .gpu import unused_gpus
+from .common import Diagnosis, Look, Values, highest, lasts, places
 
 
-def cores(recording: Recording) -> Iterator[Diagnosis]:
+def cores(look: Look) -> Iterator[Diagnosis]:
     """RK709 and RK710: more processes want to run than there are cores; or than they may use."""
-    seconds = node_seconds(recording)
-    if float(seconds.sum(axis=0).max(initial=0)) < LIMITS.judged_least:
+    recording, seconds = look.recording, look.node_seconds
+    if not lasts(seconds):
         return
-    load = mean(recording.host["load"].mean, seconds)
-    use = mean(recording.host["cpu"].mean, seconds)
+    load = weighted(recording.host["load"].mean, seconds)
+    use = weighted(recording.host["cpu"].mean, seconds)
     few: list[int] = []
     over: list[int] = []
     seen = ""
@@ -39,9 +36,9 @@ def cores(recording: Recording) -> Iterator[Diagnosis]:
         ):
             over.append(node)
     if few:
-        yield _few(recording, tuple(few), seen)
+        yield _few(look, tuple(few), seen)
     if over:
-        yield _over(recording, tuple(over), load)
+        yield _over(look, tuple(over), load)
 
 
 def _trapped(recording: Recording, node: int, head: Head, load: float, use: float) -> str:
@@ -75,7 +72,8 @@ def _trapped(recording: Recording, node: int, head: Head, load: float, use: floa
     return ""
 
 
-def _few(recording: Recording, nodes: tuple[int, ...], seen: str) -> Diagnosis:
+def _few(look: Look, nodes: tuple[int, ...], seen: str) -> Diagnosis:
+    recording = look.recording
     environment = recording.heads[nodes[0]].environment
     asked = environment.get("SLURM_CPUS_PER_TASK")
     missing = "SRUN_CPUS_PER_TASK" not in environment
@@ -95,29 +93,28 @@ def _few(recording: Recording, nodes: tuple[int, ...], seen: str) -> Diagnosis:
     if asked and missing:
         seen += "; SRUN_CPUS_PER_TASK is not set"
     return Diagnosis(
-        common.FEW_CORES,
+        "RK710",
         "warning",
         words.node_names(recording, nodes),
         seen,
         todo,
         nodes=nodes,
-        share=_slack(recording),
+        share=_slack(look),
     )
 
 
-def _over(
-    recording: Recording, nodes: tuple[int, ...], load: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> Diagnosis:
+def _over(look: Look, nodes: tuple[int, ...], load: Values) -> Diagnosis:
+    recording = look.recording
     worst = max(nodes, key=lambda node: load[node])
     head = recording.heads[worst]
     ranks = max(1, int((recording.rank_node == worst).sum()))
-    seconds = node_seconds(recording)[:, recording.rank_node]
-    workers = np.nan_to_num(mean(recording.rank["workers"].mean, seconds))
+    seconds = look.node_seconds[:, recording.rank_node]
+    workers = np.nan_to_num(weighted(recording.rank["workers"].mean, seconds))
     own = float(workers[recording.rank_node == worst].sum())
     each = max(1, head.cores // ranks)
     threads = head.environment.get("OMP_NUM_THREADS")
     return Diagnosis(
-        common.OVERSUBSCRIBED,
+        "RK709",
         "warning",
         words.node_names(recording, nodes),
         f"load {load[worst]:.0f} on the {head.cores} cores of "
@@ -127,13 +124,13 @@ def _over(
         f"`export OMP_NUM_THREADS={max(1, each // (1 + round(own / ranks)))}`"
         + (f" (it is {words.shown(threads)})" if threads else ""),
         nodes=nodes,
-        share=_slack(recording),
+        share=_slack(look),
     )
 
 
-def _slack(recording: Recording) -> float:
+def _slack(look: Look) -> float:
     """The share of the time that did no work, less what a healthy run has of that anyway."""
-    efficiency = work(recording).efficiency
+    efficiency = look.work.efficiency
     return 0.0 if efficiency is None else max(0.0, LIMITS.usual - efficiency)
 
 
@@ -149,61 +146,15 @@ def _number(text: str | None) -> float:
     return value if math.isfinite(value) and value > 0 else 0
 
 
-def gpu_memory(recording: Recording) -> Iterator[Diagnosis]:
-    """RK707 and RK708: the peak of all GPUs in use is far below their memory, or close to it."""
-    if not len(recording.gpus) or recording.facts.gpus == 0:
-        return
-    seconds = gpu_seconds(recording)
-    if float(seconds.sum(axis=0).max(initial=0)) < LIMITS.judged_least:
-        return
-    use = mean(recording.gpu["util"].mean, seconds)
-    which = billing.billed(recording) & ~unused_gpus(recording) & (use >= LIMITS.idle_util)
-    size = np.array([gpu.memory or np.nan for gpu in recording.gpus])
-    peaks = np.where(which, highest(recording.gpu["memory"].high, seconds) / size, np.nan)
-    if not np.isfinite(peaks).any():
-        return
-    top = float(np.nanmax(peaks))
-    fullest = int(np.nanargmax(peaks))
-    held = words.memory(top * size[fullest])
-    whole = words.memory(size[fullest])
-    if top >= LIMITS.memory_near:
-        columns = tuple(np.flatnonzero(peaks >= LIMITS.memory_near).tolist())
-        yield Diagnosis(
-            common.MEMORY_NEAR,
-            "warning",
-            "GPU memory",
-            f"{words.gpus(recording, columns)} came to {held} of {whole} "
-            f"({words.percent(top)}): a longer sequence or a little fragmentation ends the run",
-            "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, a smaller `--micro-batch`, or "
-            "`--strategy fsdp`",
-            gpus=columns,
-        )
-    power = mean(power_share(recording, np.arange(len(recording.gpus))), seconds)[which]
-    if top < LIMITS.memory_far and not np.nanmax(power, initial=0) >= LIMITS.memory_far_power:
-        columns = tuple(np.flatnonzero(which).tolist())
-        fits = max(2, 2 ** int(np.log2(0.8 / max(top, 0.01))))
-        yield Diagnosis(
-            common.MEMORY_FAR,
-            "warning",
-            "GPU memory",
-            f"{words.gpus(recording, columns)} never held more than {held} of {whole} "
-            f"({words.percent(top)})",
-            f"a `--micro-batch` {fits} times as large fits, with the same `--global-batch`, "
-            "and gives each kernel more to do",
-            gpus=columns,
-        )
-
-
-def swap(recording: Recording) -> Iterator[Diagnosis]:
+def swap(look: Look) -> Iterator[Diagnosis]:
     """RK713: a node's swap grew while the run was on it."""
-    used = recording.host["swap"]
-    first = _first(used.mean)
-    grown = highest(used.high, _seconds(recording)) - first
-    nodes = tuple(np.flatnonzero(grown >= LIMITS.swap_least).tolist())
+    recording, used = look.recording, look.recording.host["swap"]
+    grown = highest(used.high, look.covered(look.in_attempts)) - _first(used.mean)
+    nodes = places(grown >= LIMITS.swap_least)
     if not nodes:
         return
     yield Diagnosis(
-        common.SWAP,
+        "RK713",
         "warning",
         words.node_names(recording, nodes),
         f"{words.memory(float(np.nanmax(grown)))} went into swap on "
@@ -215,43 +166,36 @@ def swap(recording: Recording) -> Iterator[Diagnosis]:
     )
 
 
-def host_memory(recording: Recording) -> Iterator[Diagnosis]:
+def host_memory(look: Look) -> Iterator[Diagnosis]:
     """RK714: what counts against the cgroup's limit, or else the node's memory, is nearly full."""
-    seconds = _seconds(recording)
+    recording, seconds = look.recording, look.covered(look.in_attempts)
     cgroup = highest(recording.host["cgroup"].high, seconds)
     whole = highest(recording.host["memory"].high, seconds)
     limit = np.array([head.memory_limit or np.nan for head in recording.heads], float)
     size = np.array([head.memory or np.nan for head in recording.heads], float)
     limited = np.isfinite(cgroup) & np.isfinite(limit)
     share = np.where(limited, cgroup / limit, whole / size)
-    nodes = tuple(np.flatnonzero(share >= LIMITS.host_near).tolist())
+    nodes = places(share >= LIMITS.host_near)
     if not nodes:
         return
     worst = nodes[int(np.argmax(share[list(nodes)]))]
     is_limit = bool(limited[worst])
     used, most = (cgroup, limit) if is_limit else (whole, size)
     yield Diagnosis(
-        common.HOST_MEMORY,
+        "RK714",
         "warning",
         words.node_names(recording, nodes),
         f"{words.memory(float(used[worst]))} of {words.memory(float(most[worst]))} "
         f"({words.percent(share[worst])}) of the {'memory limit' if is_limit else 'memory'} "
         f"were used on {words.node_names(recording, [worst])}: at 100 % the "
         "kernel kills a process",
-        "fewer DataLoader workers (each has its own copy of what the data set holds), or a "
-        "larger `--mem`"
-        if is_limit
-        else "fewer DataLoader workers (each has its own copy of what the data set holds)",
+        "fewer DataLoader workers (each has its own copy of what the data set holds)"
+        + (", or a larger `--mem`" if is_limit else ""),
         nodes=nodes,
     )
 
 
-def _seconds(recording: Recording) -> NDArray[np.float32]:
-    inside = in_attempts(recording)[:, None]
-    return np.nan_to_num(recording.covered * np.float32(recording.width) * inside)
-
-
-def _first(values: NDArray[np.float32]) -> NDArray[np.float64]:
+def _first(values: NDArray[np.float32]) -> Values:
     """(nodes,) first known value of each column."""
     known = np.isfinite(values)
     if not len(values):

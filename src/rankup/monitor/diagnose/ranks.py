@@ -14,29 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import billing, words
-from ..billing import in_attempts, power_share, work
-from ..recording import Array, Recording
+from ..recording import Array, Recording, weighted
 from ..thresholds import LIMITS
-from . import common
-from .common import Diagnosis, Mask, Window, gpu_seconds, judged, mean, merged, pauses, stretches
-from .gpu import unused_gpus
+from .common import Diagnosis, Look, Mask, Values, Window, lasts, longest, merged, places
 
 
-def spinning(recording: Recording) -> Iterator[Diagnosis]:
+def spinning(look: Look) -> Iterator[Diagnosis]:
     """RK706: 100 % use at little power for minutes, and no step comes to its end."""
-    found = _spins(recording)
+    recording, found = look.recording, _spins(look)
     if not found:
         return
-    columns = tuple(sorted(found))
+    columns = tuple(found)
     windows = merged(window for each in found.values() for window in each)
-    begin, end = max(windows, key=lambda window: window[1] - window[0])
-    last = end >= recording.end - LIMITS.warm_up
-    power = power_share(recording, np.array(columns, np.int64))
+    begin, end = longest(windows)
+    last = look.until_the_end((begin, end))
     inside = (recording.times >= begin) & (recording.times <= end)
-    drawn = float(np.nanmean(power[inside])) if inside.any() else float("nan")
-    others = _others(recording, columns, inside)
+    power = look.power_share[inside][:, columns]
+    drawn = float(np.nanmean(power)) if inside.any() else float("nan")
+    others = _others(look, columns, inside)
     yield Diagnosis(
-        common.SPINNING,
+        "RK706",
         "error" if last else "warning",
         "GPU",
         f"{words.gpus(recording, columns)} waited in a collective for "
@@ -55,31 +52,28 @@ def spinning(recording: Recording) -> Iterator[Diagnosis]:
     )
 
 
-def stalled(recording: Recording) -> Iterator[Diagnosis]:
+def stalled(look: Look) -> Iterator[Diagnosis]:
     """RK726: no step ended for a long time, hardly anything was computed, and nothing says why."""
-    steps = recording.steps
-    known = np.isfinite(steps.seconds)
-    if not known.any():
+    recording, usual = look.recording, _usual(look.recording)
+    if usual is None:
         return
-    least = max(LIMITS.stall_least, LIMITS.stall_times * float(np.median(steps.seconds[known])))
-    explained = [pause for pause in pauses(recording) if pause.why in ("checkpoint", "validation")]
+    explained = [pause for pause in look.pauses if pause.why in ("checkpoint", "validation")]
     windows = tuple(
         (begin, end)
-        for begin, end in _without_steps(recording, least)
+        for begin, end in _without_steps(look, max(LIMITS.stall_least, LIMITS.stall_times * usual))
         if not any(pause.begin < end and pause.end > begin for pause in explained)
+        and _still(look, (begin, end))
     )
-    windows = tuple(one for one in windows if _still(recording, one))
     if not windows:
         return
-    begin, end = max(windows, key=lambda window: window[1] - window[0])
-    last = end >= recording.end - LIMITS.warm_up
+    begin, end = longest(windows)
     yield Diagnosis(
-        common.STALLED,
+        "RK726",
         "warning",
         "steps",
         f"no step ended for {words.duration(end - begin)}, {words.window(begin, end)}"
-        + (", until the end" if last else "")
-        + f"; a step usually takes {words.duration(float(np.median(steps.seconds[known])))}",
+        + (", until the end" if look.until_the_end((begin, end)) else "")
+        + f"; a step usually takes {words.duration(usual)}",
         f"`rankup logs {words.argument(recording.facts)}` shows what the script said then; "
         "`py-spy dump --pid` on a rank shows where it stands",
         windows=windows,
@@ -87,34 +81,42 @@ def stalled(recording: Recording) -> Iterator[Diagnosis]:
     )
 
 
-def _still(recording: Recording, window: Window) -> bool:
+def _usual(recording: Recording) -> float | None:
+    """Median seconds of a step; None where no step says it."""
+    seconds = recording.steps.seconds
+    known = seconds[np.isfinite(seconds)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _still(look: Look, window: Window) -> bool:
     """Return True if little was computed in a window: a test or an export is work without steps."""
-    done = work(recording)
-    inside = (recording.times > window[0]) & (recording.times < window[1])
+    done, times = look.work, look.recording.times
+    inside = (times > window[0]) & (times < window[1])
     seconds = done.seconds * inside[:, None]
     known = float(seconds.sum(dtype=np.float64))
     return known > 0 and float(np.nansum(done.share * seconds)) / known < LIMITS.stall_work
 
 
-def _spins(recording: Recording) -> dict[int, tuple[Window, ...]]:
+def _spins(look: Look) -> dict[int, tuple[Window, ...]]:
     """Windows in which each GPU spins, by column."""
-    columns = np.flatnonzero(billing.billed(recording))
+    recording = look.recording
+    columns = np.flatnonzero(look.billed)
     if not len(columns) or not recording.bins or recording.facts.gpus == 0:
         return {}
-    power = power_share(recording, columns)
+    power = look.power_share[:, columns]
     use = recording.gpu["util"].mean[:, columns]
     traffic = recording.gpu["pcie_rx"].mean[:, columns]
-    alive = in_attempts(recording)
-    stepless = _stepless(recording)
+    alive = look.in_attempts.copy()
+    stepless = _stepless(look)
     if stepless is not None:
-        alive = alive & stepless
-    for pause in pauses(recording):
+        alive &= stepless
+    for pause in look.pauses:
         if pause.why in ("checkpoint", "validation"):
             alive &= ~((recording.times >= pause.begin) & (recording.times <= pause.end))
     spin = (use >= LIMITS.spin_util) & (power < LIMITS.spin_power) & alive[:, None]
     found = {}
     for place in np.flatnonzero(spin.sum(axis=0) * recording.width >= LIMITS.spin_least).tolist():
-        windows = stretches(spin[:, place], recording, LIMITS.spin_least)
+        windows = look.stretches(spin[:, place], LIMITS.spin_least)
         if stepless is None:
             own = power[:, place], traffic[:, place], spin[:, place]
             windows = tuple(one for one in windows if _flat(*own, one, recording))
@@ -143,77 +145,67 @@ def _flat(power: Array, traffic: Array, spin: Mask, window: Window, recording: R
     return bool(flat and np.median(received) <= LIMITS.spin_traffic * np.percentile(usual, 75))
 
 
-def _stepless(recording: Recording) -> Mask | None:
+def _stepless(look: Look) -> Mask | None:
     """(bins,) whether no step ends for so long that training cannot go on; None without steps."""
-    seconds = recording.steps.seconds
-    known = seconds[np.isfinite(seconds)]
-    if not len(known):
+    usual, times = _usual(look.recording), look.recording.times
+    if usual is None:
         return None
-    least = max(LIMITS.spin_least, LIMITS.pause_times * float(np.median(known)))
-    mask = np.zeros(recording.bins, bool)
-    for begin, end in _without_steps(recording, least, trailing=True):
-        mask |= (recording.times >= begin) & (recording.times <= end)
+    mask = np.zeros(len(times), bool)
+    least = max(LIMITS.spin_least, LIMITS.pause_times * usual)
+    for begin, end in _without_steps(look, least, trailing=True):
+        mask |= (times >= begin) & (times <= end)
     return mask
 
 
-def _without_steps(recording: Recording, least: float, trailing: bool = False) -> list[Window]:
+def _without_steps(look: Look, least: float, trailing: bool = False) -> list[Window]:
     """Times between two steps of an attempt, or from its last one to its end, of at least `least`.
 
     What follows the last step of a finished training is not meant (an export, a test), unless
     `trailing`; neither is an attempt's time up to its first step.
     """
-    times = recording.steps.time
+    steps = look.recording.steps
+    times = steps.time
     found: list[Window] = []
-    for attempt in billing.attempts(recording):
-        end = billing.end_of(attempt, recording)
+    for attempt in look.attempts:
+        end = billing.end_of(attempt, look.recording)
         own = np.sort(times[(times >= attempt.begin) & (times <= end)])
         if not len(own):
             continue
-        if trailing or recording.steps.final is None:
+        if trailing or steps.final is None:
             own = np.append(own, end)
         long = np.flatnonzero(np.diff(own) >= least).tolist()
         found += [(float(own[at]), float(own[at + 1])) for at in long]
     return found
 
 
-def _others(recording: Recording, columns: tuple[int, ...], inside: Mask) -> str:
+def _others(look: Look, columns: tuple[int, ...], inside: Mask) -> str:
     """Billed GPUs that had little to do meanwhile, where they are fewer than those that waited."""
-    billed = np.flatnonzero(billing.billed(recording))
-    rest = np.array([column for column in billed.tolist() if column not in columns], np.int64)
+    rest = np.array([column for column in places(look.billed) if column not in columns], np.int64)
     if not len(rest) or len(rest) >= len(columns) or not inside.any():
         return ""
-    use = recording.gpu["util"].mean[inside][:, rest]
+    use = look.recording.gpu["util"].mean[inside][:, rest]
     idle = rest[np.nan_to_num(use, nan=100).mean(axis=0) < LIMITS.low_util]
-    return words.gpus(recording, idle.tolist()) if len(idle) else ""
+    return words.gpus(look.recording, idle.tolist()) if len(idle) else ""
 
 
-Values = NDArray[np.float64]
-
-
-def imbalance(recording: Recording) -> Iterator[Diagnosis]:
+def imbalance(look: Look) -> Iterator[Diagnosis]:
     """RK705: some GPUs or ranks work clearly less, or more, than the others."""
-    if recording.facts.gpus == 0 or not len(recording.gpus):
-        yield from _of_ranks(recording)
+    if look.recording.facts.gpus == 0 or not len(look.recording.gpus):
+        yield from _of_ranks(look)
         return
-    seconds = gpu_seconds(recording)
-    if float(seconds.sum(axis=0).max(initial=0)) < LIMITS.judged_least:
+    columns = np.flatnonzero(look.used & (look.use >= LIMITS.idle_util))
+    if not look.long_enough or len(columns) < 2:
         return
-    use = mean(recording.gpu["util"].mean, seconds)
-    which = billing.billed(recording) & ~unused_gpus(recording) & (use >= LIMITS.idle_util)
-    columns = np.flatnonzero(which)
-    if len(columns) < 2:
-        return
-    share = mean(power_share(recording, np.arange(len(recording.gpus))), seconds)[columns]
+    use, share = look.use[columns], look.power[columns]
     power = np.clip(share - LIMITS.power_floor, 0, None) / (1 - LIMITS.power_floor)
-    by_use = _difference(use[columns])
-    by_power = _difference(power)
+    by_use, by_power = _difference(use), _difference(power)
     if by_use > LIMITS.imbalance:
-        yield _between_gpus(recording, columns, use[columns], by_use, "use", " %")
+        yield _between_gpus(look, columns, use, by_use, "use", " %")
     elif by_power > LIMITS.imbalance_power and np.nanmax(share) >= LIMITS.spin_power:
-        yield _between_gpus(recording, columns, share * 100, by_power, "power", " % of the limit")
+        yield _between_gpus(look, columns, share * 100, by_power, "power", " % of the limit")
 
 
-def outliers(values: Values) -> tuple[NDArray[np.bool_], bool]:
+def outliers(values: Values) -> tuple[Mask, bool]:
     """Return a mask of the values that stand apart, the smaller group, and True if they are lower.
 
     The groups lie on both sides of the middle between the lowest and the highest; of equal groups
@@ -225,20 +217,21 @@ def outliers(values: Values) -> tuple[NDArray[np.bool_], bool]:
 
 
 def _between_gpus(
-    recording: Recording,
+    look: Look,
     columns: NDArray[np.int64],
     values: Values,
     by: float,
     what: str,
     unit: str,
 ) -> Diagnosis:
+    recording = look.recording
     apart, lower = outliers(values)
     chosen = tuple(columns[apart].tolist())
     nodes = tuple(sorted({int(recording.gpu_node[column]) for column in chosen}))
     named = words.gpus(recording, chosen)
     place = words.node_names(recording, nodes) if len(nodes) <= 2 else "GPU"
     rather = "less" if lower else "more"
-    clock = _clocks(recording, columns, apart)
+    clock = _clocks(look.gpu("clock")[columns], apart)
     whole = len(nodes) == 1 and len(recording.heads) > 1
     name = words.node_names(recording, nodes[:1])
     if clock:
@@ -254,7 +247,7 @@ def _between_gpus(
             "similar length, and no work on rank 0 alone (logging, evaluation)"
         )
     return Diagnosis(
-        common.IMBALANCE,
+        "RK705",
         "warning",
         place,
         f"{named} did {rather} than the others: {what} {np.nanmean(values[apart]):.0f}{unit} "
@@ -267,22 +260,19 @@ def _between_gpus(
     )
 
 
-def _clocks(recording: Recording, columns: NDArray[np.int64], apart: NDArray[np.bool_]) -> str:
-    clocks = mean(recording.gpu["clock"].mean, gpu_seconds(recording))[columns]
+def _clocks(clocks: Values, apart: Mask) -> str:
     if not (np.isfinite(clocks[apart]).any() and np.isfinite(clocks[~apart]).any()):
         return ""
     slow, usual = np.nanmean(clocks[apart]), np.nanmean(clocks[~apart])
     return f" (clock {slow:.0f} against {usual:.0f} MHz)" if slow < 0.85 * usual else ""
 
 
-def _of_ranks(recording: Recording) -> Iterator[Diagnosis]:
-    if len(recording.ranks) < 2:
+def _of_ranks(look: Look) -> Iterator[Diagnosis]:
+    recording = look.recording
+    seconds = look.node_seconds[:, recording.rank_node]
+    if len(recording.ranks) < 2 or not lasts(seconds):
         return
-    covered = np.nan_to_num(recording.covered) * judged(recording)[:, None] * recording.width
-    seconds = covered[:, recording.rank_node]
-    if float(seconds.sum(axis=0).max(initial=0)) < LIMITS.judged_least:
-        return
-    use = mean(recording.rank["cpu"].mean, seconds)
+    use = weighted(recording.rank["cpu"].mean, seconds)
     by = _difference(use)
     # Ranks that hardly compute at all wait for something else.
     if not (by > LIMITS.imbalance and np.nanmax(use) >= LIMITS.cpu_full):
@@ -292,7 +282,7 @@ def _of_ranks(recording: Recording) -> Iterator[Diagnosis]:
     nodes = tuple(sorted({int(node) for node in recording.rank_node[apart]}))
     word = "rank" if len(ranks) == 1 else "ranks"
     yield Diagnosis(
-        common.IMBALANCE,
+        "RK705",
         "warning",
         words.node_names(recording, nodes) if len(nodes) <= 2 else "ranks",
         f"{word} {words.numbers(ranks.tolist())} computed {'less' if lower else 'more'} than "

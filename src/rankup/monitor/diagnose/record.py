@@ -8,11 +8,8 @@ import numpy as np
 
 from ...base import amounts
 from .. import billing, words
-from ..billing import in_attempts
-from ..recording import Recording
 from ..thresholds import LIMITS
-from . import common
-from .common import Diagnosis, stretches
+from .common import Diagnosis, Look, Window
 
 _FAILED = {
     "FAILED": "the run failed",
@@ -23,19 +20,18 @@ _FAILED = {
 }
 
 
-def gaps(recording: Recording) -> Iterator[Diagnosis]:
+def gaps(look: Look) -> Iterator[Diagnosis]:
     """RK722: stretches of which nothing is known."""
-    paid = billing.bill(recording)
+    recording, all_seconds = look.recording, look.bill.node_seconds
     missing = [
         gap
         for gap in recording.gaps
         if gap.why != "between attempts" and gap.end - gap.begin >= LIMITS.gap_least
     ]
     lost = sum(gap.end - gap.begin for gap in missing)
-    if not paid.node_seconds or lost / paid.node_seconds < LIMITS.gap_share:
+    if not all_seconds or lost / all_seconds < LIMITS.gap_share:
         return
-    names = [head.node for head in recording.heads]
-    places = tuple(sorted({names.index(gap.node) for gap in missing if gap.node in names}))
+    names = recording.nodes
     longest = max(missing, key=lambda gap: gap.end - gap.begin)
     whys = {
         "killed": "its sampler was killed",
@@ -45,30 +41,30 @@ def gaps(recording: Recording) -> Iterator[Diagnosis]:
     why = whys.get(longest.why, words.shown(longest.why))
     none = recording.samples == 0
     yield Diagnosis(
-        common.GAPS,
+        "RK722",
         "warning",
         "record",
         "not a single sample was taken"
         if none
-        else f"{words.percent(lost / paid.node_seconds)} of the time of all nodes is not on "
+        else f"{words.percent(lost / all_seconds)} of the time of all nodes is not on "
         f"record, the longest part {words.duration(longest.end - longest.begin)} on "
         f"{words.shown(longest.node)}, {words.window(longest.begin, longest.end)}: {why}",
         f"`rankup logs {words.argument(recording.facts)}` may say what ended the sampler (no "
         "memory, a full disk, a dead node); what is said of the run holds for the rest of the "
         "time",
         windows=tuple(sorted((gap.begin, gap.end) for gap in missing)),
-        nodes=places,
+        nodes=tuple(sorted({names.index(gap.node) for gap in missing if gap.node in names})),
     )
 
 
-def unread(recording: Recording) -> Iterator[Diagnosis]:
+def unread(look: Look) -> Iterator[Diagnosis]:
     """RK722: files of samples that could not be read as a whole, and GPUs without any sample."""
     rest = "what is said of the run holds for the rest of the record"
-    names = [head.node for head in recording.heads]
+    recording, names = look.recording, look.recording.nodes
     if recording.unread:
         said = [f"{words.shown(name)}: {words.shown(why)}" for name, why in recording.unread]
         yield Diagnosis(
-            common.GAPS,
+            "RK722",
             "warning",
             "record",
             f"not all samples could be read: {amounts.some(said, 3)}",
@@ -84,7 +80,7 @@ def unread(recording: Recording) -> Iterator[Diagnosis]:
     ]
     if bare:
         yield Diagnosis(
-            common.GAPS,
+            "RK722",
             "warning",
             "record",
             f"{words.node_names(recording, bare)}: nothing that the GPUs did is on record",
@@ -93,30 +89,30 @@ def unread(recording: Recording) -> Iterator[Diagnosis]:
         )
 
 
-def gpu_lost(recording: Recording) -> Iterator[Diagnosis]:
+def gpu_lost(look: Look) -> Iterator[Diagnosis]:
     """RK723: billed GPUs that could not be read, from the start or from some time on."""
-    facts = recording.facts
-    if not facts.gpus:
+    recording, billed = look.recording, look.recording.facts.gpus
+    if not billed:
         return
     missing: dict[str, list[int]] = {}
     for node, head in enumerate(recording.heads):
+        seen = ""
         if head.gpu_error:
-            missing.setdefault(f"no GPU can be read: {words.shown(head.gpu_error)}", []).append(
-                node
-            )
-        elif 0 < len(head.gpus) < facts.gpus:
-            seen = f"{len(head.gpus)} of {facts.gpus} billed GPUs are there"
+            seen = f"no GPU can be read: {words.shown(head.gpu_error)}"
+        elif 0 < len(head.gpus) < billed:
+            seen = f"{len(head.gpus)} of {billed} billed GPUs are there"
+        if seen:
             missing.setdefault(seen, []).append(node)
     for seen, alike in missing.items():
         name = words.node_names(recording, alike)
         said = f"{name}: {seen}"
-        yield Diagnosis(common.GPU_LOST, "warning", name, said, _TELL, nodes=tuple(alike))
-    columns, windows = _vanished(recording)
+        yield Diagnosis("RK723", "warning", name, said, _TELL, nodes=tuple(alike))
+    columns, windows = _vanished(look)
     if columns:
         nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))
         begin = min(window[0] for window in windows)
         yield Diagnosis(
-            common.GPU_LOST,
+            "RK723",
             "error",
             words.node_names(recording, nodes),
             f"{words.gpus(recording, columns)} could not be read from {words.clock(begin)} on: "
@@ -134,9 +130,9 @@ _TELL = (
 )
 
 
-def failed(recording: Recording) -> Iterator[Diagnosis]:
+def failed(look: Look) -> Iterator[Diagnosis]:
     """RK724: the run's last attempt came to no good end."""
-    attempts = billing.attempts(recording)
+    recording, attempts = look.recording, look.attempts
     attempt = attempts[-1]
     if attempt.state not in _FAILED:
         return
@@ -147,14 +143,14 @@ def failed(recording: Recording) -> Iterator[Diagnosis]:
     gpu_memory = "out of memory" in said.lower() and attempt.state == "FAILED"
     seen = "a GPU's memory ran out" if gpu_memory else _FAILED[attempt.state]
     # The last attempt may be no more than a requeued job that was not to start again.
-    seen += f" after {words.duration(sum(billing.length(one, recording) for one in attempts))}"
+    seen += f" after {words.duration(look.ran)}"
     seen += f" in {len(attempts)} attempts" if len(attempts) > 1 else ""
     if said:
         seen += f": {said}"
-    lost = lost_work(recording)
+    lost = lost_work(look)
     if lost is not None:
-        paid = billing.bill(recording)
-        share = lost / max(1e-9, sum(paid.seconds))
+        paid = look.bill
+        share = lost / max(1e-9, look.ran)
         seen += (
             f"; the last checkpoint is {words.duration(lost)} older, that work "
             f"({words.amount(share * paid.units)} {paid.unit}) is lost"
@@ -167,50 +163,48 @@ def failed(recording: Recording) -> Iterator[Diagnosis]:
         todo = "fewer DataLoader workers, or more `--mem`; " + todo
     elif attempt.state == "NODE_FAIL":
         todo = f"`{words.resume(recording.facts)}` goes on from the last checkpoint"
-    yield Diagnosis(common.FAILED, "error", "run", seen, todo)
+    yield Diagnosis("RK724", "error", "run", seen, todo)
 
 
-def _vanished(recording: Recording) -> tuple[tuple[int, ...], tuple[tuple[float, float], ...]]:
+def _vanished(look: Look) -> tuple[tuple[int, ...], tuple[Window, ...]]:
     """GPUs without a value while their node was sampled, having had some before."""
-    inside = in_attempts(recording)
+    recording = look.recording
     known = np.isfinite(recording.gpu["util"].mean) | np.isfinite(recording.gpu["memory"].mean)
-    sampled = np.nan_to_num(recording.covered) > 0
+    sampled = (np.nan_to_num(recording.covered) > 0) & look.in_attempts[:, None]
     columns: list[int] = []
-    windows: set[tuple[float, float]] = set()
+    windows: set[Window] = set()
     for column in np.flatnonzero(known.any(axis=0) & ~known.all(axis=0)).tolist():
-        own = sampled[:, recording.gpu_node[column]] & inside
-        own &= np.cumsum(known[:, column]) > 0
-        found = stretches(own & ~known[:, column], recording, LIMITS.gap_least)
-        if found:
+        blind = sampled[:, recording.gpu_node[column]] & ~known[:, column]
+        blind &= np.cumsum(known[:, column]) > 0
+        if found := look.stretches(blind, LIMITS.gap_least):
             columns.append(column)
             windows.update(found)
     return tuple(columns), tuple(sorted(windows))
 
 
-def lost_work(recording: Recording) -> float | None:
+def lost_work(look: Look) -> float | None:
     """Seconds from the last checkpoint to the end of the last attempt.
 
     None where no checkpoint is on record: a script may write its own without a word.
     """
-    end = billing.end_of(billing.attempts(recording)[-1], recording)
-    saved = [event.time for event in recording.events if event.kind == "checkpoint"]
+    end = billing.end_of(look.attempts[-1], look.recording)
+    saved = [event.time for event in look.recording.events if event.kind == "checkpoint"]
     return max(0.0, end - max(saved)) if saved else None
 
 
 TOO_SHORT = "too short to judge"
 
 
-def limit_long(recording: Recording) -> Iterator[Diagnosis]:
+def limit_long(look: Look) -> Iterator[Diagnosis]:
     """RK716: a run that came to its end in a small part of the time that it asked for."""
-    attempt = billing.attempts(recording)[-1]
-    took = billing.length(attempt, recording)
+    attempt, took = look.attempts[-1], look.bill.seconds[-1]
     if attempt.state != "COMPLETED" or not attempt.limit or took < LIMITS.short:
         return
     if took >= LIMITS.limit_share * attempt.limit or attempt.limit - took < LIMITS.limit_least:
         return
     enough = max(600.0, 1.5 * took)
     yield Diagnosis(
-        common.LIMIT_LONG,
+        "RK716",
         "warning",
         "time limit",
         f"the run took {words.duration(took)} of the {words.duration(attempt.limit)} that it "
@@ -220,31 +214,30 @@ def limit_long(recording: Recording) -> Iterator[Diagnosis]:
     )
 
 
-def limit_hit(recording: Recording) -> Iterator[Diagnosis]:
+def limit_hit(look: Look) -> Iterator[Diagnosis]:
     """RK717: the run's last attempt was ended by its time limit."""
-    attempt = billing.attempts(recording)[-1]
+    attempt = look.attempts[-1]
     if attempt.state != "TIMEOUT":
         return
-    lost = lost_work(recording)
+    lost = lost_work(look)
     limit = f" of {words.duration(attempt.limit)}" if attempt.limit else ""
     after = ""
     if lost is not None:
         after = f"; the last checkpoint is {words.duration(lost)} older, that work is lost"
     yield Diagnosis(
-        common.LIMIT_HIT,
+        "RK717",
         "warning",
         "time limit",
         f"the run was ended by its time limit{limit}{after}",
-        f"`{words.resume(recording.facts)}` goes on from the last checkpoint; a script of "
+        f"`{words.resume(look.recording.facts)}` goes on from the last checkpoint; a script of "
         "your own saves in time with `rankup.Deadline()` (docs/time-limit.md)",
     )
 
 
-def short(recording: Recording) -> Iterator[Diagnosis]:
+def short(look: Look) -> Iterator[Diagnosis]:
     """RK718: too short for a judgement, or hardly worth its time in the queue. No reproach."""
-    took = sum(billing.bill(recording).seconds)
-    queued = recording.facts.queued or 0.0
-    if billing.goes_on(recording) or not took:
+    took, queued = look.ran, look.recording.facts.queued or 0.0
+    if billing.goes_on(look.recording) or not took:
         return
     brief = took < LIMITS.short
     waited = queued >= max(LIMITS.queue_least, LIMITS.queue_times * took)
@@ -254,7 +247,7 @@ def short(recording: Recording) -> Iterator[Diagnosis]:
     judged = f"{TOO_SHORT}: " if brief else ""
     seen = f"{judged}the run took {words.duration(took)}{after}"
     yield Diagnosis(
-        common.SHORT,
+        "RK718",
         "ok",
         "run",
         seen,

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...base import amounts
-from .. import billing, words
-from ..recording import Recording
+from .. import words
+from ..recording import Recording, weighted
 from ..thresholds import LIMITS
-from . import common
-from .common import Diagnosis, gpu_seconds, judged, mean, merged, node_seconds, pauses, percentile
-from .gpu import unused_gpus
+from .common import Diagnosis, Look, Values, lasts, merged, percentile, places
 
 
 @dataclass(frozen=True)
@@ -39,32 +37,32 @@ class _Feeding:
         return active and self.workers >= 1 and self.busy < LIMITS.workers_idle
 
 
-def starved(recording: Recording) -> Iterator[Diagnosis]:
+def starved(look: Look) -> Iterator[Diagnosis]:
     """RK704: ranks wait for batches (`data_wait`), or use swings while the workers are busy."""
-    feeding = _feeding(recording)
-    wait = data_wait(recording)
+    feeding = _feeding(look)
+    wait = data_wait(look)
     if wait >= LIMITS.data_wait:
         if feeding.from_files:
             return
         seen = f"ranks waited for data {words.percent(wait)} of the time"
-        yield _starved(recording, seen, wait, feeding, ())
+        yield _starved(look.recording, seen, wait, feeding, ())
     elif math.isnan(wait) and feeding.busy >= LIMITS.workers_busy:
-        columns, seen = _saw(recording)
+        columns, seen = _saw(look)
         if columns:
-            yield _starved(recording, seen, 1.0, feeding, columns)
+            yield _starved(look.recording, seen, 1.0, feeding, columns)
 
 
-def slow_files(recording: Recording) -> Iterator[Diagnosis]:
+def slow_files(look: Look) -> Iterator[Diagnosis]:
     """RK719: ranks wait for data, and so do their workers: the file system is what is slow."""
-    feeding = _feeding(recording)
+    feeding = _feeding(look)
     if not feeding.from_files:
         return
-    wait = data_wait(recording)
+    wait = data_wait(look)
     columns: tuple[int, ...] = ()
     if wait >= LIMITS.data_wait:
         seen, share = f"ranks waited for data {words.percent(wait)} of the time", wait
     elif math.isnan(wait):
-        columns, seen = _saw(recording)
+        columns, seen = _saw(look)
         share = 1.0
         if not columns:
             return
@@ -73,7 +71,7 @@ def slow_files(recording: Recording) -> Iterator[Diagnosis]:
     each = feeding.read / feeding.operations if feeding.operations > 0 else math.nan
     small = each < LIMITS.small_read and feeding.operations >= LIMITS.many_operations
     yield Diagnosis(
-        common.FILE_SYSTEM,
+        "RK719",
         "warning",
         "data",
         f"{seen}, and the {feeding.workers:.0f} workers of a rank waited too "
@@ -87,14 +85,14 @@ def slow_files(recording: Recording) -> Iterator[Diagnosis]:
     )
 
 
-def data_wait(recording: Recording) -> float:
+def data_wait(look: Look) -> float:
     """Share of the time of judged steps that ranks waited for data; NaN where no step says it."""
-    steps = recording.steps
+    recording, steps = look.recording, look.recording.steps
     if not recording.bins:
         return math.nan
     place = (steps.time - recording.begin - steps.seconds / 2) / recording.width
     place = np.clip(np.nan_to_num(place), 0, recording.bins - 1).astype(np.int64)
-    known = np.isfinite(steps.data_wait) & (steps.seconds > 0) & judged(recording)[place]
+    known = np.isfinite(steps.data_wait) & (steps.seconds > 0) & look.judged[place]
     if not known.any():
         return math.nan
     seconds = steps.seconds[known]
@@ -126,7 +124,7 @@ def _starved(
             f"`DataLoader(num_workers={asked}, pin_memory=True, persistent_workers=True, …)`; "
             "`rankup bench-data` says how fast the data can be fed"
         )
-    return Diagnosis(common.STARVED, "warning", "data", seen, todo, gpus=columns, share=share)
+    return Diagnosis("RK704", "warning", "data", seen, todo, gpus=columns, share=share)
 
 
 def _cores_left(recording: Recording, workers: float) -> float:
@@ -137,57 +135,52 @@ def _cores_left(recording: Recording, workers: float) -> float:
     return max(1.0, usable // ranks - 1) if usable else math.inf
 
 
-def _saw(recording: Recording) -> tuple[tuple[int, ...], str]:
+def _saw(look: Look) -> tuple[tuple[int, ...], str]:
     """GPUs whose use swings between much and nothing, and what was seen of it."""
-    if not len(recording.gpus):
+    if not len(look.recording.gpus) or not lasts(look.seconds):
         return (), ""
-    seconds = gpu_seconds(recording)
-    if float(seconds.sum(axis=0).max(initial=0)) < LIMITS.judged_least:
-        return (), ""
-    util = recording.gpu["util"]
-    use = mean(util.mean, seconds)
-    swing = percentile(util.high, seconds, 90) - percentile(util.low, seconds, 10)
-    which = billing.billed(recording) & ~unused_gpus(recording)
-    which &= (use >= LIMITS.saw_low) & (use < LIMITS.saw_high) & (swing >= LIMITS.saw_swing)
-    columns = tuple(np.flatnonzero(which).tolist())
+    util, use = look.recording.gpu["util"], look.use
+    swing = percentile(util.high, look.seconds, 90) - percentile(util.low, look.seconds, 10)
+    which = look.used & (use >= LIMITS.saw_low) & (use < LIMITS.saw_high)
+    which &= swing >= LIMITS.saw_swing
+    columns = places(which)
     if not columns:
         return (), ""
     return columns, (
-        f"the use of {words.gpus(recording, columns)} swings by {np.nanmean(swing[which]):.0f} "
-        f"points around {np.nanmean(use[which]):.0f} %"
+        f"the use of {words.gpus(look.recording, columns)} swings by "
+        f"{np.nanmean(swing[which]):.0f} points around {np.nanmean(use[which]):.0f} %"
     )
 
 
-def _feeding(recording: Recording) -> _Feeding:
-    mask = judged(recording)
-    times = mask[:, None] & (recording.covered > 0)
+def _feeding(look: Look) -> _Feeding:
+    recording = look.recording
+    times = look.judged[:, None] & (recording.covered > 0)
     of_ranks = times[:, recording.rank_node].astype(np.float32)
     workers = recording.rank["workers"].mean
     with np.errstate(invalid="ignore", divide="ignore"):
         each = np.where(workers >= 0.5, recording.rank["workers_cpu"].mean / workers, np.nan)
-    nodes = node_seconds(recording, mask)
     return _Feeding(
-        workers=_all(mean(workers, of_ranks)),
-        busy=_all(mean(each, of_ranks)),
-        read=_all(mean(recording.host["fs_read"].mean, nodes)),
-        operations=_all(mean(recording.host["fs_operations"].mean, nodes)),
+        workers=_all(weighted(workers, of_ranks)),
+        busy=_all(weighted(each, of_ranks)),
+        read=_all(weighted(recording.host["fs_read"].mean, look.node_seconds)),
+        operations=_all(weighted(recording.host["fs_operations"].mean, look.node_seconds)),
     )
 
 
-def _all(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+def _all(values: Values) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
 
 
-def checkpoint_stalls(recording: Recording) -> Iterator[Diagnosis]:
+def checkpoint_stalls(look: Look) -> Iterator[Diagnosis]:
     """RK715: a good part of the time, steps waited until a checkpoint was written."""
-    windows = merged((p.begin, p.end) for p in pauses(recording) if p.why == "checkpoint")
+    windows = merged((p.begin, p.end) for p in look.pauses if p.why == "checkpoint")
     stalled = sum(end - begin for begin, end in windows)
-    time = sum(billing.bill(recording).seconds)
+    time = look.ran
     if not time or stalled < LIMITS.checkpoint_least or stalled / time < LIMITS.checkpoint_share:
         return
     yield Diagnosis(
-        common.CHECKPOINTS,
+        "RK715",
         "warning",
         "checkpoints",
         f"training waited {words.duration(stalled)} for "
@@ -207,9 +200,9 @@ def _try(recording: Recording) -> str:
     return "a smaller learning rate, a longer warm-up, clipped gradients"
 
 
-def not_a_number(recording: Recording) -> Iterator[Diagnosis]:
+def not_a_number(look: Look) -> Iterator[Diagnosis]:
     """RK720: steps whose loss is NaN or infinite."""
-    steps = recording.steps
+    recording, steps = look.recording, look.recording.steps
     strange = steps.not_finite
     if not len(strange):
         return
@@ -229,7 +222,7 @@ def not_a_number(recording: Recording) -> Iterator[Diagnosis]:
         else f"from step {first} on{when}, to the end"
     )
     yield Diagnosis(
-        common.LOSS_NAN,
+        "RK720",
         "warning" if len(good) else "error",
         "loss",
         f"the loss is not a number {scope}",
@@ -239,12 +232,12 @@ def not_a_number(recording: Recording) -> Iterator[Diagnosis]:
     )
 
 
-def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
+def flat_or_rising(look: Look) -> Iterator[Diagnosis]:
     """RK721: after hundreds of steps from scratch the loss is where it was, or well above its low.
 
     Means of tenths of the steps, so that one batch decides nothing.
     """
-    steps = recording.steps
+    recording, steps = look.recording, look.recording.steps
     known = np.isfinite(steps.loss)
     loss, number = steps.loss[known], steps.step[known]
     if len(loss) < LIMITS.loss_steps:
@@ -259,7 +252,7 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
     best = "; `rankup export --best` takes the checkpoint that validated best" if recipe else ""
     if last - lowest > max(LIMITS.loss_rise * size, 5 * noise):
         yield Diagnosis(
-            common.LOSS_FLAT,
+            "RK721",
             "warning",
             "loss",
             f"the loss rises: {lowest:.4g} around step {at}, {last:.4g} at the end",
@@ -268,7 +261,7 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
     # A fine-tuning that starts near its end may be flat; so may a run that goes on.
     elif number[0] <= 1 and first - last < LIMITS.loss_flat * size and _level(means, noise, size):
         yield Diagnosis(
-            common.LOSS_FLAT,
+            "RK721",
             "warning",
             "loss",
             f"the loss does not fall: {first:.4g} over the first tenth of "
@@ -278,6 +271,6 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
         )
 
 
-def _level(means: np.ndarray[tuple[int], np.dtype[np.float64]], noise: float, size: float) -> bool:
+def _level(means: Values, noise: float, size: float) -> bool:
     """Return True if no tenth is clearly lower than the first."""
     return bool(means[0] - means.min() < max(LIMITS.loss_flat * size, 3 * noise))
