@@ -25,7 +25,7 @@ from .. import billing, words
 from ..billing import Bill, Cost, Work, cost
 from ..recording import Recording
 from ..thresholds import LIMITS, UNUSED
-from . import gpu, host, ranks, record, training
+from . import gpu, nodes, training
 from .common import Diagnosis, Look
 
 __all__ = ["CODES", "Diagnosis", "Verdict", "diagnose", "not_judged", "verdict"]
@@ -61,14 +61,14 @@ _TABLE = (
     Code("RK701", gpu.unused, "unused GPU", explains=("RK705",)),
     Code(
         "RK723",
-        record.gpu_lost,
+        nodes.gpu_lost,
         "GPU lost or unreadable",
         "A GPU could not be read",
         explains=("RK705",),
     ),
     Code(
         "RK706",
-        ranks.spinning,
+        training.spinning,
         "spinning in a collective",
         "The run hung in a collective",
         explains=("RK702", "RK725", "RK726", "RK705"),
@@ -76,7 +76,7 @@ _TABLE = (
     ),
     Code(
         "RK726",
-        ranks.stalled,
+        training.stalled,
         "no step for a long time",
         "The run stood still for a while",
         section="progress",
@@ -115,13 +115,13 @@ _TABLE = (
     ),
     Code(
         "RK705",
-        ranks.imbalance,
+        gpu.imbalance,
         "imbalance between ranks or nodes",
         "The work was divided unevenly, and all waited for the slowest",
     ),
     Code(
         "RK710",
-        host.cores,
+        nodes.cores,
         "ranks share few cores",
         "The ranks could use only a few of the cores",
         section="cpu",
@@ -129,7 +129,7 @@ _TABLE = (
     ),
     Code(
         "RK709",
-        host.cores,
+        nodes.cores,
         "CPU oversubscribed",
         "More processes than cores took turns",
         section="cpu",
@@ -143,7 +143,7 @@ _TABLE = (
     Code("RK703", gpu.low, "low utilisation", "The GPUs worked little"),
     Code(
         "RK713",
-        host.swap,
+        nodes.swap,
         "swap is used",
         "The node's memory was too small: it swapped",
         section="memory",
@@ -157,7 +157,7 @@ _TABLE = (
     Code("RK712", gpu.heat_limited, "slowed down by heat or hardware", "Heat slowed GPUs down"),
     Code(
         "RK717",
-        record.limit_hit,
+        nodes.limit_hit,
         "time limit hit",
         "The run was ended by its time limit",
         section="progress",
@@ -177,7 +177,7 @@ _TABLE = (
         "The loss does not fall",
         section="progress",
     ),
-    Code("RK724", record.failed, "the run failed", section="progress", failure=True),
+    Code("RK724", nodes.failed, "the run failed", section="progress", failure=True),
     Code(
         "RK707",
         gpu.gpu_memory,
@@ -194,7 +194,7 @@ _TABLE = (
     ),
     Code(
         "RK714",
-        host.host_memory,
+        nodes.host_memory,
         "memory of the node nearly full",
         "Sound, but the node's memory was nearly full",
         section="memory",
@@ -202,7 +202,7 @@ _TABLE = (
     ),
     Code(
         "RK716",
-        record.limit_long,
+        nodes.limit_long,
         "time limit far too long",
         "Sound, but it asked for far more time than it took",
         section="progress",
@@ -210,16 +210,16 @@ _TABLE = (
     ),
     Code(
         "RK722",
-        record.gaps,
+        nodes.gaps,
         "the record has gaps",
         "What was recorded is sound, but a part is missing",
         section="progress",
         remark=True,
     ),
-    Code("RK718", record.short, "short run", section="progress", remark=True),
+    Code("RK718", nodes.short, "short run", section="progress", remark=True),
 )
 CODES = {one.code: one for one in _TABLE}
-_RULES = (*dict.fromkeys(one.rule for one in _TABLE), record.unread)
+_RULES = (*dict.fromkeys(one.rule for one in _TABLE), nodes.unread)
 
 
 def diagnose(recording: Recording) -> tuple[Diagnosis, ...]:
@@ -367,7 +367,7 @@ def verdict(
 def not_judged(said: Verdict, diagnoses: Sequence[Diagnosis]) -> bool:
     """Return whether the run was too short for a verdict: neither good nor bad."""
     return said.level == "ok" and any(
-        one.code == "RK718" and one.message.startswith(record.TOO_SHORT) for one in diagnoses
+        one.code == "RK718" and one.message.startswith(nodes.TOO_SHORT) for one in diagnoses
     )
 
 
@@ -426,7 +426,7 @@ def _sound(recording: Recording, paid: Cost, running: bool) -> str:
     if running:
         return "Running, and nothing is wrong so far."
     if paid.efficiency is None:
-        return "Nothing wrong was seen, but what the GPUs did is not on record."
+        return "Nothing wrong was seen, but what the GPUs did is not on nodes."
     worked = f"{things} worked {words.percent(paid.efficiency)} of the time that was billed"
     found = "Healthy:" if paid.efficiency >= LIMITS.healthy else "Nothing wrong was found;"
     return f"{found} {worked}."

@@ -1,4 +1,5 @@
-"""GPUs that are unused, idle or little used, busy without computing, slowed down; their memory.
+"""GPUs that are unused, idle or little used, busy without computing, slowed down; their memory;
+and GPUs or ranks that have less to do than the others.
 
 A GPU that computes hard runs at its power limit, and a little below its highest clock: that is as
 it should be. Only a clock far below it costs something worth a word.
@@ -9,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import words
-from ..recording import Recording
+from ..recording import Recording, weighted
 from ..thresholds import LIMITS, advice
-from .common import Diagnosis, Look, Mask, Window, longest, places
+from .common import Diagnosis, Look, Mask, Values, Window, lasts, longest, places
 
 
 def unused(look: Look) -> Iterator[Diagnosis]:
@@ -245,3 +247,117 @@ def gpu_memory(look: Look) -> Iterator[Diagnosis]:
             "and gives each kernel more to do",
             gpus=columns,
         )
+
+
+def imbalance(look: Look) -> Iterator[Diagnosis]:
+    """RK705: some GPUs or ranks work clearly less, or more, than the others."""
+    if look.recording.facts.gpus == 0 or not len(look.recording.gpus):
+        yield from _of_ranks(look)
+        return
+    columns = np.flatnonzero(look.used & (look.use >= LIMITS.idle_util))
+    if not look.long_enough or len(columns) < 2:
+        return
+    use, share = look.use[columns], look.power[columns]
+    power = np.clip(share - LIMITS.power_floor, 0, None) / (1 - LIMITS.power_floor)
+    by_use, by_power = _difference(use), _difference(power)
+    if by_use > LIMITS.imbalance:
+        yield _between_gpus(look, columns, use, by_use, "use", " %")
+    elif by_power > LIMITS.imbalance_power and np.nanmax(share) >= LIMITS.spin_power:
+        yield _between_gpus(look, columns, share * 100, by_power, "power", " % of the limit")
+
+
+def outliers(values: Values) -> tuple[Mask, bool]:
+    """Return a mask of the values that stand apart, the smaller group, and True if they are lower.
+
+    The groups lie on both sides of the middle between the lowest and the highest; of equal groups
+    the lower one stands apart.
+    """
+    below = values < (np.nanmin(values) + np.nanmax(values)) / 2
+    lower = bool(2 * below.sum() <= len(values))
+    return (below if lower else ~below), lower
+
+
+def _between_gpus(
+    look: Look,
+    columns: NDArray[np.int64],
+    values: Values,
+    by: float,
+    what: str,
+    unit: str,
+) -> Diagnosis:
+    recording = look.recording
+    apart, lower = outliers(values)
+    chosen = tuple(columns[apart].tolist())
+    nodes = tuple(sorted({int(recording.gpu_node[column]) for column in chosen}))
+    named = words.gpus(recording, chosen)
+    place = words.node_names(recording, nodes) if len(nodes) <= 2 else "GPU"
+    rather = "less" if lower else "more"
+    clock = _clocks(look.gpu("clock")[columns], apart)
+    whole = len(nodes) == 1 and len(recording.heads) > 1
+    name = words.node_names(recording, nodes[:1])
+    if clock:
+        todo = f"the slow clock points to heat or power: run without the node, `--exclude={name}`"
+    elif whole:
+        todo = (
+            f"look at {name} alone (its files, its CPU load, its clocks); if it stays slow, "
+            f'`rankup run` without it (`sbatch = ["--exclude={name}"]`) and tell the site'
+        )
+    else:
+        todo = (
+            "give every rank the same work: `rankup.shard(loader)` deals it evenly; batches of "
+            "similar length, and no work on rank 0 alone (logging, evaluation)"
+        )
+    return Diagnosis(
+        "RK705",
+        "warning",
+        place,
+        f"{named} did {rather} than the others: {what} {np.nanmean(values[apart]):.0f}{unit} "
+        f"against {np.nanmean(values[~apart]):.0f}{unit}{clock}, and each step lasts as long "
+        "as its slowest rank",
+        todo,
+        gpus=tuple(columns.tolist()),
+        nodes=nodes,
+        share=min(1.0, by),
+    )
+
+
+def _clocks(clocks: Values, apart: Mask) -> str:
+    if not (np.isfinite(clocks[apart]).any() and np.isfinite(clocks[~apart]).any()):
+        return ""
+    slow, usual = np.nanmean(clocks[apart]), np.nanmean(clocks[~apart])
+    return f" (clock {slow:.0f} against {usual:.0f} MHz)" if slow < 0.85 * usual else ""
+
+
+def _of_ranks(look: Look) -> Iterator[Diagnosis]:
+    recording = look.recording
+    seconds = look.node_seconds[:, recording.rank_node]
+    if len(recording.ranks) < 2 or not lasts(seconds):
+        return
+    use = weighted(recording.rank["cpu"].mean, seconds)
+    by = _difference(use)
+    # Ranks that hardly compute at all wait for something else.
+    if not (by > LIMITS.imbalance and np.nanmax(use) >= LIMITS.cpu_full):
+        return
+    apart, lower = outliers(use)
+    ranks = recording.ranks[apart]
+    nodes = tuple(sorted({int(node) for node in recording.rank_node[apart]}))
+    word = "rank" if len(ranks) == 1 else "ranks"
+    yield Diagnosis(
+        "RK705",
+        "warning",
+        words.node_names(recording, nodes) if len(nodes) <= 2 else "ranks",
+        f"{word} {words.numbers(ranks.tolist())} computed {'less' if lower else 'more'} than "
+        f"the others: {np.nanmean(use[apart]):.0f} % of a core against "
+        f"{np.nanmean(use[~apart]):.0f} %, and each step lasts as long as its slowest rank",
+        "give every rank the same work: `rankup.shard(loader)` deals it evenly",
+        nodes=nodes,
+        share=min(1.0, by),
+    )
+
+
+def _difference(values: Values) -> float:
+    """(most - least) / most; 0 where that says nothing."""
+    known = values[np.isfinite(values)]
+    if len(known) < 2 or known.max() <= 0:
+        return 0.0
+    return float((known.max() - known.min()) / known.max())
