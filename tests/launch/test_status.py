@@ -216,6 +216,31 @@ def test_the_end_is_kept_where_slurm_has_forgotten_the_job(
     assert short.state == state
 
 
+def test_of_a_job_that_slurm_put_back_it_is_said_that_no_retry_is_allowed(tmp_path: Path) -> None:
+    """Its second attempt ends as it starts, perhaps after hours in the queue."""
+    path = make_run(tmp_path / "runs", launch={"retries": 1})
+    asked(path, "12")
+    record(path, start=100, nodes="n1", offset=0)
+    slurm = FakeSlurm(tmp_path)
+    row = f"12|PENDING|N/A||BeginTime|{os.getuid()}|{path}\n"
+    slurm.answers("squeue", out=row)
+    client = Client(environment=slurm.environment)
+    ((waits,), _) = status.newest(tmp_path / "runs", client)
+    assert "--retries" not in waits.words
+    (path / "log" / "retries").write_text("1\n")
+    ((waits,), _) = status.newest(tmp_path / "runs", client)
+    assert "--retries allows 1 of that. Sooner is: rankup cancel " in waits.words
+    line = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT now DUE TO NODE FAILURE ***\n"
+    (path / "log" / "12.out").write_text(f"{line}rankup: Slurm started this job again\n")
+    record(path, start=300, restart=1, nodes="n1", offset=len(line))
+    record(path, end=301, restart=1, code=1)
+    slurm.answers("squeue")
+    ((failed,), _) = status.newest(tmp_path / "runs", client)
+    assert failed.words == "rankup: Slurm started this job again"
+    found = attempts.of_run(path, rundir.read(path), NO_SLURM)
+    assert [attempt.state for attempt in found] == ["NODE_FAIL", "FAILED"]
+
+
 DAMAGE: Mapping[str, str] = {
     "job.json": "{",
     "attempts.jsonl": '{"job": "12", "start": 1, "nodes": "n1"}\n[3]\n{"job"',
@@ -421,6 +446,11 @@ def test_what_to_do_next_after_a_failure(tmp_path: Path) -> None:
     full = status.report(path, Config(), NO_SLURM)
     assert full.attempts[0].exit_code == 4
     assert full.next_steps[-1].startswith("rankup run … /home/user/train.py --lr 0.1")
+    job = rundir.read(path)
+    typed = {**job.attempts[0], "command": ["rankup", "run", "--nodes", "2", "train.py"]}
+    rundir.write(path, replace(job, attempts=[typed]))
+    again = status.report(path, Config(), NO_SLURM).next_steps
+    assert again[-1].startswith("rankup run --nodes 2 train.py (once more")
     (path / "checkpoints" / "5").mkdir(parents=True)
     again = status.report(path, Config(), NO_SLURM).next_steps
     assert again[-1] == f"rankup run --resume {path.name}"

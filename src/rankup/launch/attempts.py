@@ -18,7 +18,7 @@ from ..slurm import reasons
 from ..slurm.client import Client, SlurmError, base_id, is_ours
 from ..slurm.job import STOPPED, Attempt
 from ..slurm.parse import Accounted, Queued
-from . import cause, logfile
+from . import cause, logfile, meant
 
 # Where no Slurm command is to be asked, its absence lets `slurm_job.states` use our own records.
 NO_SLURM = Client(environment={"PATH": os.devnull})
@@ -120,9 +120,10 @@ def of_run(path: Path, job: Job, client: Client, answers: Answers | None = None)
             of_job_id += _waiting(path, of_job_id, own, follows)
         asked = _asked(job, job_id, follows)
         attempts += [
-            replace(_by_log(path, attempt, own), follows=follows.get(job_id), asked=asked)
-            for attempt in of_job_id
+            replace(attempt, follows=follows.get(job_id), asked=asked)
+            for attempt in (_by_log(path, one, own) for one in of_job_id)
         ]
+    attempts = [_in_vain(path, job, attempt, records) for attempt in attempts]
     # Stable: attempts of one job stay together, what has not begun comes last.
     return sorted(attempts, key=lambda attempt: attempt.started or attempt.expected or float("inf"))
 
@@ -166,6 +167,37 @@ def _waiting(
     ]
 
 
+def _in_vain(
+    path: Path, job: Job, attempt: Attempt, records: Sequence[Mapping[str, Any]]
+) -> Attempt:
+    """An attempt that waits, and that its job script will end: --retries allows it no start."""
+    mine = [
+        record
+        for record in records
+        if "follows" not in record
+        if (str(record["job"]), record.get("task")) == _number_and_task(attempt)
+    ]
+    folder = meant.folder(path, attempt.task)
+    if attempt.state != "PENDING" or not mine or "end" in mine[-1] or (folder / "requeue").exists():
+        return attempt
+    counted = folder / "log" / "retries"
+    text = counted.read_text(errors="replace").strip() if counted.is_file() else "0"
+    allowed = job.launch.get("retries") or 0
+    if text.isdecimal() and int(text) < allowed:
+        return attempt
+    words = (
+        f"{attempt.words} As it starts it ends: Slurm put the job back into the queue (a node "
+        f"failed, or it was preempted), and --retries allows {allowed} of that. Sooner is: "
+        f"rankup cancel {job.id}; rankup run --resume {job.id}"
+    )
+    return replace(attempt, words=words)
+
+
+def _number_and_task(attempt: Attempt) -> tuple[str, int | None]:
+    number, _, task = (attempt.job or "").partition("_")
+    return number, int(task) if task.isdecimal() else None
+
+
 def _by_log(path: Path, attempt: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
     """An attempt that left no end, and that Slurm has forgotten: its log may say how it ended."""
     if (
@@ -176,11 +208,13 @@ def _by_log(path: Path, attempt: Attempt, own: Sequence[Mapping[str, Any]]) -> A
     ):
         return attempt
     mine = [r for r in own if attempt.task is None or str(r.get("task")) == attempt.task]
-    if any(r.get("restart", 0) > attempt.restart for r in mine):
+    later = [r for r in mine if "start" in r and r.get("restart", 0) > attempt.restart]
+    end = later[0].get("offset") if later else None
+    if later and not isinstance(end, int):
         return attempt  # what ended a later one stands behind it
     file = logfile.log_of(path, base_id(attempt.job), attempt.task)
-    lines = logfile.tail_lines(file, logfile.attempt_start(file, mine, attempt.restart))
-    state = cause.end_state(lines)
+    start = logfile.attempt_start(file, mine, attempt.restart)
+    state = cause.end_state(logfile.tail_lines(file, start, end))
     if state is None:
         return attempt
     return replace(attempt, state=state, words=reasons.ended(state, 0, 0, ""))

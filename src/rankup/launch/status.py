@@ -17,7 +17,7 @@ from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError
-from . import attempts, cause, meant
+from . import attempts, cause, logfile, meant
 from .attempts import STOPPED, Attempt
 
 NEWEST = 20
@@ -102,7 +102,8 @@ def _row(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     if last is None or not last.failed:
         return short
     folder = meant.folder(path, last.task)
-    written = cause.of_run(path, last.task) if _noted(folder, last) else None
+    seen = _noted(folder, last) or (last.state == "FAILED" and _short_log(path, last))
+    written = cause.of_run(path, last.task) if seen else None
     return replace(short, words=written.text.splitlines()[-1]) if written else short
 
 
@@ -111,6 +112,14 @@ def _noted(folder: Path, attempt: Attempt) -> bool:
     began = attempt.started or 0
     notes = (folder / "log").glob("failure-rank*.json")
     return any(note.stat().st_mtime >= began - 1 for note in notes)
+
+
+def _short_log(path: Path, attempt: Attempt) -> bool:
+    """Return True for a log that is read in a moment; that of another run is for its own page."""
+    if attempt.job is None:
+        return False
+    size = logfile.size_of(logfile.log_of(path, attempt.job.partition("_")[0], attempt.task))
+    return 0 < size <= logfile.HEAD_BYTES
 
 
 def report(path: Path, config: Config, client: Client) -> Report:
@@ -239,8 +248,15 @@ def _next_steps(path: Path, job: Job, found: Sequence[Attempt]) -> Iterable[str]
     if saved:
         yield f"rankup run --resume {job.id}"
     else:
-        words = shlex.join(job.words)
-        yield f"rankup run … {words} (once more from its beginning: it has saved no checkpoint)"
+        yield f"{_typed(job)} (once more from its beginning: it has saved no checkpoint)"
+
+
+def _typed(job: Job) -> str:
+    """The command that started a run, where that one would start another."""
+    first = job.attempts[0].get("command") if job.attempts else None
+    if first and first[1:2] == ["run"] and not any(one.startswith("--out") for one in first):
+        return shlex.join(first)
+    return f"rankup run … {shlex.join(job.words)}"
 
 
 def monitoring(found: Sequence[Attempt], config: Config) -> str:
