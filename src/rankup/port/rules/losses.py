@@ -170,7 +170,7 @@ def _can_be_counted(
         and script.scope(statement) is script.scope(backward)
         and backward not in script.inside(statement, ast.Call)
         and not hasattr(statement, "body")
-        and script.first_on_line(script.span(statement)[0])
+        and script.begins_line(statement)
         and (loop is None or loop in script.above(statement))
         and not any(  # the next backward takes what is counted
             script.span(statement) < script.span(one) < script.span(backward)
