@@ -781,7 +781,8 @@ def test_what_is_kept_of_samples_for_the_next_loss_is_each_ranks(
     module: str, line: str, said: str, tmp_path: Path
 ) -> None:
     """A memory of targets, a running mean: a rank changes it by the samples that it sees."""
-    text = TRAINING.replace("criterion(out, y)", "own(out, y) + bank.mean() + sum(past).mean() + sum(slots[0])")
+    loss = "own(out, y) + bank.mean() + sum(past).mean() + sum(slots[0])"
+    text = TRAINING.replace("criterion(out, y)", loss)
     text = (
         HEAD
         + "past, shown, slots = [torch.zeros(5)], [], {0: [], 1: []}\n"
