@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ..base.errors import UserError
+from ..base.errors import UserError, nearest
 from ..base.files import user_path
 from ..base.flags import flag
 from ..login import record
@@ -22,6 +22,8 @@ from .llama import SIZES, LlamaShape, shape_of
 from .text import BPE_SIZE, SPLITS, TokenFile, tokenize
 
 TOKENS = "tokens"
+# The linear maps of a Llama's block.
+ADAPTABLE = ("query", "key", "value", "output", "gate", "up", "down")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class LanguageModelOptions(TrainOptions):
     ffn: int | None = flag(None, "width inside a Llama's feed-forward", least=1)
     dropout: float = flag(0.1, "part of the activations dropped in training (gpt)", least=0)
     prior: bool = flag(False, "begin with the tokens' frequencies, as a bias of the output")
+    lora: int | None = flag(
+        None, "train adapters of this rank beside the weights of --init, which stay", least=1
+    )
+    lora_alpha: float = flag(16.0, "adapters of --lora count by this over their rank", least=0)
+    lora_on: str = flag("query,key,value,output", f"maps with adapters: {', '.join(ADAPTABLE)}")
     config: Mapping[str, Any] | None = field(default=None, repr=False)  # of `llama.kept`
 
     TINY: ClassVar[Mapping[str, Any]] = {
@@ -98,8 +105,34 @@ class LanguageModelOptions(TrainOptions):
         super().__post_init__()
         self._refuse_contradictions()
         self._refuse_sizes()
+        self._refuse_adapters()
         if self.dropout >= 1:
             raise UserError(f"--dropout {self.dropout} would drop everything; give less than 1")
+
+    def _refuse_adapters(self) -> None:
+        if self.lora is not None and self.init is None:
+            raise UserError(
+                f"--lora {self.lora} trains adapters of weights that stay; give these by --init "
+                "FOLDER (a run of rankup becomes one by `rankup export RUN --to hf`)"
+            )
+        if self.lora_alpha == 0:
+            raise UserError("--lora-alpha 0 would leave the adapters out; give 16, for example")
+        for name in self.adapted:
+            if name not in ADAPTABLE:
+                raise UserError(
+                    f"--lora-on {name!r} is no linear map of a Llama's block; "
+                    f"{nearest(name, ADAPTABLE)}"
+                )
+
+    @property
+    def lora_scale(self) -> float:
+        """The factor of what the adapters add."""
+        return self.lora_alpha / (self.lora or 1)
+
+    @property
+    def adapted(self) -> list[str]:
+        """The maps that --lora gives adapters."""
+        return [name.strip() for name in self.lora_on.split(",")]
 
     def _refuse_sizes(self) -> None:
         if self.dim % self.heads:
@@ -215,6 +248,9 @@ class LanguageModelOptions(TrainOptions):
         if self.llama is not None:
             sizes |= asdict(self.llama)
             del sizes["longest"]  # it computes nothing
+        sizes["lora"] = self.lora
+        if self.lora is not None:
+            sizes |= {"lora_alpha": self.lora_alpha, "lora_on": self.lora_on}
         return {**self.identity, **sizes}
 
     @property
