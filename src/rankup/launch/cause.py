@@ -75,7 +75,7 @@ _PREFLIGHT = re.compile(r"^preflight: ")
 
 @dataclass(frozen=True)
 class Cause:
-    """What made a run fail.
+    """The reason for a run's failure.
 
     Attributes:
         text: for people; the last line says the most.

@@ -187,7 +187,7 @@ def _attempt(path: Path, task: str | None) -> Attempt | None:
 
 
 def _inside(path: Path) -> bool:
-    """Whether this is called by a job of the run itself."""
+    """Return True in a job of the run itself."""
     mine = {os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_ARRAY_JOB_ID")} - {None}
     known = {record["job"] for record in rundir.records(path)}
     return bool(mine & known) or ("RANKUP_RUN_DIR" in os.environ and bool(mine))

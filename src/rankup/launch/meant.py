@@ -1,4 +1,4 @@
-"""Which run a user means, and where what belongs to it lies."""
+"""The run that a user means, and the folders that belong to it."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def locate(runs: Path, run: str, client: Client | None = None) -> tuple[Path, st
 
 
 def folder(path: Path, task: str | None) -> Path:
-    """Where that task of an array keeps what a run does; the run's own folder without one."""
+    """Return the folder of that task of an array; the run's own folder without one."""
     return path if task is None else path / "array" / task
 
 
 def bare(path: Path) -> bool:
-    """Whether a folder holds what was recorded of a run and is no run of ours, nor a task of one.
+    """Return True for a folder with a recording that is no run of ours, nor a task of one.
 
     That is what a sampler leaves that was started by hand, or that plays a recording.
     """

@@ -55,7 +55,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Wish:
-    """What `rankup report` is to write.
+    """The parts that `rankup report` is to write.
 
     Attributes:
         formats: of `FILES`.

@@ -1,4 +1,4 @@
-"""What `rankup status` prints: a table, a page about one run, JSON, or the live view."""
+"""The output of `rankup status`: a table, a page about one run, JSON, or the live view."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def need(package: str, why: str) -> None:
 
 
 def folder(run: str) -> Path:
-    """Where a run, or one task of an array, keeps its checkpoints.
+    """Return the folder of a run, or of one task of an array, that has its checkpoints.
 
     Raises:
         UserError: no such run, or an array where one of its tasks is meant.

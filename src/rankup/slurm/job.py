@@ -1,4 +1,4 @@
-"""What became of a job, from whoever still knows it: squeue, scontrol, sacct, our own records."""
+"""The states of a job, from whoever still knows it: squeue, scontrol, sacct, our own records."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Attempt:
 
     @property
     def begin(self) -> float:
-        """When it began; of one that has."""
+        """The start of one that has begun."""
         assert self.started is not None
         return self.started
 

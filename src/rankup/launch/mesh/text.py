@@ -1,4 +1,4 @@
-"""Who holds what, as text for a terminal."""
+"""The parts that ranks hold, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def text(shown: Shown) -> str:
 
 
 def _mesh(shown: Shown) -> list[str]:
-    """Where the ranks are; many of them in ranges."""
+    """The places of the ranks; many of them in ranges."""
     head = ["node", "rank", *(FLAG[axis][2:] for axis in AXES)]
     lines = []
     for block in rows(shown.layout, shown.per_node):
@@ -60,7 +60,7 @@ def _mesh(shown: Shown) -> list[str]:
 
 
 def _ranks(shown: Shown) -> list[str]:
-    """What ranks hold, those that hold alike in one line."""
+    """The parts of ranks, those that hold alike in one line."""
     head = ["ranks", "parameters", "weights", "gradients", shown.optimizer, "sum", "holds"]
     lines, totals = [], [0] * 5
     for one in shown.held:
@@ -104,7 +104,7 @@ def stages(one: Holding) -> str:
 
 
 def _pieces(shown: Shown) -> list[str]:
-    """How each parameter is cut, stage by stage."""
+    """The cuts of each parameter, stage by stage."""
     lines: list[str] = []
     for pp in dict.fromkeys(one.part.pp for one in shown.held):
         alike = [one for one in shown.held if one.part.pp == pp]

@@ -35,7 +35,7 @@ _POLL = 10.0  # seconds between two questions to Slurm
 
 @dataclass(frozen=True)
 class Wish:
-    """What the command line said.
+    """The options of the command line.
 
     Attributes:
         gpus: numbers of GPUs, as they were typed.
@@ -144,7 +144,7 @@ def _new(wish: Wish, config: Config, client: Client, where: Place) -> tuple[Path
 def _room(
     wish: Wish, config: Config, client: Client, where: Place, asked: Sequence[int]
 ) -> tuple[Path, int]:
-    """Where runs go, and what one node takes.
+    """Return the folder of the runs, and the GPUs that one node takes.
 
     Raises:
         UserError: a job of the series could not be submitted, or this machine has too few GPUs.
