@@ -34,7 +34,7 @@ _MUCH = 64 << 20  # bytes that are worth starting processes for
 _MOST_PROCESSES = 8
 # A job prepares before its sampler starts, and tidies up after the sampler has ended.
 _AROUND = 60.0
-_SLACK = 1.0  # s beyond what is known in which a time can be
+SLACK = 1.0  # s beyond what is known in which a time can be
 _DAY = 86400.0
 _YEAR = 365 * _DAY
 _LATEST = 4102444800.0  # the year 2100
@@ -64,19 +64,13 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
     times = [t for look in looks for t in look.times if window[0] <= t <= window[1]]
     grid = _grid(_reach(facts, trained, times), looks)
     # What lies before or behind all that is known has a time that cannot be.
-    window = (max(window[0], grid.begin - _SLACK), min(window[1], grid.end + _SLACK))
+    window = (max(window[0], grid.begin - SLACK), min(window[1], grid.end + SLACK))
     nodes = _scan(journals, grid, window, processes)
     if not facts.attempts:
         # Only now is it known which samplers there were, and when each attempt began.
         begins = [span.begin for span in _spans(facts, nodes, grid.end)]
         trained = training.read(metrics, window, begins)
     return replace(_recording(facts, grid, nodes, trained), profiles=profiles.read(directory))
-
-
-def believed(directory: Path, facts: Facts) -> Window:
-    """Return the unix seconds between which the samples of a run are believed."""
-    files = samples.nodes(directory)
-    return _window(facts, [_look(file, samples.journal(file)).times for file in files])
 
 
 @dataclass(frozen=True)
@@ -106,7 +100,7 @@ def _is_number(text: bytes) -> bool:
 
 def _times(metrics: Path) -> list[float]:
     """Return the times in the begin and the end of the training's record."""
-    records = lines.records(b"\n".join(samples.ends(metrics)))
+    records = map(lines.record, samples.ends(metrics))
     times = [number(record.get("time")) for record in records if record]
     return [t for t in times if t is not None]
 
@@ -283,9 +277,6 @@ def _events(
             yield Event(first, "note", f"{name}: its samples could not be read: {error}")
         if node.strange:
             text = f"{name}: {node.strange} samples left out, whose time cannot be"
-            yield Event(first, "note", text)
-        if node.twice > 10 * node.every:
-            text = f"{name}: more than one sampler wrote for {node.twice:.0f} s"
             yield Event(first, "note", text)
     if trained.error:
         yield Event(first, "note", f"{training.FILE} could not be read: {trained.error}")

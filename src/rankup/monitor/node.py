@@ -70,7 +70,6 @@ class Node:
         fs: bytes read and written by mount point.
         samples: read; torn: lines that were dropped; strange: samples whose time cannot be.
         first, last: times that samples stand for; NaN without any.
-        twice: seconds that more than one sampler stands for.
         errors: why files, or rows of them, could not be read.
     """
 
@@ -92,7 +91,6 @@ class Node:
     strange: int
     first: float
     last: float
-    twice: float
     errors: tuple[str, ...]
 
 
@@ -157,7 +155,6 @@ class _Reading:
             strange=strange,
             first=float(stretches[0, 0]) if len(stretches) else math.nan,
             last=float(stretches[-1, 1]) if len(stretches) else math.nan,
-            twice=_twice(t, seconds),
             errors=tuple(filter(None, [self.journal.error, *self.errors])),
         )
 
@@ -304,13 +301,3 @@ def _core_use(host: Rows, seconds: Numbers) -> Array:
         known[: use.shape[1]] += seconds[of] @ said
     with np.errstate(invalid="ignore"):
         return (done / np.where(known > 0, known, np.nan)).astype(np.float32)
-
-
-def _twice(t: Numbers, seconds: Numbers) -> float:
-    """Return for how many seconds rows stand that the row before stands for as well.
-
-    Where a row is older than the one before, the node's clock was set back, by one sampler.
-    """
-    again = np.minimum(t[:-1] - (t[1:] - seconds[1:]), seconds[1:])
-    forward = t[1:] >= t[:-1]
-    return float(again[forward & (again > 0.1 * seconds[1:])].sum())  # else it is rounding

@@ -15,56 +15,8 @@ import numpy as np
 from ...base.files import write_atomic
 from ...base.text import clean_lines
 from ..recording import Band, Recording
+from . import channels
 
-# Name, what it is multiplied by, what it means; the unit is the end of the name.
-_Metric = tuple[str, float, str]
-_GPU: dict[str, _Metric] = {
-    "util": ("gpu_utilisation_ratio", 0.01, "Share of time in which the GPU computed."),
-    "memory": ("gpu_memory_used_bytes", 1, "Memory of the GPU in use."),
-    "power": ("gpu_power_watts", 1, "Power that the GPU takes."),
-    "temperature": ("gpu_temperature_celsius", 1, "Temperature of the GPU."),
-    "clock": ("gpu_sm_clock_hertz", 1e6, "Clock of the GPU's multiprocessors."),
-    "throttle_power": ("gpu_throttled_by_power_ratio", 1, "Share of time slowed by power."),
-    "throttle_heat": ("gpu_throttled_by_heat_ratio", 1, "Share of time slowed by heat."),
-    "throttle_hardware": (
-        "gpu_throttled_by_hardware_ratio",
-        1,
-        "Share of time slowed by hardware.",
-    ),
-    "pcie_rx": ("gpu_pcie_receive_bytes_per_second", 1, "Bytes that the GPU gets over PCIe."),
-    "pcie_tx": ("gpu_pcie_transmit_bytes_per_second", 1, "Bytes that the GPU sends over PCIe."),
-    "nvlink": ("gpu_nvlink_bytes_per_second", 1, "Bytes over all NVLinks of the GPU."),
-    "processes": ("gpu_processes", 1, "Processes that use the GPU."),
-}
-_HOST: dict[str, _Metric] = {
-    "cpu": ("node_cpu_ratio", 0.01, "Use of the cores that the job may use."),
-    "busiest": ("node_busiest_core_ratio", 0.01, "Use of the busiest core."),
-    "load": ("node_load", 1, "Processes that run or wait to."),
-    "memory": ("node_memory_used_bytes", 1, "Memory of the node in use."),
-    "cgroup": ("node_cgroup_memory_bytes", 1, "Memory that counts against the job's limit."),
-    "swap": ("node_swap_used_bytes", 1, "Swap in use."),
-    "disk_read": ("node_disk_read_bytes_per_second", 1, "Bytes read from the node's own disks."),
-    "disk_write": ("node_disk_write_bytes_per_second", 1, "Bytes written to the node's own disks."),
-    "net_rx": ("node_network_receive_bytes_per_second", 1, "Bytes received but by InfiniBand."),
-    "net_tx": ("node_network_transmit_bytes_per_second", 1, "Bytes sent but by InfiniBand."),
-    "ib_rx": ("node_infiniband_receive_bytes_per_second", 1, "Bytes received by InfiniBand."),
-    "ib_tx": ("node_infiniband_transmit_bytes_per_second", 1, "Bytes sent by InfiniBand."),
-    "fs_read": (
-        "node_network_fs_read_bytes_per_second",
-        1,
-        "Bytes read from network file systems.",
-    ),
-    "fs_write": ("node_network_fs_write_bytes_per_second", 1, "Bytes written to them."),
-    "fs_operations": ("node_network_fs_operations_per_second", 1, "Operations on them."),
-}
-_RANK: dict[str, _Metric] = {
-    "cpu": ("rank_cpu_ratio", 0.01, "CPU of the rank, in cores."),
-    "memory": ("rank_memory_resident_bytes", 1, "Memory of the rank."),
-    "workers": ("rank_data_workers", 1, "Processes that load data for the rank."),
-    "workers_cpu": ("rank_data_workers_cpu_ratio", 0.01, "CPU of these, in cores."),
-    "read": ("rank_read_bytes_per_second", 1, "Bytes that the rank and its workers read."),
-    "write": ("rank_write_bytes_per_second", 1, "Bytes that the rank and its workers write."),
-}
 _UNITS = ("ratio", "bytes", "watts", "celsius", "hertz", "seconds")
 
 Labels = dict[str, str]
@@ -122,7 +74,7 @@ def _families(recording: Recording) -> Iterator[tuple[str, str, list[Sample]]]:
         for node, rank in zip(recording.rank_node, recording.ranks, strict=True)
     ]
     newest = _newest(recording)
-    yield from _channels(recording.gpu, _GPU, gpus, newest[recording.gpu_node])
+    yield from _channels("gpu", recording.gpu, gpus, newest[recording.gpu_node])
     totals = [(labels, gpu.memory) for labels, gpu in zip(gpus, recording.gpus, strict=True)]
     yield "gpu_memory_bytes", "Memory of the GPU.", totals
     limits = [
@@ -130,8 +82,8 @@ def _families(recording: Recording) -> Iterator[tuple[str, str, list[Sample]]]:
         for labels, gpu in zip(gpus, recording.gpus, strict=True)
     ]
     yield "gpu_power_limit_watts", "Power that the GPU may take.", limits
-    yield from _channels(recording.host, _HOST, nodes, newest)
-    yield from _channels(recording.rank, _RANK, ranks, newest[recording.rank_node])
+    yield from _channels("host", recording.host, nodes, newest)
+    yield from _channels("rank", recording.rank, ranks, newest[recording.rank_node])
     yield from _training(recording)
 
 
@@ -159,11 +111,13 @@ def _newest(recording: Recording) -> np.ndarray:
 
 
 def _channels(
-    bands: dict[str, Band], metrics: dict[str, _Metric], labels: list[Labels], newest: np.ndarray
+    kind: str, bands: dict[str, Band], labels: list[Labels], newest: np.ndarray
 ) -> Iterator[tuple[str, str, list[Sample]]]:
-    for channel, (name, factor, meaning) in metrics.items():
-        values = bands[channel].mean[newest, np.arange(len(labels))].astype(np.float64) * factor
-        yield name, meaning, list(zip(labels, values.tolist(), strict=True))
+    for one in channels(kind).values():
+        if one.metric:
+            values = bands[one.channel].mean[newest, np.arange(len(labels))].astype(np.float64)
+            said = (values * float(one.factor)).tolist()
+            yield one.metric, one.meaning, list(zip(labels, said, strict=True))
 
 
 def _sound(labels: Labels) -> Labels:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from ...base.files import replacing
-from ..recording import Band, Recording
-from . import NAMES, need, of_steps
+from ..recording import Recording, strip
+from . import channels, need, of_steps
 
 _SETTINGS = ("WANDB_MODE", "WANDB_CONSOLE", "WANDB_DIR", "WANDB_PROJECT", "WANDB_RUN_ID")
 MOST_NODES = 16  # whose GPUs are shown one by one; of more, the lowest, mean and highest
@@ -61,32 +61,19 @@ def system(recording: Recording) -> dict[str, NDArray[np.float64]]:
     numbers = zip(recording.rank_node.tolist(), recording.ranks.tolist(), strict=True)
     ranks = [f"{recording.nodes[node]}/rank{number}" for node, number in numbers]
     for kind, bands, names, things in (
-        ("gpu", recording.gpu, NAMES["gpu"], gpus),
-        ("node", recording.host, NAMES["host"], list(recording.nodes)),
-        ("rank", recording.rank, NAMES["rank"], ranks),
+        ("gpu", recording.gpu, channels("gpu"), gpus),
+        ("node", recording.host, channels("host"), list(recording.nodes)),
+        ("rank", recording.rank, channels("rank"), ranks),
     ):
         for channel, band in bands.items():
             if few:
                 for at, thing in enumerate(things):
-                    found[f"{kind}_{names[channel]}/{thing}"] = band.mean[:, at].astype(float)
+                    found[f"{kind}_{names[channel].name}/{thing}"] = band.mean[:, at].astype(float)
             elif things:
-                found |= _spread(f"{kind}_{names[channel]}", band)
+                tag, over = f"{kind}_{names[channel].name}", strip(band)
+                ends = {"lowest": over.low, "mean": over.mean, "highest": over.high}
+                found |= {f"{tag}/{name}": end.astype(float) for name, end in ends.items()}
     return {tag: values for tag, values in found.items() if not np.isnan(values).all()}
-
-
-def _spread(tag: str, band: Band) -> dict[str, NDArray[np.float64]]:
-    """Over all things: their lowest and highest value, and the mean of their means."""
-    said = ~np.isnan(band.mean)
-    count = said.sum(axis=1)
-    total = np.where(said, band.mean, 0).sum(axis=1, dtype=np.float64)
-    none = count == 0
-    low, high = np.fmin.reduce(band.low, axis=1), np.fmax.reduce(band.high, axis=1)
-    mean = np.where(none, np.nan, total / np.maximum(count, 1))
-    return {
-        f"{tag}/lowest": low.astype(float),
-        f"{tag}/mean": mean,
-        f"{tag}/highest": high.astype(float),
-    }
 
 
 def _write_events(
