@@ -93,6 +93,7 @@ def bench(folder: Path, effort: Effort) -> str:
         (" ".join(words), [seconds([RANKUP, *words], folder=folder) for _ in range(rounds)])
         for words in quick
     ]
+    times.append(("status, 300 runs (fake Slurm)", many_runs(folder / "many", rounds)))
     if not effort.quick:
         under_slurm(folder, script, max(3, rounds // 2), rows, times)
     table(["seconds to the first step", "rankup", "bare torchrun", "difference"], rows)
@@ -103,6 +104,27 @@ def bench(folder: Path, effort: Effort) -> str:
         f"{paired(ours, peer)}"
     )
     return claim("launch.extra", median(ours), median(peer), "s", note, better="lower")
+
+
+def many_runs(folder: Path, rounds: int) -> list[float]:
+    """Time `status` among 300 runs whose jobs have left no end, which accounting knows."""
+    from tests.launch.handmade import asked, make_run, record
+    from tests.slurm.fake import FakeSlurm
+
+    folder.mkdir()
+    slurm, rows = FakeSlurm(folder), []
+    for number in range(300):
+        path = make_run(folder / "runs", f"20261120-{120000 + number}-abcd")
+        asked(path, str(number))
+        record(path, job=str(number), start=1000, nodes="n1")
+        ends = "2026-11-20T10:00:00|2026-11-20T11:00:00"
+        rows.append(f"{number}|TIMEOUT|0:0|{ends}|n1|None")
+    slurm.answers("squeue")
+    slurm.answers("sacct", out="\n".join(rows))
+    return [
+        seconds([RANKUP, "status"], folder=folder, environment=slurm.environment)
+        for _ in range(rounds)
+    ]
 
 
 def under_slurm(

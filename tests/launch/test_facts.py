@@ -11,8 +11,8 @@ import pytest
 
 from rankup.launch import report
 from rankup.launch.attempts import NO_SLURM
+from rankup.monitor.billing import cost
 from rankup.monitor.recording import Facts
-from rankup.monitor.verdict import cost
 from rankup.site import rundir
 from rankup.site.config import Config
 

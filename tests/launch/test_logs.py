@@ -246,6 +246,10 @@ def test_an_unknown_task_is_refused(rankup_here: RunRankup, tmp_path: Path) -> N
     done = rankup_here(["logs", path, "--task", "4"], env=NOWHERE)
     assert done.returncode == 2
     assert "there are: 3" in done.stderr
+    alone = rankup_here(
+        ["logs", make_run(tmp_path / "runs", "20261120-120001-abcd"), "--task", "4"], env=NOWHERE
+    )
+    assert (alone.returncode, "is no array" in alone.stderr) == (2, True)
 
 
 def test_the_cause_inside_a_job_needs_no_slurm(rankup_here: RunRankup, tmp_path: Path) -> None:

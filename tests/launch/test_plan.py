@@ -59,7 +59,7 @@ def test_what_is_asked_for_in_full_is_noted_by_nothing() -> None:
 def test_a_job_that_will_wait_is_noted() -> None:
     busy = Site(live={"booster": partition(idle_nodes=1)})
     [found] = submit.plan(busy, CONFIG, JobSpec(time="2h", nodes=2)).notes
-    assert found == "note: 1 nodes of booster are idle now, so the job will wait"
+    assert found == "note: 1 node is idle in booster now, so the job will wait"
 
 
 def test_where_constraint_and_qos_choose_the_default_partitions_limits_mean_nothing() -> None:

@@ -20,6 +20,7 @@ from tests.conftest import RunRankup
 from tests.monitor import traces
 from tests.monitor.gpus import played
 
+from .handmade import make_run
 from .live import live, script
 
 ON = {"RANKUP_MONITOR": "1"}
@@ -148,8 +149,10 @@ def test_a_recording_alone_gets_a_report_too(rankup_here: RunRankup, tmp_path: P
 def test_what_cannot_be_asked_for(rankup_here: RunRankup, tmp_path: Path) -> None:
     run = _course(tmp_path)
     (tmp_path / "file").write_text("")
+    new = make_run(tmp_path / "runs", "20261120-120009-abcd")
     for words, said in {
         ("nothing",): "no run 'nothing'",
+        (new,): f"{new.name} has not run: It has not been started.",
         (run, "--formats", "docx"): "--formats docx",
         (run, "--export", "excel"): "excel",
         (run, "--out", tmp_path / "file"): "is a file",

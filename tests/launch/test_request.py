@@ -319,6 +319,17 @@ def test_a_recipes_run_that_is_through_is_not_submitted_again(here: Path) -> Non
     assert submit.run(more, Site()) == 0, "longer than before"
 
 
+def test_that_a_script_had_ended_well_is_said_before_it_starts_once_more(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _submit(Site()) == 0
+    [run] = _runs(here)
+    ended = '{"job": "4242", "task": null, "restart": 0, "end": 1700000100, "code": 0}\n'
+    (run / rundir.ATTEMPTS).write_text(ended)
+    assert _submit(Site(job="4243"), resume="last") == 0
+    assert "note: job 4242 of this run ended as it should" in capsys.readouterr().err
+
+
 def test_a_run_directory_for_all_is_refused(here: Path) -> None:
     shared = here / "shared"
     shared.mkdir()

@@ -106,32 +106,44 @@ def test_attempts_are_told_without_slurm(tmp_path: Path) -> None:
     assert _summary(path).state == "COMPLETED"
 
 
-def test_one_squeue_for_all_runs(tmp_path: Path) -> None:
-    calls = tmp_path / "calls"
-    log = f'echo "$0 $*" >>{calls}'
+def test_one_squeue_and_one_sacct_for_all_runs(tmp_path: Path) -> None:
+    """Of the newest 20 one waits for nothing that Slurm knows, one runs, three have left no end."""
+    slurm, uid = FakeSlurm(tmp_path), os.getuid()
     run = tmp_path / "runs" / "train" / "20261120-120023-abcd"
-    rows = f"echo '23|RUNNING|2026-11-20T10:00:00|n1|None|{os.getuid()}|{run}'"
-    _fake(tmp_path / "bin", "squeue", f"{log}; {rows}")
-    _fake(tmp_path / "bin", "scontrol", f"{log}; echo 'Slurmctld(primary) at x is UP'")
-    _fake(tmp_path / "bin", "sacct", f"{log}; exit 0")
+    slurm.answers("squeue", out=f"23|RUNNING|2026-11-20T10:00:00|n1|None|{uid}|{run}\n")
+    slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
+    rows = [
+        f"{job}|{state}|0:0|2026-11-20T10:00:00|2026-11-20T11:00:00|n1|None"
+        for job, state in ((20, "TIMEOUT"), (21, "NODE_FAIL"), (22, "OUT_OF_MEMORY"))
+    ]
+    slurm.answers("sacct -j 24,22,21,20", out="\n".join(rows))
     for number in range(25):
         path = make_run(tmp_path / "runs", f"20261120-1200{number:02}-abcd")
         asked(path, str(number))
         record(path, job=str(number), start=1000, nodes="n1")
-        if number < 23:
+        if number < 20:
             record(path, job=str(number), end=2000, code=0)
-    asked_of = Client(environment={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
-    found, note = status.newest(tmp_path / "runs", asked_of)
+    found, note = status.newest(tmp_path / "runs", Client(environment=slurm.environment))
     assert note == "the newest 20 of 25 runs; of another: rankup status RUN"
     assert len(found) == status.NEWEST
     assert found[0].id == "20261120-120024-abcd"
-    assert [short.state for short in found[:2]] == ["UNKNOWN", "RUNNING"]
-    assert {short.state for short in found[2:]} == {"COMPLETED"}
-    words = calls.read_text()
-    assert words.count("/squeue ") == 1
-    # For the only run that neither squeue nor its own record accounts for.
-    assert words.count("/sacct") == 1
-    assert " ping" not in words  # squeue has answered
+    states = ["UNKNOWN", "RUNNING", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT"]
+    assert [short.state for short in found[:5]] == states
+    assert {short.state for short in found[5:]} == {"COMPLETED"}
+    assert len(slurm.calls("squeue")) == len(slurm.calls("sacct")) == 1
+    # For the only run that nobody else accounts for; and no ping, since squeue has answered.
+    assert [words[-1] for words in slurm.calls("scontrol")] == ["24"]
+
+
+def test_accounting_is_asked_for_runs_without_an_end_alone(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path)
+    slurm.answers("squeue")
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=200, code=0)
+    ((short,), _) = status.newest(tmp_path / "runs", Client(environment=slurm.environment))
+    assert (short.state, slurm.calls("sacct")) == ("COMPLETED", [])
 
 
 def test_without_a_controller_the_runs_own_records_speak(tmp_path: Path) -> None:
@@ -202,6 +214,31 @@ def test_the_end_is_kept_where_slurm_has_forgotten_the_job(
     client = Client(timeout=20, environment=slurm.environment)
     (short,), _ = status.newest(tmp_path / "runs", client)
     assert short.state == state
+
+
+def test_of_a_job_that_slurm_put_back_it_is_said_that_no_retry_is_allowed(tmp_path: Path) -> None:
+    """Its second attempt ends as it starts, perhaps after hours in the queue."""
+    path = make_run(tmp_path / "runs", launch={"retries": 1})
+    asked(path, "12")
+    record(path, start=100, nodes="n1", offset=0)
+    slurm = FakeSlurm(tmp_path)
+    row = f"12|PENDING|N/A||BeginTime|{os.getuid()}|{path}\n"
+    slurm.answers("squeue", out=row)
+    client = Client(environment=slurm.environment)
+    ((waits,), _) = status.newest(tmp_path / "runs", client)
+    assert "--retries" not in waits.words
+    (path / "log" / "retries").write_text("1\n")
+    ((waits,), _) = status.newest(tmp_path / "runs", client)
+    assert "--retries allows 1 of that. Sooner is: rankup cancel " in waits.words
+    line = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT now DUE TO NODE FAILURE ***\n"
+    (path / "log" / "12.out").write_text(f"{line}rankup: Slurm started this job again\n")
+    record(path, start=300, restart=1, nodes="n1", offset=len(line))
+    record(path, end=301, restart=1, code=1)
+    slurm.answers("squeue")
+    ((failed,), _) = status.newest(tmp_path / "runs", client)
+    assert failed.words == "rankup: Slurm started this job again"
+    found = attempts.of_run(path, rundir.read(path), NO_SLURM)
+    assert [attempt.state for attempt in found] == ["NODE_FAIL", "FAILED"]
 
 
 DAMAGE: Mapping[str, str] = {
@@ -409,6 +446,11 @@ def test_what_to_do_next_after_a_failure(tmp_path: Path) -> None:
     full = status.report(path, Config(), NO_SLURM)
     assert full.attempts[0].exit_code == 4
     assert full.next_steps[-1].startswith("rankup run … /home/user/train.py --lr 0.1")
+    job = rundir.read(path)
+    typed = {**job.attempts[0], "command": ["rankup", "run", "--nodes", "2", "train.py"]}
+    rundir.write(path, replace(job, attempts=[typed]))
+    again = status.report(path, Config(), NO_SLURM).next_steps
+    assert again[-1].startswith("rankup run --nodes 2 train.py (once more")
     (path / "checkpoints" / "5").mkdir(parents=True)
     again = status.report(path, Config(), NO_SLURM).next_steps
     assert again[-1] == f"rankup run --resume {path.name}"

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankup.monitor.billing import cost
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.load import load
 from rankup.monitor.recording import Recording
 from rankup.monitor.thresholds import LIMITS
-from rankup.monitor.verdict import cost
 
 from .handmade import BEGIN, POWER, attempt, made, per_gpu
 from .traces import one_of_four, two_attempts

@@ -247,6 +247,8 @@ def test_wandb_gets_steps_and_bins(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             logged.append({})
 
     class Package:
+        Error = RuntimeError
+
         @staticmethod
         def Settings(**given: object) -> dict[str, object]:  # noqa: N802
             return given
@@ -254,6 +256,8 @@ def test_wandb_gets_steps_and_bins(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         @staticmethod
         def init(mode: str, **given: object) -> Run:
             assert mode == "offline"
+            if os.environ.get("WANDB_MODE") == "of":
+                raise ValueError("mode\n  Input should be 'offline'")
             return Run()
 
     recording = made(small(), tmp_path)
@@ -264,3 +268,6 @@ def test_wandb_gets_steps_and_bins(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert logged[0]["step"] == 1
     assert "training/loss" in logged[0]
     assert logged[-2]["seconds"] == pytest.approx(295)
+    monkeypatch.setenv("WANDB_MODE", "of")
+    with pytest.raises(UserError, match=r"refuses.*Input should be.*unset.*WANDB_MODE=of"):
+        export(recording, tmp_path, "wandb", tmp_path / "out")

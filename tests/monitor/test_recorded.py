@@ -10,13 +10,13 @@ import pytest
 
 from rankup.launch import report
 from rankup.launch.attempts import NO_SLURM
-from rankup.monitor.diagnose import diagnose
+from rankup.monitor.billing import cost
+from rankup.monitor.diagnose import diagnose, verdict
 from rankup.monitor.lines import FOLDER, header
 from rankup.monitor.load import load
 from rankup.monitor.recording import Facts, Recording
 from rankup.monitor.report.html import html
 from rankup.monitor.report.text import text
-from rankup.monitor.verdict import cost, verdict
 from rankup.site.config import Config
 
 from .record import HERE, PLANS

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankup.monitor.diagnose import diagnose
+from rankup.monitor.diagnose import Verdict, diagnose, verdict
 from rankup.monitor.recording import Recording
-from rankup.monitor.verdict import Verdict, verdict
 
 from . import traces
 from .handmade import BEGIN, HEALTHY, UNUSED, attempt, made

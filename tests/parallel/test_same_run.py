@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from rankup.base.errors import UserError
+from rankup.parallel.initial import initialize
 from rankup.parallel.layout import Layout
+from rankup.runtime.folder import SafeReader
 from rankup.runtime.world import World
 from rankup.train.options import TrainOptions
+from rankup.train.start import freeze
 from tests.pool import RankPool
 from tests.train.runs import Report, final_model, losses, records, train_task
 
@@ -65,6 +69,11 @@ ALL_BUT_COPIES = _case("shard x tp x pp", 2, 1, 2, 2)  # the only one here of ei
 PLAIN: dict[str, Any] = {}
 TIED = {"tied": True, "frozen": ("blocks.1.feed_forward.up", "positions")}
 UNCLIPPED = {"clip": 0.0, "micro_batch": 12}
+# All that the first of two pipeline stages has, too.
+FROZEN = {
+    "freeze": "tokens.*,positions.*,blocks.[01].*", "clip": 0.0, "momentum": 0.9,
+    "weight_decay": 0.1,
+}  # fmt: skip
 
 
 def _apart(case: Case, accumulated: bool) -> dict[str, Any]:
@@ -133,6 +142,38 @@ def _assert_same(
 
 def test_tied_embeddings_and_frozen_parts_over_stages(same: Same, tmp_path: Path) -> None:
     same.hold(tmp_path, CORE[3], TIED, UNCLIPPED)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [CORE[3], *(pytest.param(case, marks=pytest.mark.slow) for case in CORE[:3])],
+    ids=lambda case: case.name,
+)
+def test_parameters_that_are_named_stay(same: Same, tmp_path: Path, case: Case) -> None:
+    """They have no state of the optimizer, and are in the checkpoint as any other."""
+    same.hold(tmp_path, case, PLAIN, FROZEN)
+    start = SmallLM(SGD).build_model()
+    initialize(start, SGD.seed)
+    end, saved = final_model(tmp_path / "split"), _shapes(tmp_path / "split")
+    stayed = [name for name, value in start.named_parameters() if torch.equal(value, end[name])]
+    assert {name.split(".")[0] for name in stayed} == {"tokens", "positions", "blocks"}
+    assert [name for name in stayed if "blocks.2" in name] == []
+    assert {f"model.{name}" for name in end} <= saved
+    with_state = {name.split(".", 2)[2].rpartition(".")[0] for name in saved if "state" in name}
+    assert with_state == end.keys() - stayed
+
+
+def _shapes(directory: Path) -> set[str]:
+    """Names of all tensors of the run's last checkpoint."""
+    return set(SafeReader(directory / "checkpoints" / "step-00000006").shapes())
+
+
+def test_patterns_that_freeze_nothing_or_all_are_refused() -> None:
+    model = SmallLM(SGD).build_model()
+    with pytest.raises(UserError, match=r"'token\.\*' matches no .* did you mean tokens\.weight"):
+        freeze(model, "head.*,token.*")
+    with pytest.raises(UserError, match="leaves no parameter"):
+        freeze(model, "*")
 
 
 @pytest.mark.slow

@@ -254,7 +254,52 @@ def test_loaders_side_by_side_of_different_sizes(size: int, said: bool, tmp_path
     text = (HEAD + EPOCHS).replace("for x, y in loader", "for (x, y), other in zip(loader, wide)")
     made = f"wide = DataLoader(data, batch_size={size})\n"
     ported = _ported(tmp_path, text.replace("net = torch", made + "net = torch", 1))
-    assert any("of the last loader's batch" in note.text for note in ported.left) == said
+    assert any("of the batch drawn last" in note.text for note in ported.left) == said
+
+
+PASSED_OVER = {
+    "not seen to be a mean": [
+        ("loss = F.cross_entropy(net(x), y)", f"loss = {losses}")
+        for losses in (
+            "sum(F.mse_loss(o, t) for o, t in zip(net(x), y))",
+            "torch.stack([F.mse_loss(o, t) for o, t in zip(net(x), y)]).sum()",
+            "sum(F.mse_loss(x[i], y[i]) for i in range(len(x)))",
+            "0.0\n        for i, o in enumerate(net(x)):\n            loss += F.mse_loss(o, y[i])",
+        )
+    ],
+    "a seed of each process' own": [
+        ("began =", "torch.seed()\nbegan ="),
+        ("began =", "g = torch.Generator()\ng.seed()\nbegan ="),
+    ],
+    "a generator without a seed": [
+        ("began =", f"order = {made}.permutation(9)\nbegan =")
+        for made in ("np.random.Generator(np.random.PCG64())", "np.random.default_rng(seed=None)")
+    ],
+    "kept and gone over again": [("in loader", "in islice(cycle(loader), 9)")],
+    "of the batch drawn last": [
+        ("in loader:", "in loader:\n        other = next(iter(DataLoader(more, batch_size=8)))"),
+    ],
+    "": [
+        ("loss = F.cross_entropy(net(x), y)", f"loss = {losses}")
+        for losses in (
+            "torch.stack([F.mse_loss(o, t) for o, t in zip(net(x), y)]).mean()",
+            "sum(F.mse_loss(o, y) for o in heads(x))",
+            "sum(w * F.mse_loss(o, y) for o, w in zip(heads(x), (0.1, 0.9)))",
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "old", "new"), [(said, *one) for said, found in PASSED_OVER.items() for one in found]
+)
+def test_what_one_gpu_would_do_otherwise_is_said(
+    said: str, old: str, new: str, tmp_path: Path
+) -> None:
+    imports = "import numpy as np\nfrom itertools import islice\n"
+    text = imports + (HEAD + EPOCHS).replace(old, new, 1)
+    found = [one.text for one in _ported(tmp_path, text).left if "evaluates" not in one.text]
+    assert any(said in one for one in found) if said else not found
 
 
 def test_a_model_is_traced_without_its_wrapper(tmp_path: Path) -> None:

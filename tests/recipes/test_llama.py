@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,28 @@ def test_weights_take_the_tokens_of_their_folder(tmp_path: Path) -> None:
     assert parse(["--model", str(folder)]).fixed != was  # no run goes on as another model
 
 
+def test_a_run_goes_on_without_the_folder_that_its_model_came_from(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "theirs", rope_scaling=_LLAMA3)
+    (folder / "tokenizer.json").write_text("{}")
+    parse = find("language-model").parse
+    for words in (["--init", str(folder)], ["--model", str(folder / "config.json")]):
+        began = parse(words)
+        kept = json.loads(json.dumps(began.kept))
+        parse(words, kept).refuse_changed()
+        away = folder.rename(tmp_path / "away")
+        gone = parse(words, kept)
+        assert (gone.llama, gone.fixed) == (began.llama, began.fixed)
+        gone.refuse_changed()
+        with pytest.raises(UserError, match="there is no"):
+            parse([*words[:1], str(tmp_path / "other")], kept)
+        away.rename(folder)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 2.0'))
+    with pytest.raises(UserError, match=r"rope_theta was 10000\.0 and is now 2\.0"):
+        parse(words, kept).refuse_changed()
+    assert parse(words, kept).llama == began.llama
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_same_run_from_their_weights_under_any_layout_and_back(
@@ -227,3 +250,15 @@ def test_the_same_run_from_their_weights_under_any_layout_and_back(
         rtol=0,
         atol=1e-5,
     )
+    # All of them go on without the folder.
+    shutil.rmtree(folder)
+    resumed = run_rankup(
+        ["run", "--local", "--resume", tmp_path / "ddp", "language-model", "--steps", "4"]
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    for command in (
+        ["export", tmp_path / "ddp", "--to", "hf", "--out", tmp_path / "gone-on"],
+        ["generate", tmp_path / "ddp", "the same", "--max-tokens", "2"],
+    ):
+        done = run_rankup(command)
+        assert done.returncode == 0, done.stderr

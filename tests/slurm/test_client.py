@@ -269,22 +269,22 @@ def test_array_tasks_are_counted_out_within_bounds(text: str, tasks: list[str]) 
 
 def test_accounting_that_is_disabled_has_no_records(fake: FakeSlurm, client: Client) -> None:
     fake.answers("sacct", err="Slurm accounting storage is disabled\n", code=1)
-    assert client.account_records("1") == []
+    assert client.account_records(["1"]) == []
     fake.answers("sacct", err="sacct: error: Problem talking to the database\n", code=1)
     with pytest.raises(SlurmError, match="Problem talking to the database"):
-        client.account_records("1")
+        client.account_records(["1"])
 
 
 def test_accounting_lists_the_attempts_of_a_job(fake: FakeSlurm, client: Client) -> None:
     fake.answers("sacct --duplicates -j 9001", out=recorded("24.05/sacct.txt"))
-    attempts = client.account_records("9001")
+    attempts = client.account_records(["9001"])
     assert [attempt.state for attempt in attempts] == ["REQUEUED", "NODE_FAIL", "OUT_OF_MEMORY"]
     assert attempts[1].nodes == ("jwb0001", "jwb0002")
     assert (attempts[1].exit_code, attempts[2].signal) == (1, 125)
     fake.answers(
         "sacct", out="5|CANCELLED by 1000|0:15|Unknown|2026-11-20T10:00:00|None assigned|x\n"
     )
-    (cancelled,) = client.account_records("5")
+    (cancelled,) = client.account_records(["5"])
     assert (cancelled.state, cancelled.nodes, cancelled.start) == ("CANCELLED", (), None)
 
 

@@ -57,7 +57,7 @@ def test_what_slurm_answers_is_read(client: Client, slurm: Cluster, tmp_path: Pa
     with pytest.raises(SlurmError, match="There is no such partition"):
         client.submit(path, "--partition=nix")
     assert client.show("999999") == client.show("999999_3") == []
-    assert client.account_records("999999") == []
+    assert client.account_records(["999999"]) == []
     client.cancel(["999999"])
     assert [state.source for state in states(client, "999999")] == ["none"]
 

@@ -87,6 +87,9 @@ def test_words_become_options() -> None:
         ("--global-batch -2", "the least is 1"),
         ("--gamma 0", "--gamma 0 is what an epoch leaves"),
         ("--gamma 1.5", "at most 1"),
+        ("--decay 0", "neither a part of the run"),
+        ("--decay 2.5", "nor a whole number of steps"),
+        ("--schedule wsd --steps 5 --decay 9", "more than the run's --steps 5"),
         ("--lr nan", "finite"),
         ("--lr fast", "'fast' is not a number"),
         ("--steps 2.5", "'2.5' is not a whole number"),
@@ -154,7 +157,9 @@ def test_idle_ranks_are_those_without_a_micro_batch(world_size: int, idle: int) 
 
 
 def test_every_option_has_a_line_of_help() -> None:
-    assert [f.name for f in fields(LanguageModelOptions) if not f.metadata.get("help")] == []
+    flags = [f for f in fields(LanguageModelOptions) if f.metadata]
+    assert len(flags) > 50
+    assert [f.name for f in flags if not f.metadata["help"]] == []
 
 
 def test_options_are_parsed_without_torch() -> None:

@@ -88,3 +88,22 @@ def test_a_step_after_each_epoch() -> None:
     assert [found("step", epoch) for epoch in range(3)] == pytest.approx([0.5, 0.15, 0.045])
     assert found("constant", 2) == 0.5
     assert rates(1, 10, 0.5, 2, "step").lr == 0.25, "it warms up"
+
+
+def _wsd(last: int, decay: float, warmup: int = 2) -> list[float]:
+    return [rates(step, last, 1.0, warmup, "wsd", decay=decay).lr for step in range(1, last + 1)]
+
+
+def test_warmup_stable_decay_by_hand() -> None:
+    assert _wsd(10, decay=4) == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25])
+    assert _wsd(10, decay=0.4) == _wsd(10, decay=4)
+    assert _wsd(3, decay=0.9) == pytest.approx([0.5, 2 / 3, 1 / 3])  # rise and fall meet
+
+
+@given(first=st.integers(5, 200), more=st.integers(0, 200), decay=st.sampled_from([0.2, 1.0, 4.0]))
+def test_a_run_that_is_made_longer_in_its_stable_part_is_the_longer_run(
+    first: int, more: int, decay: float
+) -> None:
+    """So a checkpoint from before the decay is one of any longer run, too."""
+    stable = first - max(1, round(decay if decay >= 1 else decay * first))
+    assert _wsd(first, decay)[:stable] == _wsd(first + more, decay)[:stable]

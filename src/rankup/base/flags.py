@@ -1,7 +1,8 @@
 """Command-line flags from a frozen dataclass, without importing anything heavy.
 
 A field `global_batch: int = flag(32, "sequences per optimizer step")` becomes `--global-batch N`;
-booleans become `--compile`; `Literal[...]` fields take one of their values.
+booleans become `--compile`; `Literal[...]` fields take one of their values. A field
+that is not made by `flag` is none.
 """
 
 from __future__ import annotations
@@ -29,22 +30,25 @@ def parse(
     args: Sequence[str],
     command: str,
     preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+    kept: Mapping[str, Any] | None = None,
 ) -> Options:
     """Options of type `kind` from command-line words.
 
     Args:
         preset: defaults that hang on other options: takes the values by field, gives those that
             stand in for what was not said.
+        kept: values of fields that are no flags.
 
     Raises:
         UserError: an unknown flag (the nearest known one is named), a missing or impossible value.
     """
     parser = _parser(kind, command)
+    kept = kept or {}
     values = vars(parser.parse_args(list(args)))
-    if preset is not None and (instead := preset(values)):
+    if preset is not None and (instead := preset({**values, **kept})):
         parser.set_defaults(**instead)
         values = vars(parser.parse_args(list(args)))
-    return kind(**values)
+    return kind(**values, **kept)
 
 
 def names(kind: type[Any]) -> frozenset[str]:
@@ -81,6 +85,8 @@ def _parser(kind: type[Any], command: str) -> _Parser:
     )
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
+        if "help" not in field.metadata:
+            continue
         name = "--" + field.name.replace("_", "-")
         text = field.metadata["help"]
         inner = _inner(hints[field.name])

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from ..slurm import job as slurm_job
 from ..slurm import reasons
 from ..slurm.client import Client, SlurmError, base_id, is_ours
 from ..slurm.job import STOPPED, Attempt
-from ..slurm.parse import Queued
-from . import cause, logfile
+from ..slurm.parse import Accounted, Queued
+from . import cause, logfile, meant
 
 # Where no Slurm command is to be asked, its absence lets `slurm_job.states` use our own records.
 NO_SLURM = Client(environment={"PATH": os.devnull})
@@ -46,15 +46,50 @@ def _of_folder(rows: Sequence[Queued], path: Path) -> list[Queued]:
     return [row for row in rows if is_ours(row.uid, row.work_dir, path)]
 
 
-def of_run(
-    path: Path, job: Job, client: Client, queued: Sequence[Queued] | None = None
-) -> list[Attempt]:
+@dataclass(frozen=True)
+class Answers:
+    """What Slurm says of several runs at once.
+
+    Attributes:
+        queued: the user's jobs.
+        accounted: rows of accounting, by job, of those that are not queued and wrote no end.
+    """
+
+    queued: Sequence[Queued]
+    accounted: Mapping[str, Sequence[Accounted]]
+
+
+def answers(runs: Mapping[Path, Job], client: Client) -> Answers:
+    """Ask squeue once for all runs, and sacct once for the jobs that nothing else accounts for.
+
+    Raises:
+        SlurmError: squeue does not answer.
+    """
+    ids = {path: rundir.slurm_jobs(path, job) for path, job in runs.items()}
+    queued = client.mine() if any(ids.values()) else []
+    live = {base_id(row.job_id) for row in queued}
+    left = []
+    for path, jobs in ids.items():
+        records = rundir.records(path)
+        left += [
+            job_id
+            for job_id in jobs
+            if job_id not in live
+            and not _ended_alone([record for record in records if record["job"] == job_id])
+        ]
+    accounted: dict[str, list[Accounted]] = {job_id: [] for job_id in left}
+    with suppress(SlurmError):
+        for row in client.account_records(list(accounted)):
+            accounted.setdefault(base_id(row.job_id), []).append(row)
+    return Answers(queued, accounted)
+
+
+def of_run(path: Path, job: Job, client: Client, answers: Answers | None = None) -> list[Attempt]:
     """All attempts, in order; those of one array side by side.
 
     Args:
-        queued: what one call of `Client.mine` said, for all runs; a job that is not in it, and has
-            written its end, is then not asked for again. Else squeue is asked here, and Slurm for
-            more about the newest job.
+        answers: for all runs; a job that is not in the queue, and has written its end, is then not
+            asked for again. Else squeue is asked here, and Slurm for more about the newest job.
     """
     records = rundir.records(path)
     follows = {str(r["job"]): str(r["follows"]) for r in records if "follows" in r}
@@ -64,8 +99,10 @@ def of_run(
         if "job" not in attempt
     ]
     ids = rundir.slurm_jobs(path, job)
-    rows, thorough = queued, queued is None
-    if rows is None:
+    rows: Sequence[Queued] | None = None
+    if answers is not None:
+        rows = answers.queued
+    else:
         try:
             rows = client.mine()
         except SlurmError:
@@ -75,15 +112,18 @@ def of_run(
     for job_id in ids:
         own = [record for record in records if record["job"] == job_id]
         of_job = None if mine is None else [r for r in mine if base_id(r.job_id) == job_id]
-        states = _states(client, path, job_id, own, of_job, thorough and job_id == ids[-1])
+        thorough = answers is None and job_id == ids[-1]
+        accounted = None if answers is None else answers.accounted.get(job_id)
+        states = _states(client, path, job_id, own, of_job, thorough, accounted)
         of_job_id = _folded(job_id, own, states)
         if mine is None:
             of_job_id += _waiting(path, of_job_id, own, follows)
         asked = _asked(job, job_id, follows)
         attempts += [
-            replace(_by_log(path, attempt, own), follows=follows.get(job_id), asked=asked)
-            for attempt in of_job_id
+            replace(attempt, follows=follows.get(job_id), asked=asked)
+            for attempt in (_by_log(path, one, own) for one in of_job_id)
         ]
+    attempts = [_in_vain(path, job, attempt, records) for attempt in attempts]
     # Stable: attempts of one job stay together, what has not begun comes last.
     return sorted(attempts, key=lambda attempt: attempt.started or attempt.expected or float("inf"))
 
@@ -127,6 +167,37 @@ def _waiting(
     ]
 
 
+def _in_vain(
+    path: Path, job: Job, attempt: Attempt, records: Sequence[Mapping[str, Any]]
+) -> Attempt:
+    """An attempt that waits, and that its job script will end: --retries allows it no start."""
+    mine = [
+        record
+        for record in records
+        if "follows" not in record
+        if (str(record["job"]), record.get("task")) == _number_and_task(attempt)
+    ]
+    folder = meant.folder(path, attempt.task)
+    if attempt.state != "PENDING" or not mine or "end" in mine[-1] or (folder / "requeue").exists():
+        return attempt
+    counted = folder / "log" / "retries"
+    text = counted.read_text(errors="replace").strip() if counted.is_file() else "0"
+    allowed = job.launch.get("retries") or 0
+    if text.isdecimal() and int(text) < allowed:
+        return attempt
+    words = (
+        f"{attempt.words} As it starts it ends: Slurm put the job back into the queue (a node "
+        f"failed, or it was preempted), and --retries allows {allowed} of that. Sooner is: "
+        f"rankup cancel {job.id}; rankup run --resume {job.id}"
+    )
+    return replace(attempt, words=words)
+
+
+def _number_and_task(attempt: Attempt) -> tuple[str, int | None]:
+    number, _, task = (attempt.job or "").partition("_")
+    return number, int(task) if task.isdecimal() else None
+
+
 def _by_log(path: Path, attempt: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
     """An attempt that left no end, and that Slurm has forgotten: its log may say how it ended."""
     if (
@@ -137,11 +208,13 @@ def _by_log(path: Path, attempt: Attempt, own: Sequence[Mapping[str, Any]]) -> A
     ):
         return attempt
     mine = [r for r in own if attempt.task is None or str(r.get("task")) == attempt.task]
-    if any(r.get("restart", 0) > attempt.restart for r in mine):
+    later = [r for r in mine if "start" in r and r.get("restart", 0) > attempt.restart]
+    end = later[0].get("offset") if later else None
+    if later and not isinstance(end, int):
         return attempt  # what ended a later one stands behind it
     file = logfile.log_of(path, base_id(attempt.job), attempt.task)
-    lines = logfile.tail_lines(file, logfile.attempt_start(file, mine, attempt.restart))
-    state = cause.end_state(lines)
+    start = logfile.attempt_start(file, mine, attempt.restart)
+    state = cause.end_state(logfile.tail_lines(file, start, end))
     if state is None:
         return attempt
     return replace(attempt, state=state, words=reasons.ended(state, 0, 0, ""))
@@ -171,11 +244,12 @@ def _states(
     own: Sequence[Mapping[str, Any]],
     rows: Sequence[Queued] | None,
     thorough: bool,
+    accounted: Sequence[Accounted] | None,
 ) -> list[Attempt]:
     """The states of a job; `rows` are its own in squeue, None where that could not be asked."""
     known = {row.job_id: _queued(row, own) for row in rows or ()}
     if not known and (rows is None or thorough or not _ended_alone(own)):
-        return slurm_job.states(client, job_id, own, path)
+        return slurm_job.states(client, job_id, own, path, accounted)
     if thorough and any("_" in name for name in known):
         # Tasks of an array that have ended are not in the queue any more.
         rest = slurm_job.states(client, job_id, own, path)

@@ -109,15 +109,16 @@ def read_lines(file: Path, start: int = 0, limit: int = TAIL_BYTES) -> list[str]
     return [*head, f"… {size - start - limit - HEAD_BYTES} bytes left out …", *tail]
 
 
-def tail_lines(file: Path, start: int = 0) -> list[str]:
-    """The last lines from byte `start` on, at most `TAIL_BYTES` of them."""
-    return [_decoded(line) for line in tail_bytes(file, start)]
+def tail_lines(file: Path, start: int = 0, end: int | None = None) -> list[str]:
+    """The last lines from byte `start` on, up to `end`, at most `TAIL_BYTES` of them."""
+    return [_decoded(line) for line in tail_bytes(file, start, end)]
 
 
-def tail_bytes(file: Path, start: int = 0) -> list[bytes]:
+def tail_bytes(file: Path, start: int = 0, end: int | None = None) -> list[bytes]:
     """`tail_lines` as they stand in the file, whatever they hold."""
-    begin = max(start, size_of(file) - TAIL_BYTES)
-    lines = _split(_bytes(file, begin, TAIL_BYTES))
+    end = size_of(file) if end is None else end
+    begin = max(start, end - TAIL_BYTES)
+    lines = _split(_bytes(file, begin, max(0, end - begin)))
     if begin > start and len(lines) > 1:
         return lines[1:]
     # The end of a line that began long before is better than nothing.

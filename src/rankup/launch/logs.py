@@ -85,6 +85,8 @@ def _refuse_unknown_task(path: Path, task: str | None) -> None:
     if not task.isdecimal():
         raise UserError(f"--task {task!r} is no number; give that of a task of the array")
     known = {file.stem.rpartition("_")[2] for file in (path / "log").glob("*_*.out")}
+    if not known and not rundir.read(path).launch.get("array"):
+        raise UserError(f"{path.name} is no array, so it has no task {task}; leave --task away")
     if known and task not in known:
         some = ", ".join(sorted(known, key=lambda t: int(t) if t.isdecimal() else 0)[:12])
         raise UserError(f"no log of task {task} of {path.name} yet; there are: {some}")

@@ -23,11 +23,12 @@ from ..base.files import user_path, write_atomic
 from ..base.findings import Finding
 from ..base.text import clean
 from ..monitor import words
-from ..monitor.diagnose import Diagnosis, diagnose
+from ..monitor.billing import Cost, cost
+from ..monitor.diagnose import Diagnosis, Verdict, diagnose, not_judged, verdict
 from ..monitor.export import FORMS, need
+from ..monitor.lines import FOLDER
 from ..monitor.load import load
 from ..monitor.recording import Facts, Recording
-from ..monitor.verdict import Cost, Verdict, cost, not_judged, verdict
 from ..site import config, rundir
 from ..site.config import Config
 from ..site.rundir import Job
@@ -206,7 +207,11 @@ def _judged(run: str, here: Config, client: Client, ended: int | None) -> Judged
             f"{run} is an array, each task of which is a run of its own; name one: "
             f"{path / 'array' / tasks[0]} (there are {', '.join(tasks)})"
         )
-    return judge(meant.folder(path, task), facts(path, task, here, client, ended))
+    folder, known = meant.folder(path, task), facts(path, task, here, client, ended)
+    if not known.attempts and not (folder / FOLDER).is_dir():
+        last = attempts.newest(attempts.of_run(path, rundir.read(path), client)) or attempts.NEW
+        raise UserError(f"{known.run} has not run: {last.words} There is nothing to report yet")
+    return judge(folder, known)
 
 
 def _compare(judged: Sequence[Judged], wish: Wish) -> int:

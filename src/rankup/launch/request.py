@@ -59,8 +59,7 @@ def new(spec: JobSpec, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:
         raise UserError("nothing to run: name a recipe or a script, or --resume a run")
     kind, target = _target(spec.target, spec.module)
     _notice_own_options(kind, spec.args, strict)
-    if kind == "recipe":
-        recipes.find(target).parse(spec.args)
+    kept = recipes.find(target).parse(spec.args).kept if kind == "recipe" else {}
     job = Job(
         id=spec.id or rundir.new_id(),
         kind=kind,
@@ -70,6 +69,7 @@ def new(spec: JobSpec, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:
         versions=_versions(),
         git=code_state(Path.cwd()),
         module=spec.target if spec.module else None,
+        kept=kept,
     )
     if spec.out is None:
         return (runs / job.name / job.id).resolve(), job
@@ -89,7 +89,7 @@ def created(directory: Path, job: Job, runs: Path) -> Iterator[None]:
     rundir.create(directory)
     try:
         if job.kind == "recipe":
-            recipes.find(job.target).parse(job.args).prepare(directory)
+            recipes.find(job.target).parse(job.args, job.kept).prepare(directory)
         keep_code(Path(job.cwd), Path(job.target) if job.kind == "script" else None, directory)
         rundir.write(directory, job)
         if link.resolve() != directory.resolve():
@@ -138,6 +138,8 @@ def resumed(spec: JobSpec, runs: Path) -> tuple[Path, Job]:
     job = rundir.read(directory)
     if not Path(job.cwd).is_dir():
         raise UserError(f"{job.cwd}, the folder the run was started in, is not there any more")
+    if job.kind == "recipe":
+        _options(job).refuse_changed()
     if spec.target is None:
         return directory, job
     kind, target = _target(spec.target, spec.module)
@@ -149,7 +151,7 @@ def resumed(spec: JobSpec, runs: Path) -> tuple[Path, Job]:
     args = [*job.args, *spec.args]  # a later flag overrides an earlier one
     if kind == "recipe":
         recipe = recipes.find(target)
-        refuse_other_run(recipe.parse(job.args).fixed, recipe.parse(args).fixed)
+        refuse_other_run(_options(job).fixed, recipe.parse(args, job.kept).fixed)
     return directory, replace(job, args=args)
 
 
@@ -218,16 +220,20 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def _options(job: Job) -> Any:
+    return recipes.find(job.target).parse(job.args, job.kept)
+
+
 def by_crew(job: Job) -> bool:
     """Return whether a crew starts the ranks of a job: workers whose ends do not end the others."""
-    return job.kind == "recipe" and recipes.find(job.target).parse(job.args).strategy == "gossip"
+    return job.kind == "recipe" and _options(job).strategy == "gossip"
 
 
 def same_result(job: Job) -> bool:
     """Return whether the number of ranks changes the time a job takes alone."""
     if job.kind != "recipe":
         return True
-    options = recipes.find(job.target).parse(job.args)
+    options = _options(job)
     return not options.apart and options.strategy != "gossip"
 
 
@@ -239,7 +245,7 @@ def split_notes(job: Job, nodes: int, per_node: int) -> list[str]:
     """
     if job.kind != "recipe":
         return []
-    options = recipes.find(job.target).parse(job.args)
+    options = _options(job)
     if by_crew(job):
         patience()  # what it cannot be is said before anything starts
     if by_crew(job) and nodes * per_node == 1:

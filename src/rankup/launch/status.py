@@ -17,8 +17,7 @@ from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError
-from ..slurm.parse import Queued
-from . import attempts, cause, meant
+from . import attempts, cause, logfile, meant
 from .attempts import STOPPED, Attempt
 
 NEWEST = 20
@@ -68,19 +67,18 @@ class Report:
 def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
     """The newest runs, newest first, and a note on what could not be asked; empty if nothing.
 
-    squeue is called once for all of them. A damaged run is a row that says so.
+    squeue and sacct are called once for all of them. A damaged run is a row that says so.
     """
     everything = rundir.all_runs(runs)
     known = everything[-NEWEST:][::-1]
     jobs = {path: _job(path) for path in known}
-    queued: list[Queued] | None = []
-    note, asked = "", client
-    if any(isinstance(job, Job) and rundir.slurm_jobs(p, job) for p, job in jobs.items()):
-        try:
-            queued = client.mine()
-        except SlurmError as error:
-            note = f"Slurm cannot be asked, so this is from the runs' own records. {error}"
-            queued, asked = None, attempts.NO_SLURM
+    note, asked, said = "", client, None
+    try:
+        sound = {path: job for path, job in jobs.items() if isinstance(job, Job)}
+        said = attempts.answers(sound, client)
+    except SlurmError as error:
+        note = f"Slurm cannot be asked, so this is from the runs' own records. {error}"
+        asked = attempts.NO_SLURM
     if len(everything) > NEWEST:
         more = f"the newest {NEWEST} of {len(everything)} runs; of another: rankup status RUN"
         note = f"{note}\n{more}" if note else more
@@ -88,7 +86,7 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
     for path, job in jobs.items():
         if isinstance(job, Job):
             try:
-                found.append(_row(path, job, attempts.of_run(path, job, asked, queued)))
+                found.append(_row(path, job, attempts.of_run(path, job, asked, said)))
                 continue
             except Exception as error:  # whatever is wrong with one run, the others are shown
                 job = UserError(f"its files are damaged: {type(error).__name__}: {error}")
@@ -104,7 +102,8 @@ def _row(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     if last is None or not last.failed:
         return short
     folder = meant.folder(path, last.task)
-    written = cause.of_run(path, last.task) if _noted(folder, last) else None
+    seen = _noted(folder, last) or (last.state == "FAILED" and _short_log(path, last))
+    written = cause.of_run(path, last.task) if seen else None
     return replace(short, words=written.text.splitlines()[-1]) if written else short
 
 
@@ -113,6 +112,14 @@ def _noted(folder: Path, attempt: Attempt) -> bool:
     began = attempt.started or 0
     notes = (folder / "log").glob("failure-rank*.json")
     return any(note.stat().st_mtime >= began - 1 for note in notes)
+
+
+def _short_log(path: Path, attempt: Attempt) -> bool:
+    """Return True for a log that is read in a moment; that of another run is for its own page."""
+    if attempt.job is None:
+        return False
+    size = logfile.size_of(logfile.log_of(path, attempt.job.partition("_")[0], attempt.task))
+    return 0 < size <= logfile.HEAD_BYTES
 
 
 def report(path: Path, config: Config, client: Client) -> Report:
@@ -199,7 +206,7 @@ def steps(job: Job) -> int | None:
     from .. import recipes
 
     with suppress(UserError):
-        found = getattr(recipes.find(job.target).parse(job.args), "steps", None)
+        found = getattr(recipes.find(job.target).parse(job.args, job.kept), "steps", None)
         return found if isinstance(found, int) else None
     return None
 
@@ -241,8 +248,15 @@ def _next_steps(path: Path, job: Job, found: Sequence[Attempt]) -> Iterable[str]
     if saved:
         yield f"rankup run --resume {job.id}"
     else:
-        words = shlex.join(job.words)
-        yield f"rankup run … {words} (once more from its beginning: it has saved no checkpoint)"
+        yield f"{_typed(job)} (once more from its beginning: it has saved no checkpoint)"
+
+
+def _typed(job: Job) -> str:
+    """The command that started a run, where that one would start another."""
+    first = job.attempts[0].get("command") if job.attempts else None
+    if first and first[1:2] == ["run"] and not any(one.startswith("--out") for one in first):
+        return shlex.join(first)
+    return f"rankup run … {shlex.join(job.words)}"
 
 
 def monitoring(found: Sequence[Attempt], config: Config) -> str:

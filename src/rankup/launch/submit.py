@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..base.amounts import words
 from ..base.errors import UserError
 from ..base.files import user_path, write_atomic
 from ..site import config as configuration
@@ -139,7 +140,7 @@ def prepare(
     found = ready.fetched(project, job, with_network=internet is True)
     notes += ready.elsewhere(found.variables, os.environ, plan.variables)
     notes += split_notes(job, plan.granted.nodes, plan.granted.ranks)
-    notes += _doubts(job, plan)
+    notes += [*_doubts(job, plan), *(_over(directory, job) if resume else ())]
     notes += ready.before_submit(
         job.kind, job.target, plan.granted.nodes * plan.granted.ranks, spec.check
     )
@@ -228,6 +229,13 @@ def _refuse_finished(directory: Path, job: Job, spec: JobSpec) -> None:
             f"{directory} is through, with its final model written. To train longer: "
             f"rankup run --resume {job.id} {job.target} --steps N"
         )
+
+
+def _over(directory: Path, job: Job) -> Iterator[str]:
+    """Say of a script that it has ended well: it may have more to do, or be resumed by mistake."""
+    ends = [record for record in rundir.records(directory) if "end" in record]
+    if job.kind == "script" and ends and ends[-1].get("code") == 0 and "stopped" not in ends[-1]:
+        yield f"note: job {ends[-1]['job']} of this run ended as it should; it starts once more"
 
 
 def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
@@ -329,8 +337,8 @@ def _notes(
     if not partition.up:
         yield f"note: partition {partition.name} takes jobs and starts none now (see `sinfo`)"
     if partition.idle_nodes < (options.nodes or 1) and partition.up:
-        idle, name = partition.idle_nodes, partition.name
-        yield f"note: {idle} nodes of {name} are idle now, so the job will wait"
+        idle = words(partition.idle_nodes, "node is", "nodes are")
+        yield f"note: {idle} idle in {partition.name} now, so the job will wait"
     if options.time is None:
         minutes = limits.default_minutes(partition)
         yield f"note: time limit {time_text(minutes)} by default; --time sets it"
@@ -511,10 +519,10 @@ def _earlier(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        words = shlex.split(path.read_text(encoding="utf-8"))  # an entry may span lines
+        entries = shlex.split(path.read_text(encoding="utf-8"))  # an entry may span lines
     except ValueError as error:
         raise UserError(f"{path} is not as rankup wrote it ({error}); mend or remove it") from None
-    pairs = (word.partition("=") for word in words)
+    pairs = (word.partition("=") for word in entries)
     return {name: value for name, _, value in pairs}
 
 

@@ -66,7 +66,7 @@ def export(
         need("safetensors", f"--to {to} writes with the package safetensors")
     place = folder(run).resolve()
     where = user_path(out, "--out").absolute() if out is not None else None
-    llama = _llama(place) if to == "hf" else None
+    llama, scale = _llama(place) if to == "hf" else (None, 1.0)
     candidate = checkpoint(place / "checkpoints", step, best)
     name = "best" if best else candidate.directory.name
     path = where or place / f"model-{name}{SUFFIXES[to]}"
@@ -76,6 +76,9 @@ def export(
     tensors = read(candidate)
     what = f"step {candidate.saved.place.step}"
     if llama is not None:
+        from ..recipes import lora
+
+        tensors = lora.merged(tensors, scale)
         llama = replace(llama, vocab_size=len(tensors["tokens.weight"]))
     _write(tensors, path, to, llama)
     count = sum(tensor.numel() for name, tensor in tensors.items())
@@ -83,8 +86,8 @@ def export(
     return 0
 
 
-def _llama(folder: Path) -> LlamaShape:
-    """The sizes of the Llama that a run has trained.
+def _llama(folder: Path) -> tuple[LlamaShape, float]:
+    """The sizes of the Llama that a run has trained, and what its adapters, if any, count by.
 
     Raises:
         UserError: it has trained something else.
@@ -92,10 +95,10 @@ def _llama(folder: Path) -> LlamaShape:
     job = rundir.read(_run_of(folder))
     if job.kind == "recipe" and job.target in recipes.RECIPES:
         _relative_paths_as_the_run(job)
-        options = recipes.find(job.target).parse(job.args)
+        options = recipes.find(job.target).parse(job.args, job.kept)
         if (llama := getattr(options, "llama", None)) is not None:
             found: LlamaShape = replace(llama, longest=max(llama.longest, options.seq_len))
-            return found
+            return found, options.lora_scale
     raise UserError(
         "--to hf writes models of `rankup run language-model --model llama-…`, and this run "
         "trained another one; --to safetensors writes its weights by their own names"

@@ -14,13 +14,17 @@ power; the formula says so. Nodes without GPUs count by what the ranks and their
 the cores that the job may use.
 
 What the attempts of a run were billed for is the weight; time that no sample covers is taken to be
-like the time that one does, so that used and wasted make up the bill.
+like the time that one does, so that used and wasted make up the bill. Of what was wasted each
+finding has its part (`diagnose`), no second counted twice, so that their sum is never more than the
+whole.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +32,9 @@ from numpy.typing import NDArray
 from ..slurm.job import Attempt
 from .recording import Array, Recording
 from .thresholds import LIMITS
+
+if TYPE_CHECKING:
+    from .diagnose.common import Diagnosis
 
 
 @dataclass(frozen=True)
@@ -246,4 +253,66 @@ def _of_nodes(recording: Recording) -> tuple[Array, str]:
     return share, (
         "mean over all billed node time of min(1, CPU use of the ranks and their data workers / "
         f"{LIMITS.cpu_full:.0f} %) of the usable cores (every second may be a hyperthread)"
+    )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a run; amounts in `unit`.
+
+    Attributes:
+        unit: the site's; `GPU-h` or `node-h` where it has none.
+        priced: whether it is the site's own.
+        per_node_hour: of one node.
+        node_hours: nodes x hours, all attempts.
+        billed: in all; attempts: of each attempt.
+        efficiency: 0 to 1; None where nothing is known of what the GPUs did.
+        formula: of it, in words.
+        used, wasted: together `billed`; None without an efficiency.
+        findings: (code, wasted) of each finding that wasted something, the dearest first.
+        other: what was wasted and has no finding; None without an efficiency.
+        seen: share of the billed time, 0 to 1, that samples tell of.
+    """
+
+    unit: str
+    priced: bool
+    per_node_hour: float
+    node_hours: float
+    billed: float
+    attempts: tuple[float, ...]
+    efficiency: float | None
+    formula: str
+    used: float | None
+    wasted: float | None
+    findings: tuple[tuple[str, float], ...]
+    other: float | None
+    seen: float
+
+
+def cost(recording: Recording, diagnoses: Sequence[Diagnosis]) -> Cost:
+    """The cost of a run, with the parts that `diagnoses` wasted."""
+    paid, done = bill(recording), work(recording)
+    efficiency = done.efficiency
+    used = wasted = other = None
+    parts = tuple((one.code, one.cost) for one in diagnoses if one.cost)
+    if efficiency is not None:
+        used = paid.units * efficiency
+        wasted = paid.units - used
+        other = max(0.0, wasted - sum(part for _, part in parts))
+    per_node = len(done.things) / max(1, len(recording.heads)) or 1
+    all_seconds = paid.node_seconds * per_node
+    return Cost(
+        unit=paid.unit,
+        priced=paid.priced,
+        per_node_hour=paid.per_node_hour,
+        node_hours=paid.node_seconds / 3600,
+        billed=paid.units,
+        attempts=paid.attempts,
+        efficiency=efficiency,
+        formula=done.formula,
+        used=used,
+        wasted=wasted,
+        findings=parts,
+        other=other,
+        seen=min(1.0, done.known / all_seconds) if all_seconds else 0.0,
     )

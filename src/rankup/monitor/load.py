@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from . import lines, samples
+from . import lines, profiles, samples
 from . import steps as training
 from .lines import KINDS, number
-from .node import SHORTEST_GAP, Grid, Node, Window, merged, scan
+from .node import SHORTEST_GAP, Grid, Node, Window, scan
 from .node import grid as bins_of
-from .recording import GPU, HOST, RANK, Band, Event, Facts, Gap, Recording
+from .recording import GPU, HOST, RANK, Band, Event, Facts, Gap, Recording, union
 from .samples import Journal
 from .steps import Training
 
@@ -70,7 +70,7 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
         # Only now is it known which samplers there were, and when each attempt began.
         begins = [span.begin for span in _spans(facts, nodes, grid.end)]
         trained = training.read(metrics, window, begins)
-    return _recording(facts, grid, nodes, trained)
+    return replace(_recording(facts, grid, nodes, trained), profiles=profiles.read(directory))
 
 
 def believed(directory: Path, facts: Facts) -> Window:
@@ -349,7 +349,7 @@ def _within(span: _Span, name: str, node: Node | None) -> list[Gap]:
     inside = node.stretches.clip(span.begin, span.end)
     # A sampler's first sample stands for no time, but shows that it was there.
     kept = (node.stretches[:, 1] >= span.begin) & (node.stretches[:, 0] <= span.end)
-    covered = merged(inside[kept], longest)
+    covered = union(inside[kept], longest)
     if not len(covered):
         return [Gap(name, span.begin, span.end, "not started")]
     found = []

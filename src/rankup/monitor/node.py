@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from . import lines, samples
 from .lines import Gpu, Head
-from .recording import GPU, Array, Band
+from .recording import GPU, Array, Band, union
 from .samples import Journal, Note, Numbers, Rows
 
 Window = tuple[float, float]  # unix seconds between which times are believed
@@ -133,7 +133,7 @@ class _Reading:
         t, seconds = host.t, self._seconds(host)
         sample, bin, covered = _pieces(self.grid, t, seconds)
         whole = np.bincount(bin, np.where(seconds[sample] > 0, covered, 0), minlength=bins)
-        stretches = merged(np.stack([t - seconds, t], axis=1), 1.0)
+        stretches = union(np.stack([t - seconds, t], axis=1), 1.0)
         gpus, gpu = self._gpus()
         ranks = self._rows("rank")
         ranks = ranks.only(self._believed(ranks.t))
@@ -314,15 +314,3 @@ def _twice(t: Numbers, seconds: Numbers) -> float:
     again = np.minimum(t[:-1] - (t[1:] - seconds[1:]), seconds[1:])
     forward = t[1:] >= t[:-1]
     return float(again[forward & (again > 0.1 * seconds[1:])].sum())  # else it is rounding
-
-
-def merged(stretches: Numbers, apart: float) -> Numbers:
-    """The union of (n, 2) stretches, those less than `apart` seconds from one another as one."""
-    if not len(stretches):
-        return stretches
-    stretches = stretches[np.argsort(stretches[:, 0], kind="stable")]
-    reach = np.maximum.accumulate(stretches[:, 1])
-    new = np.concatenate([[True], stretches[1:, 0] > reach[:-1] + apart])
-    begins = np.flatnonzero(new)
-    ends = np.append(begins[1:], len(stretches)) - 1
-    return np.stack([stretches[begins, 0], reach[ends]], axis=1)

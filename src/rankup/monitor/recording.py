@@ -21,6 +21,7 @@ from ..slurm.job import Attempt
 from .lines import HOST as HOST
 from .lines import RANK as RANK
 from .lines import Gpu, Head
+from .profiles import Profile
 
 Array = NDArray[np.float32]
 
@@ -157,6 +158,7 @@ class Recording:
         samples: read; torn: lines that were none, and samples whose time cannot be.
         unread: node and why of each file of samples that could not be read, or not all of it.
         running: whether samplers still write.
+        profiles: steps that were profiled, the newest first.
     """
 
     facts: Facts
@@ -182,6 +184,7 @@ class Recording:
     torn: int = 0
     unread: tuple[tuple[str, str], ...] = ()
     running: bool = False
+    profiles: tuple[Profile, ...] = ()
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -206,6 +209,15 @@ def mean(values: Array, axis: int | None = None) -> Array:
     total = np.where(there, values, 0).sum(axis=axis, dtype=np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(count > 0, total / count, np.nan), dtype=np.float32)
+
+
+def weighted(values: Array, seconds: Array) -> NDArray[np.float64]:
+    """(things,) mean over time of (bins, things) values, weighted; NaN where nothing is known."""
+    weight = np.where(np.isfinite(values), seconds, 0)
+    total = weight.sum(axis=0, dtype=np.float64)
+    done = np.nansum(np.where(weight > 0, values, 0) * weight, axis=0, dtype=np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(total > 0, done / total, np.nan)
 
 
 def lowest(values: Array, axis: int = 0) -> Array:
@@ -245,6 +257,24 @@ def strip(band: Band, factor: int = 1) -> Band:
 def coarse(values: Array, factor: int) -> Array:
     """(bins, things) as the mean of every `factor` bins."""
     return values if factor == 1 else mean(folded(values, factor), axis=1)
+
+
+def stretches(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where each stretch in which a mask holds begins, and where it has ended."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    return [(first, last) for first, last in edges.reshape(-1, 2).tolist()]
+
+
+def union(windows: NDArray[np.float64], apart: float) -> NDArray[np.float64]:
+    """The union of (n, 2) windows, those less than `apart` seconds from one another as one."""
+    if not len(windows):
+        return windows
+    windows = windows[np.argsort(windows[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(windows[:, 1])
+    new = np.concatenate([[True], windows[1:, 0] > reach[:-1] + apart])
+    begins = np.flatnonzero(new)
+    ends = np.append(begins[1:], len(windows)) - 1
+    return np.stack([windows[begins, 0], reach[ends]], axis=1)
 
 
 def buckets(groups: NDArray[np.int64], most: int) -> NDArray[np.int64]:

@@ -48,7 +48,7 @@ class Thresholds:
     busy_util: float = 90.0  # %, mean, at which a GPU says that it is busy
     busy_power: float = 0.30  # share of the limit; less at busy_util is waiting, not computing
 
-    # Spinning (ranks.py).
+    # Spinning (training.py).
     spin_util: float = 95.0  # %
     spin_power: float = 0.45  # share of the limit
     spin_least: float = 120.0  # s in a row
@@ -69,18 +69,18 @@ class Thresholds:
     small_read: float = 64e3  # bytes per operation; ours: parallel file systems want megabytes
     many_operations: float = 500.0  # per second and node
 
-    # Balance (ranks.py).
+    # Balance (gpu.py).
     imbalance: float = 0.25  # (most - least) / most of mean use
     imbalance_power: float = 0.40  # the same of power above the floor
 
-    # Memory (host.py).
+    # Memory (gpu.py, nodes.py).
     memory_far: float = 0.25  # peak share of a GPU's memory
     memory_far_power: float = 0.70  # share of the limit: who draws more computes already
     memory_near: float = 0.97  # peak share
     host_near: float = 0.95  # peak share of the cgroup's limit or of the node's memory
     swap_least: float = 1 * GIB  # more than when the run began
 
-    # CPU (host.py).
+    # CPU (nodes.py).
     load: float = 1.2  # x cores; LLview colours above it
     load_use: float = 30.0  # % of usable cores; high load with less is the SRUN_CPUS_PER_TASK trap
     one_core: float = 90.0  # % of the only core that works
@@ -96,14 +96,14 @@ class Thresholds:
     checkpoint_share: float = 0.05  # of the time
     checkpoint_least: float = 30.0  # s in all
 
-    # Limits (record.py).
+    # Limits (nodes.py).
     limit_share: float = 0.25  # of the time limit used; notes: below it backfill suffers
     limit_least: float = 1800.0  # s of limit that were not needed
     short: float = 180.0  # s: less than warm-up and a minute
     queue_times: float = 10.0  # x the run's time, and
     queue_least: float = 600.0  # s in the queue
 
-    # The record itself (record.py).
+    # The record itself (nodes.py).
     gap_share: float = 0.02  # of the time of all nodes
     gap_least: float = 60.0  # s of a node; notes: omnistat flags three samples
 
@@ -112,7 +112,7 @@ class Thresholds:
     loss_flat: float = 0.01  # relative fall from the first to the last tenth
     loss_rise: float = 0.10  # relative, of the last tenth above the lowest tenth
 
-    # The words of the verdict (verdict.py, diagnose).
+    # The words of the verdict (diagnose).
     healthy: float = 0.75  # efficiency from which a run without a finding is called healthy. Ours:
     # lower than `usual`, as validations and batches of uneven length cost 15-25 %
     headline_waste: float = 0.02  # of the bill: a waste that the headline names

@@ -11,6 +11,7 @@ from typing import Any
 from ..base import flags
 from ..base.amounts import size
 from ..base.errors import UserError, nearest
+from ..site import rundir
 
 _MOST = 16_000_000  # bytes of a text
 
@@ -91,10 +92,14 @@ class Recipe:
     options: str
     module: str
 
-    def parse(self, args: Sequence[str]) -> Any:
-        """The recipe's options from command-line words; UserError for what is wrong with them."""
+    def parse(self, args: Sequence[str], kept: Mapping[str, Any] | None = None) -> Any:
+        """The recipe's options from command-line words; UserError for what is wrong with them.
+
+        Args:
+            kept: `Job.kept` of a run that has begun.
+        """
         kind = self._options()
-        return flags.parse(kind, args, self.name, kind.preset)
+        return flags.parse(kind, args, self.name, kind.preset, kept)
 
     def option_names(self) -> frozenset[str]:
         """The names of all options as they are written: `--lr`, `--no-reshard`."""
@@ -106,7 +111,7 @@ class Recipe:
 
     def run(self, args: Sequence[str], directory: Path, resume: bool) -> None:
         """Train, on every rank."""
-        self._module().run(self.parse(args), directory, resume)
+        self._module().run(self.parse(args, _kept(directory)), directory, resume)
 
     def generate(
         self, args: Sequence[str], directory: Path, tensors: Mapping[str, Any], asked: Asked
@@ -120,7 +125,8 @@ class Recipe:
         Raises:
             UserError: it makes no sense to this recipe.
         """
-        found: Iterator[str] = self._module().generate(self.parse(args), directory, tensors, asked)
+        options = self.parse(args, _kept(directory))
+        found: Iterator[str] = self._module().generate(options, directory, tensors, asked)
         return found
 
     def _module(self) -> Any:
@@ -154,6 +160,10 @@ RECIPES = {
         ),
     ]
 }
+
+
+def _kept(directory: Path) -> dict[str, Any]:
+    return rundir.read(directory).kept if (directory / rundir.JOB).is_file() else {}
 
 
 def find(name: str) -> Recipe:

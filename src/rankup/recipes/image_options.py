@@ -45,7 +45,7 @@ class ImageClassificationOptions(TrainOptions):
         64, "photos per forward and backward pass, of which batch norm takes its mean", least=1
     )
     lr: float = flag(2e-3, "peak learning rate", least=0)
-    schedule: Literal["cosine", "constant", "step", "one-cycle"] = flag(
+    schedule: Literal["cosine", "wsd", "constant", "step", "one-cycle"] = flag(
         "one-cycle", "learning rate: rises and falls once (one-cycle), or after --warmup"
     )
     data: str | None = flag(

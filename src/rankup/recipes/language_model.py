@@ -19,7 +19,7 @@ from ..base.text import say
 from ..runtime.world import setup
 from ..train.optimizer import build_optimizer
 from ..train.task import Batch
-from . import Asked, llama_weights, running
+from . import Asked, llama_weights, lora, running
 from .models.llama import Llama
 from .models.transformer import Shape, Transformer
 from .options import TOKENS, LanguageModelOptions
@@ -74,7 +74,10 @@ def model_of(
     """
     if (llama := options.llama) is not None:
         longest = max(options.seq_len, llama.longest if llama.vocab_size else 0)
-        return Llama(replace(llama, vocab_size=llama.vocab_size or vocabulary, longest=longest))
+        model = Llama(replace(llama, vocab_size=llama.vocab_size or vocabulary, longest=longest))
+        if options.lora is not None:
+            lora.adapt(model, options.lora, options.lora_scale, options.adapted)
+        return model
     shape = Shape(
         vocabulary,
         options.seq_len,
@@ -131,7 +134,8 @@ class LanguageModel:
         """
         if self.options.init is None:
             return False
-        llama_weights.load(tensors, Path(self.options.init))
+        weights = {name: t for name, t in tensors.items() if not lora.is_adapter(name)}
+        llama_weights.load(weights, Path(self.options.init))
         return True
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -146,10 +150,17 @@ class LanguageModel:
         return self._cross_entropy(model(tokens), targets)
 
     def flops_per_unit(self, model: nn.Module) -> float:
-        """6 per weight that multiplies, plus attention (Kaplan et al., 2020; PaLM, appendix B)."""
-        weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+        """6 per weight that multiplies, plus attention (Kaplan et al., 2020; PaLM, appendix B).
+
+        A frozen weight has no gradient of its own, and so takes 4.
+        """
+        weights = 0
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                for matrix in module.parameters(recurse=False):
+                    weights += (6 if matrix.requires_grad else 4) * matrix.numel()
         wide = self.options.layers * self.options.dim
-        return 6.0 * weights + 12.0 * wide * self.options.seq_len
+        return weights + 12.0 * wide * self.options.seq_len
 
 
 def restored(build_model: Callable[[], nn.Module], tensors: Mapping[str, Any]) -> nn.Module:

@@ -120,6 +120,32 @@ def shape_of(model: str, flag: str = "--model") -> LlamaShape:
     return _Config(values, path).shape()
 
 
+def kept(model: str, flag: str, tokenizer: str | None) -> dict[str, Any]:
+    """Return what a run keeps of the `config.json` that was named: it may be gone at a resume."""
+    path = user_path(model, flag).absolute()
+    about = {"named": model, "path": str(path), "tokenizer": tokenizer}
+    return {**about, "config": shape_of(model, flag).config()}
+
+
+def shape_of_kept(kept: Mapping[str, Any]) -> LlamaShape:
+    """Return the sizes that `kept` was made of."""
+    return _Config(kept["config"], Path(kept["path"])).shape()
+
+
+def refuse_changed(kept: Mapping[str, Any]) -> None:
+    """UserError where the file that `kept` was made of is there and has other sizes by now."""
+    path = Path(kept["path"])
+    if not (path / CONFIG if path.is_dir() else path).is_file():
+        return
+    was, now = kept["config"], shape_of(str(path), "--model").config()
+    if changed := [name for name in was if was[name] != now[name]]:
+        raise UserError(
+            f"{path} has changed since the run began: {changed[0]} was {was[changed[0]]} and is "
+            f"now {now[changed[0]]}; a resume goes on with the same model, so put it back, or "
+            "start a new run"
+        )
+
+
 @dataclass(frozen=True)
 class _Config:
     """The values of a `config.json`, which may come from anybody."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ..base.errors import UserError
+from ..base.errors import UserError, nearest
 from ..base.files import user_path
 from ..base.flags import flag
 from ..login import record
@@ -17,10 +17,13 @@ from ..parallel.choices import stages_per_rank
 from ..parallel.layout import Layout
 from ..site import config
 from ..train.options import TrainOptions
+from . import llama
 from .llama import SIZES, LlamaShape, shape_of
 from .text import BPE_SIZE, SPLITS, TokenFile, tokenize
 
 TOKENS = "tokens"
+# The linear maps of a Llama's block.
+ADAPTABLE = ("query", "key", "value", "output", "gate", "up", "down")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,12 @@ class LanguageModelOptions(TrainOptions):
     ffn: int | None = flag(None, "width inside a Llama's feed-forward", least=1)
     dropout: float = flag(0.1, "part of the activations dropped in training (gpt)", least=0)
     prior: bool = flag(False, "begin with the tokens' frequencies, as a bias of the output")
+    lora: int | None = flag(
+        None, "train adapters of this rank beside the weights of --init, which stay", least=1
+    )
+    lora_alpha: float = flag(16.0, "adapters of --lora count by this over their rank", least=0)
+    lora_on: str = flag("query,key,value,output", f"maps with adapters: {', '.join(ADAPTABLE)}")
+    config: Mapping[str, Any] | None = field(default=None, repr=False)  # of `llama.kept`
 
     TINY: ClassVar[Mapping[str, Any]] = {
         **{"steps": 30, "valid_every": 30, "global_batch": 16, "micro_batch": 8},
@@ -60,14 +69,18 @@ class LanguageModelOptions(TrainOptions):
     def preset(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Sizes of the model that is named; small ones for --tiny."""
         found = super().preset(values)
-        sizes = _sizes(values["init"], values["model"])
+        config = values.get("config")
+        sizes = _sizes(values["init"], values["model"], config)
         if sizes is None:
             return found
         own = {name: getattr(sizes, name) for name in ("layers", "dim", "heads", "kv_heads", "ffn")}
         if values["init"] is not None:
             pieces = user_path(values["init"], "--init") / "tokenizer.json"
-            if values["vocab"] == "word" and pieces.is_file():
-                own["tokenizer"] = str(pieces)
+            if values["vocab"] == "word":
+                if config is not None and config["named"] == values["init"]:
+                    own["tokenizer"] = config["tokenizer"]
+                elif pieces.is_file():
+                    own["tokenizer"] = str(pieces)
             return {**found, **own}
         if values["tiny"]:
             own |= {"kv_heads": 1, "ffn": 192}
@@ -76,7 +89,7 @@ class LanguageModelOptions(TrainOptions):
     @cached_property
     def llama(self) -> LlamaShape | None:
         """The Llama's sizes; None for the transformer of GPT-2's kind."""
-        sizes = _sizes(self.init, self.model)
+        sizes = _sizes(self.init, self.model, self.config)
         if sizes is None:
             return None
         return replace(
@@ -92,8 +105,34 @@ class LanguageModelOptions(TrainOptions):
         super().__post_init__()
         self._refuse_contradictions()
         self._refuse_sizes()
+        self._refuse_adapters()
         if self.dropout >= 1:
             raise UserError(f"--dropout {self.dropout} would drop everything; give less than 1")
+
+    def _refuse_adapters(self) -> None:
+        if self.lora is not None and self.init is None:
+            raise UserError(
+                f"--lora {self.lora} trains adapters of weights that stay; give these by --init "
+                "FOLDER (a run of rankup becomes one by `rankup export RUN --to hf`)"
+            )
+        if self.lora_alpha == 0:
+            raise UserError("--lora-alpha 0 would leave the adapters out; give 16, for example")
+        for name in self.adapted:
+            if name not in ADAPTABLE:
+                raise UserError(
+                    f"--lora-on {name!r} is no linear map of a Llama's block; "
+                    f"{nearest(name, ADAPTABLE)}"
+                )
+
+    @property
+    def lora_scale(self) -> float:
+        """The factor of what the adapters add."""
+        return self.lora_alpha / (self.lora or 1)
+
+    @property
+    def adapted(self) -> list[str]:
+        """The maps that --lora gives adapters."""
+        return [name.strip() for name in self.lora_on.split(",")]
 
     def _refuse_sizes(self) -> None:
         if self.dim % self.heads:
@@ -128,7 +167,7 @@ class LanguageModelOptions(TrainOptions):
     def _refuse_other_than_init(self, init: str) -> None:
         if self.model != "gpt":
             raise UserError(f"--init {init} and --model {self.model} both name a model; give one")
-        if self.llama != shape_of(init, "--init"):
+        if self.llama != _sizes(init, self.model, self.config):
             raise UserError(
                 f"--init {init} has sizes of its own; leave --layers, --dim, --heads, --kv-heads "
                 "and --ffn away"
@@ -209,7 +248,22 @@ class LanguageModelOptions(TrainOptions):
         if self.llama is not None:
             sizes |= asdict(self.llama)
             del sizes["longest"]  # it computes nothing
+        sizes["lora"] = self.lora
+        if self.lora is not None:
+            sizes |= {"lora_alpha": self.lora_alpha, "lora_on": self.lora_on}
         return {**self.identity, **sizes}
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        if self.init is not None:
+            return {"config": llama.kept(self.init, "--init", self.tokenizer)}
+        if self.model == "gpt" or self.model in SIZES:
+            return {}
+        return {"config": llama.kept(self.model, "--model", self.tokenizer)}
+
+    def refuse_changed(self) -> None:
+        if self.config is not None:
+            llama.refuse_changed(self.config)
 
     def prepare(self, directory: Path) -> None:
         """Tokenise the text into the run directory, on the login node rather than on 64 ranks.
@@ -264,8 +318,12 @@ class LanguageModelOptions(TrainOptions):
                 )
 
 
-def _sizes(init: str | None, model: str) -> LlamaShape | None:
+def _sizes(
+    init: str | None, model: str, config: Mapping[str, Any] | None = None
+) -> LlamaShape | None:
     """Sizes of the Llama that is named; None where none is."""
+    if config is not None and config["named"] == (init or model):
+        return llama.shape_of_kept(config)
     if init is not None:
         return shape_of(init, "--init")
     return None if model == "gpt" else shape_of(model)

@@ -45,6 +45,7 @@ class Job:
             Slurm job (`job`). What a job did by itself afterwards stands in `attempts.jsonl`.
         launch: options of `rankup run` that a resume takes over, by name.
         module: the name by which the script is run, as by `python -m`; None for its path.
+        kept: what a recipe has read of files that may be gone at a resume, by field of its options.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Job:
     attempts: list[dict[str, Any]] = field(default_factory=list)
     launch: dict[str, Any] = field(default_factory=dict)
     module: str | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -78,6 +78,7 @@ def states(
     job_id: str,
     own: Sequence[Mapping[str, Any]] = (),
     folder: Path | None = None,
+    accounted: Sequence[Accounted] | None = None,
 ) -> list[Attempt]:
     """The states of a job: one, or one per task of an array.
 
@@ -87,12 +88,20 @@ def states(
             Slurm does not know is taken from them.
         folder: the job's working directory. What Slurm knows under this number with another one,
             or as another user's, is not this job.
+        accounted: the rows of accounting, of a job that is not in the queue; None: to be asked for.
     """
-    found, reached, foreign = _from_controller(client, job_id, folder)
+    found: dict[str, Attempt] = {}
+    reached, foreign = True, False
+    if accounted and (ended := _ended(accounted, by_records(job_id, own))):
+        found = ended
+    else:
+        found, reached, foreign = _from_controller(client, job_id, folder)
     # Accounting only knows more where nobody does, or where tasks of an array are forgotten.
     if not foreign and (not found or any("_" in name for name in found)):
         with suppress(SlurmError):
-            for state in _from_sacct(client, job_id):
+            if accounted is None:
+                accounted = client.account_records([job_id])
+            for state in _from_sacct(accounted):
                 # It lags: what a controller that answers does not know does not live.
                 if not (state.live and reached):
                     found.setdefault(state.job or job_id, state)
@@ -223,9 +232,16 @@ def _shown(name: str, record: Mapping[str, str]) -> Attempt:
     )
 
 
-def _from_sacct(client: Client, job_id: str) -> Iterator[Attempt]:
+def _ended(accounted: Sequence[Accounted], own: Sequence[Attempt]) -> dict[str, Attempt]:
+    """The tasks of a job by accounting; none where one has not ended there, for it lags."""
+    found = {state.job or "": state for state in _from_sacct(accounted)}
+    behind = any(one.restart > found[one.job].restart for one in own if one.job in found)
+    return {} if behind or any(state.live for state in found.values()) else found
+
+
+def _from_sacct(accounted: Sequence[Accounted]) -> Iterator[Attempt]:
     attempts: dict[str, list[Accounted]] = {}
-    for record in client.account_records(job_id):
+    for record in accounted:
         attempts.setdefault(record.job_id, []).append(record)
     for name, unordered in attempts.items():
         records = sorted(

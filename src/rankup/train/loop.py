@@ -20,6 +20,7 @@ from .metrics import Metrics, Silence, Trace, step_record
 from .optimizer import LossScale
 from .options import TrainOptions
 from .plan import Place, Plan
+from .profile import Profile
 from .rounds import rounds, taker
 from .start import fill, start
 from .step import Stepper
@@ -49,6 +50,8 @@ def train(
             return run.loop(stop)
     finally:
         run.stepper.feed.close()
+        if run.stepper.profile is not None:
+            run.stepper.profile.close()
         run.keeper.close()
         run.metrics.close()
 
@@ -62,6 +65,7 @@ class _Run:
         self.task, self.options, self.world, self.directory = task, options, world, directory
         self.plan = Plan.of(task, options)
         self.last = options.steps or self.plan.steps_per_epoch * (options.epochs or 1)
+        options.refuse_profile_beyond(self.last)
         self.built = start(task, options, world)
         # Before the optimizer and copies of the model take what it begins with.
         if not (resume and checkpoint.candidates(directory / "checkpoints")[0]):
@@ -90,6 +94,7 @@ class _Run:
         self.metrics: Metrics | Silence = Silence()
         if world.is_root:
             self.metrics = Metrics(directory, task.unit, self.last, self.place.step)
+        self.stepper.profile = Profile.wanted(options, directory, world, self.place.step)
         if options.pp_timeline and self.built.pipeline is not None:
             # Connections are made in an attempt's first steps.
             drawn = min(self.place.step + 3, self.last)

@@ -25,9 +25,10 @@ _MOMENTUM = (0.95, 0.85)  # at its ends, at its peak
 
 
 def build_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
-    """AdamW or SGD; matrices decay, norms and biases do not."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
+    """AdamW or SGD for what is trained; matrices decay, norms and biases do not."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.dim() >= 2]
+    vectors = [p for p in trained if p.dim() < 2]
     groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": options.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
@@ -35,7 +36,7 @@ def build_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Opti
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
     # One kernel: on a GPU it saves launches, on a CPU five of six passes through memory.
-    fused = {p.device.type for p in (*matrices, *vectors)} in ({"cuda"}, {"cpu"}) or None
+    fused = {p.device.type for p in trained} in ({"cuda"}, {"cpu"}) or None
     betas = (options.momentum, _SECOND_BETA)
     return torch.optim.AdamW(groups, lr=options.lr, betas=betas, fused=fused)
 
@@ -60,6 +61,7 @@ def rates(
     schedule: str,
     frozen: int = 0,
     decayed: float = 1.0,
+    decay: float = 0.0,
 ) -> Rates:
     """The rates of step `step` (from 1) of a run of `last` steps.
 
@@ -67,7 +69,10 @@ def rates(
         frozen: steps at the beginning in which most of the model stays as it is; `one-cycle` gives
             them a cycle of their own, and the rest one of half the peak, as fastai's `fine_tune`.
         decayed: what the epochs before this step have left of the peak, of the schedule `step`.
+        decay: part of the run, or steps, in which `wsd` falls.
     """
+    if schedule == "wsd":
+        return Rates(warmup_stable_decay(step, last, peak, warmup, decay))
     if schedule == "step":
         return Rates(learning_rate(step, last, peak, warmup, "constant") * decayed)
     if schedule != "one-cycle":
@@ -111,6 +116,19 @@ def learning_rate(step: int, last: int, peak: float, warmup: int, schedule: str)
         return peak
     progress = (step - warmup) / max(1, last - warmup)
     return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def warmup_stable_decay(step: int, last: int, peak: float, warmup: int, decay: float) -> float:
+    """Learning rate that rises, stays at its peak, and falls (Hu et al., "MiniCPM", 2024).
+
+    It falls linearly, and would be 0 one step after the last. Where a short run makes the two lines
+    cross, the lower one counts.
+
+    Args:
+        decay: part of the run that it falls in; from 1 on, steps.
+    """
+    falling = max(1, round(decay if decay >= 1 else decay * last))
+    return peak * min(1.0, step / max(1, warmup), (last + 1 - step) / falling)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:

@@ -14,6 +14,7 @@ from ..parallel.choices import Choices, Half, check, without_effect
 from ..parallel.layout import SELDOM, WITHOUT_WAITING, Layout, choose
 from ..runtime.compress.names import Compression, parse
 
+_MOST_PROFILED = 50  # steps
 _HALF: dict[str, Half] = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -30,11 +31,19 @@ class TrainOptions:
     weight_decay: float = flag(0.01, "decoupled (adamw) or plain (sgd) weight decay", least=0)
     momentum: float = flag(0.9, "momentum of sgd, first beta of adamw", least=0)
     warmup: int = flag(0, "steps of linear warm-up", least=0)
-    schedule: Literal["cosine", "constant", "step", "one-cycle"] = flag(
-        "cosine", "learning rate after the warm-up; step: --gamma; one-cycle warms up itself"
+    schedule: Literal["cosine", "wsd", "constant", "step", "one-cycle"] = flag(
+        "cosine",
+        "learning rate after the warm-up; wsd: stable, then --decay; step: --gamma; one-cycle "
+        "warms up itself",
+    )
+    decay: float = flag(
+        0.2, "--schedule wsd: last part of the run, or steps, in which it falls to 0", least=0
     )
     gamma: float = flag(0.1, "--schedule step: learning rate times this per epoch", least=0)
     clip: float = flag(1.0, "clip gradients to this global norm; 0 leaves them", least=0)
+    freeze: str | None = flag(
+        None, "parameters that are not trained, by name: PATTERN[,PATTERN], as tokens.*"
+    )
     seed: int = flag(0, "what weights, order and dropout are drawn from", least=0)
     precision: Literal["fp32", "bf16", "fp16"] = flag(
         "fp32", "bf16, fp16: compute in 16 bits, weights stay in 32; fp16 for GPUs before A100"
@@ -52,6 +61,9 @@ class TrainOptions:
         None, "steps between checkpoints; default five times in the run", least=1
     )
     keep: int = flag(2, "checkpoints to keep", least=2)
+    profile: str | None = flag(
+        None, "run these steps (20:25, both included) under torch's profiler, a rank of each node"
+    )
     trace_samples: str | None = flag(None, "write which samples each step drew to this file")
     strategy: (
         Literal[
@@ -112,6 +124,7 @@ class TrainOptions:
             if path.is_dir() or not path.parent.is_dir():
                 what = "is a folder" if path.is_dir() else "lies in no folder that exists"
                 raise UserError(f"--trace-samples {path} {what}; name a file to write")
+        self._refuse_profile()
         try:
             parse(self.compress)
         except ValueError as error:
@@ -131,6 +144,16 @@ class TrainOptions:
             raise UserError(
                 f"--schedule one-cycle rises by itself; leave --warmup {self.warmup} away, or give "
                 "--schedule cosine"
+            )
+        if self.decay <= 0 or (self.decay > 1 and self.decay % 1):
+            raise UserError(
+                f"--decay {self.decay:g} is neither a part of the run, more than 0 and less than "
+                "1, nor a whole number of steps; give 0.1 or 500, for example"
+            )
+        if self.schedule == "wsd" and self.steps is not None and self.decay > self.steps:
+            raise UserError(
+                f"--decay {self.decay:g} steps are more than the run's --steps {self.steps}; give "
+                "fewer, or a part of the run, 0.2 for example"
             )
         if not 0 < self.gamma <= 1:
             raise UserError(
@@ -154,6 +177,42 @@ class TrainOptions:
                 f"--micro-batch {self.global_batch} or less"
             )
 
+    def _refuse_profile(self) -> None:
+        if self.profile is None:
+            return
+        first, last = self.profiled or (0, 0)
+        if not 1 <= first <= last:
+            raise UserError(
+                f"--profile {self.profile} names no steps; give the first and the last, 20:25 for "
+                "example"
+            )
+        if last - first >= _MOST_PROFILED:
+            raise UserError(
+                f"--profile {self.profile} is of {last - first + 1} steps, whose trace no viewer "
+                f"opens; give at most {_MOST_PROFILED}"
+            )
+        if self.steps is not None:
+            self.refuse_profile_beyond(self.steps)
+        if self.strategy == "async-sgd":
+            raise UserError(
+                "--profile is of steps that ranks take together, and --strategy async-sgd has "
+                "none; leave one of them away"
+            )
+
+    def refuse_profile_beyond(self, steps: int) -> None:
+        """UserError where the steps to profile do not lie in a run of so many."""
+        if self.profiled is not None and self.profiled[1] > steps:
+            raise UserError(
+                f"--profile {self.profile} lies beyond the run, which has {steps} steps; give "
+                "steps of it"
+            )
+
+    @property
+    def profiled(self) -> tuple[int, int] | None:
+        """Return the first and the last step to profile; None where none are, or not one."""
+        found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", self.profile or "")
+        return (int(found[1]), int(found[2])) if found else None
+
     @property
     def identity(self) -> dict[str, Any]:
         """What makes it the same run, by field name: a resume may not change these."""
@@ -167,6 +226,14 @@ class TrainOptions:
     def fixed(self) -> dict[str, Any]:
         """The identity, and the options that its checkpoint would not fit, by field name."""
         return self.identity
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Return what the run directory keeps of files that may be gone at a resume."""
+        return {}
+
+    def refuse_changed(self) -> None:
+        """UserError where a file of which the run directory keeps something says another thing."""
 
     def layout(self, world_size: int, per_node: int) -> Layout:
         """How the ranks share the model.
@@ -224,6 +291,8 @@ class TrainOptions:
         found = without_effect(layout, self.choices)
         if self.compile_mode != "default" and not self.compile:
             found.append(f"--compile-mode {self.compile_mode} does nothing without --compile")
+        if self.decay != 0.2 and self.schedule != "wsd":
+            found.append(f"--decay {self.decay:g} does nothing without --schedule wsd")
         if self.gamma != 0.1 and self.schedule != "step":
             found.append(f"--gamma {self.gamma:g} does nothing without --schedule step")
         found += self._without_effect()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
-from ..base.errors import RunFailed
+from ..base.errors import RunFailed, UserError, nearest
 from ..parallel.build import Built, build
 from ..parallel.mesh import Mesh
 from ..runtime.probe import probe, same_code
@@ -39,7 +41,38 @@ def start(task: Task, options: TrainOptions, world: World) -> Built:
         some = torch.arange(min(options.micro_batch, len(task.train)))
         example = (task.loss, task.train.batch(some))
     mesh = Mesh(layout, world, apart=options.apart)
-    return build(task.build_model, mesh, options.seed, choices, example)
+
+    def build_model() -> nn.Module:
+        model = task.build_model()
+        freeze(model, options.freeze)
+        return model
+
+    return build(build_model, mesh, options.seed, choices, example)
+
+
+def freeze(model: nn.Module, patterns: str | None) -> None:
+    """Leave parameters whose names match one of `patterns`, apart by commas, as they are.
+
+    Raises:
+        UserError: a pattern matches no name, or nothing would be left to train.
+    """
+    if patterns is None:
+        return
+    parameters = list(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns.split(","):
+        found = [p for name, p in parameters if fnmatchcase(name, pattern.strip())]
+        if not found:
+            names = {re.sub(r"\b\d+\b", "*", name) for name, _ in parameters}
+            raise UserError(
+                f"--freeze {pattern.strip()!r} matches no parameter of the model; "
+                f"{nearest(pattern.strip(), names)}"
+            )
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for _, parameter in parameters):
+        raise UserError(
+            f"--freeze {patterns} leaves no parameter of the model to be trained; freeze less"
+        )
 
 
 def fill(task: Task, built: Built) -> None:

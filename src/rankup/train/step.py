@@ -20,6 +20,7 @@ from .metrics import Trace
 from .optimizer import LossScale, rates, set_rates
 from .options import TrainOptions
 from .plan import Plan, Step
+from .profile import Profile
 from .start import refuse_unused
 from .stop import Stop
 from .taken import Clock, Late, Taken
@@ -83,7 +84,7 @@ class Stepper:
     Attributes:
         trace: where the samples of each step are noted.
         feed: where batches come from.
-        timeline: what watches the steps, if anything.
+        timeline, profile: what watches the steps, if anything.
         scale: of the loss, under float16.
     """
 
@@ -102,6 +103,7 @@ class Stepper:
         self.statistics = RunningStatistics(built.model)
         self.trace = Trace(None, self.world, 0)
         self.timeline: Timeline | None = None
+        self.profile: Profile | None = None
         self.feed = Feed(task.train, options.seed)
         self.last = last
         self._taken = False
@@ -111,7 +113,10 @@ class Stepper:
 
     def take(self, step: Step, stop: Stop) -> Taken:
         """Forward, backward and update."""
-        with self.timeline.of(step.number) if self.timeline else nullcontext():
+        with (
+            self.timeline.of(step.number) if self.timeline else nullcontext(),
+            self.profile.of(step.number) if self.profile else nullcontext(),
+        ):
             taken = self._take(step, stop)
         self.trace.write(step)
         return taken
@@ -187,7 +192,16 @@ class Stepper:
         options = self.options
         peak, frozen = options.lr, self.frozen.steps
         left = options.gamma**step.after.epoch
-        found = rates(step.number, self.last, peak, options.warmup, options.schedule, frozen, left)
+        found = rates(
+            step.number,
+            self.last,
+            peak,
+            options.warmup,
+            options.schedule,
+            frozen,
+            left,
+            options.decay,
+        )
         set_rates(self.optimizer, found)
         return found.lr
 

@@ -152,7 +152,7 @@ def test_a_failing_counter_leaves_the_rest(
 def test_a_node_without_a_driver_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, function in functions(pynvml, {}).items():
         monkeypatch.setattr(pynvml, name, function)
-    assert node.open_source() == (None, "NVML: Driver Not Loaded")
+    assert node.open_source() == (None, "the NVIDIA driver is not loaded")
     assert Gpus(None, ()).read().rows == []
 
 

@@ -154,11 +154,21 @@ def test_gpus_that_slurm_hides_are_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         pynvml, "nvmlDeviceGetHandleByIndex", _fails(pynvml.NVML_ERROR_NO_PERMISSION)
     )
-    with pytest.raises(Failed, match="2 GPUs, and none may be asked"):
+    with pytest.raises(Failed, match="2 GPUs, and the driver lets this job see none of them"):
         Nvml()
 
 
-def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pynvml, "nvmlInit", _fails(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    with pytest.raises(Failed, match="NVML"):
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "no NVIDIA driver is installed there"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "the NVIDIA driver is not loaded"),
+        (pynvml.NVML_ERROR_TIMEOUT, r"the NVIDIA driver does not answer \("),
+    ],
+)
+def test_without_a_driver_it_says_so_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", _fails(number))
+    with pytest.raises(Failed, match=f"^{words}"):
         Nvml()

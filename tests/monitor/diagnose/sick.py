@@ -365,7 +365,7 @@ def cases() -> list[Case]:
         case(
             "RK723",
             "no driver",
-            run(gpus=0, gpu_error="NVML: Driver Not Loaded", known={"gpus": 4}),
+            run(gpus=0, gpu_error="the NVIDIA driver is not loaded", known={"gpus": 4}),
         ),
         case(
             "RK723",

@@ -11,11 +11,10 @@ import pytest
 
 from rankup.base.findings import Level
 from rankup.monitor import lines
-from rankup.monitor.diagnose import CODES, Diagnosis, diagnose
+from rankup.monitor.diagnose import CODES, Diagnosis, Verdict, diagnose, verdict
 from rankup.monitor.load import load
 from rankup.monitor.recording import Recording
 from rankup.monitor.report.text import text
-from rankup.monitor.verdict import Verdict, verdict
 
 from ..handmade import made
 from .pages import is_the_page

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankup.monitor.diagnose import diagnose
+from rankup.monitor.billing import cost
+from rankup.monitor.diagnose import diagnose, verdict
 from rankup.monitor.recording import Recording
 from rankup.monitor.report.html import html
-from rankup.monitor.verdict import cost, verdict
 
 
 def text(recording: Recording) -> str:

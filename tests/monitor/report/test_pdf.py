@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from rankup.monitor import lines
-from rankup.monitor.diagnose import Diagnosis, diagnose
+from rankup.monitor.billing import cost
+from rankup.monitor.diagnose import Diagnosis, Verdict, diagnose, verdict
 from rankup.monitor.load import load
 from rankup.monitor.recording import Facts, Recording
 from rankup.monitor.report.pdf import pdf
-from rankup.monitor.verdict import Verdict, cost, verdict
 
 from ..traces import Stay, cpu_only, healthy, one_of_four
 

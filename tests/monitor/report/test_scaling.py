@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.monitor.diagnose import diagnose
+from rankup.monitor.billing import cost
+from rankup.monitor.diagnose import diagnose, verdict
 from rankup.monitor.recording import Recording
 from rankup.monitor.report.scaling import scaling, scaling_text
 from rankup.monitor.report.scaling_page import scaling_html
-from rankup.monitor.verdict import cost, verdict
 
 from ..handmade import BEGIN, NO_STEPS, attempt, made
 from .browser import Browser

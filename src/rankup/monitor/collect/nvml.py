@@ -17,6 +17,15 @@ _NEVER = (
     pynvml.NVML_ERROR_NO_PERMISSION,
     pynvml.NVML_ERROR_INVALID_ARGUMENT,
 )
+# Why the driver does not answer at all, in words for somebody who has not heard of NVML.
+_NO_DRIVER = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver is installed there",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "the NVIDIA driver was updated, and the node was not restarted since"
+    ),
+    pynvml.NVML_ERROR_NO_PERMISSION: "the NVIDIA driver does not let this user ask",
+}
 _ALL_LINKS = 0xFFFFFFFF
 # Field values by our name for them: fields of which each counts a part, and bytes of its unit. An
 # older nvidia-ml-py, and an older driver, lack some; of two ways to count the first that answers
@@ -46,14 +55,15 @@ class Nvml:
             pynvml.nvmlInit()
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
-            raise Failed(f"NVML: {error}") from None
+            why = _NO_DRIVER.get(error.value, f"the NVIDIA driver does not answer ({error})")
+            raise Failed(why) from None
         self._handles: dict[int, Any] = {}
         for index in range(count):
             # Slurm hides the GPUs of other jobs of a shared node: they are counted, and no more.
             with suppress(pynvml.NVMLError):
                 self._handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
         if count and not self._handles:
-            raise Failed(f"NVML: {count} GPUs, and none may be asked")
+            raise Failed(f"it has {count} GPUs, and the driver lets this job see none of them")
         self._fields = _known_fields()
         self._ask: dict[str, Callable[[Any], float]] = {
             "util": lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,

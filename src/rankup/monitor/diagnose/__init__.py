@@ -1,12 +1,15 @@
-"""What went wrong in a run: rules, each a pure function of its recording.
+"""What went wrong in a run, and the verdict on it: rules, each of which looks at one cause.
 
-A rule looks at one cause and yields diagnoses; `diagnose` runs them all, drops what a more definite
-one explains, and tells what each wasted. Thresholds are in `monitor.thresholds`.
+A rule yields diagnoses; `diagnose` runs them all, drops what a more definite one explains, and
+tells what each wasted. `verdict` is what a reader takes away. Thresholds are in
+`monitor.thresholds`.
 
 Findings overlap: a GPU that starves for data has a low use as well. So the loss, what is left of
 each GPU's time after its work (`billing.work`), is handed out in the order of `CODES`, the most
 definite cause first; a finding takes at most `share` of the time that it names, and what others
-took is gone. What nobody claims (start-up, small waits) stays the run's own.
+took is gone. What nobody claims (start-up, waits too short to name, validations) stays the run's
+own: about 5 % of a healthy run of half an hour or more, and 15 to 35 % where it validates often or
+for long (measured on the recordings of the tests).
 """
 
 from __future__ import annotations
@@ -17,16 +20,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import words
-from ..billing import Bill, Work, bill, work
+from ...base.findings import Level
+from .. import billing, words
+from ..billing import Bill, Cost, Work, cost
 from ..recording import Recording
-from ..thresholds import LIMITS
-from . import common, gpu, host, ranks, record, training
-from .common import Diagnosis
+from ..thresholds import LIMITS, UNUSED
+from . import gpu, nodes, training
+from .common import Diagnosis, Look
 
-__all__ = ["CODES", "RULES", "Diagnosis", "diagnose"]
+__all__ = ["CODES", "Diagnosis", "Verdict", "diagnose", "not_judged", "verdict"]
 
-Rule = Callable[[Recording], Iterable[Diagnosis]]
+Rule = Callable[[Look], Iterable[Diagnosis]]
 
 
 @dataclass(frozen=True)
@@ -54,112 +58,112 @@ class Code:
 
 # In the order in which findings claim wasted time: the most definite cause first.
 _TABLE = (
-    Code(common.UNUSED, gpu.unused, "unused GPU", explains=(common.IMBALANCE,)),
+    Code("RK701", gpu.unused, "unused GPU", explains=("RK705",)),
     Code(
-        common.GPU_LOST,
-        record.gpu_lost,
+        "RK723",
+        nodes.gpu_lost,
         "GPU lost or unreadable",
         "A GPU could not be read",
-        explains=(common.IMBALANCE,),
+        explains=("RK705",),
     ),
     Code(
-        common.SPINNING,
-        ranks.spinning,
+        "RK706",
+        training.spinning,
         "spinning in a collective",
         "The run hung in a collective",
-        explains=(common.IDLE, common.WAITING, common.STALLED, common.IMBALANCE),
+        explains=("RK702", "RK725", "RK726", "RK705"),
         failure=True,
     ),
     Code(
-        common.STALLED,
-        ranks.stalled,
+        "RK726",
+        training.stalled,
         "no step for a long time",
         "The run stood still for a while",
         section="progress",
-        explains=(common.IDLE,),
+        explains=("RK702",),
     ),
     Code(
-        common.CHECKPOINTS,
+        "RK715",
         training.checkpoint_stalls,
         "training waits for checkpoints",
         "The training waited for its checkpoints",
         section="progress",
-        explains=(common.LOW,),
+        explains=("RK703",),
     ),
     Code(
-        common.FILE_SYSTEM,
+        "RK719",
         training.slow_files,
         "slow file system",
         "The run waited for its files",
         section="io",
-        explains=(common.LOW, common.STARVED),
+        explains=("RK703", "RK704"),
     ),
     Code(
-        common.STARVED,
+        "RK704",
         training.starved,
         "starved by data",
         "The run waited for data",
         section="progress",
-        explains=(common.LOW,),
+        explains=("RK703",),
     ),
     Code(
-        common.IDLE,
+        "RK702",
         gpu.idle,
         "idle GPU",
         "GPUs idled",
-        explains=(common.IMBALANCE, common.MEMORY_FAR),
+        explains=("RK705", "RK707"),
     ),
     Code(
-        common.IMBALANCE,
-        ranks.imbalance,
+        "RK705",
+        gpu.imbalance,
         "imbalance between ranks or nodes",
         "The work was divided unevenly, and all waited for the slowest",
     ),
     Code(
-        common.FEW_CORES,
-        host.cores,
+        "RK710",
+        nodes.cores,
         "ranks share few cores",
         "The ranks could use only a few of the cores",
         section="cpu",
-        explains=(common.OVERSUBSCRIBED, common.LOW, common.STARVED),
+        explains=("RK709", "RK703", "RK704"),
     ),
     Code(
-        common.OVERSUBSCRIBED,
-        host.cores,
+        "RK709",
+        nodes.cores,
         "CPU oversubscribed",
         "More processes than cores took turns",
         section="cpu",
     ),
     Code(
-        common.WAITING,
+        "RK725",
         gpu.waiting,
         "busy without computing",
         "The GPUs were busy without computing",
     ),
-    Code(common.LOW, gpu.low, "low utilisation", "The GPUs worked little"),
+    Code("RK703", gpu.low, "low utilisation", "The GPUs worked little"),
     Code(
-        common.SWAP,
-        host.swap,
+        "RK713",
+        nodes.swap,
         "swap is used",
         "The node's memory was too small: it swapped",
         section="memory",
     ),
     Code(
-        common.POWER,
+        "RK711",
         gpu.power_limited,
         "slowed down by the power limit",
         "The power limit slowed GPUs down",
     ),
-    Code(common.HEAT, gpu.heat_limited, "slowed down by heat or hardware", "Heat slowed GPUs down"),
+    Code("RK712", gpu.heat_limited, "slowed down by heat or hardware", "Heat slowed GPUs down"),
     Code(
-        common.LIMIT_HIT,
-        record.limit_hit,
+        "RK717",
+        nodes.limit_hit,
         "time limit hit",
         "The run was ended by its time limit",
         section="progress",
     ),
     Code(
-        common.LOSS_NAN,
+        "RK720",
         training.not_a_number,
         "loss is not a number",
         "The loss is not a number",
@@ -167,61 +171,62 @@ _TABLE = (
         failure=True,
     ),
     Code(
-        common.LOSS_FLAT,
+        "RK721",
         training.flat_or_rising,
         "loss does not fall",
         "The loss does not fall",
         section="progress",
     ),
-    Code(common.FAILED, record.failed, "the run failed", section="progress", failure=True),
+    Code("RK724", nodes.failed, "the run failed", section="progress", failure=True),
     Code(
-        common.MEMORY_FAR,
-        host.gpu_memory,
+        "RK707",
+        gpu.gpu_memory,
         "GPU memory far from full",
         "Sound, but most of the GPU memory lay bare",
         remark=True,
     ),
     Code(
-        common.MEMORY_NEAR,
-        host.gpu_memory,
+        "RK708",
+        gpu.gpu_memory,
         "GPU memory nearly full",
         "Sound, but the GPU memory was nearly full",
         remark=True,
     ),
     Code(
-        common.HOST_MEMORY,
-        host.host_memory,
+        "RK714",
+        nodes.host_memory,
         "memory of the node nearly full",
         "Sound, but the node's memory was nearly full",
         section="memory",
         remark=True,
     ),
     Code(
-        common.LIMIT_LONG,
-        record.limit_long,
+        "RK716",
+        nodes.limit_long,
         "time limit far too long",
         "Sound, but it asked for far more time than it took",
         section="progress",
         remark=True,
     ),
     Code(
-        common.GAPS,
-        record.gaps,
+        "RK722",
+        nodes.gaps,
         "the record has gaps",
         "What was recorded is sound, but a part is missing",
         section="progress",
         remark=True,
     ),
-    Code(common.SHORT, record.short, "short run", section="progress", remark=True),
+    Code("RK718", nodes.short, "short run", section="progress", remark=True),
 )
 CODES = {one.code: one for one in _TABLE}
-RULES = (*dict.fromkeys(one.rule for one in _TABLE), record.unread)
+_RULES = (*dict.fromkeys(one.rule for one in _TABLE), nodes.unread)
 
 
 def diagnose(recording: Recording) -> tuple[Diagnosis, ...]:
     """All that is to be said of a run, what wasted the most first; nothing for a healthy one."""
-    found = [one for rule in RULES for one in rule(recording)]
-    return _settled(recording, _unexplained(found), work(recording), bill(recording))
+    look = Look(recording)
+    found = [one for rule in _RULES for one in rule(look)]
+    return _settled(recording, _unexplained(found), look.work, look.bill)
 
 
 def _unexplained(found: Sequence[Diagnosis]) -> list[Diagnosis]:
@@ -302,3 +307,172 @@ def _priced(one: Diagnosis, cost: float, bill: Bill) -> Diagnosis:
         return replace(one, cost=cost, unit=bill.unit)
     said = f"{one.message}. Wasted: {words.amount(cost)} of {words.amount(bill.units)} {bill.unit}"
     return replace(one, message=said, cost=cost, unit=bill.unit)
+
+
+_NUMBERS = (
+    "No",
+    "One",
+    "Two",
+    "Three",
+    "Four",
+    "Five",
+    "Six",
+    "Seven",
+    "Eight",
+    "Nine",
+    "Ten",
+    "Eleven",
+    "Twelve",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a reader takes away.
+
+    Attributes:
+        headline: one sentence.
+        sentences: two to four more.
+        level: of the worst finding; ok without any.
+    """
+
+    headline: str
+    sentences: tuple[str, ...]
+    level: Level
+
+
+def verdict(
+    recording: Recording, diagnoses: Sequence[Diagnosis], paid: Cost | None = None
+) -> Verdict:
+    """The verdict on a run from what was found in it; `paid` is its cost, where it is known."""
+    paid = cost(recording, diagnoses) if paid is None else paid
+    levels = {one.level for one in diagnoses}
+    level: Level = "error" if "error" in levels else "warning" if "warning" in levels else "ok"
+    order = sorted(diagnoses, key=_weight)
+    worst = order[0] if order else None
+    sentences = [_extent(recording, paid), _worked(paid)]
+    if worst is not None and worst.todo:
+        sentences.append(f"To do: {worst.todo}.")
+    rest = [one for one in diagnoses if one is not worst and one.level != "ok"]
+    if rest:
+        titles = ", ".join(CODES[code].title for code in dict.fromkeys(one.code for one in rest))
+        sentences.append(f"Also found: {titles}.")
+    elif 0 < paid.seen < LIMITS.seen_least and "RK722" not in {one.code for one in diagnoses}:
+        sentences.append(
+            f"Samples tell of {words.percent(paid.seen)} of the time; the rest is not known."
+        )
+    return Verdict(_headline(recording, worst, paid), tuple(filter(None, sentences)), level)
+
+
+def not_judged(said: Verdict, diagnoses: Sequence[Diagnosis]) -> bool:
+    """Return whether the run was too short for a verdict: neither good nor bad."""
+    return said.level == "ok" and any(
+        one.code == "RK718" and one.message.startswith(nodes.TOO_SHORT) for one in diagnoses
+    )
+
+
+def _weight(one: Diagnosis) -> tuple[bool, bool, bool, float]:
+    """Failures first, then what cost most; remarks last."""
+    known = CODES[one.code]
+    failed = known.failure and one.level == "error"
+    return (not failed, known.remark, one.level != "error", -(one.cost or 0.0))
+
+
+def _headline(recording: Recording, worst: Diagnosis | None, paid: Cost) -> str:
+    if not recording.samples and not len(recording.steps.step):
+        began = "" if worst is None or worst.code != "RK724" else f"; {worst.message}"
+        return f"Nothing was recorded of this run{began}."
+    running = billing.goes_on(recording)
+    if worst is None:
+        return _sound(recording, paid, running)
+    so_far = "So far: " if running else ""
+    if worst.code == "RK724":
+        return _sentence(worst.message.split("; the last checkpoint")[0])
+    if worst.code == "RK718":
+        return _sentence(worst.message)
+    if worst.code == UNUSED:
+        said = _unused(recording, worst)
+    elif worst.code == "RK702" and worst.gpus:
+        said = f"{_of_all(len(worst.gpus), _billed(recording))} idled"
+    else:
+        said = CODES[worst.code].headline or _sentence(worst.message).rstrip(".")
+    said += _where(recording, worst, said)
+    if worst.cost and worst.cost >= LIMITS.headline_waste * paid.billed:
+        wasted = words.amount(worst.cost)
+        said += f": {wasted} of {words.amount(paid.billed)} {paid.unit} were wasted"
+    return f"{so_far}{said}."
+
+
+def _where(recording: Recording, worst: Diagnosis, said: str) -> str:
+    """The nodes of a finding about some of them, where the headline does not name them yet."""
+    places = set(worst.nodes) | {int(recording.gpu_node[column]) for column in worst.gpus}
+    if not places or len(places) == len(recording.heads):
+        return ""
+    names = words.node_names(recording, sorted(places))
+    return "" if names in said else f" ({names})"
+
+
+def _unused(recording: Recording, worst: Diagnosis) -> str:
+    nodes = len(recording.heads)
+    whole = {int(recording.gpu_node[column]) for column in worst.gpus}
+    own = sum(int((recording.gpu_node == node).sum()) for node in whole)
+    if nodes > 1 and len(whole) < nodes and own == len(worst.gpus):
+        return f"{_of_all(len(whole), nodes, 'node')} did nothing"
+    return f"{_of_all(len(worst.gpus), _billed(recording))} did nothing"
+
+
+def _sound(recording: Recording, paid: Cost, running: bool) -> str:
+    things = "the GPUs" if recording.facts.gpus or len(recording.gpus) else "the cores"
+    if running:
+        return "Running, and nothing is wrong so far."
+    if paid.efficiency is None:
+        return "Nothing wrong was seen, but what the GPUs did is not on nodes."
+    worked = f"{things} worked {words.percent(paid.efficiency)} of the time that was billed"
+    found = "Healthy:" if paid.efficiency >= LIMITS.healthy else "Nothing wrong was found;"
+    return f"{found} {worked}."
+
+
+def _extent(recording: Recording, paid: Cost) -> str:
+    """What ran where, for how long, and what it was billed."""
+    facts = recording.facts
+    known = billing.attempts(recording)
+    nodes = max((len(attempt.nodes) for attempt in known), default=0) or max(1, facts.nodes)
+    gpus = facts.gpus if facts.gpus is not None else _billed(recording) // max(1, nodes)
+    what = words.plural(nodes, "node") + (f" with {words.plural(gpus, 'GPU')}" if gpus else "")
+    what += " each" if gpus and nodes > 1 else ""
+    seconds = sum(billing.bill(recording).seconds)
+    attempts = f" in {len(known)} attempts" if len(known) > 1 else ""
+    state = known[-1].state
+    end = " and was cancelled" if state == "CANCELLED" else ""
+    verb = "has run" if billing.goes_on(recording) else "ran"
+    return (
+        f"It {verb} {words.duration(seconds)}{attempts} on {what}{end}, which is "
+        f"{words.amount(paid.billed)} {paid.unit}."
+    )
+
+
+def _worked(paid: Cost) -> str:
+    if paid.efficiency is None or paid.used is None:
+        return "How much of that did work is not known."
+    how = " (use and power of the GPUs)" if "power" in paid.formula else ""
+    return (
+        f"{words.amount(paid.used)} {paid.unit} of that did work, an efficiency of "
+        f"{words.percent(paid.efficiency)}{how}."
+    )
+
+
+def _billed(recording: Recording) -> int:
+    return int(billing.billed(recording).sum())
+
+
+def _of_all(count: int, whole: int, one: str = "GPU") -> str:
+    """ "Three of four GPUs", "All 32 GPUs", "40 of 64 GPUs"."""
+    if count >= whole:
+        return f"The {one}" if whole == 1 else f"All {words.plural(whole, one)}"
+    if whole < len(_NUMBERS):
+        return f"{_NUMBERS[count]} of {_NUMBERS[whole].lower()} {one}s"
+    return f"{count:,} of {words.plural(whole, one)}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

@@ -1,4 +1,4 @@
-"""Parts that all rules share: codes, a finding about a run, and the time of a run that is judged.
+"""What all rules share: a finding about a run, and the time and the GPUs of it that are judged.
 
 Codes are stable, and `docs/findings/CODE.md` explains each. Judged is what lies inside attempts,
 after the warm-up, outside explained pauses. Pauses are times between steps, of which somebody may
@@ -8,47 +8,24 @@ say what they were for.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...base.findings import Finding
+from ...slurm.job import Attempt
 from .. import billing
-from ..billing import in_attempts
-from ..recording import Array, Recording
+from ..billing import Bill, Work
+from ..recording import Array, Recording, stretches, union, weighted
+from ..recording import highest as top
 from ..thresholds import LIMITS
-from ..thresholds import UNUSED as UNUSED
-
-IDLE = "RK702"
-LOW = "RK703"
-STARVED = "RK704"
-IMBALANCE = "RK705"
-SPINNING = "RK706"
-MEMORY_FAR = "RK707"
-MEMORY_NEAR = "RK708"
-OVERSUBSCRIBED = "RK709"
-FEW_CORES = "RK710"
-POWER = "RK711"
-HEAT = "RK712"
-SWAP = "RK713"
-HOST_MEMORY = "RK714"
-CHECKPOINTS = "RK715"
-LIMIT_LONG = "RK716"
-LIMIT_HIT = "RK717"
-SHORT = "RK718"
-FILE_SYSTEM = "RK719"
-LOSS_NAN = "RK720"
-LOSS_FLAT = "RK721"
-GAPS = "RK722"
-GPU_LOST = "RK723"
-FAILED = "RK724"
-WAITING = "RK725"
-STALLED = "RK726"
 
 Window = tuple[float, float]
+Mask = NDArray[np.bool_]
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -75,13 +52,8 @@ class Diagnosis(Finding):
 
 def merged(windows: Iterable[Window]) -> tuple[Window, ...]:
     """Windows in order, those that overlap or touch as one."""
-    found: list[Window] = []
-    for begin, end in sorted(windows):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((begin, end))
-    return tuple(found)
+    found = union(np.array(list(windows), np.float64).reshape(-1, 2), 0.0)
+    return tuple((begin, end) for begin, end in found.tolist())
 
 
 _EXPLAINED = ("checkpoint", "validation")
@@ -95,114 +67,183 @@ class Pause:
     end: float
     why: str
 
+
+class Look:
+    """A recording, and what several rules ask of it, each worked out once."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+
+    @cached_property
+    def attempts(self) -> tuple[Attempt, ...]:
+        return billing.attempts(self.recording)
+
+    @cached_property
+    def bill(self) -> Bill:
+        return billing.bill(self.recording)
+
+    @cached_property
+    def work(self) -> Work:
+        return billing.work(self.recording)
+
+    @cached_property
+    def in_attempts(self) -> Mask:
+        return billing.in_attempts(self.recording)
+
     @property
-    def seconds(self) -> float:
-        return self.end - self.begin
+    def ran(self) -> float:
+        """Seconds of all attempts together."""
+        return sum(self.bill.seconds)
+
+    @cached_property
+    def judged(self) -> Mask:
+        """(bins,) bins of an attempt after its warm-up without a validation or checkpoint."""
+        times, width = self.recording.times, self.recording.width
+        inside = self.in_attempts.copy()
+        for attempt in self.attempts:
+            # The first bin that lies wholly after it.
+            warm = (times >= attempt.begin) & (times < attempt.begin + LIMITS.warm_up + width / 2)
+            inside &= ~warm
+        for pause in self.pauses:
+            if pause.why != "stall":
+                middle = (pause.begin + pause.end) / 2
+                inside &= ~(np.abs(times - middle) < (pause.end - pause.begin) / 2 + width / 2)
+        return inside
+
+    def covered(self, mask: Mask) -> Array:
+        """(bins, nodes) seconds that samples stand for in the bins of a mask."""
+        covered = self.recording.covered * np.float32(self.recording.width)
+        return np.nan_to_num(covered * mask[:, None])
+
+    @cached_property
+    def node_seconds(self) -> Array:
+        """(bins, nodes) seconds of judged time that samples stand for."""
+        return self.covered(self.judged)
+
+    @cached_property
+    def seconds(self) -> Array:
+        """(bins, GPUs) seconds of judged time that samples stand for."""
+        return self.node_seconds[:, self.recording.gpu_node]
+
+    @property
+    def long_enough(self) -> bool:
+        """True if the GPUs of the run can be judged at all."""
+        if not len(self.recording.gpus) or self.recording.facts.gpus == 0:
+            return False
+        return lasts(self.seconds)
+
+    def gpu(self, channel: str) -> Values:
+        """(GPUs,) mean of a channel over judged time."""
+        return weighted(self.recording.gpu[channel].mean, self.seconds)
+
+    def peak(self, channel: str) -> Values:
+        """(GPUs,) highest value of a channel in judged time."""
+        return highest(self.recording.gpu[channel].high, self.seconds)
+
+    @cached_property
+    def use(self) -> Values:
+        """(GPUs,) mean use in %."""
+        return self.gpu("util")
+
+    @cached_property
+    def power_share(self) -> Array:
+        """(bins, GPUs) mean power over the limit."""
+        return billing.power_share(self.recording, np.arange(len(self.recording.gpus)))
+
+    @cached_property
+    def power(self) -> Values:
+        """(GPUs,) mean power over the limit."""
+        return weighted(self.power_share, self.seconds)
+
+    @cached_property
+    def billed(self) -> Mask:
+        """(GPUs,) those on the bill."""
+        return billing.billed(self.recording)
+
+    @cached_property
+    def unused(self) -> Mask:
+        """(GPUs,) billed ones that did nothing: next to no use, no process, hardly any memory."""
+        if not self.long_enough:
+            return np.zeros(len(self.recording.gpus), bool)
+        util = self.recording.gpu["util"].mean
+        calm = np.where(np.isfinite(util), util <= LIMITS.unused_util, np.nan)
+        nobody = ~(self.gpu("processes") > 0.05)  # not known counts as nobody
+        empty = ~(self.peak("memory") >= LIMITS.unused_memory)
+        still = weighted(calm, self.seconds) >= LIMITS.unused_share
+        return self.billed & still & nobody & empty
+
+    @property
+    def used(self) -> Mask:
+        """(GPUs,) billed ones that did something."""
+        return self.billed & ~self.unused
+
+    @cached_property
+    def pauses(self) -> tuple[Pause, ...]:
+        """Steps that took many times the median, and events that say how long they took.
+
+        A long step belongs to a checkpoint or a validation that ended in it or right before it.
+        """
+        steps = self.recording.steps
+        known = np.isfinite(steps.seconds) & np.isfinite(steps.time)
+        found: list[Pause] = []
+        if known.any():
+            usual = float(np.median(steps.seconds[known]))
+            least = max(LIMITS.pause_least, LIMITS.pause_times * usual)
+            for at in np.flatnonzero(known & (steps.seconds > least)).tolist():
+                end = float(steps.time[at])
+                found.append(self._named(end - float(steps.seconds[at]), end, usual))
+        found += [
+            Pause(event.time - event.seconds, event.time, event.kind)
+            for event in self.recording.events
+            if event.kind in _EXPLAINED and event.seconds > 0
+        ]
+        return tuple(sorted(found, key=lambda pause: (pause.begin, pause.end)))
+
+    def _named(self, begin: float, end: float, usual: float) -> Pause:
+        for event in self.recording.events:
+            near = begin - usual - 1 <= event.time <= end + usual + 1
+            if event.kind in _EXPLAINED and near:
+                return Pause(begin, end, event.kind)
+        for attempt in self.attempts:
+            # Compilation and the first batches are no pause of the training.
+            if attempt.begin <= begin <= attempt.begin + LIMITS.warm_up:
+                return Pause(begin, end, "start")
+        return Pause(begin, end, "stall")
+
+    def stretches(self, mask: Mask, least: float) -> tuple[Window, ...]:
+        """Windows of unix seconds of at least `least` seconds in which a (bins,) mask holds."""
+        begin, width = self.recording.begin, self.recording.width
+        found = [(begin + a * width, begin + b * width) for a, b in stretches(mask)]
+        return tuple((first, last) for first, last in found if last - first >= least)
+
+    def until_the_end(self, window: Window) -> bool:
+        return window[1] >= self.recording.end - LIMITS.warm_up
 
 
-def pauses(recording: Recording) -> tuple[Pause, ...]:
-    """Steps that took many times the median, and events that say how long they took.
-
-    A long step belongs to a checkpoint or a validation that ended in it or right before it.
-    """
-    steps = recording.steps
-    known = np.isfinite(steps.seconds) & np.isfinite(steps.time)
-    found: list[Pause] = []
-    if known.any():
-        usual = float(np.median(steps.seconds[known]))
-        least = max(LIMITS.pause_least, LIMITS.pause_times * usual)
-        for at in np.flatnonzero(known & (steps.seconds > least)).tolist():
-            end = float(steps.time[at])
-            found.append(_named(end - float(steps.seconds[at]), end, usual, recording))
-    found += [
-        Pause(event.time - event.seconds, event.time, event.kind)
-        for event in recording.events
-        if event.kind in _EXPLAINED and event.seconds > 0
-    ]
-    return tuple(sorted(found, key=lambda pause: (pause.begin, pause.end)))
+def lasts(seconds: Array) -> bool:
+    """True if (bins, things) seconds are enough of any thing to be judged."""
+    return float(seconds.sum(axis=0).max(initial=0)) >= LIMITS.judged_least
 
 
-def _named(begin: float, end: float, usual: float, recording: Recording) -> Pause:
-    for event in recording.events:
-        near = begin - usual - 1 <= event.time <= end + usual + 1
-        if event.kind in _EXPLAINED and near:
-            return Pause(begin, end, event.kind)
-    for attempt in billing.attempts(recording):
-        # Compilation and the first batches are no pause of the training.
-        if attempt.begin <= begin <= attempt.begin + LIMITS.warm_up:
-            return Pause(begin, end, "start")
-    return Pause(begin, end, "stall")
+def places(mask: Mask) -> tuple[int, ...]:
+    """The places at which a mask holds."""
+    return tuple(np.flatnonzero(mask).tolist())
 
 
-Mask = NDArray[np.bool_]
+def longest(windows: Iterable[Window]) -> Window:
+    return max(windows, key=lambda window: window[1] - window[0])
 
 
-def judged(recording: Recording) -> Mask:
-    """(bins,) bins of an attempt after its warm-up that no validation or checkpoint falls into."""
-    times = recording.times
-    inside = in_attempts(recording)
-    for attempt in billing.attempts(recording):
-        # The first bin that lies wholly after it.
-        warm = (times >= attempt.begin) & (
-            times < attempt.begin + LIMITS.warm_up + recording.width / 2
-        )
-        inside &= ~warm
-    for pause in pauses(recording):
-        if pause.why != "stall":
-            inside &= ~(
-                np.abs(times - (pause.begin + pause.end) / 2)
-                < ((pause.end - pause.begin) / 2 + recording.width / 2)
-            )
-    return inside
-
-
-def gpu_seconds(recording: Recording, mask: Mask | None = None) -> Array:
-    """(bins, GPUs) seconds of judged time that samples stand for."""
-    mask = judged(recording) if mask is None else mask
-    covered = recording.covered * np.float32(recording.width) * mask[:, None]
-    return np.nan_to_num(covered[:, recording.gpu_node])
-
-
-def node_seconds(recording: Recording, mask: Mask | None = None) -> Array:
-    """(bins, nodes) seconds of judged time that samples stand for."""
-    mask = judged(recording) if mask is None else mask
-    return np.nan_to_num(recording.covered * np.float32(recording.width) * mask[:, None])
-
-
-def mean(values: Array, seconds: Array) -> NDArray[np.float64]:
-    """(things,) mean over time of (bins, things) values, weighted; NaN where nothing is known."""
-    weight = np.where(np.isfinite(values), seconds, 0)
-    total = weight.sum(axis=0, dtype=np.float64)
-    done = np.nansum(np.where(weight > 0, values, 0) * weight, axis=0, dtype=np.float64)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(total > 0, done / total, np.nan)
-
-
-def percentile(values: Array, seconds: Array, percent: float) -> NDArray[np.float64]:
+def percentile(values: Array, seconds: Array, percent: float) -> Values:
     """(things,) percentile over the bins with judged time; NaN where there are none."""
-    return _quiet(lambda seen: np.nanpercentile(seen, percent, axis=0), values, seconds)
-
-
-def highest(values: Array, seconds: Array) -> NDArray[np.float64]:
-    """(things,) highest value in the bins with judged time."""
-    return _quiet(lambda seen: np.nanmax(seen, axis=0), values, seconds)
-
-
-def stretches(mask: Mask, recording: Recording, least: float) -> tuple[Window, ...]:
-    """Windows of unix seconds of at least `least` seconds in which a (bins,) mask holds."""
-    padded = np.concatenate([[False], mask, [False]]).astype(np.int8)
-    edges = np.flatnonzero(np.diff(padded)).reshape(-1, 2)
-    begin, width = recording.begin, recording.width
-    found = ((begin + first * width, begin + last * width) for first, last in edges.tolist())
-    return tuple((first, last) for first, last in found if last - first >= least)
-
-
-def _quiet(
-    reduce: Callable[[Array], NDArray[Any]], values: Array, seconds: Array
-) -> NDArray[np.float64]:
     seen = np.where(seconds > 0, values, np.nan)
     if not len(seen):
         return np.full(values.shape[1], np.nan)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a column of NaN has no highest value
-        return np.asarray(reduce(seen), np.float64)
+        warnings.simplefilter("ignore", RuntimeWarning)  # a column of NaN has none
+        return np.asarray(np.nanpercentile(seen, percent, axis=0), np.float64)
+
+
+def highest(values: Array, seconds: Array) -> Values:
+    """(things,) highest value in the bins with judged time."""
+    return top(np.where(seconds > 0, values, np.nan)).astype(np.float64)

@@ -1,4 +1,5 @@
-"""GPUs that are unused, idle or little used, busy without computing, or slowed down.
+"""GPUs that are unused, idle or little used, busy without computing, slowed down; their memory;
+and GPUs or ranks that have less to do than the others.
 
 A GPU that computes hard runs at its power limit, and a little below its highest clock: that is as
 it should be. Only a clock far below it costs something worth a word.
@@ -9,164 +10,135 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .. import billing, words
-from ..billing import power_share
-from ..recording import Recording
+from .. import words
+from ..recording import Recording, weighted
 from ..thresholds import LIMITS, advice
-from . import common
-from .common import Diagnosis, Mask, Window, gpu_seconds, highest, judged, mean, stretches
+from .common import Diagnosis, Look, Mask, Values, Window, lasts, longest, places
 
 
-def unused(recording: Recording) -> Iterator[Diagnosis]:
+def unused(look: Look) -> Iterator[Diagnosis]:
     """RK701: billed GPUs that no process of the job touched."""
-    which = unused_gpus(recording)
-    columns = tuple(np.flatnonzero(which).tolist())
+    columns = places(look.unused)
     if not columns:
         return
-    seconds = gpu_seconds(recording)
-    memory = float(np.nanmax(np.nan_to_num(highest(recording.gpu["memory"].high, seconds)[which])))
-    processes = mean(recording.gpu["processes"].mean, seconds)[which]
-    seen = "no process" if np.isfinite(processes).all() else "hardly any memory"
-    span = words.duration(sum(billing.bill(recording).seconds))
-    billed = int(billing.billed(recording).sum())
+    memory = float(np.nanmax(np.nan_to_num(look.peak("memory")[look.unused])))
+    known = np.isfinite(look.gpu("processes")[look.unused]).all()
+    billed = int(look.billed.sum())
     yield Diagnosis(
-        common.UNUSED,
+        "RK701",
         "warning",
         "GPU",
-        f"{words.gpus(recording, columns)} did nothing for {span}: "
-        f"0 % use, {words.memory(memory)}, {seen}; {len(columns)} of {billed} billed GPUs",
-        _start_more(recording, columns, billed),
+        f"{words.gpus(look.recording, columns)} did nothing for {words.duration(look.ran)}: "
+        f"0 % use, {words.memory(memory)}, {'no process' if known else 'hardly any memory'}; "
+        f"{len(columns)} of {billed} billed GPUs",
+        _start_more(look.recording, columns, billed),
         gpus=columns,
         share=1.0,
     )
 
 
-def idle(recording: Recording) -> Iterator[Diagnosis]:
+def idle(look: Look) -> Iterator[Diagnosis]:
     """RK702: GPUs that a process holds and hardly uses, for the whole run or a long part of it."""
-    if not _long_enough(recording):
+    if not look.long_enough:
         return
-    seconds = gpu_seconds(recording)
-    use = mean(recording.gpu["util"].mean, seconds)
-    others = billing.billed(recording) & ~unused_gpus(recording)
-    always = others & (use < LIMITS.idle_util)
-    columns = tuple(np.flatnonzero(always).tolist())
-    if columns:
-        memory = float(np.nanmean(mean(recording.gpu["memory"].mean, seconds)[always]))
+    always = look.used & (look.use < LIMITS.idle_util)
+    if columns := places(always):
+        memory = float(np.nanmean(look.gpu("memory")[always]))
         yield Diagnosis(
-            common.IDLE,
+            "RK702",
             "warning",
             "GPU",
-            f"{words.gpus(recording, columns)} idled: {np.nanmean(use[always]):.1f} % use on "
-            f"average, though something holds {words.memory(memory)} there",
+            f"{words.gpus(look.recording, columns)} idled: {np.nanmean(look.use[always]):.1f} % "
+            f"use on average, though something holds {words.memory(memory)} there",
             "see that each rank computes on a GPU of its own: "
             "`torch.cuda.set_device(local_rank)` or `rankup.setup()` before the model is made",
             gpus=columns,
             share=1.0,
         )
-    yield from _idle_stretches(recording, others & ~always)
+    yield from _idle_stretches(look, look.used & ~always)
 
 
-def low(recording: Recording) -> Iterator[Diagnosis]:
-    """RK703: GPUs that are used, but little."""
-    if not _long_enough(recording):
+def _idle_stretches(look: Look, others: Mask) -> Iterator[Diagnosis]:
+    recording = look.recording
+    use = recording.gpu["util"].high
+    judged = float(look.judged.sum()) * recording.width
+    least = max(LIMITS.idle_stretch, LIMITS.idle_share * judged)
+    found: dict[int, tuple[Window, ...]] = {}
+    for column in places(others):
+        if windows := look.stretches((use[:, column] < LIMITS.idle_util) & look.judged, least):
+            found[column] = windows
+    if not found:
         return
-    use = mean(recording.gpu["util"].mean, gpu_seconds(recording))
-    which = billing.billed(recording) & ~unused_gpus(recording)
-    which &= (use >= LIMITS.idle_util) & (use < LIMITS.low_util)
-    columns = tuple(np.flatnonzero(which).tolist())
-    if not columns:
-        return
-    workers = _workers(recording)
-    todo = "a larger `--micro-batch` gives the GPU more to do between two launches; " + (
-        "`DataLoader(num_workers=4, pin_memory=True)` keeps data ready"
-        if workers == 0
-        else "`py-spy dump --pid` on a rank shows what the CPU does meanwhile"
-    )
+    windows = tuple(sorted({window for each in found.values() for window in each}))
+    begin, end = longest(windows)
+    last = look.until_the_end((begin, end))
     yield Diagnosis(
-        common.LOW,
+        "RK702",
         "warning",
         "GPU",
-        f"{words.gpus(recording, columns)} worked little: "
-        f"{np.nanmean(use[which]):.0f} % use on average"
-        + (" (no DataLoader workers were seen)" if workers == 0 else ""),
-        todo,
-        gpus=columns,
+        f"{words.gpus(recording, found)} idled for {words.duration(end - begin)}, "
+        + words.window(begin, end)
+        + (", until the job's end" if last else ""),
+        ("let the script end when the work is done: " if last else "")
+        + f"`rankup logs` shows what {'it' if last else 'the script'} did at that time",
+        windows=windows,
+        gpus=tuple(found),
         share=1.0,
     )
 
 
-def waiting(recording: Recording) -> Iterator[Diagnosis]:
-    """RK725: GPUs that say they are busy, and yet draw too little power to compute."""
-    if not _long_enough(recording):
+def low(look: Look) -> Iterator[Diagnosis]:
+    """RK703: GPUs that are used, but little."""
+    if not look.long_enough:
         return
-    seconds = gpu_seconds(recording)
-    use = mean(recording.gpu["util"].mean, seconds)
-    power = mean(power_share(recording, np.arange(len(recording.gpus))), seconds)
-    which = billing.billed(recording) & (use >= LIMITS.busy_util) & (power < LIMITS.busy_power)
-    columns = tuple(np.flatnonzero(which).tolist())
+    which = look.used & (look.use >= LIMITS.idle_util) & (look.use < LIMITS.low_util)
+    columns = places(which)
     if not columns:
         return
-    several = len(recording.gpus) > 1
+    workers = look.recording.rank["workers"].mean
+    alone = bool(np.isfinite(workers).any()) and float(np.nanmean(workers)) == 0
     yield Diagnosis(
-        common.WAITING,
+        "RK703",
         "warning",
         "GPU",
-        f"{words.gpus(recording, columns)} said {np.nanmean(use[which]):.0f} % use and drew "
-        f"only {words.percent(np.nanmean(power[which]))} of the power limit: waiting for "
-        "other ranks, or kernels too small to matter",
-        "a larger `--micro-batch`, `--compile`"
+        f"{words.gpus(look.recording, columns)} worked little: "
+        f"{np.nanmean(look.use[which]):.0f} % use on average"
+        + (" (no DataLoader workers were seen)" if alone else ""),
+        "a larger `--micro-batch` gives the GPU more to do between two launches; "
         + (
-            ", or fewer exchanges (gradient accumulation, `--strategy` for a slow network); "
-            "compare with 1 GPU: `rankup run --nproc 1`"
-            if several
-            else ""
+            "`DataLoader(num_workers=4, pin_memory=True)` keeps data ready"
+            if alone
+            else "`py-spy dump --pid` on a rank shows what the CPU does meanwhile"
         ),
         gpus=columns,
         share=1.0,
     )
 
 
-def unused_gpus(recording: Recording) -> Mask:
-    """(GPUs,) billed GPUs that did nothing: next to no use, no process, hardly any memory."""
-    if not _long_enough(recording):
-        return np.zeros(len(recording.gpus), bool)
-    seconds = gpu_seconds(recording)
-    util = recording.gpu["util"].mean
-    calm = mean(np.where(np.isfinite(util), util <= LIMITS.unused_util, np.nan), seconds)
-    memory = highest(recording.gpu["memory"].high, seconds)
-    processes = mean(recording.gpu["processes"].mean, seconds)
-    nobody = ~(processes > 0.05)  # not known counts as nobody
-    empty = ~(memory >= LIMITS.unused_memory)
-    return billing.billed(recording) & (calm >= LIMITS.unused_share) & nobody & empty
-
-
-def _idle_stretches(recording: Recording, others: Mask) -> Iterator[Diagnosis]:
-    mask = judged(recording)
-    use = recording.gpu["util"].high
-    least = max(LIMITS.idle_stretch, LIMITS.idle_share * float(mask.sum()) * recording.width)
-    found: dict[tuple[Window, ...], list[int]] = {}
-    for column in np.flatnonzero(others).tolist():
-        windows = stretches((use[:, column] < LIMITS.idle_util) & mask, recording, least)
-        if windows:
-            found.setdefault(windows, []).append(column)
-    if not found:
+def waiting(look: Look) -> Iterator[Diagnosis]:
+    """RK725: GPUs that say they are busy, and yet draw too little power to compute."""
+    if not look.long_enough:
         return
-    columns = tuple(sorted(column for each in found.values() for column in each))
-    windows = tuple(sorted({window for each in found for window in each}))
-    begin, end = max(windows, key=lambda window: window[1] - window[0])
-    last = end >= recording.end - LIMITS.warm_up
+    which = look.billed & (look.use >= LIMITS.busy_util) & (look.power < LIMITS.busy_power)
+    columns = places(which)
+    if not columns:
+        return
     yield Diagnosis(
-        common.IDLE,
+        "RK725",
         "warning",
         "GPU",
-        f"{words.gpus(recording, columns)} idled for {words.duration(end - begin)}, "
-        + words.window(begin, end)
-        + (", until the job's end" if last else ""),
-        "let the script end when the work is done: `rankup logs` shows what it did at that time"
-        if last
-        else "`rankup logs` shows what the script did at that time",
-        windows=windows,
+        f"{words.gpus(look.recording, columns)} said {np.nanmean(look.use[which]):.0f} % use and "
+        f"drew only {words.percent(np.nanmean(look.power[which]))} of the power limit: waiting for "
+        "other ranks, or kernels too small to matter",
+        "a larger `--micro-batch`, `--compile`"
+        + (
+            ", or fewer exchanges (gradient accumulation, `--strategy` for a slow network); "
+            "compare with 1 GPU: `rankup run --nproc 1`"
+            if len(look.recording.gpus) > 1
+            else ""
+        ),
         gpus=columns,
         share=1.0,
     )
@@ -184,38 +156,24 @@ def _start_more(recording: Recording, columns: tuple[int, ...], billed: int) -> 
     return advice(len(columns), billed, ranks, per_node, nodes - whole if whole else 0)
 
 
-def _workers(recording: Recording) -> float | None:
-    """Mean number of data workers of a rank; None where no rank was seen."""
-    workers = recording.rank["workers"].mean if "workers" in recording.rank else None
-    if workers is None or not np.isfinite(workers).any():
-        return None
-    return float(np.nanmean(workers))
-
-
-def _long_enough(recording: Recording) -> bool:
-    if not len(recording.gpus) or recording.facts.gpus == 0:
-        return False
-    return float(gpu_seconds(recording).sum(axis=0).max(initial=0)) >= LIMITS.judged_least
-
-
-def power_limited(recording: Recording) -> Iterator[Diagnosis]:
+def power_limited(look: Look) -> Iterator[Diagnosis]:
     """RK711: the power limit keeps a GPU's clock far below the highest one."""
-    if not _long_enough(recording):
+    if not look.long_enough:
         return
-    seconds = gpu_seconds(recording)
-    share = mean(recording.gpu["throttle_power"].mean, seconds)
-    clock = mean(recording.gpu["clock"].mean, seconds) / _clock_max(recording)
+    share = look.gpu("throttle_power")
+    highest = np.array([gpu.clock_max or np.nan for gpu in look.recording.gpus])
+    clock = look.gpu("clock") / highest
     which = (share >= LIMITS.throttle_power) & (clock < LIMITS.throttle_clock)
-    columns = tuple(np.flatnonzero(which).tolist())
+    columns = places(which)
     if not columns:
         return
-    limits = [recording.gpus[column].power_limit for column in columns]
+    limits = [look.recording.gpus[column].power_limit for column in columns]
     watts = min((limit for limit in limits if limit), default=None)
     yield Diagnosis(
-        common.POWER,
+        "RK711",
         "warning",
         "GPU",
-        f"{words.gpus(recording, columns)} ran at {words.percent(np.nanmean(clock[which]))} "
+        f"{words.gpus(look.recording, columns)} ran at {words.percent(np.nanmean(clock[which]))} "
         "of the highest clock, held back by the power limit "
         f"{words.percent(np.nanmean(share[which]))} of the time"
         + (f" ({watts:.0f} W)" if watts else ""),
@@ -225,36 +183,181 @@ def power_limited(recording: Recording) -> Iterator[Diagnosis]:
     )
 
 
-def heat_limited(recording: Recording) -> Iterator[Diagnosis]:
+def heat_limited(look: Look) -> Iterator[Diagnosis]:
     """RK712: heat, or a slowdown of the hardware, keeps a GPU's clock down."""
-    if not _long_enough(recording):
+    if not look.long_enough:
         return
-    seconds = gpu_seconds(recording)
-    heat = mean(recording.gpu["throttle_heat"].mean, seconds)
-    hardware = mean(recording.gpu["throttle_hardware"].mean, seconds)
+    heat, hardware = look.gpu("throttle_heat"), look.gpu("throttle_hardware")
     share = np.fmax(heat, hardware)
     which = share >= LIMITS.throttle_heat
-    columns = tuple(np.flatnonzero(which).tolist())
+    columns = places(which)
     if not columns:
         return
-    hottest = float(
-        np.nanmax(highest(recording.gpu["temperature"].high, seconds)[which], initial=0)
-    )
-    nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))
+    hottest = float(np.nanmax(look.peak("temperature")[which], initial=0))
+    nodes = tuple(sorted({int(look.recording.gpu_node[column]) for column in columns}))
     what = "heat" if np.nansum(heat[which]) >= np.nansum(hardware[which]) else "its hardware"
     yield Diagnosis(
-        common.HEAT,
+        "RK712",
         "warning",
-        words.node_names(recording, nodes),
-        f"{words.gpus(recording, columns)} slowed down by {what} "
+        words.node_names(look.recording, nodes),
+        f"{words.gpus(look.recording, columns)} slowed down by {what} "
         f"{words.percent(np.nanmean(share[which]))} of the time"
         + (f", up to {hottest:.0f} °C" if hottest > 0 else ""),
         "tell the site: nodes are cooled so that this does not happen; until then "
-        f"`sbatch --exclude={words.node_names(recording, nodes[:1])}`",
+        f"`sbatch --exclude={words.node_names(look.recording, nodes[:1])}`",
         gpus=columns,
         nodes=nodes,
     )
 
 
-def _clock_max(recording: Recording) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.array([gpu.clock_max or np.nan for gpu in recording.gpus], np.float64)
+def gpu_memory(look: Look) -> Iterator[Diagnosis]:
+    """RK707 and RK708: the peak of all GPUs in use is far below their memory, or close to it."""
+    if not look.long_enough:
+        return
+    which = look.used & (look.use >= LIMITS.idle_util)
+    size = np.array([gpu.memory or np.nan for gpu in look.recording.gpus])
+    peaks = np.where(which, look.peak("memory") / size, np.nan)
+    if not np.isfinite(peaks).any():
+        return
+    top, fullest = float(np.nanmax(peaks)), int(np.nanargmax(peaks))
+    held = words.memory(top * size[fullest])
+    whole = f"{words.memory(size[fullest])} ({words.percent(top)})"
+    if top >= LIMITS.memory_near:
+        columns = places(peaks >= LIMITS.memory_near)
+        yield Diagnosis(
+            "RK708",
+            "warning",
+            "GPU memory",
+            f"{words.gpus(look.recording, columns)} came to {held} of {whole}: "
+            "a longer sequence or a little fragmentation ends the run",
+            "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, a smaller `--micro-batch`, or "
+            "`--strategy fsdp`",
+            gpus=columns,
+        )
+    computing = np.nanmax(look.power[which], initial=0) >= LIMITS.memory_far_power
+    if top < LIMITS.memory_far and not computing:
+        columns = places(which)
+        fits = max(2, 2 ** int(np.log2(0.8 / max(top, 0.01))))
+        yield Diagnosis(
+            "RK707",
+            "warning",
+            "GPU memory",
+            f"{words.gpus(look.recording, columns)} never held more than {held} of {whole}",
+            f"a `--micro-batch` {fits} times as large fits, with the same `--global-batch`, "
+            "and gives each kernel more to do",
+            gpus=columns,
+        )
+
+
+def imbalance(look: Look) -> Iterator[Diagnosis]:
+    """RK705: some GPUs or ranks work clearly less, or more, than the others."""
+    if look.recording.facts.gpus == 0 or not len(look.recording.gpus):
+        yield from _of_ranks(look)
+        return
+    columns = np.flatnonzero(look.used & (look.use >= LIMITS.idle_util))
+    if not look.long_enough or len(columns) < 2:
+        return
+    use, share = look.use[columns], look.power[columns]
+    power = np.clip(share - LIMITS.power_floor, 0, None) / (1 - LIMITS.power_floor)
+    by_use, by_power = _difference(use), _difference(power)
+    if by_use > LIMITS.imbalance:
+        yield _between_gpus(look, columns, use, by_use, "use", " %")
+    elif by_power > LIMITS.imbalance_power and np.nanmax(share) >= LIMITS.spin_power:
+        yield _between_gpus(look, columns, share * 100, by_power, "power", " % of the limit")
+
+
+def outliers(values: Values) -> tuple[Mask, bool]:
+    """Return a mask of the values that stand apart, the smaller group, and True if they are lower.
+
+    The groups lie on both sides of the middle between the lowest and the highest; of equal groups
+    the lower one stands apart.
+    """
+    below = values < (np.nanmin(values) + np.nanmax(values)) / 2
+    lower = bool(2 * below.sum() <= len(values))
+    return (below if lower else ~below), lower
+
+
+def _between_gpus(
+    look: Look,
+    columns: NDArray[np.int64],
+    values: Values,
+    by: float,
+    what: str,
+    unit: str,
+) -> Diagnosis:
+    recording = look.recording
+    apart, lower = outliers(values)
+    chosen = tuple(columns[apart].tolist())
+    nodes = tuple(sorted({int(recording.gpu_node[column]) for column in chosen}))
+    named = words.gpus(recording, chosen)
+    place = words.node_names(recording, nodes) if len(nodes) <= 2 else "GPU"
+    rather = "less" if lower else "more"
+    clock = _clocks(look.gpu("clock")[columns], apart)
+    whole = len(nodes) == 1 and len(recording.heads) > 1
+    name = words.node_names(recording, nodes[:1])
+    if clock:
+        todo = f"the slow clock points to heat or power: run without the node, `--exclude={name}`"
+    elif whole:
+        todo = (
+            f"look at {name} alone (its files, its CPU load, its clocks); if it stays slow, "
+            f'`rankup run` without it (`sbatch = ["--exclude={name}"]`) and tell the site'
+        )
+    else:
+        todo = (
+            "give every rank the same work: `rankup.shard(loader)` deals it evenly; batches of "
+            "similar length, and no work on rank 0 alone (logging, evaluation)"
+        )
+    return Diagnosis(
+        "RK705",
+        "warning",
+        place,
+        f"{named} did {rather} than the others: {what} {np.nanmean(values[apart]):.0f}{unit} "
+        f"against {np.nanmean(values[~apart]):.0f}{unit}{clock}, and each step lasts as long "
+        "as its slowest rank",
+        todo,
+        gpus=tuple(columns.tolist()),
+        nodes=nodes,
+        share=min(1.0, by),
+    )
+
+
+def _clocks(clocks: Values, apart: Mask) -> str:
+    if not (np.isfinite(clocks[apart]).any() and np.isfinite(clocks[~apart]).any()):
+        return ""
+    slow, usual = np.nanmean(clocks[apart]), np.nanmean(clocks[~apart])
+    return f" (clock {slow:.0f} against {usual:.0f} MHz)" if slow < 0.85 * usual else ""
+
+
+def _of_ranks(look: Look) -> Iterator[Diagnosis]:
+    recording = look.recording
+    seconds = look.node_seconds[:, recording.rank_node]
+    if len(recording.ranks) < 2 or not lasts(seconds):
+        return
+    use = weighted(recording.rank["cpu"].mean, seconds)
+    by = _difference(use)
+    # Ranks that hardly compute at all wait for something else.
+    if not (by > LIMITS.imbalance and np.nanmax(use) >= LIMITS.cpu_full):
+        return
+    apart, lower = outliers(use)
+    ranks = recording.ranks[apart]
+    nodes = tuple(sorted({int(node) for node in recording.rank_node[apart]}))
+    word = "rank" if len(ranks) == 1 else "ranks"
+    yield Diagnosis(
+        "RK705",
+        "warning",
+        words.node_names(recording, nodes) if len(nodes) <= 2 else "ranks",
+        f"{word} {words.numbers(ranks.tolist())} computed {'less' if lower else 'more'} than "
+        f"the others: {np.nanmean(use[apart]):.0f} % of a core against "
+        f"{np.nanmean(use[~apart]):.0f} %, and each step lasts as long as its slowest rank",
+        "give every rank the same work: `rankup.shard(loader)` deals it evenly",
+        nodes=nodes,
+        share=min(1.0, by),
+    )
+
+
+def _difference(values: Values) -> float:
+    """(most - least) / most; 0 where that says nothing."""
+    known = values[np.isfinite(values)]
+    if len(known) < 2 or known.max() <= 0:
+        return 0.0
+    return float((known.max() - known.min()) / known.max())

@@ -1,4 +1,10 @@
-"""Training that waits for its data or its checkpoints, and what its loss says."""
+"""Training that waits for its data, its checkpoints or a rank that does not come; and its loss.
+
+GPUs that spin in a collective, which somebody does not join, say 100 % use, since NCCL's kernel
+runs, and draw little power, since it only polls. Where the training says its steps, none of them
+may end meanwhile: training that is slow is not a hang. Where it says none, the power must be flat
+and very low, and no data may come in over PCIe.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +16,20 @@ import numpy as np
 
 from ...base import amounts
 from .. import billing, words
-from ..recording import Recording
+from ..recording import Array, Recording, weighted
 from ..thresholds import LIMITS
-from . import common
-from .common import Diagnosis, gpu_seconds, judged, mean, merged, node_seconds, pauses, percentile
-from .gpu import unused_gpus
+from .common import (
+    Diagnosis,
+    Look,
+    Mask,
+    Values,
+    Window,
+    lasts,
+    longest,
+    merged,
+    percentile,
+    places,
+)
 
 
 @dataclass(frozen=True)
@@ -39,32 +54,32 @@ class _Feeding:
         return active and self.workers >= 1 and self.busy < LIMITS.workers_idle
 
 
-def starved(recording: Recording) -> Iterator[Diagnosis]:
+def starved(look: Look) -> Iterator[Diagnosis]:
     """RK704: ranks wait for batches (`data_wait`), or use swings while the workers are busy."""
-    feeding = _feeding(recording)
-    wait = data_wait(recording)
+    feeding = _feeding(look)
+    wait = data_wait(look)
     if wait >= LIMITS.data_wait:
         if feeding.from_files:
             return
         seen = f"ranks waited for data {words.percent(wait)} of the time"
-        yield _starved(recording, seen, wait, feeding, ())
+        yield _starved(look.recording, seen, wait, feeding, ())
     elif math.isnan(wait) and feeding.busy >= LIMITS.workers_busy:
-        columns, seen = _saw(recording)
+        columns, seen = _saw(look)
         if columns:
-            yield _starved(recording, seen, 1.0, feeding, columns)
+            yield _starved(look.recording, seen, 1.0, feeding, columns)
 
 
-def slow_files(recording: Recording) -> Iterator[Diagnosis]:
+def slow_files(look: Look) -> Iterator[Diagnosis]:
     """RK719: ranks wait for data, and so do their workers: the file system is what is slow."""
-    feeding = _feeding(recording)
+    feeding = _feeding(look)
     if not feeding.from_files:
         return
-    wait = data_wait(recording)
+    wait = data_wait(look)
     columns: tuple[int, ...] = ()
     if wait >= LIMITS.data_wait:
         seen, share = f"ranks waited for data {words.percent(wait)} of the time", wait
     elif math.isnan(wait):
-        columns, seen = _saw(recording)
+        columns, seen = _saw(look)
         share = 1.0
         if not columns:
             return
@@ -73,7 +88,7 @@ def slow_files(recording: Recording) -> Iterator[Diagnosis]:
     each = feeding.read / feeding.operations if feeding.operations > 0 else math.nan
     small = each < LIMITS.small_read and feeding.operations >= LIMITS.many_operations
     yield Diagnosis(
-        common.FILE_SYSTEM,
+        "RK719",
         "warning",
         "data",
         f"{seen}, and the {feeding.workers:.0f} workers of a rank waited too "
@@ -87,14 +102,14 @@ def slow_files(recording: Recording) -> Iterator[Diagnosis]:
     )
 
 
-def data_wait(recording: Recording) -> float:
+def data_wait(look: Look) -> float:
     """Share of the time of judged steps that ranks waited for data; NaN where no step says it."""
-    steps = recording.steps
+    recording, steps = look.recording, look.recording.steps
     if not recording.bins:
         return math.nan
     place = (steps.time - recording.begin - steps.seconds / 2) / recording.width
     place = np.clip(np.nan_to_num(place), 0, recording.bins - 1).astype(np.int64)
-    known = np.isfinite(steps.data_wait) & (steps.seconds > 0) & judged(recording)[place]
+    known = np.isfinite(steps.data_wait) & (steps.seconds > 0) & look.judged[place]
     if not known.any():
         return math.nan
     seconds = steps.seconds[known]
@@ -126,7 +141,7 @@ def _starved(
             f"`DataLoader(num_workers={asked}, pin_memory=True, persistent_workers=True, …)`; "
             "`rankup bench-data` says how fast the data can be fed"
         )
-    return Diagnosis(common.STARVED, "warning", "data", seen, todo, gpus=columns, share=share)
+    return Diagnosis("RK704", "warning", "data", seen, todo, gpus=columns, share=share)
 
 
 def _cores_left(recording: Recording, workers: float) -> float:
@@ -137,57 +152,52 @@ def _cores_left(recording: Recording, workers: float) -> float:
     return max(1.0, usable // ranks - 1) if usable else math.inf
 
 
-def _saw(recording: Recording) -> tuple[tuple[int, ...], str]:
+def _saw(look: Look) -> tuple[tuple[int, ...], str]:
     """GPUs whose use swings between much and nothing, and what was seen of it."""
-    if not len(recording.gpus):
+    if not len(look.recording.gpus) or not lasts(look.seconds):
         return (), ""
-    seconds = gpu_seconds(recording)
-    if float(seconds.sum(axis=0).max(initial=0)) < LIMITS.judged_least:
-        return (), ""
-    util = recording.gpu["util"]
-    use = mean(util.mean, seconds)
-    swing = percentile(util.high, seconds, 90) - percentile(util.low, seconds, 10)
-    which = billing.billed(recording) & ~unused_gpus(recording)
-    which &= (use >= LIMITS.saw_low) & (use < LIMITS.saw_high) & (swing >= LIMITS.saw_swing)
-    columns = tuple(np.flatnonzero(which).tolist())
+    util, use = look.recording.gpu["util"], look.use
+    swing = percentile(util.high, look.seconds, 90) - percentile(util.low, look.seconds, 10)
+    which = look.used & (use >= LIMITS.saw_low) & (use < LIMITS.saw_high)
+    which &= swing >= LIMITS.saw_swing
+    columns = places(which)
     if not columns:
         return (), ""
     return columns, (
-        f"the use of {words.gpus(recording, columns)} swings by {np.nanmean(swing[which]):.0f} "
-        f"points around {np.nanmean(use[which]):.0f} %"
+        f"the use of {words.gpus(look.recording, columns)} swings by "
+        f"{np.nanmean(swing[which]):.0f} points around {np.nanmean(use[which]):.0f} %"
     )
 
 
-def _feeding(recording: Recording) -> _Feeding:
-    mask = judged(recording)
-    times = mask[:, None] & (recording.covered > 0)
+def _feeding(look: Look) -> _Feeding:
+    recording = look.recording
+    times = look.judged[:, None] & (recording.covered > 0)
     of_ranks = times[:, recording.rank_node].astype(np.float32)
     workers = recording.rank["workers"].mean
     with np.errstate(invalid="ignore", divide="ignore"):
         each = np.where(workers >= 0.5, recording.rank["workers_cpu"].mean / workers, np.nan)
-    nodes = node_seconds(recording, mask)
     return _Feeding(
-        workers=_all(mean(workers, of_ranks)),
-        busy=_all(mean(each, of_ranks)),
-        read=_all(mean(recording.host["fs_read"].mean, nodes)),
-        operations=_all(mean(recording.host["fs_operations"].mean, nodes)),
+        workers=_all(weighted(workers, of_ranks)),
+        busy=_all(weighted(each, of_ranks)),
+        read=_all(weighted(recording.host["fs_read"].mean, look.node_seconds)),
+        operations=_all(weighted(recording.host["fs_operations"].mean, look.node_seconds)),
     )
 
 
-def _all(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+def _all(values: Values) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
 
 
-def checkpoint_stalls(recording: Recording) -> Iterator[Diagnosis]:
+def checkpoint_stalls(look: Look) -> Iterator[Diagnosis]:
     """RK715: a good part of the time, steps waited until a checkpoint was written."""
-    windows = merged((p.begin, p.end) for p in pauses(recording) if p.why == "checkpoint")
+    windows = merged((p.begin, p.end) for p in look.pauses if p.why == "checkpoint")
     stalled = sum(end - begin for begin, end in windows)
-    time = sum(billing.bill(recording).seconds)
+    time = look.ran
     if not time or stalled < LIMITS.checkpoint_least or stalled / time < LIMITS.checkpoint_share:
         return
     yield Diagnosis(
-        common.CHECKPOINTS,
+        "RK715",
         "warning",
         "checkpoints",
         f"training waited {words.duration(stalled)} for "
@@ -207,9 +217,9 @@ def _try(recording: Recording) -> str:
     return "a smaller learning rate, a longer warm-up, clipped gradients"
 
 
-def not_a_number(recording: Recording) -> Iterator[Diagnosis]:
+def not_a_number(look: Look) -> Iterator[Diagnosis]:
     """RK720: steps whose loss is NaN or infinite."""
-    steps = recording.steps
+    recording, steps = look.recording, look.recording.steps
     strange = steps.not_finite
     if not len(strange):
         return
@@ -229,7 +239,7 @@ def not_a_number(recording: Recording) -> Iterator[Diagnosis]:
         else f"from step {first} on{when}, to the end"
     )
     yield Diagnosis(
-        common.LOSS_NAN,
+        "RK720",
         "warning" if len(good) else "error",
         "loss",
         f"the loss is not a number {scope}",
@@ -239,12 +249,12 @@ def not_a_number(recording: Recording) -> Iterator[Diagnosis]:
     )
 
 
-def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
+def flat_or_rising(look: Look) -> Iterator[Diagnosis]:
     """RK721: after hundreds of steps from scratch the loss is where it was, or well above its low.
 
     Means of tenths of the steps, so that one batch decides nothing.
     """
-    steps = recording.steps
+    recording, steps = look.recording, look.recording.steps
     known = np.isfinite(steps.loss)
     loss, number = steps.loss[known], steps.step[known]
     if len(loss) < LIMITS.loss_steps:
@@ -259,7 +269,7 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
     best = "; `rankup export --best` takes the checkpoint that validated best" if recipe else ""
     if last - lowest > max(LIMITS.loss_rise * size, 5 * noise):
         yield Diagnosis(
-            common.LOSS_FLAT,
+            "RK721",
             "warning",
             "loss",
             f"the loss rises: {lowest:.4g} around step {at}, {last:.4g} at the end",
@@ -268,7 +278,7 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
     # A fine-tuning that starts near its end may be flat; so may a run that goes on.
     elif number[0] <= 1 and first - last < LIMITS.loss_flat * size and _level(means, noise, size):
         yield Diagnosis(
-            common.LOSS_FLAT,
+            "RK721",
             "warning",
             "loss",
             f"the loss does not fall: {first:.4g} over the first tenth of "
@@ -278,6 +288,175 @@ def flat_or_rising(recording: Recording) -> Iterator[Diagnosis]:
         )
 
 
-def _level(means: np.ndarray[tuple[int], np.dtype[np.float64]], noise: float, size: float) -> bool:
+def _level(means: Values, noise: float, size: float) -> bool:
     """Return True if no tenth is clearly lower than the first."""
     return bool(means[0] - means.min() < max(LIMITS.loss_flat * size, 3 * noise))
+
+
+def spinning(look: Look) -> Iterator[Diagnosis]:
+    """RK706: 100 % use at little power for minutes, and no step comes to its end."""
+    recording, found = look.recording, _spins(look)
+    if not found:
+        return
+    columns = tuple(found)
+    windows = merged(window for each in found.values() for window in each)
+    begin, end = longest(windows)
+    last = look.until_the_end((begin, end))
+    inside = (recording.times >= begin) & (recording.times <= end)
+    power = look.power_share[inside][:, columns]
+    drawn = float(np.nanmean(power)) if inside.any() else float("nan")
+    others = _others(look, columns, inside)
+    yield Diagnosis(
+        "RK706",
+        "error" if last else "warning",
+        "GPU",
+        f"{words.gpus(recording, columns)} waited in a collective for "
+        f"{words.duration(end - begin)}, {words.window(begin, end)}"
+        f"{', until the end' if last else ''}: 100 % use at {words.percent(drawn)} of the "
+        "power limit"
+        + (f"; {others} did not take part" if others else "")
+        + (f" ({len(windows)} times)" if len(windows) > 1 else ""),
+        "all ranks must call the same collectives in the same order: look for code behind "
+        "`if rank == 0`, or loaders of unequal length; `rankup logs "
+        f"{words.argument(recording.facts)}` names the rank that stopped, "
+        "`TORCH_NCCL_DUMP_ON_TIMEOUT=1` the collective",
+        windows=windows,
+        gpus=columns,
+        share=1.0,
+    )
+
+
+def stalled(look: Look) -> Iterator[Diagnosis]:
+    """RK726: no step ended for a long time, hardly anything was computed, and nothing says why."""
+    recording, usual = look.recording, _usual(look.recording)
+    if usual is None:
+        return
+    explained = [pause for pause in look.pauses if pause.why in ("checkpoint", "validation")]
+    windows = tuple(
+        (begin, end)
+        for begin, end in _without_steps(look, max(LIMITS.stall_least, LIMITS.stall_times * usual))
+        if not any(pause.begin < end and pause.end > begin for pause in explained)
+        and _still(look, (begin, end))
+    )
+    if not windows:
+        return
+    begin, end = longest(windows)
+    yield Diagnosis(
+        "RK726",
+        "warning",
+        "steps",
+        f"no step ended for {words.duration(end - begin)}, {words.window(begin, end)}"
+        + (", until the end" if look.until_the_end((begin, end)) else "")
+        + f"; a step usually takes {words.duration(usual)}",
+        f"`rankup logs {words.argument(recording.facts)}` shows what the script said then; "
+        "`py-spy dump --pid` on a rank shows where it stands",
+        windows=windows,
+        share=1.0,
+    )
+
+
+def _usual(recording: Recording) -> float | None:
+    """Median seconds of a step; None where no step says it."""
+    seconds = recording.steps.seconds
+    known = seconds[np.isfinite(seconds)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _still(look: Look, window: Window) -> bool:
+    """Return True if little was computed in a window: a test or an export is work without steps."""
+    done, times = look.work, look.recording.times
+    inside = (times > window[0]) & (times < window[1])
+    seconds = done.seconds * inside[:, None]
+    known = float(seconds.sum(dtype=np.float64))
+    return known > 0 and float(np.nansum(done.share * seconds)) / known < LIMITS.stall_work
+
+
+def _spins(look: Look) -> dict[int, tuple[Window, ...]]:
+    """Windows in which each GPU spins, by column."""
+    recording = look.recording
+    columns = np.flatnonzero(look.billed)
+    if not len(columns) or not recording.bins or recording.facts.gpus == 0:
+        return {}
+    power = look.power_share[:, columns]
+    use = recording.gpu["util"].mean[:, columns]
+    traffic = recording.gpu["pcie_rx"].mean[:, columns]
+    alive = look.in_attempts.copy()
+    stepless = _stepless(look)
+    if stepless is not None:
+        alive &= stepless
+    for pause in look.pauses:
+        if pause.why in ("checkpoint", "validation"):
+            alive &= ~((recording.times >= pause.begin) & (recording.times <= pause.end))
+    spin = (use >= LIMITS.spin_util) & (power < LIMITS.spin_power) & alive[:, None]
+    found = {}
+    for place in np.flatnonzero(spin.sum(axis=0) * recording.width >= LIMITS.spin_least).tolist():
+        windows = look.stretches(spin[:, place], LIMITS.spin_least)
+        if stepless is None:
+            own = power[:, place], traffic[:, place], spin[:, place]
+            windows = tuple(one for one in windows if _flat(*own, one, recording))
+        if windows:
+            found[int(columns[place])] = windows
+    return found
+
+
+def _flat(power: Array, traffic: Array, spin: Mask, window: Window, recording: Recording) -> bool:
+    """Return True if a GPU's power is flat and low in a window, and no data comes in.
+
+    An evaluation may be as flat, and draw less than the training, but it reads batches.
+    """
+    inside = (recording.times > window[0]) & (recording.times < window[1])
+    # The first and last bin may hold some work.
+    within = np.flatnonzero(inside)[1:-1]
+    drawn = power[within][np.isfinite(power[within])]
+    if not len(drawn):
+        return False
+    low, high = np.percentile(drawn, [5, 95])
+    flat = high - low < LIMITS.spin_swing and np.median(drawn) < LIMITS.busy_power
+    received = traffic[within][np.isfinite(traffic[within])]
+    usual = traffic[~spin & np.isfinite(traffic)]
+    if not (len(received) and len(usual)):
+        return bool(flat)
+    return bool(flat and np.median(received) <= LIMITS.spin_traffic * np.percentile(usual, 75))
+
+
+def _stepless(look: Look) -> Mask | None:
+    """(bins,) whether no step ends for so long that training cannot go on; None without steps."""
+    usual, times = _usual(look.recording), look.recording.times
+    if usual is None:
+        return None
+    mask = np.zeros(len(times), bool)
+    least = max(LIMITS.spin_least, LIMITS.pause_times * usual)
+    for begin, end in _without_steps(look, least, trailing=True):
+        mask |= (times >= begin) & (times <= end)
+    return mask
+
+
+def _without_steps(look: Look, least: float, trailing: bool = False) -> list[Window]:
+    """Times between two steps of an attempt, or from its last one to its end, of at least `least`.
+
+    What follows the last step of a finished training is not meant (an export, a test), unless
+    `trailing`; neither is an attempt's time up to its first step.
+    """
+    steps = look.recording.steps
+    times = steps.time
+    found: list[Window] = []
+    for attempt in look.attempts:
+        end = billing.end_of(attempt, look.recording)
+        own = np.sort(times[(times >= attempt.begin) & (times <= end)])
+        if not len(own):
+            continue
+        if trailing or steps.final is None:
+            own = np.append(own, end)
+        long = np.flatnonzero(np.diff(own) >= least).tolist()
+        found += [(float(own[at]), float(own[at + 1])) for at in long]
+    return found
+
+
+def _others(look: Look, columns: tuple[int, ...], inside: Mask) -> str:
+    """Billed GPUs that had little to do meanwhile, where they are fewer than those that waited."""
+    rest = np.array([column for column in places(look.billed) if column not in columns], np.int64)
+    if not len(rest) or len(rest) >= len(columns) or not inside.any():
+        return ""
+    use = look.recording.gpu["util"].mean[inside][:, rest]
+    idle = rest[np.nan_to_num(use, nan=100).mean(axis=0) < LIMITS.low_util]
+    return words.gpus(look.recording, idle.tolist()) if len(idle) else ""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base.errors import UserError
 from ...base.files import replacing
 from ..recording import Band, Recording
 from . import NAMES, need, of_steps
 
+_SETTINGS = ("WANDB_MODE", "WANDB_CONSOLE", "WANDB_DIR", "WANDB_PROJECT", "WANDB_RUN_ID")
 MOST_NODES = 16  # whose GPUs are shown one by one; of more, the lowest, mean and highest
 
 
@@ -121,7 +124,7 @@ def write_wandb(recording: Recording, target: Path) -> Path:
     Training values are there by `step`, those of the nodes by `seconds` since the begin.
 
     Raises:
-        UserError: the package `wandb` is not installed.
+        UserError: the package `wandb` is not installed, or refuses what its variables say.
     """
     wandb = need("wandb")
     facts = recording.facts
@@ -135,17 +138,25 @@ def write_wandb(recording: Recording, target: Path) -> Path:
         "gpus_per_node": facts.gpus,
         **facts.what,
     }
-    run = wandb.init(
-        mode="offline",
-        dir=str(target),
-        project="rankup",
-        name=f"{facts.name} {facts.run}",
-        config=config,
-        # Nothing of this process: it is not the run.
-        settings=wandb.Settings(
-            console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True
-        ),
-    )
+    try:
+        run = wandb.init(
+            mode="offline",
+            dir=str(target),
+            project="rankup",
+            name=f"{facts.name} {facts.run}",
+            config=config,
+            # Nothing of this process: it is not the run.
+            settings=wandb.Settings(
+                console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True
+            ),
+        )
+    except (ValueError, wandb.Error) as error:  # it reads its variables whatever we ask for
+        said = ", ".join(f"{name}={os.environ[name]}" for name in _SETTINGS if name in os.environ)
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"the export to wandb could not begin, as wandb refuses its settings ({reason}); "
+            f"unset what is wrong of {said or 'its variables WANDB_…'}"
+        ) from None
     try:
         run.define_metric("training/*", step_metric="step")
         run.define_metric("system/*", step_metric="seconds")

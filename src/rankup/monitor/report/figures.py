@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.text import clean
-from ..recording import Array, Band, Recording, coarse, highest, lowest, mean, strip
+from ..recording import Array, Band, Recording, coarse, highest, lowest, mean, stretches, strip
 
 POINTS = 800  # of a line: about what a screen has pixels for
 _BY_NODE = 64  # of more GPUs or ranks than this a row is a node
@@ -221,10 +221,8 @@ def blank(recording: Recording) -> list[tuple[float, float]]:
     begin, width = recording.begin, recording.width
     if not recording.covered.size:
         return [(begin, begin + recording.bins * width)] if recording.bins else []
-    missing = ~(recording.covered > 0).any(axis=1)
-    edges = np.diff(np.concatenate([[0], missing.astype(np.int8), [0]]))
-    pairs = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True)
-    return [(float(begin + a * width), float(begin + b * width)) for a, b in pairs]
+    missing = np.asarray(~(recording.covered > 0).any(axis=1))
+    return [(begin + a * width, begin + b * width) for a, b in stretches(missing)]
 
 
 def _section(recording: Recording, section: Section) -> Drawn:

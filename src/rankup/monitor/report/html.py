@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,9 +29,9 @@ from numpy.typing import NDArray
 from ...base.findings import Level
 from ...base.text import clean
 from .. import billing, words
-from ..diagnose import CODES, Diagnosis
-from ..recording import Recording
-from ..verdict import Cost, Verdict, not_judged
+from ..billing import Cost
+from ..diagnose import CODES, Diagnosis, Verdict, not_judged
+from ..recording import Recording, stretches
 from . import job
 from .curves import cores, curves, left_out, timeline
 from .figures import Figure, milliseconds, row_of, sections, whole
@@ -85,6 +84,7 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
         curves=progress,
         left_out=left_out(recording),
         events=job.event_table(recording),
+        profiles=job.profile_tables(recording),
         several=any(1 < len(plot.average) <= 16 for plot in figures),
     )
 
@@ -152,15 +152,14 @@ def _mark(diagnosis: Diagnosis, recording: Recording) -> dict[str, Any] | None:
             [milliseconds(recording, begin), milliseconds(recording, end)]
             for begin, end in diagnosis.windows
         ],
-        "rows": {of: _stretches(row_of(recording, of)[place]) for of, place in things.items()},
+        "rows": {of: _beside(row_of(recording, of)[place]) for of, place in things.items()},
     }
 
 
-def _stretches(rows: NDArray[np.int64]) -> list[list[int]]:
+def _beside(rows: NDArray[np.int64]) -> list[list[int]]:
     """The first and the last of rows that lie beside one another."""
-    rows = np.unique(rows)
-    cuts = [0, *(np.flatnonzero(np.diff(rows) > 1) + 1).tolist(), len(rows)]
-    return [[int(rows[a]), int(rows[b - 1])] for a, b in pairwise(cuts) if b > a]
+    marked = np.bincount(rows) > 0
+    return [[first, last - 1] for first, last in stretches(marked)]
 
 
 def _parts(cost: Cost) -> list[tuple[str, str, float, str]]:

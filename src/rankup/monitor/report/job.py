@@ -154,6 +154,32 @@ def node_table(recording: Recording) -> Table | None:
     return Table(caption, head, tuple(lines[place] for place in kept))
 
 
+def profile_tables(recording: Recording, most: int = 16) -> list[Table]:
+    """The profiled steps of each rank, and the operators of the first of them."""
+    profiles = recording.profiles
+    if not profiles:
+        return []
+    rows = [
+        (
+            f"{one.steps[0]} to {one.steps[1]}",
+            f"rank {one.rank} on {one.node}",
+            one.trace,
+            number(one.seconds),
+            *(number(100 * share) for share in one.shares()),
+        )
+        for one in profiles[:most]
+    ]
+    named = ("Steps", "Where", "Trace, in the run directory")
+    shares = ("Computing (%)", "In collectives (%)", "Nothing computed beside them (%)")
+    newest = profiles[0]
+    operators = [(one.name, f"{one.calls:,}", number(one.seconds)) for one in newest.operators]
+    title = f"Operators by their own time, steps {newest.steps[0]} to {newest.steps[1]}"
+    return [
+        Table("Profiled steps", (*named, "Seconds", *shares), tuple(rows), named=3),
+        Table(f"{title}, rank {newest.rank}", ("Operator", "Calls", "Seconds"), tuple(operators)),
+    ]
+
+
 def event_table(recording: Recording, most: int = 200) -> Table | None:
     """Events and gaps in order of time; of very many the first ones, and how many more."""
     lines = [

@@ -12,9 +12,9 @@ import numpy as np
 from ...base.amounts import some
 from ...base.files import replacing
 from .. import words
-from ..diagnose import Diagnosis
+from ..billing import Cost
+from ..diagnose import Diagnosis, Verdict, not_judged
 from ..recording import Recording, lowest
-from ..verdict import Cost, Verdict, not_judged
 from . import job, paper
 from .curves import curves, left_out, timeline
 from .figures import Drawn, Figure, blank, sections

@@ -9,9 +9,9 @@ import numpy as np
 
 from ...base.findings import Level
 from .. import words
-from ..diagnose import Diagnosis
+from ..billing import Cost
+from ..diagnose import Diagnosis, Verdict
 from ..recording import Recording
-from ..verdict import Cost, Verdict
 from .curves import points
 from .figures import Figure, label
 from .html import LEVELS, render

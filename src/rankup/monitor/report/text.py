@@ -13,10 +13,10 @@ import numpy as np
 from ...base import amounts
 from ...base.findings import Level
 from .. import billing, words
-from ..diagnose import Diagnosis
-from ..diagnose.common import mean
-from ..recording import Recording
-from ..verdict import Cost, Verdict, cost, verdict
+from ..billing import Cost, cost
+from ..diagnose import Diagnosis, Verdict, verdict
+from ..profiles import Profile
+from ..recording import Recording, weighted
 
 _SIGNS: dict[Level, str] = {"ok": "ok", "warning": "WARN", "error": "ERROR"}
 _COLOURS: dict[Level, str] = {"ok": "32", "warning": "33", "error": "1;31"}
@@ -92,6 +92,8 @@ def _rows(recording: Recording, paid: Cost) -> Iterator[tuple[str, str]]:
     yield from _gpus(recording)
     if len(recording.steps.step):
         yield "steps", _steps(recording)
+    if recording.profiles:
+        yield "trace", _profile(recording.profiles)
     yield "cost", _cost(paid)
 
 
@@ -143,7 +145,7 @@ def _gpus(recording: Recording) -> Iterator[tuple[str, str]]:
         ("power", "power", "W", 1.0),
         ("memory", "memory", "GiB", 2.0**30),
     ):
-        values = mean(recording.gpu[name].mean[:, columns], seconds) / scale
+        values = weighted(recording.gpu[name].mean[:, columns], seconds) / scale
         if not np.isfinite(values).any():
             continue
         if label:
@@ -173,6 +175,21 @@ def _steps(recording: Recording) -> str:
         share = float((steps.data_wait * steps.seconds)[wait].sum() / steps.seconds[wait].sum())
         line += f", {100 * share:.1f} % of the time waiting for data"
     return line
+
+
+def _profile(profiles: Sequence[Profile]) -> str:
+    newest = profiles[0]
+    computing, collectives, waiting = newest.shares()
+    first, last = newest.steps
+    most = (f"{words.shown(one.name)} {one.seconds:.3g} s" for one in newest.operators[:3])
+    line = (
+        f"steps {first} to {last} on rank {newest.rank}: {newest.seconds:.3g} s, "
+        f"{words.percent(computing)} computing, {words.percent(collectives)} in collectives "
+        f"({words.percent(waiting)} with nothing "
+        f"computed beside them); most time: {', '.join(most)}; in {words.shown(newest.trace)}"
+    )
+    more = len(profiles) - 1
+    return line + (f" and {more} more there" if more else "")
 
 
 def _cost(paid: Cost) -> str:

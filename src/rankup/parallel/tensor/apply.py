@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,16 +38,38 @@ def apply(model: nn.Module, plan: Plan, tp_mesh: DeviceMesh) -> None:
         tp_mesh: one axis.
     """
     ties = _ties(model)
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
     words = named(model, plan)
     for name, word in words.items():
         module = model.get_submodule(name)
+        own = dict(module.named_parameters(recurse=False))
         parallelize_module(module, tp_mesh, style_of(word, module), src_data_rank=None)
+        if hasattr(module, "cut_beside"):
+            _cut_beside(module, own, tp_mesh)
     for _, module in list(uncovered(model, words)):
         deep = isinstance(module, nn.MultiheadAttention)  # it reads weights of its child
         if not any(isinstance(p, DTensor) for p in module.parameters(recurse=False)):
             style = Held(partial=False, deep=deep)
             parallelize_module(module, tp_mesh, style, src_data_rank=None)
     _tie(ties)
+    for name, parameter in model.named_parameters():  # torch's styles let all be trained
+        parameter.requires_grad_(trained[name])
+
+
+def _cut_beside(module: nn.Module, own: Mapping[str, nn.Parameter], tp_mesh: DeviceMesh) -> None:
+    """Cut what a linear map has beside its weight as the map itself says, and not as torch does.
+
+    Args:
+        own: the module's parameters as they were.
+    """
+    weight = module.weight
+    assert isinstance(weight, DTensor)
+    (how,) = weight.placements
+    found = module.cut_beside(how.dim if isinstance(how, Shard) else None)  # type: ignore[operator]
+    for name, dim in found.items():
+        place = Replicate() if dim is None else Shard(dim)
+        cut = distribute_tensor(own[name], tp_mesh, [place], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(cut))
 
 
 _Place = tuple[nn.Module, str, str]

@@ -189,12 +189,13 @@ def masked_call(training: Training, script: Script, call: ast.Call) -> MaskedMea
 
 def masked_division(script: Script, node: ast.BinOp) -> MaskedMean | None:
     """A sum that is divided by the sum of a mask."""
-    over = divided_by_mask(script, node)
+    over = _divided_by_mask(script, node)
+    # Without its `.clamp(min=1)`: a rank with no target that counts has no weight.
     plain = re.fullmatch(r"[\w.\[\]]+", over)
-    return MaskedMean(node, script.code(node.right) if plain else "") if over else None
+    return MaskedMean(node, f"{over}.sum()" if plain else "") if over else None
 
 
-def divided_by_mask(script: Script, node: ast.BinOp) -> str:
+def _divided_by_mask(script: Script, node: ast.BinOp) -> str:
     """Return the text of `mask` of `(loss * mask).sum() / mask.sum().clamp(min=1)`; else empty."""
     top, bottom = script.code(node.left), node.right
     while isinstance(node.op, ast.Div) and isinstance(bottom, ast.Call):

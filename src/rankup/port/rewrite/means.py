@@ -170,7 +170,10 @@ class _Scope:
             case ast.Dict(values=parts):
                 return _together([self.kind(one) for one in parts])
             case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part):
-                return self.kind(part)
+                kind, head = self.kind(part), node.generators[0]
+                if kind in _SUMS and self._of_items(part, head.target, head.iter):
+                    return kind if self._averaged(node) else self._doubt(node, kind)
+                return kind
             case ast.Compare(left=left, comparators=others):
                 return self._of_each(node, [left, *others])
             case ast.BinOp():
@@ -366,7 +369,11 @@ class _Scope:
         found = [self._parameter(node) for one in bindings if one.kind == "parameter"]
         bindings = [one for one in bindings if one.kind != "parameter"]
         inside = {one for one in script.above(node) if isinstance(one, ast.Assign | ast.AnnAssign)}
-        bindings = [one for one in bindings if names.statement(one.target) not in inside]
+        bindings = [
+            one
+            for one in bindings
+            if one.kind == "item" or names.statement(one.target) not in inside
+        ]
         before = [one for one in bindings if script.span(one.target)[0] < at] or bindings
         beside = False  # something that is no sum over the samples is added
         statements = [(names.statement(one.target), one) for one in before]
@@ -384,6 +391,8 @@ class _Scope:
             value = self._grown(grown) if grown is not None else self._bound(one)
             if value in _MEANS and self._by_samples(statement):
                 value = Kind.SUM
+            elif value in _SUMS and self._item_by_item(statement):
+                self._doubt(statement)
             if grown is not None and {value, *found} >= _MEANS:
                 value = Kind.MIXED
             if grown is not None and value is Kind.FIXED:
@@ -421,14 +430,10 @@ class _Scope:
 
     def _by_samples(self, statement: ast.AST) -> bool:
         """True of `loss = loss + one(x[i])` in `for i in range(len(x)):` over samples."""
-        grows = isinstance(statement, ast.AugAssign) or (
-            isinstance(statement, ast.Assign)
-            and not stored(*statement.targets).isdisjoint(mentioned(statement.value))
-        )
         of_batches = [
             one.node.target for one in self.training.loops if isinstance(one.node, ForNode)
         ]
-        return grows and any(
+        return _grows(statement) and any(
             isinstance(up, ast.For)
             and isinstance(up.iter, ast.Call)
             and call_name(up.iter) == "range"
@@ -436,6 +441,56 @@ class _Scope:
             and not mentioned(up.iter).isdisjoint(stored(*of_batches))
             for up in self.script.above(statement)
         )
+
+    def _item_by_item(self, statement: ast.AST) -> bool:
+        """True of `loss += one(o, t)` in `for o, t in zip(out, y):`."""
+        if not isinstance(statement, ast.AugAssign | ast.Assign):
+            return False
+        loops = [up for up in self.script.above(statement) if isinstance(up, ast.For)]
+        return _grows(statement) and any(
+            self._of_items(statement.value, up.target, up.iter)
+            for up in loops[:1]
+            if up not in [one.node for one in self.training.loops]
+        )
+
+    def _of_items(self, part: ast.expr, target: ast.expr, over: ast.expr) -> bool:
+        """True of `one(o, t)` for `o, t in zip(out, y)`, and of nothing else of the batch.
+
+        It may be of single samples, of which the sum is one over the samples; or of views.
+        """
+        values, counts = [over], False
+        if isinstance(over, ast.Call) and call_name(over) in ("zip", "enumerate"):
+            values = over.args
+        elif isinstance(over, ast.Call) and call_name(over) == "range":
+            values, counts = over.args[:1], True
+        if not values or not all(
+            self._counts(one) if counts else self._aside.kind(one) is Kind.ROWS for one in values
+        ):
+            return False
+        script, bound = self.script, stored(target)
+        own = stored(*(up.targets[0] for up in script.above(part) if isinstance(up, ast.Assign)))
+        calls = [one for one in script.inside(part, ast.Call) if call_name(one) not in _LINEAR]
+        items = [one for one in script.inside(part, ast.Subscript) if _at(one) in bound]
+        aside = {*(one.func for one in calls), *(one.value for one in items)}
+        names = [
+            one
+            for one in script.inside(part, ast.Name)
+            if one.id not in own and aside.isdisjoint([one, *script.above(one)])
+        ]
+        others = [self._aside.kind(one) for one in names if one.id not in bound]
+        return (bool(items) or len(others) < len(names)) and Kind.ROWS not in others
+
+    def _averaged(self, node: ast.expr) -> bool:
+        """True of what stands in `torch.stack(…).mean()`."""
+        for up in self.script.above(node):
+            if isinstance(up, ast.Call | ast.Attribute):
+                word = call_name(up) if isinstance(up, ast.Call) else up.attr
+                if word == "mean":
+                    return True
+                if word in ("stack", "cat", "torch"):
+                    continue
+            return False
+        return False
 
     def _divides(self, one: ast.AugAssign) -> bool:
         """True of `loss /= n` by a number of the batch."""
@@ -469,6 +524,10 @@ class _Scope:
             values = one.node
             if isinstance(values, ast.Call) and call_name(values) in ("values", "items"):
                 values = values.func
+            elif isinstance(values, ast.Call) and call_name(values) == "zip" and one.path:
+                part = values.args[one.path[0]] if one.path[0] < len(values.args) else values
+                if isinstance(part, ast.Tuple | ast.List) and self.kind(part) is Kind.FIXED:
+                    return Kind.FIXED
             if isinstance(values, ast.Call):
                 return Kind.ROWS
             kind = self.kind(values)
@@ -500,7 +559,9 @@ class _Scope:
         full = full_name(script, call.func)
         known = reduction(script, call) or self._further(call, full)
         if known is not None:
+            masked = len(self.masked)
             kind = self._of_each(call, given(call))
+            del self.masked[masked:]  # of an argument, as of `pos_weight=`, and not of the loss
             return kind if known is Kind.ROWS else known
         if name in _SIZES:
             return Kind.FIXED
@@ -650,6 +711,20 @@ def _numbers(node: ast.expr) -> list[int]:
         return [-number for number in _numbers(node.operand)]
     value = literal(node)
     return [value] if type(value) is int else []
+
+
+def _grows(statement: ast.AST) -> bool:
+    """True of `loss += one` and of `loss = loss + one`."""
+    return isinstance(statement, ast.AugAssign) or (
+        isinstance(statement, ast.Assign)
+        and not stored(*statement.targets).isdisjoint(mentioned(statement.value))
+    )
+
+
+def _at(node: ast.Subscript) -> str:
+    """`i` of `rows[i]` and of `rows[i, 0]`."""
+    at = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice
+    return at.id if isinstance(at, ast.Name) else ""
 
 
 def _places(node: ast.expr) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...script.flow import argument, call_name, given, is_none, literal
 from ...script.names import Function
-from ...script.torch_names import words
+from ...script.torch_names import LOADER_WRAPPERS, words
 from .losses import Kind, plain_reduction
 from .script import ForNode, Script
 from .training import Loop, Training
@@ -445,11 +445,16 @@ def plain_batches(training: Training, loop: Loop) -> bool:
 
 
 def loader_origins(script: Script, source: ast.expr) -> list[tuple[str, ast.Call] | None]:
-    """The calls that make what a loop goes over, with the full name of each; None: not seen."""
+    """The calls that make what a loop goes over, with the full name of each; None: not seen.
+
+    A function that is given `islice(loader, 5)` goes over no loader.
+    """
     flow = script.flow
     found: list[tuple[str, ast.Call] | None] = []
     for one in flow.origins(script.file, source):
-        if isinstance(one.node, ast.Call) and call_name(one.node) == "DataLoader":
+        around = {call_name(call) for _, call in one.through} & LOADER_WRAPPERS
+        loader = isinstance(one.node, ast.Call) and call_name(one.node) == "DataLoader"
+        if isinstance(one.node, ast.Call) and loader and around <= {"shard"}:
             found.append((one.file.names.called(one.node), one.node))
         else:
             found.append(None)

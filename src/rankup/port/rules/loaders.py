@@ -9,6 +9,7 @@ from functools import partial
 from ...script.flow import argument, call_name, given, literal, method_calls
 from ...script.roles import LoopNode, Script
 from ...script.source import File
+from ...script.torch_names import LOADER_WRAPPERS
 from ..rewrite.context import Context
 from ..rewrite.training import Loop, Training, training_in
 from .chance import drawn_batches
@@ -30,6 +31,8 @@ _AHEAD = (
     "ranks by the batch drawn last"
 )
 _WORKERS = "go over the DataLoader itself: with num_workers it prepares batches ahead"
+_WRAPPED = "this loop is given `{}`, and rankup.shard takes a DataLoader"
+_OVER = "let it go over the DataLoader, or put rankup.shard around that by hand"
 _DEEPEST = 4
 
 
@@ -70,6 +73,21 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
             place = _place(training, loop, source)
             if place in placed or not _left_whole(file, script, source):
                 continue
+            wrapped = _given_wrapped(training, source) if place is source else []
+            if wrapped and not script.distributed:
+                inner = _within(training, source, wrapped)
+                if inner is None:
+                    reason = _WRAPPED.format(ast.unparse(wrapped[0][1]))
+                    yield Hit(
+                        loop.node,
+                        reason,
+                        _OVER,
+                        partial(refuse, node=loop.node, reason=f"{reason}: {_OVER}"),
+                    )
+                    continue
+                place = inner
+                if place in placed:
+                    continue
             placed.add(place)
             yield Hit(
                 place, _EVERYTHING, _SHARD, partial(_shard, loop=loop, source=source, place=place)
@@ -82,6 +100,44 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
         todo = "let it go over a DataLoader that this script makes, or is given by name"
         fix = partial(refuse, node=loop.node, reason=f"{what}: {todo}")
         yield Hit(loop.source or loop.node, what, todo, fix)
+
+
+def _given_wrapped(training: Training, source: ast.expr) -> list[tuple[File, ast.Call]]:
+    """The `islice(loader, 5)`, or `OnDevice(loader)` of the script's own, that a loop is given."""
+    script = training.script
+    flow = script.flow
+    found: list[tuple[File, ast.Call]] = []
+    for one in flow.origins(script.file, source):
+        around = [at for at in one.through if call_name(at[1]) in LOADER_WRAPPERS]
+        if around and all(call_name(call) != "shard" for _, call in around):
+            found.append(around[0])
+        owner = flow.class_of(one.file, one.node) if isinstance(one.node, ast.Call) else None
+        if owner is not None and "__iter__" in owner[0].names.members(owner[1]):
+            found.append((one.file, one.node))  # type: ignore[arg-type]
+    return list(dict.fromkeys(found))
+
+
+def _within(
+    training: Training, source: ast.expr, wrapped: list[tuple[File, ast.Call]]
+) -> ast.expr | None:
+    """The loader in the one such call that a training loop is given, and no other loop."""
+    script, flow = training.script, training.script.flow
+    (file, call), *others = wrapped
+    if others or file is not script.file:
+        return None
+    loaders = [one for one in given(call) if training.loader_of(one) is not None]
+    if len(loaders) != 1:
+        return None
+    made = {one.node for one in flow.origins(file, source)} - {call}
+    elsewhere = [
+        at
+        for loop in training.loops
+        if not loop.trains
+        for one in training.sources(loop)
+        for at in _given_wrapped(training, one)
+    ]
+    inner = {one.node for one in flow.origins(file, loaders[0])} - {call}
+    return loaders[0] if made <= inner and (file, call) not in elsewhere else None
 
 
 def _left_whole(file: File, script: Script, source: ast.expr) -> bool:

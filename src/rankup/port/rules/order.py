@@ -6,11 +6,21 @@ import ast
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ...script.flow import Flow, call_name, given, literal, method_calls, receiver, returned
+from ...script.flow import (
+    Flow,
+    call_name,
+    given,
+    is_none,
+    literal,
+    method_calls,
+    receiver,
+    returned,
+)
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
+from ..rewrite.script import ITEMS
 from ..rewrite.training import training_in
 from .facts import bindings, calls, guard, integer
 from .rule import Hit, rule
@@ -22,7 +32,12 @@ _IN_ORDER = words("enumerate iter zip map fromkeys join array Counter")
 # What comes out of these does not depend on the order of what goes in.
 _ANY_ORDER = words("sorted set frozenset sum min max any all len unique")
 _FILLING = words("append extend setdefault add_module register_buffer register_parameter")
-_UNSEEDED = words("numpy.random.default_rng numpy.random.RandomState random.Random")
+_UNSEEDED = words(
+    "numpy.random.default_rng numpy.random.RandomState numpy.random.Generator random.Random "
+    "numpy.random.SeedSequence numpy.random.PCG64 numpy.random.MT19937 numpy.random.Philox"
+)
+_OF_THE_SYSTEM = words("random.SystemRandom secrets.SystemRandom")
+_RESEEDS = words("random.seed numpy.random.seed torch.seed torch.random.seed")
 _DRAWN = words("permutation permuted choice choices sample")
 _NUMBERS = words("int len ord item tolist numpy")
 _TEXTS = words(
@@ -31,13 +46,15 @@ _TEXTS = words(
 )
 _SHARED = words("broadcast rank0_first broadcast_object_list")
 _UNKNOWN_SEED = "a generator without a seed draws another order on each rank"
+_NEW_SEED = "a seed of each process' own: what is drawn behind it is another on each rank"
 _TODO = "start all ranks with PYTHONHASHSEED=0, or take zlib.crc32(text.encode())"
 
 
 @rule("RK130", "error", "an order of each rank's own")
 def own_order(file: File, script: Script) -> Iterator[Hit]:
     """A list, a numbering or a loop in the order of a set; `hash(…)` of a text; a permutation of a
-    generator that has no seed, `numpy.random.default_rng()`.
+    generator that has no seed, `numpy.random.default_rng()`; a seed of the system's,
+    `torch.seed()`.
 
     Python draws the hashes of texts anew in each process. So a vocabulary that is numbered by a
     set's order has other numbers on each rank, and the ranks train one model on different words.
@@ -61,6 +78,8 @@ def own_order(file: File, script: Script) -> Iterator[Hit]:
             continue
         if isinstance(node, ast.Call) and call_name(node) == "hash":
             yield Hit(node, "the hash of a text is another on each rank", _TODO)
+        elif isinstance(node, ast.Call) and call_name(node) == "seed":
+            yield Hit(node, _NEW_SEED, "give it a number, the same on all ranks")
         elif isinstance(node, ast.Call) and call_name(node) in _DRAWN | {"shuffle"}:
             yield Hit(node, _UNKNOWN_SEED, "give the generator a seed")
         else:
@@ -77,7 +96,12 @@ def differing(flow: Flow, file: File) -> tuple[ast.expr, ...]:
     """The expressions of a file with a value of each process' own, where no rank hands it out."""
     return tuple(
         node
-        for node in (*_ordered(flow, file), *_hashed(file), *_unseeded(flow, file))
+        for node in (
+            *_ordered(flow, file),
+            *_hashed(file),
+            *_unseeded(flow, file),
+            *_seeded_anew(flow, file),
+        )
         if not any(
             isinstance(up, ast.Call) and call_name(up) in _SHARED for up in file.names.up(node)
         )
@@ -95,12 +119,39 @@ def _unseeded(flow: Flow, file: File) -> Iterator[ast.expr]:
     """Draws of an order from a generator that is made without a seed."""
     for call in file.names.all(ast.Call):
         of = receiver(call) if call_name(call) in _DRAWN | {"shuffle"} else None
-        if of is not None and any(
-            isinstance(one.node, ast.Call)
-            and one.file.names.called(one.node) in _UNSEEDED
-            and not given(one.node)
-            for one in flow.origins(file, of)
-        ):
+        made = flow.origins(file, of) if of is not None else ()
+        if any(_without_seed(one.file, one.node) for one in made):
+            yield call
+
+
+def _without_seed(file: File, node: ast.AST) -> bool:
+    """True of `default_rng()`, `Generator(PCG64())` and `SystemRandom()`."""
+    if not isinstance(node, ast.Call):
+        return False
+    dotted = file.names.called(node)
+    return dotted in _OF_THE_SYSTEM or (
+        dotted in _UNSEEDED and all(is_none(one) or _without_seed(file, one) for one in given(node))
+    )
+
+
+def _seeded_anew(flow: Flow, file: File) -> Iterator[ast.Call]:
+    """`torch.seed()`, `numpy.random.seed()` and `generator.seed()`: by a number of the system's."""
+    workers = {
+        file.code(one.value) for one in file.names.all(ast.keyword) if one.arg == "worker_init_fn"
+    }
+    for call in file.names.all(ast.Call):
+        if call_name(call) != "seed" or not all(is_none(one) for one in given(call)):
+            continue
+        of = receiver(call)
+        dotted = file.names.called(call)
+        known = dotted in _RESEEDS or any(
+            isinstance(one.node, ast.Call) and one.file.names.called(one.node) == "torch.Generator"
+            for one in (flow.origins(file, of) if of is not None else ())
+        )
+        function = getattr(file.names.function(call), "name", "")
+        lambdas = [one for one in file.names.up(call) if isinstance(one, ast.Lambda)]
+        own = function in workers or any(file.code(one) in workers for one in lambdas)
+        if known and not own and function not in ITEMS:
             yield call
 
 

@@ -24,6 +24,13 @@ _CONSTRUCTORS = words(
 )
 
 
+_KEEPS = ("itertools.cycle", "builtins.list", "builtins.tuple")
+_KEPT = (
+    "batches that are kept and gone over again are weighed by this rank's part of the batch drawn "
+    "last, which may be a shorter one"
+)
+
+
 @rule("RK118", "warning", "the batch size in a shape")
 def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
     """A tensor whose shape is the loader's batch size, and that meets a batch in a training loop.
@@ -206,7 +213,8 @@ def effective_batch(file: File, script: Script) -> Iterator[Hit]:
 @rule("RK173", "warning", "batches of which ranks have no equal parts")
 def unequal_batches(file: File, script: Script) -> Iterator[Hit]:
     """A training loader whose batches have one sample, by `batch_size=1` or by default;
-    `batch_size=None`; `zip` of loaders with batches of different sizes.
+    `batch_size=None`; a loop over two loaders whose batches may have different sizes; batches that
+    are kept, `cycle(loader)`, where the last one may be short.
 
     Each rank takes its part of every batch: of one sample rank 0 has all.
 
@@ -238,18 +246,36 @@ def unequal_batches(file: File, script: Script) -> Iterator[Hit]:
                 lambda context: "" if context.options.batch == "per-gpu" else None,
                 comment=False,
             )
-    heads = [one.node.iter for one in loops if isinstance(one.node, ForNode)]
-    for call in (call for head in heads for call in training.script.inside(head, ast.Call)):
-        loaders = [training.loader_of(arg) for arg in given(call)]
-        made = [one for one in loaders if isinstance(one, ast.Call)]
-        sizes = [argument(one, "batch_size", 1) for one in made]
-        if call_name(call) == "zip" and len({file.code(one) if one else "1" for one in sizes}) > 1:
+    flow = script.flow
+    sources = [source for loop in loops for source in training.sources(loop)]
+    around = [up for one in sources for up in training.script.above(one)]
+    around += [at for one in sources for way in flow.origins(file, one) for _, at in way.through]
+    for call in dict.fromkeys(one for one in around if isinstance(one, ast.Call)):
+        kept = training.loader_of(call.args[0]) if call.args else None
+        if file.names.called(call) in _KEEPS and _may_be_short(kept):
+            yield Hit(call, _KEPT, "drop_last=True for the loader, or go over it anew", left=_KEPT)
+    for loop in loops:
+        drawn = dict.fromkeys(map(training.loader_of, training.sources(loop)))
+        made = [one for one in drawn if isinstance(one, ast.Call)]
+        data, sizes = (
+            {file.code(one) if one is not None else "" for one in found}
+            for found in (
+                [argument(one, "dataset", 0) for one in made],
+                [argument(one, "batch_size", 1) for one in made],
+            )
+        )
+        if len(sizes) > 1 or (len(data) > 1 and any(map(_may_be_short, made))):
             yield Hit(
-                call,
-                "gradients and means are weighed by this rank's part of the last loader's batch",
+                loop.node,
+                "gradients and means are weighed by this rank's part of the batch drawn last",
                 "not quite those of one GPU at a short batch of another loader",
                 comment=False,
             )
+
+
+def _may_be_short(loader: ast.AST | None) -> bool:
+    """True of a loader whose last batch may have fewer samples."""
+    return isinstance(loader, ast.Call) and literal(argument(loader, "drop_last", 8)) is not True
 
 
 def _one(script: Script, size: ast.expr) -> bool:

@@ -30,6 +30,7 @@ from ..keeper import Keeper
 from ..metrics import Lines, Trace, step_record
 from ..options import TrainOptions
 from ..plan import Plan
+from ..profile import Profile
 from ..start import fill
 from ..step import Stepper
 from ..stop import Stop
@@ -119,6 +120,7 @@ class _Run:
         self.pulse = Pulse(pulse_board, who.worker, self.lines.say, self.progress)
         plan = Plan.of(task, options)
         self.last = options.steps or plan.steps_per_epoch * (options.epochs or 1)
+        options.refuse_profile_beyond(self.last)
         mesh = Mesh(Layout(), world)  # of this one process
         self.built = build(task.build_model, mesh, options.seed, options.choices)
         optimizer = task.build_optimizer(self.built.model)
@@ -146,6 +148,9 @@ class _Run:
         )
         self.progress.moved()
         self.tickets = Tickets(self.board, plan, done, self.last)
+        self.stepper.profile = Profile.wanted(
+            options, directory, world, done, f"worker{who.worker}"
+        )
         path = options.trace_samples and f"{options.trace_samples}.{who.worker}"
         self.stepper.trace = Trace(path, world, done)
         if resume and who.worker == 0:
@@ -226,6 +231,8 @@ class _Run:
             return self.speaker.end(place, came, sorted(self.pulse.absent), stop)
 
     def close(self) -> None:
+        if self.stepper.profile is not None:
+            self.stepper.profile.close()
         self.pulse.close()
         self.keeper.close()
         self.own.close()
