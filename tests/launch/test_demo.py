@@ -87,7 +87,10 @@ def _on_a_terminal(command: list[str], folder: Path, columns: int) -> tuple[int,
     """The exit code of a command, and the lines it shows on a terminal."""
     terminal, end = os.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    process = subprocess.Popen(command, cwd=folder, stdin=end, stdout=end, stderr=end)
+    environment = {name: value for name, value in os.environ.items() if name != "RANKUP_MONITOR"}
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=end, stdout=end, stderr=end
+    )
     os.close(end)
     shown = b""
     with contextlib.suppress(OSError):  # how a terminal says that the other end is closed

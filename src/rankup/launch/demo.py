@@ -35,6 +35,7 @@ _SAMPLES = {
     "text.txt": "rankup run --local language-model --tiny --train text.txt",
     "articles.jsonl": "rankup run --local summarization --tiny --train articles.jsonl",
 }
+_LETTERS = 150_000  # of the text
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def lay_out(place: str) -> int:
         raise UserError(f"{folder / there[0]} is there already; name a new folder")
     articles = (json.dumps(article._asdict()) + "\n" for article in python_topics())
     samples: dict[str, bytes | str] = {f"photos/{name}": data for name, data in drawings()}
-    samples |= {_SCRIPT: _script(), "text.txt": python_text(), "articles.jsonl": "".join(articles)}
+    samples |= {_SCRIPT: _script(), "text.txt": python_text()[:_LETTERS]}
+    samples["articles.jsonl"] = "".join(articles)
     for name, data in samples.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / name, data)
