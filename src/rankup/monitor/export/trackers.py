@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from ...base.files import replacing
+from ...train.trackers import LOGGED
 from ..recording import Recording, strip
 from . import channels, need, of_steps
 
@@ -48,7 +49,7 @@ def write_tensorboard(recording: Recording, target: Path) -> list[Path]:
 
 def training(recording: Recording) -> dict[str, NDArray[np.float64]]:
     """Values of each step by tag, NaN where there is none."""
-    extra = {f"logged/{name}": values for name, values in recording.steps.extra.items()}
+    extra = {LOGGED + name: values for name, values in recording.steps.extra.items()}
     found = {**of_steps(recording.steps), **extra}
     return {tag: values for tag, values in found.items() if not np.isnan(values).all()}
 
