@@ -27,7 +27,7 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 @dataclass(frozen=True)
 class Side:
-    """What one of the two runs left in its `metrics.jsonl`."""
+    """The metrics of one of the two runs."""
 
     ranks: int
     losses: list[float]
