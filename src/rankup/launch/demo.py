@@ -40,7 +40,7 @@ _LETTERS = 150_000  # of the text
 
 @dataclass(frozen=True)
 class Side:
-    """What one of the two runs left in its `metrics.jsonl`."""
+    """The metrics of one of the two runs."""
 
     ranks: int
     losses: list[float]
