@@ -239,8 +239,8 @@ class LanguageModelOptions(TrainOptions):
         """Why the model cannot be split so, and what to do; None where it can."""
         if layout.pp > 1 and self.documents == "mask":
             return (
-                "--documents mask reads the ends of documents from the tokens, which the first stage "
-                f"alone of --pp {layout.pp} sees; give --documents join, or another strategy"
+                "--documents mask reads the ends of documents from the tokens, which the first "
+                f"stage alone of --pp {layout.pp} sees; give --documents join, or another strategy"
             )
         if self.heads % layout.tp:
             fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
