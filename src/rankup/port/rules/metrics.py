@@ -21,10 +21,10 @@ from ...script.names import (
     stored,
     walk,
 )
+from ...script.roles import Loop
 from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind
-from ..rewrite.training import Loop
 from ..rewrite.values import Values
 from .facts import shares
 from .helpers import made_in
