@@ -56,13 +56,13 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
     """
     files = samples.nodes(directory)
     journals = {file: samples.journal(file) for file in files}
-    looks = [_look(file, journals[file]) for file in files]
+    peeks = [_peek(file, journals[file]) for file in files]
     metrics = directory / training.FILE
-    window = _window(facts, [look.times for look in looks] + [_times(metrics)])
+    window = _window(facts, [peek.times for peek in peeks] + [_times(metrics)])
     begins = [attempt.begin for attempt in facts.attempts]
     trained = training.read(metrics, window, begins)
-    times = [t for look in looks for t in look.times if window[0] <= t <= window[1]]
-    grid = _grid(_reach(facts, trained, times), looks)
+    times = [t for peek in peeks for t in peek.times if window[0] <= t <= window[1]]
+    grid = _grid(_reach(facts, trained, times), peeks)
     # What lies before or behind all that is known has a time that cannot be.
     window = (max(window[0], grid.begin - SLACK), min(window[1], grid.end + SLACK))
     nodes = _scan(journals, grid, window, processes)
@@ -74,24 +74,24 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
 
 
 @dataclass(frozen=True)
-class _Look:
-    """Return times and seconds between samples, by the begin and the end of a node's samples."""
+class _Peek:
+    """Times and seconds between samples, by the begin and the end of a node's samples."""
 
     times: list[float]
     every: float | None
 
 
-def _look(file: Path, journal: Journal) -> _Look:
+def _peek(file: Path, journal: Journal) -> _Peek:
     said = [head.every for head in journal.heads]
     rows = [line.split(b",", 2) for line in samples.ends(samples.table_path(file, "host"))]
     times = [*(head.t for head in journal.heads), *journal.ended.values()]
     times += [float(row[0]) for row in rows if _is_number(row[0])]
     steps = [float(row[1]) for row in rows if len(row) > 1 and _is_number(row[1])]
     if not steps:
-        return _Look(times, max(said, default=None))
+        return _Peek(times, max(said, default=None))
     came = min(float(np.percentile(steps, 90)), _SELDOM)
     near = [every for every in said if abs(every - came) <= 0.2 * came]
-    return _Look(times, near[-1] if near else max(round(came, 2), 0.01))
+    return _Peek(times, near[-1] if near else max(round(came, 2), 0.01))
 
 
 def _is_number(text: bytes) -> bool:
@@ -135,10 +135,10 @@ def _reach(facts: Facts, trained: Training, times: Iterable[float]) -> tuple[flo
     return (min(known), max(known)) if known else None
 
 
-def _grid(reach: tuple[float, float] | None, looks: Sequence[_Look]) -> Grid:
+def _grid(reach: tuple[float, float] | None, peeks: Sequence[_Peek]) -> Grid:
     if reach is None:
         return Grid(0.0, 1.0, 1)
-    every = max((look.every for look in looks if look.every), default=None)
+    every = max((peek.every for peek in peeks if peek.every), default=None)
     return bins_of(*reach, max(every or min(EVERY, max(1.0, reach[1] - reach[0])), 0.1))
 
 

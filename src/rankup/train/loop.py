@@ -75,7 +75,7 @@ class _Run:
         self.place = Place()
         self.unvalidated = False
         self.stepper = Stepper(task, options, self.built, self.optimizer, self.last)
-        self.taker = taker(self.stepper, self.built, options, len(task.train), self._due)
+        self.taker = taker(self.stepper, self.built, options, self.plan.n, self._due)
         if options.ema is not None:
             average = Average(self.built, options.ema)
             self.stepper.average = self.taker.carried.average = average

@@ -95,9 +95,8 @@ def export(recording: Recording, directory: Path, form: str, target: Path) -> li
         UserError: there is no such form, its package is missing, or the target cannot be written.
     """
     # Here, as Arrow alone takes a third of a second to import.
-    from .openmetrics import write as write_openmetrics
     from .tables import write as write_tables
-    from .trackers import write_tensorboard, write_wandb
+    from .trackers import write_openmetrics, write_tensorboard, write_wandb
 
     if form not in FORMS:
         raise UserError(f"there is no export to {form!r}: {nearest(form, FORMS)}")
