@@ -71,7 +71,7 @@ def tokenize(
     if sources["train"] is None:
         if any(sources.values()):
             raise UserError("--valid and --test need a --train file beside them")
-        text = _python_text()
+        text = python_text()
         own = directory / "python-topics.txt"
         write_atomic(own, text)
         sources = {**sources, "train": own}
@@ -130,7 +130,7 @@ def open_tokens(directory: Path) -> TokenFile:
     return TokenFile(about["vocab_size"], splits)
 
 
-def _python_text() -> str:
+def python_text() -> str:
     """Half a megabyte of English that every Python has: the help topics of its language."""
     from pydoc_data.topics import topics
 
