@@ -12,9 +12,8 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.launch.request import created, new
-from rankup.launch.scale import command, points, series
-from rankup.launch.scale.command import Wish, scale
-from rankup.launch.scale.points import counts
+from rankup.launch.scale import command, series
+from rankup.launch.scale.command import Wish, counts, scale
 from rankup.launch.show_status import show as status
 from rankup.site import rundir
 from rankup.site.jobspec import JobSpec
@@ -169,21 +168,21 @@ def test_nodes_and_ranks() -> None:
     found = series.Series(
         "a", "language-model", list(SMALL), [1, 4, 8], False, None, 4, ".", False, True
     )
-    planned = points.points(found)
+    planned = command.points(found)
     assert [(one.nodes, one.ranks) for one in planned] == [(1, 1), (1, 4), (2, 4)]
     with pytest.raises(UserError, match="give 4 or 8"):
-        points.points(replace(found, counts=[1, 6]))
+        command.points(replace(found, counts=[1, 6]))
 
 
 def test_weak_with_a_script() -> None:
     found = series.Series(
         "a", "/t.py", ["--bs=64", "-x"], [1, 2], True, "--bs", 4, ".", False, True
     )
-    assert [one.args[-1] for one in points.points(found)] == ["--bs=64", "--bs=128"]
+    assert [one.args[-1] for one in command.points(found)] == ["--bs=64", "--bs=128"]
     with pytest.raises(UserError, match="does not stand behind TARGET"):
-        points.points(replace(found, batch_option="--batch"))
+        command.points(replace(found, batch_option="--batch"))
     with pytest.raises(UserError, match="--batch-option=--batch-size"):
-        points.points(replace(found, batch_option=None))
+        command.points(replace(found, batch_option=None))
 
 
 BAD: list[tuple[Wish, str]] = [

@@ -260,7 +260,7 @@ def _typed(job: Job) -> str:
 
 
 def monitoring(found: Sequence[Attempt], config: Config) -> str:
-    """Where the site itself shows the newest Slurm job; empty where it has no such page."""
+    """Return the site's own page of the newest Slurm job; empty where it has none."""
     last = attempts.last_job(found)
     if last is None or last.job is None:
         return ""

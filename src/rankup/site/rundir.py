@@ -33,7 +33,7 @@ _LONGEST = 4 * 1024 * 1024  # bytes of records that are read, the last ones
 
 @dataclass(frozen=True)
 class Job:
-    """What was asked for.
+    """The run as it was asked for.
 
     Attributes:
         kind: `recipe` or `script`.
@@ -180,18 +180,13 @@ def slurm_jobs(path: Path, job: Job) -> list[str]:
     return list(dict.fromkeys([*asked, *(record["job"] for record in records(path))]))
 
 
-def _allocations(job: Job) -> list[str]:
-    """Ids of Slurm jobs inside which the run was started."""
-    return [str(attempt.get("allocation")) for attempt in job.attempts]
-
-
 def all_runs(runs: Path) -> list[Path]:
     """The run directories below `runs`; the one that was started or resumed last comes last."""
     return sorted((path.parent for path in runs.glob(f"*/*/{JOB}")), key=_asked_for)
 
 
 def _asked_for(path: Path) -> tuple[float, str]:
-    """When a run was asked for last: by its own record, else by its name."""
+    """Return the time of a run's last start, by its own record, else by its name."""
     when = None
     with suppress(Exception):  # whatever is wrong with one run, the others are found
         last = read(path).attempts[-1]
@@ -221,7 +216,8 @@ def find(runs: Path, run: str) -> Path:
             # One broken run does not hide the others, in whichever way it is broken.
             with suppress(Exception):
                 job = read(path)
-                if number in slurm_jobs(path, job) or number in _allocations(job):
+                inside = [str(attempt.get("allocation")) for attempt in job.attempts]
+                if number in slurm_jobs(path, job) or number in inside:
                     return path.resolve()
     newest = ", ".join(path.name for path in known[:-4:-1]) or "none yet"
     raise UserError(

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from ..base.errors import UserError
+from ..base.errors import UserError, nearest
 from ..base.files import user_path
 from ..base.flags import flag
 from ..parallel.choices import Choices, Half, check, without_effect
 from ..parallel.layout import SELDOM, WITHOUT_WAITING, Layout, choose
 from ..runtime.compress.names import Compression, parse
+from . import trackers
 
 _MOST_PROFILED = 50  # steps
 _HALF: dict[str, Half] = {"bf16": "bfloat16", "fp16": "float16"}
@@ -44,6 +45,9 @@ class TrainOptions:
     freeze: str | None = flag(
         None, "parameters that are not trained, by name: PATTERN[,PATTERN], as tokens.*"
     )
+    ema: float | None = flag(
+        None, "keep a moving average of the weights, of this decay, and evaluate it, too", least=0
+    )
     seed: int = flag(0, "what weights, order and dropout are drawn from", least=0)
     precision: Literal["fp32", "bf16", "fp16"] = flag(
         "fp32", "bf16, fp16: compute in 16 bits, weights stay in 32; fp16 for GPUs before A100"
@@ -61,6 +65,9 @@ class TrainOptions:
         None, "steps between checkpoints; default five times in the run", least=1
     )
     keep: int = flag(2, "checkpoints to keep", least=2)
+    log: str | None = flag(
+        None, "show the metrics live as well: tensorboard, wandb, or both with a comma between them"
+    )
     profile: str | None = flag(
         None, "run these steps (20:25, both included) under torch's profiler, a rank of each node"
     )
@@ -125,6 +132,9 @@ class TrainOptions:
                 what = "is a folder" if path.is_dir() else "lies in no folder that exists"
                 raise UserError(f"--trace-samples {path} {what}; name a file to write")
         self._refuse_profile()
+        for name in self.trackers:
+            if name not in trackers.PACKAGES:
+                raise UserError(f"--log {name}: {nearest(name, trackers.PACKAGES)}")
         try:
             parse(self.compress)
         except ValueError as error:
@@ -139,6 +149,16 @@ class TrainOptions:
             raise UserError(
                 f"--precision fp16 leaves out a step whose gradient overflows, on all ranks, and "
                 f"{what} cannot take it back; give --precision bf16, or leave {what} away"
+            )
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UserError(
+                f"--ema {self.ema:g} is the part of the average that a step leaves; give more than "
+                "0 and less than 1, 0.999 for example"
+            )
+        if self.ema is not None and apart:
+            raise UserError(
+                f"--ema averages weights that all ranks have alike after each step, and the copies "
+                f"of --strategy {self.strategy} differ between their exchanges; leave one away"
             )
         if self.schedule == "one-cycle" and self.warmup:
             raise UserError(
@@ -176,6 +196,16 @@ class TrainOptions:
                 f"{self.global_batch}; a global batch is cut into micro-batches, so give "
                 f"--micro-batch {self.global_batch} or less"
             )
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Return what gets the metrics beside `metrics.jsonl`."""
+        return tuple(self.log.split(",")) if self.log else ()
+
+    def need_packages(self) -> None:
+        """UserError where a package that the options need is not installed."""
+        for name in self.trackers:
+            trackers.need_package(f"--log {name}", *trackers.PACKAGES[name])
 
     def _refuse_profile(self) -> None:
         if self.profile is None:
@@ -293,6 +323,11 @@ class TrainOptions:
             found.append(f"--compile-mode {self.compile_mode} does nothing without --compile")
         if self.decay != 0.2 and self.schedule != "wsd":
             found.append(f"--decay {self.decay:g} does nothing without --schedule wsd")
+        if self.ema is not None and self.steps is not None and self.steps * (1 - self.ema) < 1:
+            found.append(
+                f"--ema {self.ema:g} averages over about {1 / (1 - self.ema):,.0f} steps, and the "
+                f"run has {self.steps:,}: the average stays near the weights it begins with"
+            )
         if self.gamma != 0.1 and self.schedule != "step":
             found.append(f"--gamma {self.gamma:g} does nothing without --schedule step")
         found += self._without_effect()

@@ -28,7 +28,7 @@ _METRIC = re.compile(r"loss|acc|top|rouge|perplexity|f1|bleu|score", re.IGNORECA
 
 @dataclass(frozen=True)
 class Series:
-    """What was asked for.
+    """The series as it was asked for.
 
     Attributes:
         target, args: as for `rankup run`; the target of a script is its absolute path.
@@ -54,7 +54,7 @@ class Series:
 
 
 def folder(runs: Path, series: Series) -> Path:
-    """Where its record lies."""
+    """Return the folder of its record."""
     return runs / FOLDER / series.id
 
 

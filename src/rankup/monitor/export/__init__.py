@@ -6,7 +6,9 @@ made of the recording's bins, by packages that come with extras of rankup. No fo
 
 from __future__ import annotations
 
-import importlib
+import csv
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,64 +16,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import UserError, nearest
+from ...train.trackers import PACKAGES, RATE, STEP_NAMES, need_package
 from ..recording import Recording, Steps
 
 FORMS = ("csv", "parquet", "tensorboard", "wandb", "openmetrics")
 # The package that writes a form, and the extra of rankup that brings it.
-_PACKAGES = {
-    "tensorboard": ("tensorboardX", "export"),
-    "wandb": ("wandb", "wandb"),
-    "openmetrics": ("prometheus_client", "export"),
-}
+_PACKAGES = {**PACKAGES, "openmetrics": ("prometheus_client", "export")}
 
-# The names that channels have outside of rankup: with their unit, as other tools expect it.
-NAMES = {
-    "gpu": {
-        "util": "util_percent",
-        "memory": "memory_bytes",
-        "power": "power_watts",
-        "temperature": "temperature_celsius",
-        "clock": "sm_clock_mhz",
-        "throttle": "throttle_bits",
-        "throttle_power": "throttled_by_power_share",
-        "throttle_heat": "throttled_by_heat_share",
-        "throttle_hardware": "throttled_by_hardware_share",
-        "pcie_rx": "pcie_rx_bytes_per_s",
-        "pcie_tx": "pcie_tx_bytes_per_s",
-        "nvlink": "nvlink_bytes_per_s",
-        "processes": "processes",
-    },
-    "host": {
-        "cpu": "cpu_percent",
-        "busiest": "busiest_core_percent",
-        "load": "load",
-        "memory": "memory_bytes",
-        "cgroup": "cgroup_memory_bytes",
-        "swap": "swap_bytes",
-        "disk_read": "disk_read_bytes_per_s",
-        "disk_write": "disk_write_bytes_per_s",
-        "net_rx": "net_rx_bytes_per_s",
-        "net_tx": "net_tx_bytes_per_s",
-        "ib_rx": "infiniband_rx_bytes_per_s",
-        "ib_tx": "infiniband_tx_bytes_per_s",
-        "fs_read": "network_fs_read_bytes_per_s",
-        "fs_write": "network_fs_write_bytes_per_s",
-        "fs_operations": "network_fs_operations_per_s",
-    },
-    "rank": {
-        "cpu": "cpu_percent",  # of one core
-        "memory": "memory_bytes",
-        "workers": "data_workers",
-        "workers_cpu": "data_workers_cpu_percent",
-        "read": "read_bytes_per_s",
-        "write": "write_bytes_per_s",
-    },
-    "fs": {
-        "read": "read_bytes_per_s",
-        "write": "write_bytes_per_s",
-        "operations": "operations_per_s",
-    },
-}
+
+@dataclass(frozen=True)
+class Channel:
+    """A row of `channels.csv`: what a column of `lines` is called outside of rankup, with its unit.
+
+    Attributes:
+        name: in tables; metric: in OpenMetrics, empty for one that is not there.
+        factor: of the metric; meaning: its help.
+    """
+
+    kind: str
+    channel: str
+    name: str
+    metric: str
+    factor: str
+    meaning: str
+
+
+def channels(kind: str) -> dict[str, Channel]:
+    """Return the channels of a kind by what `lines` calls them."""
+    file = resources.files(__name__).joinpath("channels.csv")
+    rows = csv.reader(file.read_text("utf-8").splitlines())
+    return {row[1]: Channel(*row) for row in rows if row[0] == kind}
 
 
 def need(form: str) -> Any:
@@ -82,22 +56,10 @@ def need(form: str) -> Any:
     """
     if form not in _PACKAGES:
         return None
-    package, extra = _PACKAGES[form]
     try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name
-        what = f"the package {package}, "
-        if missing == package:
-            what += "which is not installed here"
-        elif missing:
-            what += f"which needs {missing}, and that is not installed here"
-        else:
-            what += f"which cannot be imported here ({error})"
-        raise UserError(
-            f"the export to {form} needs {what}: pip install 'rankup[{extra}]'; "
-            "csv and parquet need nothing more"
-        ) from None
+        return need_package(f"the export to {form}", *_PACKAGES[form])
+    except UserError as error:
+        raise UserError(f"{error}; csv and parquet need nothing more") from None
 
 
 def export(recording: Recording, directory: Path, form: str, target: Path) -> list[Path]:
@@ -117,9 +79,8 @@ def export(recording: Recording, directory: Path, form: str, target: Path) -> li
         UserError: there is no such form, its package is missing, or the target cannot be written.
     """
     # Here, as Arrow alone takes a third of a second to import.
-    from .openmetrics import write as write_openmetrics
     from .tables import write as write_tables
-    from .trackers import write_tensorboard, write_wandb
+    from .trackers import write_openmetrics, write_tensorboard, write_wandb
 
     if form not in FORMS:
         raise UserError(f"there is no export to {form!r}: {nearest(form, FORMS)}")
@@ -145,11 +106,12 @@ def export(recording: Recording, directory: Path, form: str, target: Path) -> li
 def of_steps(steps: Steps) -> dict[str, NDArray[np.float64]]:
     """Return what is known of each step, by the names that it has outside; NaN where not said."""
     valid = dict(steps.valid.tolist())
+    names = STEP_NAMES
     return {
-        "loss": steps.loss,
-        "step_seconds": steps.seconds,
-        f"{steps.unit or 'units'}_per_s": steps.rate,
-        "data_wait_share": steps.data_wait,
-        "mfu": steps.mfu,
-        "valid_loss": np.array([valid.get(float(step), np.nan) for step in steps.step]),
+        names["loss"]: steps.loss,
+        names["seconds"]: steps.seconds,
+        f"{steps.unit or 'units'}{RATE}": steps.rate,
+        names["data_wait"]: steps.data_wait,
+        names["mfu"]: steps.mfu,
+        names["valid_loss"]: np.array([valid.get(float(step), np.nan) for step in steps.step]),
     }
