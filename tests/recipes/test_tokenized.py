@@ -25,6 +25,7 @@ from rankup.recipes.running import IGNORED
 from rankup.recipes.tokenized import BLOCK, counts, parse
 from rankup.recipes.vocabulary import Pieces
 from rankup.recipes.windows import Mix, Several, Windows
+from rankup.train.task import Named
 
 from ..conftest import RunRankup
 from ..pool import RankPool
@@ -84,6 +85,12 @@ def test_each_token_of_a_folder_is_a_target_once(corpus: Path, tmp_path: Path) -
     # Folders of their own for valid and test: nothing is held out.
     words = ("--train", corpus / "web", "--valid", corpus / "code", "--test", corpus / "code")
     found = task(tmp_path / "two", *words)
+    # Several for valid, each by its name.
+    named = f"web:{corpus / 'web'},code:{corpus / 'code'}"
+    several = task(tmp_path / "three", "--train", corpus / "web", "--valid", named).valid
+    assert isinstance(several, Named)
+    assert len(several.parts["code"]) == len(found.test)
+    assert several.parts["web"].count(torch.arange(len(several.parts["web"]))) == len(whole) - 1
     assert found.train.count(torch.arange(len(found.train))) == len(whole) - 1
     assert (tmp_path / "two" / TOKENS / "tokenizer.json").is_file()
 

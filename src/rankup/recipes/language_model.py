@@ -18,7 +18,7 @@ from ..base.errors import UserError
 from ..base.text import say
 from ..runtime.world import setup
 from ..train.optimizer import build_optimizer
-from ..train.task import Batch
+from ..train.task import Batch, Named
 from . import Asked, llama_weights, lora, running
 from .models.llama import Llama
 from .models.transformer import Shape, Transformer
@@ -97,9 +97,10 @@ class LanguageModel:
         self._end = file.end if options.documents == "mask" else None
         self._logits = log_frequencies(file) if options.prior else None
         self._cross_entropy = compiled_cross_entropy() if options.compile else cross_entropy
-        self.train, self.valid, self.test = (
-            windows(file.splits[name], options.seq_len) for name in ("train", "valid", "test")
-        )
+        splits = {name: windows(text, options.seq_len) for name, text in file.splits.items()}
+        several = {n.partition(".")[2]: text for n, text in splits.items() if n[:6] == "valid."}
+        self.train, self.test = splits["train"], splits["test"]
+        self.valid = Named(several) if several else splits["valid"]
 
     def order(self) -> Mix | None:
         """The order of a mix, which a run's seed gives; of one text it is the run's own."""
