@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..base.errors import UserError
 from ..site import profile as sites
@@ -118,9 +117,7 @@ def _start(client: Client, found: Prepared) -> int:
         last=lambda shell: _tell(shell, signal.SIGTERM),
         numbers=(signal.SIGINT, signal.SIGTERM),
     )
-    ended: dict[str, Any] = {"code": code, "ended": rundir.now()}
-    if (directory / "requeue").exists():
-        ended["stopped"] = True
+    ended = local.ended(directory, code)
     rundir.write(directory, replace(job, attempts=[*job.attempts, attempt | ended]))
     if "stopped" in ended or (code and (directory / "checkpoints").is_dir()):
         print(f"go on with: rankup run --resume {directory}", file=sys.stderr)

@@ -246,6 +246,7 @@ def split_notes(job: Job, nodes: int, per_node: int) -> list[str]:
     if job.kind != "recipe":
         return []
     options = _options(job)
+    options.need_packages()
     if by_crew(job):
         patience()  # what it cannot be is said before anything starts
     if by_crew(job) and nodes * per_node == 1:

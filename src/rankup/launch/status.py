@@ -260,7 +260,7 @@ def _typed(job: Job) -> str:
 
 
 def monitoring(found: Sequence[Attempt], config: Config) -> str:
-    """Where the site itself shows the newest Slurm job; empty where it has no such page."""
+    """Return the site's own page of the newest Slurm job; empty where it has none."""
     last = attempts.last_job(found)
     if last is None or last.job is None:
         return ""
@@ -290,8 +290,9 @@ def elapsed(short: Summary) -> str:
         return ""
     if short.live:
         return f"for {duration(now - short.since)}"
-    took = f"took {duration(short.until - short.since)}" if short.until else "?"
-    return f"{took}, {duration(now - (short.until or short.since))} ago"
+    if short.until is None:
+        return f"began {duration(now - short.since)} ago"
+    return f"took {duration(short.until - short.since)}, {duration(now - short.until)} ago"
 
 
 def clock(moment: float | None) -> str:

@@ -18,63 +18,39 @@ from ..base.errors import UserError
 from ..base.text import say
 from ..runtime.world import setup
 from ..train.optimizer import build_optimizer
-from ..train.task import Batch
+from ..train.task import Batch, Named
 from . import Asked, llama_weights, lora, running
 from .models.llama import Llama
 from .models.transformer import Shape, Transformer
 from .options import TOKENS, LanguageModelOptions
 from .running import IGNORED, compiled_cross_entropy, cross_entropy
 from .text import TokenFile, open_tokens
-from .vocabulary import UNKNOWN, Tokens, opened
+from .tokenized import Joined
+from .vocabulary import UNKNOWN, opened
+from .windows import Mix, windows
 
 _TEMPERATURE = 0.8
 _TOP_K = 50
 _COUNTED = 1 << 24  # tokens at a time
 
 
-class Windows:
-    """A text cut into windows of `seq_len` tokens, side by side: an epoch covers each token once.
-
-    Sample i predicts tokens i * seq_len + 1 … (i + 1) * seq_len, each from those before it in the
-    window. The last window may be short; its missing targets are ignored.
-    """
-
-    def __init__(self, tokens: Tokens, seq_len: int) -> None:
-        self.tokens = tokens
-        self.seq_len = seq_len
-        self.targets = len(tokens) - 1
-
-    def __len__(self) -> int:
-        return -(-self.targets // self.seq_len)
-
-    def count(self, samples: torch.Tensor) -> int:
-        missing = len(self) * self.seq_len - self.targets
-        return len(samples) * self.seq_len - missing * samples.tolist().count(len(self) - 1)
-
-    def batch(self, samples: torch.Tensor) -> Batch:
-        starts = samples.numpy() * self.seq_len
-        places = starts[:, None] + np.arange(self.seq_len + 1)
-        beyond = places > self.targets
-        window = torch.from_numpy(self.tokens[np.minimum(places, self.targets)].astype(np.int64))
-        targets = window[:, 1:]
-        if beyond.any():
-            targets = targets.masked_fill(torch.from_numpy(beyond[:, 1:]), IGNORED)
-        return window[:, :-1].contiguous(), targets.contiguous()
-
-
 def model_of(
     options: LanguageModelOptions,
     vocabulary: int,
     logits: npt.NDArray[np.float32] | None = None,
+    end: int | None = None,
 ) -> Transformer | Llama:
     """Build the model for so many different tokens.
 
     Args:
         logits: what the output's bias starts from, with --prior.
+        end: the token behind each document, with --documents mask.
     """
     if (llama := options.llama) is not None:
         longest = max(options.seq_len, llama.longest if llama.vocab_size else 0)
-        model = Llama(replace(llama, vocab_size=llama.vocab_size or vocabulary, longest=longest))
+        model = Llama(
+            replace(llama, vocab_size=llama.vocab_size or vocabulary, longest=longest), end
+        )
         if options.lora is not None:
             lora.adapt(model, options.lora, options.lora_scale, options.adapted)
         return model
@@ -87,7 +63,7 @@ def model_of(
         options.dropout,
         prior=options.prior,
     )
-    return Transformer(shape, logits)
+    return Transformer(shape, logits, end)
 
 
 def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
@@ -98,6 +74,7 @@ def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
     """
     counts = np.zeros(file.vocab_size, np.float64)
     text = file.splits["train"]
+    assert not isinstance(text, Joined)  # a mix has no --prior
     for start in range(0, len(text), _COUNTED):
         counts += np.bincount(text[start : start + _COUNTED], minlength=file.vocab_size)
     unseen = counts == 0
@@ -117,14 +94,24 @@ class LanguageModel:
         options.check(file)
         self.options = options
         self._vocabulary = file.vocab_size
+        self._end = file.end if options.documents == "mask" else None
         self._logits = log_frequencies(file) if options.prior else None
         self._cross_entropy = compiled_cross_entropy() if options.compile else cross_entropy
-        self.train, self.valid, self.test = (
-            Windows(file.splits[name], options.seq_len) for name in ("train", "valid", "test")
-        )
+        splits = {name: windows(text, options.seq_len) for name, text in file.splits.items()}
+        several = {n.partition(".")[2]: text for n, text in splits.items() if n[:6] == "valid."}
+        self.train, self.test = splits["train"], splits["test"]
+        self.valid = Named(several) if several else splits["valid"]
+
+    def order(self) -> Mix | None:
+        """The order of a mix, which a run's seed gives; of one text it is the run's own."""
+        options = self.options
+        if options.mix is None:
+            return None
+        positions = (options.steps or 0) * options.global_batch
+        return Mix(positions, self.train, options.mix, options.seed)
 
     def build_model(self) -> nn.Module:
-        return model_of(self.options, self._vocabulary, self._logits)
+        return model_of(self.options, self._vocabulary, self._logits, self._end)
 
     def values(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Fill a rank's parameters with the weights of --init, of which it reads its own bytes.

@@ -58,7 +58,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Billing:
-    """What a job costs.
+    """The price of a job.
 
     Attributes:
         per_node_hour: units that one whole node costs per hour; None: by its GPUs or cores.
@@ -72,7 +72,7 @@ class Billing:
 
 @dataclass(frozen=True)
 class Detection:
-    """What gives a site away.
+    """The clues that give a site away.
 
     Attributes:
         systemname: values of `$SYSTEMNAME`, `/etc/FZJ/systemname` and `$LMOD_SYSTEM_NAME`.

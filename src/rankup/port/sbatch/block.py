@@ -43,7 +43,7 @@ def site_of(script: BatchScript) -> tuple[Site, str]:
     client = Client(timeout=_SECONDS)
     live: dict[str, Partition] = {}
     with suppress(SlurmError):
-        live = client.partitions() if client.reachable(timeout=2) else {}
+        live = client.partitions()
     cluster = client.cluster_name if live else None
     found, _ = profile.choose(
         config.load(Path.cwd()), os.environ, os.uname().nodename, cluster_name=cluster
