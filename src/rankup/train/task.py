@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -29,6 +30,13 @@ class Split(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Named:
+    """Several splits by name, each evaluated by itself; together they are all their samples."""
+
+    parts: Mapping[str, Split]
+
+
 @runtime_checkable
 class Ahead(Protocol):
     """A split that makes its batches ahead of the loop, and anew for each epoch."""
@@ -53,7 +61,7 @@ class Task(Protocol):
     @property
     def train(self) -> Split: ...
     @property
-    def valid(self) -> Split: ...
+    def valid(self) -> Split | Named: ...
     @property
     def test(self) -> Split: ...
 

@@ -10,10 +10,10 @@ from ...script.effects import callee
 from ...script.flow import Flow, call_name, given, method_calls, receiver
 from ...script.names import Function, assigned, bound_in, made_of, mentioned, stored, walk, written
 from ...script.names import parameters as arguments
-from ...script.roles import LoopNode
+from ...script.roles import Loop, LoopNode
 from ...script.source import File
 from ...script.torch_names import words
-from ..rewrite.training import Loop, Training
+from ..rewrite.training import Training
 from .facts import parameters_of
 from .rule import Hit
 
