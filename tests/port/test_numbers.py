@@ -793,6 +793,51 @@ def test_what_is_kept_of_samples_for_the_next_loss_is_each_ranks(
     assert [said in one for one in left] == ([True] if said else [])
 
 
+STEP = """past, center = [torch.zeros(5)], torch.zeros(5)
+class Replay:
+    def __init__(self):
+        self.rows = [torch.zeros(5)]
+    def push(self, row):
+        self.rows.append(row)
+    def sample(self):
+        return self.rows[-1]
+replay = Replay()
+def remember(row):
+    past.append(row)
+def step(x, y):
+    global center
+    out = model(x)
+    loss = criterion(out, y) + past[-1].mean() + center.mean() + model(replay.sample()).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    # in it
+for epoch in range(2):
+    for x, y in loader:
+        step(x, y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("past.append(out.detach().mean(0))", "`past` is kept from batch to batch"),
+        ("remember(out.detach().mean(0))", "`past` is kept from batch to batch"),
+        ("replay.push(out.detach().mean(0))", "`self.rows` is kept from batch to batch"),
+        ("center = 0.9 * center + 0.1 * out.detach().mean(0)", "`center` goes from batch to batch"),
+        ("remember(torch.ones(5))", ""),
+        ("past = [out.detach().mean(0)]", ""),
+    ],
+)
+def test_what_a_step_keeps_for_the_next_loss_is_each_ranks(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    """Also where a function or an object of the script keeps it."""
+    ported = _ported(tmp_path, HEAD + STEP.replace("# in it", line))
+    left = [one.text for one in ported.left if "batch to batch" in one.text]
+    assert [one.startswith(said) for one in left] == ([True] if said else [])
+
+
 TABLES = """from torch.utils.data import DataLoader, Subset
 import torch
 HARD, RANKS = torch.zeros(22), []
