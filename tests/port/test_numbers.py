@@ -886,6 +886,36 @@ def test_what_chooses_the_next_epochs_samples_is_each_ranks(
         assert [one for one in port(tmp_path / "train.py").left if said in one.text]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sampler.weights[y.argmax(1)] = out[:, 0].detach()", "`sampler.weights`"),
+        ("chances[y.argmax(1)] = out[:, 0].detach()", "`chances`"),
+        ("loader.dataset.table[y.argmax(1)] = 1", "`loader.dataset.table`"),
+        ("own.update(y.argmax(1), 1)", "`self.table` is kept"),
+        ("own.update(epoch, 1)", ""),
+        ("seen[y.argmax(1)] = 1", ""),
+    ],
+)
+def test_what_a_loader_goes_by_is_each_ranks(line: str, said: str, tmp_path: Path) -> None:
+    """The weights of a sampler, a table of the data set."""
+    made = """from torch.utils.data import Dataset, WeightedRandomSampler
+class Own(Dataset):
+    def __init__(self):
+        self.table = torch.ones(22)
+    def __getitem__(self, i):
+        return data[i][0] * self.table[i], data[i][1]
+    def update(self, i, value):
+        self.table[i] = value
+own, chances, seen = Own(), torch.ones(22), torch.ones(22)
+sampler = WeightedRandomSampler(chances, 22)
+loader = DataLoader(own, batch_size=6, sampler=sampler)
+"""
+    text = HEAD + made + TRAINING.replace("# in training", line)
+    left = [one.text for one in _ported(tmp_path, text).left if "batch to batch" in one.text]
+    assert [said in one for one in left] == ([True] if said else [])
+
+
 def test_what_is_made_of_a_last_batch_is_said_to_be_of_rank_0s_part(tmp_path: Path) -> None:
     behind = "picture = out.detach().cpu()\n    torchvision.utils.save_image(picture, 'a.png')"
     text = "import torchvision.utils\n" + HEAD + TRAINING.replace("print(a, b)", behind)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ...script.effects import callee
-from ...script.flow import Flow, call_name, given, method_calls, receiver
+from ...script.flow import Flow, Origin, call_name, given, method_calls, receiver
 from ...script.names import Function, assigned, bound_in, made_of, mentioned, stored, walk, written
 from ...script.names import parameters as arguments
 from ...script.roles import Loop, LoopNode
@@ -101,10 +101,7 @@ def _objects(training: Training, where: LoopNode | Function, names: set[str]) ->
     found = set[ast.AST]()
     for part in script.inside(where, ast.Name, ast.Attribute):
         for one in flow.origins(script.file, part) if held(part) in names else ():
-            found.add(one.node)
-            owner = flow.class_of(one.file, one.node) if isinstance(one.node, ast.Call) else None
-            several = owner[0].names.attributes(owner[1]).values() if owner is not None else ()
-            found |= {made.node for bound in several for made in bound}
+            found |= {one.node} | _attributes(flow, one)
     return {one for one in found if isinstance(one, ast.Call | ast.List | ast.Dict)}
 
 
@@ -130,19 +127,44 @@ def _for_the_data(training: Training) -> Iterator[Hit]:
     """A table or a list by which the samples of the next epoch are chosen, in whatever file."""
     script, seen = training.script, set[ast.AST]()
     for loop in (one for one in training.loops if one.trains):
-        tables = _made_of_anew(training, loop)
-        if not tables:
-            continue
+        tables = _made_of_anew(training, loop) | _given_to_loaders(training, loop)
         local = training.derived(loop) - loop.losses
         found = [
             *_changes(training, loop.node.body, local),
             *_changes(training, *_behind(training, loop)),
         ]
         for file, node, of, entry in found:
-            made = {one.node for one in script.flow.origins(file, of)}
+            parts = [one for one in walk(of) if isinstance(one, ast.Name | ast.Attribute)]
+            made = {one.node for part in parts for one in script.flow.origins(file, part)}
             if node not in seen and made & tables:
                 seen.add(node)
                 yield _of_its_own(file, node, of, entry)
+
+
+def _given_to_loaders(training: Training, loop: Loop) -> set[ast.AST]:
+    """The objects that a loop's loaders hold: a data set, a sampler, and what these are given."""
+    flow, found = training.script.flow, set[ast.AST]()
+    sources = training.sources(loop)
+    waiting = [one for source in sources for one in flow.origins(training.script.file, source)]
+    while waiting:
+        made = waiting.pop()
+        if not isinstance(made.node, ast.Call) or not call_name(made.node)[:1].isupper():
+            continue
+        found.add(made.node)
+        for part in given(made.node):
+            for one in flow.origins(made.file, part):
+                if one.node not in found and isinstance(one.node, ast.Call | ast.List):
+                    found |= {one.node} | _attributes(flow, one)
+                    waiting.append(one)
+    return found
+
+
+def _attributes(flow: Flow, made: Origin) -> set[ast.AST]:
+    """The values that the attributes of an instance are given."""
+    owner = flow.class_of(made.file, made.node) if isinstance(made.node, ast.Call) else None
+    several = owner[0].names.attributes(owner[1]).values() if owner is not None else ()
+    values = {one.node for bound in several for one in bound}
+    return {one for one in values if isinstance(one, ast.Call | ast.List | ast.Dict)}
 
 
 def _made_of_anew(training: Training, loop: Loop) -> set[ast.AST]:
@@ -204,10 +226,10 @@ def _changes(
     while waiting:
         file, statements, names, entry, depth = waiting.pop(0)
         for node in walk(*statements):
-            for of, by in changed(node):
+            found = callee(flow, file, node) if isinstance(node, ast.Call) and depth else None
+            for of, by in changed(node) if found is None else ():
                 if mentioned(*by) & names:
                     yield file, node, of, entry
-            found = callee(flow, file, node) if isinstance(node, ast.Call) and depth else None
             if found is not None and isinstance(node, ast.Call):
                 taken = parameters_of(node, found[1], names)
                 inner = found[1].body
