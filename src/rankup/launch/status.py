@@ -290,8 +290,9 @@ def elapsed(short: Summary) -> str:
         return ""
     if short.live:
         return f"for {duration(now - short.since)}"
-    took = f"took {duration(short.until - short.since)}" if short.until else "?"
-    return f"{took}, {duration(now - (short.until or short.since))} ago"
+    if short.until is None:
+        return f"began {duration(now - short.since)} ago"
+    return f"took {duration(short.until - short.since)}, {duration(now - short.until)} ago"
 
 
 def clock(moment: float | None) -> str:

@@ -86,7 +86,7 @@ def run(spec: JobSpec, client: Client) -> int:
     _say(found.plan, found.job, found.directory, number)
     if not spec.follow:
         return 0
-    from .logs import follow
+    from .follow import follow
 
     return follow(found.directory)
 

@@ -38,15 +38,19 @@ def model_of(
     options: LanguageModelOptions,
     vocabulary: int,
     logits: npt.NDArray[np.float32] | None = None,
+    end: int | None = None,
 ) -> Transformer | Llama:
     """Build the model for so many different tokens.
 
     Args:
         logits: what the output's bias starts from, with --prior.
+        end: the token behind each document, with --documents mask.
     """
     if (llama := options.llama) is not None:
         longest = max(options.seq_len, llama.longest if llama.vocab_size else 0)
-        model = Llama(replace(llama, vocab_size=llama.vocab_size or vocabulary, longest=longest))
+        model = Llama(
+            replace(llama, vocab_size=llama.vocab_size or vocabulary, longest=longest), end
+        )
         if options.lora is not None:
             lora.adapt(model, options.lora, options.lora_scale, options.adapted)
         return model
@@ -59,7 +63,7 @@ def model_of(
         options.dropout,
         prior=options.prior,
     )
-    return Transformer(shape, logits)
+    return Transformer(shape, logits, end)
 
 
 def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
@@ -90,6 +94,7 @@ class LanguageModel:
         options.check(file)
         self.options = options
         self._vocabulary = file.vocab_size
+        self._end = file.end if options.documents == "mask" else None
         self._logits = log_frequencies(file) if options.prior else None
         self._cross_entropy = compiled_cross_entropy() if options.compile else cross_entropy
         splits = {name: windows(text, options.seq_len) for name, text in file.splits.items()}
@@ -106,7 +111,7 @@ class LanguageModel:
         return Mix(positions, self.train, options.mix, options.seed)
 
     def build_model(self) -> nn.Module:
-        return model_of(self.options, self._vocabulary, self._logits)
+        return model_of(self.options, self._vocabulary, self._logits, self._end)
 
     def values(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Fill a rank's parameters with the weights of --init, of which it reads its own bytes.

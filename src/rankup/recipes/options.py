@@ -43,6 +43,9 @@ class LanguageModelOptions(TrainOptions):
     mix: str | None = flag(
         None, "web:0.7,code:0.3: token folders in --train FOLDER by weight; needs --steps"
     )
+    documents: Literal["join", "mask"] = flag(
+        "join", "mask: attention stays within a document of a token folder"
+    )
     dataset: str | None = flag(None, "texts that `rankup fetch --dataset` has brought: wikitext-2")
     vocab: Literal["word", "byte", "bpe"] = flag(
         "word", "lowercased words of the training text, bytes, or byte-pair encoding trained on it"
@@ -240,6 +243,11 @@ class LanguageModelOptions(TrainOptions):
 
     def _objection(self, layout: Layout) -> str | None:
         """Why the model cannot be split so, and what to do; None where it can."""
+        if layout.pp > 1 and self.documents == "mask":
+            return (
+                "--documents mask reads the ends of documents from the tokens, which the first "
+                f"stage alone of --pp {layout.pp} sees; give --documents join, or another strategy"
+            )
         if self.heads % layout.tp:
             fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
             return (
@@ -275,6 +283,7 @@ class LanguageModelOptions(TrainOptions):
         said = {name: value for name, value in more.items() if value is not None}
         said |= {"prior": True} if self.prior else {}
         said |= {"mix": self.mix} if self.mix is not None else {}
+        said |= {"documents": self.documents} if self.documents != "join" else {}
         return {**super().identity, **text, **said, "seq_len": self.seq_len}
 
     @property
@@ -360,6 +369,11 @@ class LanguageModelOptions(TrainOptions):
         train = sources["train"]
         if train is not None and (train.is_dir() or self.mix is not None):
             return self._of_folders(sources, file, directory)
+        if self.documents == "mask":
+            raise UserError(
+                "--documents mask needs the ends of documents, which a plain text does not have; "
+                "give --train FOLDER, made by rankup tokenize"
+            )
         return tokenize(sources, self.vocab, directory, self.vocab_size or BPE_SIZE, file)
 
     def _of_folders(
