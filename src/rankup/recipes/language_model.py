@@ -113,17 +113,18 @@ class LanguageModel:
     def build_model(self) -> nn.Module:
         return model_of(self.options, self._vocabulary, self._logits, self._end)
 
-    def values(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+    def gives(self, name: str) -> bool:
+        return self.options.init is not None and not lora.is_adapter(name)
+
+    def values(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Fill a rank's parameters with the weights of --init, of which it reads its own bytes.
 
         Raises:
             UserError: the folder's weights are not of this model.
         """
-        if self.options.init is None:
-            return False
-        weights = {name: t for name, t in tensors.items() if not lora.is_adapter(name)}
-        llama_weights.load(weights, Path(self.options.init))
-        return True
+        if self.options.init is not None:
+            weights = {name: tensor for name, tensor in tensors.items() if self.gives(name)}
+            llama_weights.load(weights, Path(self.options.init))
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return build_optimizer(model, self.options)

@@ -126,8 +126,12 @@ class Valued(Protocol):
 class Loaded(Protocol):
     """A task that may begin with weights from files, of which each rank reads its own part."""
 
-    def values(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Fill this rank's parameters, by their names in the model; False where there are none.
+    def gives(self, name: str) -> bool:
+        """Return whether `values` fills the parameter of that name: none is drawn for it."""
+        ...
+
+    def values(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Fill what it gives of this rank's parameters, by their names in the model.
 
         Call on all ranks. Parameters may be DTensors.
         """
