@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -266,7 +265,7 @@ def monitoring(found: Sequence[Attempt], config: Config) -> str:
         return ""
     from ..site import profile as sites
 
-    profile, _ = sites.choose(config, os.environ, os.uname().nodename)
+    profile, _ = sites.choose(config)
     if not profile.monitoring:
         return ""
     number = last.job.partition("_")[0]

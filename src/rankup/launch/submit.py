@@ -284,9 +284,7 @@ def plan(client: Client, config: Config, options: JobSpec) -> Plan:
     Raises:
         UserError: it would be refused, wait for ever, or waste what is paid for.
     """
-    profile, _ = sites.choose(
-        config, os.environ, os.uname().nodename, cluster_name=client.cluster_name
-    )
+    profile, _ = sites.choose(config, cluster_name=client.cluster_name)
     partitions = client.partitions()
     partition = limits.choose_partition(options.partition, profile, partitions)
     # Where nobody names one Slurm chooses: by constraint and qos at some sites.

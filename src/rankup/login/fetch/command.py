@@ -44,7 +44,7 @@ def fetch(request: Request) -> int:
     """
     request.check()
     config = configs.load(Path.cwd())
-    profile, _ = sites.choose(config, os.environ, os.uname().nodename, cluster_name=_cluster_name)
+    profile, _ = sites.choose(config, cluster_name=_cluster_name)
     if not request.empty:
         needs, scripts = things.asked(request), [request] if request.script else []
     elif config.fetch:
