@@ -16,7 +16,7 @@ from ..site.rundir import Job
 from ..slurm import job as slurm_job
 from ..slurm import reasons
 from ..slurm.client import Client, SlurmError, base_id, is_ours
-from ..slurm.job import STOPPED, Attempt
+from ..slurm.job import CANCELLED, STOPPED, Attempt
 from ..slurm.parse import Accounted, Queued
 from . import cause, logfile, meant
 
@@ -122,6 +122,10 @@ def of_run(path: Path, job: Job, client: Client, answers: Answers | None = None)
             for attempt in (_by_log(path, one, own) for one in of_job_id)
         ]
     attempts = [_in_vain(path, job, attempt, records) for attempt in attempts]
+    # The note is removed by the next submission: it is about the newest job.
+    last = attempts[-1] if attempts else NEW
+    if last.source == "none" and not last.live and (path / "log" / "cancelled").exists():
+        attempts[-1] = replace(last, state="CANCELLED", words=CANCELLED, source="own record")
     # Stable: attempts of one job stay together, what has not begun comes last.
     return sorted(attempts, key=lambda attempt: attempt.started or attempt.expected or float("inf"))
 

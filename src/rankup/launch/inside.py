@@ -47,9 +47,7 @@ def _plan(client: Client, config: Config, options: JobSpec) -> Plan:
         UserError: more nodes or ranks are asked for than it has.
     """
     number = os.environ["SLURM_JOB_ID"]
-    profile, _ = sites.choose(
-        config, os.environ, os.uname().nodename, cluster_name=client.cluster_name
-    )
+    profile, _ = sites.choose(config, cluster_name=client.cluster_name)
     shown = client.show(number)
     if not shown:
         raise UserError(

@@ -51,18 +51,13 @@ def show(
             return 0
         _refuse_unknown_task(path, task)
         if following:
+            from .follow import follow
+
             return follow(path, task, lines=lines, raw=raw)
         _show_tail(path, task, lines, raw)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def follow(path: Path, task: str | None = None, *, lines: int = LINES, raw: bool = False) -> int:
-    """Show a run's log until the run has ended; its exit code (see `follow.follow`)."""
-    from .follow import follow as until_the_end
-
-    return until_the_end(path, task, lines=lines, raw=raw)
 
 
 def _locate(run: str) -> tuple[Path, str | None]:

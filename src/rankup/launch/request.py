@@ -89,7 +89,7 @@ def created(directory: Path, job: Job, runs: Path) -> Iterator[None]:
     rundir.create(directory)
     try:
         if job.kind == "recipe":
-            recipes.find(job.target).parse(job.args, job.kept).prepare(directory)
+            recipes.find(job.target).prepare(job.args, job.kept, directory)
         keep_code(Path(job.cwd), Path(job.target) if job.kind == "script" else None, directory)
         rundir.write(directory, job)
         if link.resolve() != directory.resolve():

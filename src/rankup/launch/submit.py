@@ -86,7 +86,7 @@ def run(spec: JobSpec, client: Client) -> int:
     _say(found.plan, found.job, found.directory, number)
     if not spec.follow:
         return 0
-    from .logs import follow
+    from .follow import follow
 
     return follow(found.directory)
 
@@ -284,9 +284,7 @@ def plan(client: Client, config: Config, options: JobSpec) -> Plan:
     Raises:
         UserError: it would be refused, wait for ever, or waste what is paid for.
     """
-    profile, _ = sites.choose(
-        config, os.environ, os.uname().nodename, cluster_name=client.cluster_name
-    )
+    profile, _ = sites.choose(config, cluster_name=client.cluster_name)
     partitions = client.partitions()
     partition = limits.choose_partition(options.partition, profile, partitions)
     # Where nobody names one Slurm chooses: by constraint and qos at some sites.

@@ -138,10 +138,11 @@ def prepare(
     assert train is not None
     trained = folders(train, mix)
     all_of = {f"--train {name}".strip(): folder for name, folder in trained.items()}
-    parts: dict[str, list[tuple[str, int, int]]] = {name: [] for name in SPLITS}
-    for name in SPLITS[1:]:
-        if (path := given[name]) is not None:
-            folder = all_of[f"--{name}"] = _read(path, f"--{name}")
+    parts: dict[str, list[tuple[str, int, int]]] = {"train": []}
+    for name, path in given.items():
+        if name != "train" and path is not None:
+            option = f"--{name.replace('.', ' ')}"
+            folder = all_of[option] = _read(path, option)
             parts[name] = [(str(folder.path.resolve()), 0, folder.tokens)]
     _require_alike(all_of)
     one = next(iter(trained.values()))
@@ -152,7 +153,9 @@ def prepare(
                 f"--train {train} was made by another tokenizer than {tokenizer}: their numbers "
                 f"mean different tokens; make it anew by rankup tokenize … --tokenizer {tokenizer}"
             )
-    held = [name for name in SPLITS[1:] if not parts[name]]
+    whole = {name.partition(".")[0] for name in parts}
+    held = [name for name in SPLITS[1:] if name not in whole]
+    parts |= {name: [] for name in held}
     for folder in trained.values():
         where, stop = str(folder.path.resolve()), folder.tokens
         part = min(int(stop * _HELD_OUT), _MOST)

@@ -14,16 +14,17 @@ import os
 import secrets
 import string
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..base.errors import UserError
 from ..base.files import open_regular, tail, user_path, write_json
 
+T = TypeVar("T")
 JOB = "job.json"
 ATTEMPTS = "attempts.jsonl"
 _EARLIER = "log/lives.jsonl"  # as an earlier version has called it
@@ -125,22 +126,38 @@ def read(path: Path) -> Job:
         UserError: it is missing or damaged.
     """
     try:
-        with open_regular(path / JOB) as file:
-            said = json.loads(file.read())
-        if "lives" in said:  # as an earlier version has called them
-            said["attempts"] = said.pop("lives")
-        job = Job(**said)
-        if job.kind not in ("recipe", "script") or not all(
-            isinstance(value, str) for value in (job.id, job.target, job.cwd, *job.args)
-        ):
-            raise ValueError("a value is of the wrong kind")
-        return job
+        return load(path / JOB, _job)
     except FileNotFoundError:
         raise UserError(f"{path} is no run directory: it has no {JOB}") from None
+
+
+def _job(said: dict[str, Any]) -> Job:
+    if "lives" in said:  # as an earlier version has called them
+        said["attempts"] = said.pop("lives")
+    job = Job(**said)
+    if job.kind not in ("recipe", "script") or not all(
+        isinstance(value, str) for value in (job.id, job.target, job.cwd, *job.args)
+    ):
+        raise ValueError("a value is of the wrong kind")
+    return job
+
+
+def load(file: Path, made: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `made` makes of the JSON in a record of ours.
+
+    Raises:
+        UserError: it is damaged, or cannot be read.
+        FileNotFoundError: it is not there.
+    """
+    try:
+        with open_regular(file) as stream:
+            return made(json.loads(stream.read()))
     except (ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"{path / JOB} is damaged: {error}") from None
+        raise UserError(f"{file} is damaged: {error}") from None
+    except FileNotFoundError:
+        raise
     except OSError as error:
-        raise UserError(f"{path / JOB} cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
 
 
 def records(path: Path) -> list[dict[str, Any]]:

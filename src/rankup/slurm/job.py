@@ -15,7 +15,7 @@ from .parse import Accounted, Queued, moment
 
 STOPPED = "It stopped with a checkpoint"
 _STOPPED = f"{STOPPED} before the time limit."
-_CANCELLED = "`rankup cancel` had cancelled it before it began."
+CANCELLED = "`rankup cancel` had cancelled it before it began."
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def judged(state: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
     mine = [one for one in by_records(state.job or "", own) if one.restart == state.restart]
     for one in mine:
         stopped = state.state == "COMPLETED" and one.words == _STOPPED
-        if stopped or (state.state == "FAILED" and one.words == _CANCELLED):
+        if stopped or (state.state == "FAILED" and one.words == CANCELLED):
             return replace(state, state=one.state, words=one.words, exit_code=one.exit_code)
     return state
 
@@ -277,7 +277,7 @@ def _owned(name: str, restart: int, attempt: Mapping[str, Any], reached: bool) -
     code = attempt.get("code")
     over = attempt.get("end") is not None
     if over and attempt.get("cancelled"):
-        state, words, code = "CANCELLED", _CANCELLED, None
+        state, words, code = "CANCELLED", CANCELLED, None
     elif over and code == 0 and attempt.get("stopped"):
         state, words = "COMPLETED", _STOPPED
     elif over and code is not None:

@@ -14,12 +14,12 @@ from functools import partial
 from ...script.effects import trains
 from ...script.flow import argument, call_name, given, literal, method_calls, receiver
 from ...script.names import COMPREHENSIONS, Function, calls_in, mentioned, walk
-from ...script.roles import LoopNode, Script
+from ...script.roles import Loop, LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import EXITS, SEEDS, SHOWING, STEP_SCHEDULES, words
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
-from ..rewrite.training import Loop, Training, training_in
+from ..rewrite.training import Training, training_in
 from .chance import drawn_for_samples, draws, of_process, one_seed, own_generator
 from .decisions import RANK_0_DECIDES, followed, is_number, tested
 from .facts import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import textwrap
 from contextlib import suppress
@@ -45,9 +44,7 @@ def site_of(script: BatchScript) -> tuple[Site, str]:
     with suppress(SlurmError):
         live = client.partitions()
     cluster = client.cluster_name if live else None
-    found, _ = profile.choose(
-        config.load(Path.cwd()), os.environ, os.uname().nodename, cluster_name=cluster
-    )
+    found, _ = profile.choose(config.load(Path.cwd()), cluster_name=cluster)
     partition = script.asked("partition")
     note = ""
     if not live and found.name in ("local", "generic") and partition:
