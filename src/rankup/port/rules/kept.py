@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ...script.effects import callee
 from ...script.flow import Flow, Origin, call_name, given, method_calls, receiver
@@ -28,60 +29,35 @@ _MOST = 300  # expressions that a loader is made of
 _LISTS = ast.List | ast.ListComp
 
 
+Change = tuple[File, ast.AST, ast.expr, ast.Call | None]
+
+
+@dataclass(frozen=True)
+class _Region:
+    """A loop or a step that trains.
+
+    Attributes:
+        local: the names that hold something of a batch, but for the losses.
+        changes: what it changes by these, with what it calls.
+    """
+
+    where: LoopNode | Function
+    local: set[str]
+    losses: set[str]
+    changes: list[Change]
+
+
 def kept(training: Training, file: File) -> Iterator[Hit]:
     """Yield the hits of RK129 at what is kept of samples."""
-    yield from _carried(training)
-    yield from _for_the_loss(training)
-    yield from _for_the_data(training)
+    regions = [
+        _Region(where, local, losses, list(_changes(training, where.body, local)))
+        for where, local, losses in _regions(training)
+    ]
+    for one in regions:
+        yield from _carried(training, one)
+    yield from _for_the_loss(training, regions)
+    yield from _for_the_data(training, {one.where: one.changes for one in regions})
     yield from _in_modules(file)
-
-
-def _carried(training: Training) -> Iterator[Hit]:
-    """A state that is made of a batch, and that the loss of the next batch is made with."""
-    script = training.script
-    for where, local, losses in _regions(training):
-        places = [
-            one
-            for one in script.inside(where, ast.Name, ast.Attribute)
-            if isinstance(one, ast.Name | ast.Attribute) and script.dotted(one)
-        ]
-        given_ = [script.dotted(one) for one in places if isinstance(one.ctx, ast.Store)]
-        once = {one for one in given_ if given_.count(one) == 1}
-        if isinstance(where, Function):  # its own names begin anew
-            once &= {one for one in once if one.startswith("self.")} | shared_names(script, where)
-        names = local & training.feeding(where, losses) & once - _target(where)
-        if not names:
-            continue
-        for one in script.inside(where.body, ast.Assign, ast.AugAssign, deep=False):
-            assert isinstance(one, ast.Assign | ast.AugAssign)
-            if not any(call_name(call) in _REDUCES for call in script.inside(one.value, ast.Call)):
-                continue
-            end = script.span(one)[1]
-            read = [
-                at for at in places if isinstance(at.ctx, ast.Load) and script.span(at)[0] < end
-            ]
-            for name in sorted(mentioned(*assigned(one)) & names & set(map(script.dotted, read))):
-                yield Hit(
-                    one,
-                    f"`{name}` goes from batch to batch, made of a rank's part: ranks go apart",
-                    "put together what it is made of (rankup.all_reduce)",
-                )
-
-
-def _for_the_loss(training: Training) -> Iterator[Hit]:
-    """A table with a row for each sample, a memory, a running mean of which a loss is made."""
-    script, seen = training.script, set[ast.AST]()
-    for where, local, losses in _regions(training):
-        tables = training.feeding(script.scope(where), losses) - bound_in(walk(where))
-        lists = training.feeding(where, losses) - _begun_in(training, where)
-        objects = _objects(training, where, tables | lists)
-        for file, node, of, entry in _changes(training, where.body, local):
-            whole = isinstance(node, ast.Subscript) or _in_place(node)
-            made = {one.node for one in script.flow.origins(file, of)} if entry else set()
-            same = held(of) in (tables if whole else lists) if entry is None else made & objects
-            if same and node not in seen:
-                seen.add(node)
-                yield _of_its_own(file, node, of, entry)
 
 
 def _regions(training: Training) -> Iterator[tuple[LoopNode | Function, set[str], set[str]]]:
@@ -93,6 +69,57 @@ def _regions(training: Training) -> Iterator[tuple[LoopNode | Function, set[str]
         losses = mentioned(*calls)
         if training.script.callers(step):
             yield step, made_of(walk(step), training.given_batches(step)) - losses, losses
+
+
+def _carried(training: Training, region: _Region) -> Iterator[Hit]:
+    """A state that is made of a batch, and that the loss of the next batch is made with."""
+    script, where = training.script, region.where
+    reducing = [
+        one
+        for one in script.inside(where.body, ast.Assign, ast.AugAssign, deep=False)
+        if isinstance(one, ast.Assign | ast.AugAssign)
+        and mentioned(*assigned(one)) & region.local
+        and any(call_name(call) in _REDUCES for call in script.inside(one.value, ast.Call))
+    ]
+    if not reducing:
+        return
+    places = [
+        one
+        for one in script.inside(where, ast.Name, ast.Attribute)
+        if isinstance(one, ast.Name | ast.Attribute) and script.dotted(one)
+    ]
+    given_ = [script.dotted(one) for one in places if isinstance(one.ctx, ast.Store)]
+    once = {one for one in given_ if given_.count(one) == 1}
+    if isinstance(where, Function):  # its own names begin anew
+        once &= {one for one in once if one.startswith("self.")} | shared_names(script, where)
+    names = region.local & training.feeding(where, region.losses) & once - _target(where)
+    for one in reducing:
+        end = script.span(one)[1]
+        read = [at for at in places if isinstance(at.ctx, ast.Load) and script.span(at)[0] < end]
+        for name in sorted(mentioned(*assigned(one)) & names & set(map(script.dotted, read))):
+            yield Hit(
+                one,
+                f"`{name}` goes from batch to batch, made of a rank's part: ranks go apart",
+                "put together what it is made of (rankup.all_reduce)",
+            )
+
+
+def _for_the_loss(training: Training, regions: list[_Region]) -> Iterator[Hit]:
+    """A table with a row for each sample, a memory, a running mean of which a loss is made."""
+    script, seen = training.script, set[ast.AST]()
+    for region in (one for one in regions if one.changes):
+        where = region.where
+        tables = training.feeding(script.scope(where), region.losses) - bound_in(walk(where))
+        lists = training.feeding(where, region.losses) - _begun_in(training, where)
+        elsewhere = any(entry is not None for *_, entry in region.changes)
+        objects = _objects(training, where, tables | lists) if elsewhere else set()
+        for file, node, of, entry in region.changes:
+            whole = isinstance(node, ast.Subscript) or _in_place(node)
+            made = {one.node for one in script.flow.origins(file, of)} if entry else set()
+            same = held(of) in (tables if whole else lists) if entry is None else made & objects
+            if same and node not in seen:
+                seen.add(node)
+                yield _of_its_own(file, node, of, entry)
 
 
 def _objects(training: Training, where: LoopNode | Function, names: set[str]) -> set[ast.AST]:
@@ -123,16 +150,14 @@ def _target(where: ast.AST) -> set[str]:
 # What chooses the next epoch's samples.
 
 
-def _for_the_data(training: Training) -> Iterator[Hit]:
+def _for_the_data(training: Training, changes: dict[ast.AST, list[Change]]) -> Iterator[Hit]:
     """A table or a list by which the samples of the next epoch are chosen, in whatever file."""
     script, seen = training.script, set[ast.AST]()
     for loop in (one for one in training.loops if one.trains):
-        tables = _made_of_anew(training, loop) | _given_to_loaders(training, loop)
-        local = training.derived(loop) - loop.losses
-        found = [
-            *_changes(training, loop.node.body, local),
-            *_changes(training, *_behind(training, loop)),
-        ]
+        found = [*changes[loop.node], *_changes(training, *_behind(training, loop))]
+        tables = set[ast.AST]()
+        if found:
+            tables = _made_of_anew(training, loop) | _given_to_loaders(training, loop)
         for file, node, of, entry in found:
             parts = [one for one in walk(of) if isinstance(one, ast.Name | ast.Attribute)]
             made = {one.node for part in parts for one in script.flow.origins(file, part)}
@@ -213,9 +238,7 @@ def _put_into(flow: Flow, file: File, made: ast.AST, but: ast.AST) -> Iterator[a
                     yield up.test if isinstance(up, ast.If) else up.iter
 
 
-def _changes(
-    training: Training, body: list[ast.stmt], local: set[str]
-) -> Iterator[tuple[File, ast.AST, ast.expr, ast.Call | None]]:
+def _changes(training: Training, body: list[ast.stmt], local: set[str]) -> Iterator[Change]:
     """What statements, and what they call, change by a rank's own samples.
 
     Each with its file, what is changed, and the call in this file that leads to another function.
