@@ -35,7 +35,8 @@ QUICK = (
 )
 # Of the data room what opens, packs, looks at and stages, which stands in front of every job.
 QUICK_DATA = tuple(
-    f"rankup.data.{name}" for name in ("stage", "pack", "containers", "opened", "stamp", "inspect")
+    f"rankup.data.{name}"
+    for name in ("stage", "pack", "containers", "opened", "stamp", "inspect", "tokenize")
 )
 # Of these, some start what needs torch in the end, and may import it inside a function.
 TORCH_IN_FUNCTIONS = ("launch", "demo", "agent", "port")

@@ -200,16 +200,6 @@ def test_two_samplers_on_a_node_count_once(tmp_path: Path) -> None:
     recording = load(write(tmp_path, records), NOBODY)
     usable(recording)
     assert recording.gpu["util"].mean[3].tolist() == [50] * 4
-    assert any("more than one sampler" in event.text for event in recording.events)
-
-
-@pytest.mark.parametrize("by", [-300, 300])
-def test_a_clock_that_is_set_is_no_second_sampler(tmp_path: Path, by: float) -> None:
-    before = [sample(2.0 * at, 2.0) for at in range(1, 400)]
-    write(tmp_path, [head(), *before, *(sample(800.0 + by + 2 * at, 2.0) for at in range(1, 400))])
-    recording = load(tmp_path, NOBODY)
-    usable(recording)
-    assert not any("more than one sampler" in event.text for event in recording.events)
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:

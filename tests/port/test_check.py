@@ -543,3 +543,8 @@ rankup.print0(hits / n)
 def test_counters_that_an_assignment_adds_to(counted: str, behind: str) -> None:
     found = codes(SIDE_BY_SIDE.format(counted=counted, behind=behind))
     assert ("RK121" in found) is (not behind)
+
+
+def test_nothing_is_said_of_a_function_that_the_script_does_not_come_to() -> None:
+    """Its evaluation is of a file that has a function that trains, too."""
+    assert not check([CASES / "text_evaluated_elsewhere.out.py"])

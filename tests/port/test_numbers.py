@@ -736,7 +736,7 @@ def test_a_loss_that_a_function_of_the_script_is_given(tmp_path: Path) -> None:
     assert "note(rankup.batch_mean(loss))" in noted.text
     line = "kept.append(note(loss))"  # what becomes of it there is not seen
     shown = _ported(tmp_path, HEAD + note + TRAINING.replace("# in training", line))
-    assert [one for one in shown.left if "loss: of rank 0's part" in one.text]
+    assert [one for one in shown.left if "loss, what note() keeps: of rank 0's" in one.text]
 
 
 BANK = """bank = torch.zeros(22, 5)
@@ -769,6 +769,10 @@ own = Own()
         ("", "past.append(out.detach())", "`past`"),
         ("", "past.append(out.detach())\n        past = past[-5:]", "`past`"),
         ("", "past = []\n        past.append(out.detach())", ""),
+        ("", "past += [out.detach()]", "`past`"),
+        ("", "past = (past + [out.detach()])[-5:]", "`past`"),
+        ("", "bank = torch.cat([bank, out.detach()])[-9:]", "`bank`"),
+        ("", "slots[epoch].append(out.detach())", "`slots`"),
         ("", "past.append(epoch)", ""),
         ("", "shown.append(loss.item())", ""),
     ],
@@ -777,10 +781,11 @@ def test_what_is_kept_of_samples_for_the_next_loss_is_each_ranks(
     module: str, line: str, said: str, tmp_path: Path
 ) -> None:
     """A memory of targets, a running mean: a rank changes it by the samples that it sees."""
-    text = TRAINING.replace("criterion(out, y)", "own(out, y) + bank.mean() + sum(past).mean()")
+    loss = "own(out, y) + bank.mean() + sum(past).mean() + sum(slots[0])"
+    text = TRAINING.replace("criterion(out, y)", loss)
     text = (
         HEAD
-        + "past, shown = [torch.zeros(5)], []\n"
+        + "past, shown, slots = [torch.zeros(5)], [], {0: [], 1: []}\n"
         + BANK.replace("# in it", module or "pass")
         + text.replace("# in training", line)
     )
@@ -788,17 +793,52 @@ def test_what_is_kept_of_samples_for_the_next_loss_is_each_ranks(
     assert [said in one for one in left] == ([True] if said else [])
 
 
-@pytest.mark.parametrize("each_epoch", [True, False])
+TABLES = """from torch.utils.data import DataLoader, Subset
+import torch
+HARD, RANKS = torch.zeros(22), []
+def loader_of(data):
+    chosen = list(RANKS)
+    for i in range(8):
+        if HARD[i] > 0:
+            chosen.append(i)
+    return DataLoader(Subset(data, chosen + [0]), batch_size=6)
+def note(rows):
+    RANKS.extend(rows)
+"""
+CHANGE = "HARD[y.argmax(1)] = (out - y).abs().mean(1).detach()"
+MADE = "loader = DataLoader(Subset(data, HARD.argsort()[:8].tolist()), batch_size=6)"
+
+
+@pytest.mark.parametrize(
+    ("each_epoch", "before", "line", "said"),
+    [
+        (MADE, "", CHANGE, "`HARD`"),
+        ("", MADE, CHANGE, ""),
+        (MADE, "", "HARD[epoch] = 1", ""),
+        ("loader = tables.loader_of(data)", "", CHANGE, "`HARD`"),
+        ("loader = tables.loader_of(data)", "", "note(out.argmax(1).tolist())", "(tables.py:11)"),
+        ("", "loader = tables.loader_of(data)", CHANGE, ""),
+        ("loader = pick()", f"def pick():\n    {MADE}\n    return loader", CHANGE, "`HARD`"),
+        (f"{MADE.replace('HARD.argsort()[:8].tolist()', 'found')}; found = []",
+         "found = [0]", "found += out.argmax(1).tolist()", "`found`"),
+    ],
+)  # fmt: skip
 def test_what_chooses_the_next_epochs_samples_is_each_ranks(
-    each_epoch: bool, tmp_path: Path
+    each_epoch: str, before: str, line: str, said: str, tmp_path: Path
 ) -> None:
-    made = "loader = DataLoader(Subset(data, hard.argsort()[:8].tolist()), batch_size=6)\n"
-    table, epochs = "hard = torch.zeros(22)\n", "for epoch in range(2):\n"
-    text = TRAINING.replace("# in training", "hard[y.argmax(1)] = (out - y).abs().mean(1).detach()")
-    begun = f"{epochs}    {made}" if each_epoch else f"{made}{epochs}"
-    text = HEAD + table + text.replace(epochs, begun)
-    left = [one.text for one in _ported(tmp_path, text).left if "batch to batch" in one.text]
-    assert ["`hard`" in one for one in left] == ([True] if each_epoch else [])
+    """A table or a list, of this file or of a helper; the loader is made anew in each epoch."""
+    (tmp_path / "tables.py").write_text(TABLES)
+    epochs = "for epoch in range(2):\n"
+    text = TRAINING.replace("# in training", line)
+    text = text.replace(epochs, f"{before}\n{epochs}    {each_epoch or 'pass'}\n")
+    head = "import tables\nfrom tables import HARD, note\n" + HEAD
+    left = [one.text for one in _ported(tmp_path, head + text).left if "batch to batch" in one.text]
+    assert [said in one for one in left] == ([True] if said else [])
+    if said and not before:  # made by who calls the loop
+        fit = "def fit(loader, epoch):\n" + text[text.index("    for ") : text.index("    print(")]
+        again = f"{fit}for epoch in range(2):\n    {each_epoch}\n    fit(loader, epoch)\n"
+        _ported(tmp_path, head + again)
+        assert [one for one in port(tmp_path / "train.py").left if said in one.text]
 
 
 def test_what_is_made_of_a_last_batch_is_said_to_be_of_rank_0s_part(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from rankup.site.rundir import Job
 from tests.pool import RankPool
 from tests.train.runs import final_model, losses
 
+from ..conftest import RunRankup
+
 SHAPE = LlamaShape(4, 32, 4, 2, 56, vocab_size=256, longest=64)
 # Two steps, then two more: plain SGD, as another order of additions must not matter.
 WORDS = (
@@ -148,6 +150,24 @@ def test_the_same_run_under_every_layout(
     (checkpoints / "step-00000004").rmdir()
     _run(ranks, run, 1, _words(base), resume=True)
     assert losses(run) == pytest.approx(losses(one), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["gossip", "diloco"])
+def test_strategies_that_meet_seldom_leave_what_is_frozen(
+    run_rankup: RunRankup, base: Path, tmp_path: Path, strategy: str
+) -> None:
+    words = _words(base, "--strategy", strategy, "--freeze", "blocks.0.*")
+    command = ["run", "--local", "--nproc", "2", "--out", tmp_path / "run", "language-model"]
+    done = run_rankup([*command, *words], timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = final_model(tmp_path / "run")
+    start = model_of(find("language-model").parse(words), 256)
+    held = {n: p.detach() for n, p in start.named_parameters() if not lora.is_adapter(n)}
+    llama_weights.load(held, base)
+    assert [name for name, value in held.items() if not torch.equal(found[name], value)] == []
+    ups = {name: float(value.abs().max()) for name, value in found.items() if "lora_b" in name}
+    assert all((size > 0) == ("blocks.0" not in name) for name, size in ups.items()), ups
 
 
 def test_export_writes_merged_weights(base: Path, one: Path, tmp_path: Path) -> None:

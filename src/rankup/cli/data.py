@@ -1,4 +1,4 @@
-"""Verbs of data: pack, inspect."""
+"""Verbs of data: pack, inspect, bench-data, stage, tokenize."""
 
 from __future__ import annotations
 
@@ -196,6 +196,35 @@ def stage(
         as_json=as_json,
     )
     raise typer.Exit(start(asked, _alive))
+
+
+@app.command()
+def tokenize(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE", help="Text, .jsonl, .parquet, .arrow, or folders of it."),
+    ],
+    to: Annotated[str, typer.Option(metavar="FOLDER", help="What to make.")],
+    tokenizer: Annotated[str, typer.Option(metavar="FILE", help="tokenizer.json of a model.")],
+    field: Annotated[str, typer.Option(help="Column, or field of JSON, of the texts.")] = "text",
+    end_token: Annotated[
+        str | None, typer.Option(help="Stands behind each document; by default the tokenizer's.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.")] = None,
+    shard_tokens: Annotated[int, typer.Option(help="Tokens of each file.")] = 100_000_000,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove what an earlier run has made there.")
+    ] = False,
+) -> None:
+    """Turn texts into shards of tokens, which language models are trained on.
+
+    The same bytes with any number of workers. Run again after a kill, it goes on.
+    """
+    from ..data.tokenize.command import Request
+    from ..data.tokenize.command import tokenize as start
+
+    words = tuple(sources), to, tokenizer, field, end_token, workers, shard_tokens, force
+    start(Request(*words))
 
 
 def _alive(job: str) -> bool | None:

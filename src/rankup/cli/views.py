@@ -155,6 +155,9 @@ def export(
     ] = None,
     step: Step = None,
     best: Best = False,
+    ema: Annotated[
+        bool, typer.Option("--ema", help="The moving average of the weights, of a run with --ema.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
     """Write a run's model into one file, whatever it was trained on."""
@@ -163,7 +166,7 @@ def export(
 
     if to is None:
         raise UserError(f"give --to FORMAT, one of {', '.join(SUFFIXES)}")
-    raise typer.Exit(write(run, to, out, step, best, force))
+    raise typer.Exit(write(run, to, out, step, best, force, ema))
 
 
 @app.command()

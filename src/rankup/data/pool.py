@@ -41,6 +41,8 @@ def spread(
     parts: Iterable[Part],
     workers: int,
     watch: Watch | None = None,
+    *,
+    ordered: bool = False,
 ) -> Iterator[Result]:
     """Yield `work(part)` for each of the parts as they come, from forked processes.
 
@@ -49,6 +51,7 @@ def spread(
 
     Args:
         watch: called here ten times a second; it may raise to stop.
+        ordered: results come in the order of the parts; no more than a few wait for an earlier one.
 
     Raises:
         WorkerFailed: a worker was killed, or had not enough memory.
@@ -68,20 +71,22 @@ def spread(
         initializer=_begin,
         initargs=(work, os.getpid()),
     )
-    running: set[Future[Any]] = set()
+    running: list[Future[Any]] = []
     try:
         with warnings.catch_warnings():
             # Python 3.12 warns of forking beside other threads. Those there are, numpy's idle ones
             # and the one that renews a lock, hold nothing that a worker uses.
             warnings.simplefilter("ignore", DeprecationWarning)
-            running = {pool.submit(_call, part) for part in first}
+            running = [pool.submit(_call, part) for part in first]
         while running:
             if watch is not None:
                 watch()
-            done, running = wait(running, None if watch is None else _POLL, FIRST_COMPLETED)
+            awaited = running[:1] if ordered else running
+            done, _ = wait(awaited, None if watch is None else _POLL, FIRST_COMPLETED)
             for one in done:
+                running.remove(one)
                 yield one.result()
-                running |= {pool.submit(_call, part) for part in itertools.islice(waiting, 1)}
+                running += [pool.submit(_call, part) for part in itertools.islice(waiting, 1)]
         children.clear()
     except BrokenProcessPool:
         pool.shutdown()  # which has joined them all

@@ -22,6 +22,7 @@ from .index import Int64s, Strings
 from .reader import PackedDataset
 from .spans import Spans, way
 from .stage import place
+from .tokenize.folder import is_one, read
 
 _LOOK = 32  # tokens at least, from which their type is seen
 
@@ -74,14 +75,15 @@ class Tokens(_Windowed):
             ...
 
     Args:
-        path: `.npy` of one axis; any other file is bare numbers of `dtype`; a folder is one of
-            `rankup`'s own text recipes (`tokens.bin` and `tokens.json`).
+        path: `.npy` of one axis; any other file is bare numbers of `dtype`; a folder is one that
+            `rankup tokenize` has made, whose shards are read as one text, or one of `rankup`'s own
+            text recipes (`tokens.bin` and `tokens.json`).
         window: tokens of an item.
         dtype: of a bare file, numpy's; by default uint16, of little-endian bytes. `.npy` and
             folders say it themselves. Without it, a file that looks like wider numbers (every
             second token of the first window is 0) is refused.
         stride: tokens from one item to the next, by default `window`; less lets them overlap.
-        split: of a folder: `train`, `valid` or `test`.
+        split: of a recipe's folder: `train`, `valid` or `test`.
         vocab: tokens are less than it, which is checked as they are read; None: not checked.
 
     Attributes:
@@ -108,21 +110,49 @@ class Tokens(_Windowed):
         stride = window if stride is None else stride
         require_positive(window=window, stride=stride, vocab=vocab)
         self.window, self.vocab = window, vocab
-        found = _folder if Path(path).is_dir() else _file
+        sharded = is_one(Path(path))
+        found = _shards if sharded else _folder if Path(path).is_dir() else _file
         self.path, self.dtype, self._start, self.tokens = found(Path(path), dtype, split)
         super().__init__(self.tokens, window + 1, stride, f"{self.path} has {self.tokens} tokens")
-        if dtype is None and Path(path) == self.path and self.path.suffix != ".npy":
+        if dtype is None and Path(path) == self.path and not sharded and self.path.suffix != ".npy":
             _require_uint16(self.path, window)
-        self._size = self.path.stat().st_size
-        self._spans, self.staged = _bytes(self.path, self._size)
+        # Where each file begins among the tokens: the shards of a folder, or the one file.
+        names, sizes = [b""], [self.path.stat().st_size]
+        self._firsts = np.zeros(1, np.int64)
+        if sharded:
+            shards = read(self.path).shards
+            names = [shard.file.encode() for shard in shards]
+            sizes = [shard.tokens * self.dtype.itemsize for shard in shards]
+            self._firsts = np.cumsum([0, *(shard.tokens for shard in shards[:-1])], dtype=np.int64)
+        self._files, self._sizes = Strings.of(names), np.array(sizes, np.int64)
+        self._open()
+
+    def _open(self) -> None:
+        """Read the copy on this node, where there is one."""
+        copy = place.copy_of(self.path, os.environ)
+        same = copy is not None and copy.size == int(self._sizes.sum())
+        self.staged = copy.root if copy is not None and same else None
+        here = self.path if self.staged is None else self.staged
+        self._spans = Spans(here, self._files, self._sizes, way(here))
+
+    def _read(self, start: int, count: int) -> memoryview | bytes:
+        """The bytes of some tokens; of several shards they are put together."""
+        size, parts = self.dtype.itemsize, []
+        file = int(np.searchsorted(self._firsts, start, side="right")) - 1
+        while count:
+            first = int(self._firsts[file])
+            last = int(self._firsts[file + 1]) if file + 1 < len(self._firsts) else start + count
+            some = min(count, last - start)
+            parts.append(self._spans.read(file, self._start + (start - first) * size, some * size))
+            start, count, file = start + some, count - some, file + 1
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_spans": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # The copy may be gone when it is opened again.
-        self._spans, self.staged = _bytes(self.path, self._size)
+        self._open()  # the copy may be gone by now
 
     def __getitem__(self, item: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.__getitems__([item])[0]
@@ -142,10 +172,8 @@ class Tokens(_Windowed):
         # Two, since models take `y.view(-1)`, which a view of one wider array has not.
         x, y = allocate(shape, torch.int64), allocate(shape, torch.int64)
         into, behind = x.numpy(), y.numpy()
-        size = self.dtype.itemsize
         for row, start in enumerate(starts.tolist()):
-            data = self._spans.read(0, self._start + start * size, (self.window + 1) * size)
-            tokens = np.frombuffer(data, self.dtype)
+            tokens = np.frombuffer(self._read(start, self.window + 1), self.dtype)
             if self.vocab is not None:
                 wrong = np.flatnonzero((tokens < 0) | (tokens >= self.vocab))
                 if len(wrong):
@@ -237,6 +265,18 @@ def _file(
     return path, kind, 0, size // kind.itemsize
 
 
+def _shards(
+    path: Path, dtype: npt.DTypeLike | None, split: str | None
+) -> tuple[Path, np.dtype[Any], int, int]:
+    """A folder that `rankup tokenize` has made."""
+    for name, value in (("split", split), ("dtype", dtype)):
+        if value is not None:
+            has = "no splits" if name == "split" else "a type of its own"
+            raise UserError(f"{name}={value!r}: {path} has {has}; leave it away")
+    found = read(path)
+    return path, np.dtype(found.dtype).newbyteorder("<"), 0, found.tokens
+
+
 def _folder(
     path: Path, dtype: npt.DTypeLike | None, split: str | None
 ) -> tuple[Path, np.dtype[Any], int, int]:
@@ -277,19 +317,6 @@ def _require_uint16(path: Path, window: int) -> None:
         f'or 8 bytes, and without `dtype` they are taken for 2; give dtype="uint32", or what they '
         'are; with dtype="uint16" they are taken as they are'
     )
-
-
-def _bytes(path: Path, size: int) -> tuple[Spans, Path | None]:
-    """Return a reader of a file, and the copy on this node that it reads.
-
-    Args:
-        size: bytes that the file has.
-    """
-    copy = place.copy_of(path, os.environ)
-    staged = copy.root if copy is not None and copy.size == size else None
-    here = path if staged is None else staged
-    spans = Spans(here, Strings.of([b""]), np.array([size], np.int64), way(here))
-    return spans, staged
 
 
 def _integers(kind: np.dtype[Any], path: Path) -> np.dtype[Any]:

@@ -44,6 +44,7 @@ def export(
     step: int | None = None,
     best: bool = False,
     force: bool = False,
+    ema: bool = False,
 ) -> int:
     """Write the model of a run into one file, old-or-new, and print where.
 
@@ -54,6 +55,7 @@ def export(
         out: the file, or folder; by default beside the checkpoints, named by their step.
         step: of the checkpoint; by default the newest whole one.
         best: the checkpoint with the lowest validation loss instead.
+        ema: the moving average of the weights instead of these.
 
     Raises:
         UserError: no such run, no such checkpoint, the file exists, a package is missing.
@@ -69,11 +71,11 @@ def export(
     llama, scale = _llama(place) if to == "hf" else (None, 1.0)
     candidate = checkpoint(place / "checkpoints", step, best)
     name = "best" if best else candidate.directory.name
-    path = where or place / f"model-{name}{SUFFIXES[to]}"
+    path = where or place / f"model-{name}{'-ema' * ema}{SUFFIXES[to]}"
     if llama is not None and path.exists():
         raise UserError(f"{path} exists; --out names another folder")
     _refuse_existing(path, force)
-    tensors = read(candidate)
+    tensors = read(candidate, ema)
     what = f"step {candidate.saved.place.step}"
     if llama is not None:
         from ..recipes import lora
@@ -289,11 +291,14 @@ def _of_step(root: Path, found: list[Candidate], step: int) -> Candidate:
     return chosen[0]
 
 
-def read(candidate: Candidate) -> dict[str, torch.Tensor]:
+def read(candidate: Candidate, ema: bool = False) -> dict[str, torch.Tensor]:
     """The model's tensors of a checkpoint, under every name that the model's state dict has.
 
+    Args:
+        ema: of what has a moving average, that.
+
     Raises:
-        UserError: it is no checkpoint of ours, or damaged.
+        UserError: it is no checkpoint of ours, or damaged, or has no average.
         OSError: a file cannot be read.
     """
     import warnings
@@ -304,14 +309,16 @@ def read(candidate: Candidate) -> dict[str, torch.Tensor]:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     from ..runtime.folder import SafeReader
+    from ..train.ema import PREFIX as AVERAGE
 
     reader = SafeReader(candidate.directory)
     try:
         entries = reader.read_metadata().state_dict_metadata
+        wanted = (_PREFIX, AVERAGE) if ema else (_PREFIX,)
         state = {
             name: torch.empty(entry.size, dtype=entry.properties.dtype)
             for name, entry in entries.items()
-            if name.startswith(_PREFIX) and isinstance(entry, TensorStorageMetadata)
+            if name.startswith(wanted) and isinstance(entry, TensorStorageMetadata)
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group is as it should be
@@ -320,7 +327,16 @@ def read(candidate: Candidate) -> dict[str, torch.Tensor]:
         raise
     except (CheckpointException, Exception) as error:  # a hostile .metadata shows in many ways
         raise UserError(f"{candidate.directory} cannot be read: {error}") from None
-    tensors = {name.removeprefix(_PREFIX): value for name, value in state.items()}
+    tensors = {
+        name.removeprefix(_PREFIX): state.get(name.replace(_PREFIX, AVERAGE, 1), value)
+        for name, value in state.items()
+        if name.startswith(_PREFIX)
+    }
+    if ema and not any(name.startswith(AVERAGE) for name in state):
+        raise UserError(
+            f"{candidate.directory} has no moving average of the weights, which a run keeps with "
+            "--ema DECAY; leave --ema away"
+        )
     lost = [name for name, first in candidate.aliases.items() if first not in tensors]
     if lost:
         raise UserError(f"{candidate.directory} cannot be read: {lost[0]!r} is not in it")

@@ -186,39 +186,25 @@ class Head:
         return {"kind": "head", "v": VERSION, **asdict(self)}
 
 
-CHUNK = 4 << 20  # bytes read at once
+CHUNK = 4 << 20  # bytes read at once, about
 
 Record = dict[str, Any]
 
 
-def blocks(path: Path) -> Iterator[bytes]:
-    """Yield the file's whole lines in order, many at once; the last one may lack its end.
+def records(path: Path) -> Iterator[list[Record | None]]:
+    """Yield what a file's lines say in order, many at once; None for one that is no JSON object.
 
     Raises:
         OSError: it cannot be read, or is no regular file (a pipe would never answer).
     """
     with open_regular(path) as file:
-        rest = b""
-        while piece := file.read(CHUNK):
-            whole, newline, last = piece.rpartition(b"\n")
-            if newline:
-                yield rest + whole
-            rest = last if newline else rest + piece
-        if rest:
-            yield rest
+        while text := file.readlines(CHUNK):
+            yield [record(line) for line in text if line.strip()]
 
 
-def records(text: bytes) -> list[Record | None]:
-    """Return what lines say; None for one that is no JSON object. Empty ones are left out."""
-    lines = [line for line in text.split(b"\n") if line]
-    try:
-        # One document is read twice as fast as its lines.
-        found = json.loads(b"[" + b",".join(lines) + b"]") if b"\\u" not in text else []
-    except (ValueError, RecursionError):
-        found = []
-    if len(found) != len(lines):
-        found = [one(line) for line in lines]
-    return [record if isinstance(record, dict) else None for record in found]
+def record(line: bytes) -> Record | None:
+    found = one(line)
+    return found if isinstance(found, dict) else None
 
 
 def one(line: bytes) -> Any:

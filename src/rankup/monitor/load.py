@@ -34,7 +34,7 @@ _MUCH = 64 << 20  # bytes that are worth starting processes for
 _MOST_PROCESSES = 8
 # A job prepares before its sampler starts, and tidies up after the sampler has ended.
 _AROUND = 60.0
-_SLACK = 1.0  # s beyond what is known in which a time can be
+SLACK = 1.0  # s beyond what is known in which a time can be
 _DAY = 86400.0
 _YEAR = 365 * _DAY
 _LATEST = 4102444800.0  # the year 2100
@@ -56,15 +56,15 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
     """
     files = samples.nodes(directory)
     journals = {file: samples.journal(file) for file in files}
-    looks = [_look(file, journals[file]) for file in files]
+    peeks = [_peek(file, journals[file]) for file in files]
     metrics = directory / training.FILE
-    window = _window(facts, [look.times for look in looks] + [_times(metrics)])
+    window = _window(facts, [peek.times for peek in peeks] + [_times(metrics)])
     begins = [attempt.begin for attempt in facts.attempts]
     trained = training.read(metrics, window, begins)
-    times = [t for look in looks for t in look.times if window[0] <= t <= window[1]]
-    grid = _grid(_reach(facts, trained, times), looks)
+    times = [t for peek in peeks for t in peek.times if window[0] <= t <= window[1]]
+    grid = _grid(_reach(facts, trained, times), peeks)
     # What lies before or behind all that is known has a time that cannot be.
-    window = (max(window[0], grid.begin - _SLACK), min(window[1], grid.end + _SLACK))
+    window = (max(window[0], grid.begin - SLACK), min(window[1], grid.end + SLACK))
     nodes = _scan(journals, grid, window, processes)
     if not facts.attempts:
         # Only now is it known which samplers there were, and when each attempt began.
@@ -73,31 +73,25 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
     return replace(_recording(facts, grid, nodes, trained), profiles=profiles.read(directory))
 
 
-def believed(directory: Path, facts: Facts) -> Window:
-    """Return the unix seconds between which the samples of a run are believed."""
-    files = samples.nodes(directory)
-    return _window(facts, [_look(file, samples.journal(file)).times for file in files])
-
-
 @dataclass(frozen=True)
-class _Look:
-    """Return times and seconds between samples, by the begin and the end of a node's samples."""
+class _Peek:
+    """Times and seconds between samples, by the begin and the end of a node's samples."""
 
     times: list[float]
     every: float | None
 
 
-def _look(file: Path, journal: Journal) -> _Look:
+def _peek(file: Path, journal: Journal) -> _Peek:
     said = [head.every for head in journal.heads]
     rows = [line.split(b",", 2) for line in samples.ends(samples.table_path(file, "host"))]
     times = [*(head.t for head in journal.heads), *journal.ended.values()]
     times += [float(row[0]) for row in rows if _is_number(row[0])]
     steps = [float(row[1]) for row in rows if len(row) > 1 and _is_number(row[1])]
     if not steps:
-        return _Look(times, max(said, default=None))
+        return _Peek(times, max(said, default=None))
     came = min(float(np.percentile(steps, 90)), _SELDOM)
     near = [every for every in said if abs(every - came) <= 0.2 * came]
-    return _Look(times, near[-1] if near else max(round(came, 2), 0.01))
+    return _Peek(times, near[-1] if near else max(round(came, 2), 0.01))
 
 
 def _is_number(text: bytes) -> bool:
@@ -106,7 +100,7 @@ def _is_number(text: bytes) -> bool:
 
 def _times(metrics: Path) -> list[float]:
     """Return the times in the begin and the end of the training's record."""
-    records = lines.records(b"\n".join(samples.ends(metrics)))
+    records = map(lines.record, samples.ends(metrics))
     times = [number(record.get("time")) for record in records if record]
     return [t for t in times if t is not None]
 
@@ -141,10 +135,10 @@ def _reach(facts: Facts, trained: Training, times: Iterable[float]) -> tuple[flo
     return (min(known), max(known)) if known else None
 
 
-def _grid(reach: tuple[float, float] | None, looks: Sequence[_Look]) -> Grid:
+def _grid(reach: tuple[float, float] | None, peeks: Sequence[_Peek]) -> Grid:
     if reach is None:
         return Grid(0.0, 1.0, 1)
-    every = max((look.every for look in looks if look.every), default=None)
+    every = max((peek.every for peek in peeks if peek.every), default=None)
     return bins_of(*reach, max(every or min(EVERY, max(1.0, reach[1] - reach[0])), 0.1))
 
 
@@ -283,9 +277,6 @@ def _events(
             yield Event(first, "note", f"{name}: its samples could not be read: {error}")
         if node.strange:
             text = f"{name}: {node.strange} samples left out, whose time cannot be"
-            yield Event(first, "note", text)
-        if node.twice > 10 * node.every:
-            text = f"{name}: more than one sampler wrote for {node.twice:.0f} s"
             yield Event(first, "note", text)
     if trained.error:
         yield Event(first, "note", f"{training.FILE} could not be read: {trained.error}")

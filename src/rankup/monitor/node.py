@@ -70,7 +70,6 @@ class Node:
         fs: bytes read and written by mount point.
         samples: read; torn: lines that were dropped; strange: samples whose time cannot be.
         first, last: times that samples stand for; NaN without any.
-        twice: seconds that more than one sampler stands for.
         errors: why files, or rows of them, could not be read.
     """
 
@@ -92,7 +91,6 @@ class Node:
     strange: int
     first: float
     last: float
-    twice: float
     errors: tuple[str, ...]
 
 
@@ -120,13 +118,11 @@ class _Reading:
     window: Window
     errors: list[str] = field(default_factory=list)
     torn: int = 0
+    strange: int = 0
 
     def node(self) -> Node:
         heads, bins = self.journal.heads, self.grid.bins
         host = self._rows("host")
-        good = self._believed(host.t)
-        strange = int((~good).sum())
-        host = host.only(good)
         every = max((head.every for head in heads), default=0.0)
         usual = max(every, float(np.nanmedian(host.dt)) if np.isfinite(host.dt).any() else 0.0)
         self._longest = max(3 * usual, SHORTEST_GAP)
@@ -136,7 +132,6 @@ class _Reading:
         stretches = union(np.stack([t - seconds, t], axis=1), 1.0)
         gpus, gpu = self._gpus()
         ranks = self._rows("rank")
-        ranks = ranks.only(self._believed(ranks.t))
         numbers, place = np.unique(_key(ranks), return_inverse=True)
         return Node(
             name=samples.node_name(self.path),
@@ -154,10 +149,9 @@ class _Reading:
             notes=tuple(note for note in self.journal.notes if self._believed(note.t)),
             samples=len(t),
             torn=self.torn + self.journal.torn,
-            strange=strange,
+            strange=self.strange,
             first=float(stretches[0, 0]) if len(stretches) else math.nan,
             last=float(stretches[-1, 1]) if len(stretches) else math.nan,
-            twice=_twice(t, seconds),
             errors=tuple(filter(None, [self.journal.error, *self.errors])),
         )
 
@@ -172,7 +166,10 @@ class _Reading:
         self.torn += found.torn
         if found.damage:
             self.errors.append(found.damage)
-        return found
+        good = self._believed(found.t)
+        if kind == "host":
+            self.strange = int((~good).sum())
+        return found.only(good)
 
     def _believed(self, t: Any) -> Any:
         return (t >= self.window[0]) & (t <= self.window[1])
@@ -197,7 +194,6 @@ class _Reading:
 
     def _gpus(self) -> tuple[tuple[Gpu, ...], Band]:
         rows = self._rows("gpu")
-        rows = rows.only(self._believed(rows.t))
         gpus, place = samples.gpus(self.journal.heads, rows.t, _key(rows))
         values = np.empty((len(rows.t), len(GPU)))
         bits = rows.values[:, lines.GPU.index("throttle")]
@@ -218,7 +214,6 @@ class _Reading:
 
     def _file_systems(self) -> dict[str, tuple[float, float]]:
         rows = self._rows("fs")
-        rows = rows.only(self._believed(rows.t))
         moved = np.nan_to_num(rows.values[:, :2] * rows.dt[:, None])
         mounts = dict.fromkeys(_key(rows).tolist())
         sums = {mount: moved[rows.key == mount].sum(axis=0).tolist() for mount in mounts}
@@ -304,13 +299,3 @@ def _core_use(host: Rows, seconds: Numbers) -> Array:
         known[: use.shape[1]] += seconds[of] @ said
     with np.errstate(invalid="ignore"):
         return (done / np.where(known > 0, known, np.nan)).astype(np.float32)
-
-
-def _twice(t: Numbers, seconds: Numbers) -> float:
-    """Return for how many seconds rows stand that the row before stands for as well.
-
-    Where a row is older than the one before, the node's clock was set back, by one sampler.
-    """
-    again = np.minimum(t[:-1] - (t[1:] - seconds[1:]), seconds[1:])
-    forward = t[1:] >= t[:-1]
-    return float(again[forward & (again > 0.1 * seconds[1:])].sum())  # else it is rounding

@@ -57,8 +57,8 @@ def read(path: Path, window: Window, attempts: Sequence[float]) -> Training:
     reading = _Reading(window)
     error = None
     try:
-        for block in lines.blocks(path):
-            reading.take(lines.records(block))
+        for records in lines.records(path):
+            reading.take(records)
     except FileNotFoundError:
         pass
     except OSError as problem:

@@ -25,41 +25,13 @@ from .models.transformer import Shape, Transformer
 from .options import TOKENS, LanguageModelOptions
 from .running import IGNORED, compiled_cross_entropy, cross_entropy
 from .text import TokenFile, open_tokens
-from .vocabulary import UNKNOWN, Tokens, opened
+from .tokenized import Joined
+from .vocabulary import UNKNOWN, opened
+from .windows import Mix, windows
 
 _TEMPERATURE = 0.8
 _TOP_K = 50
 _COUNTED = 1 << 24  # tokens at a time
-
-
-class Windows:
-    """A text cut into windows of `seq_len` tokens, side by side: an epoch covers each token once.
-
-    Sample i predicts tokens i * seq_len + 1 … (i + 1) * seq_len, each from those before it in the
-    window. The last window may be short; its missing targets are ignored.
-    """
-
-    def __init__(self, tokens: Tokens, seq_len: int) -> None:
-        self.tokens = tokens
-        self.seq_len = seq_len
-        self.targets = len(tokens) - 1
-
-    def __len__(self) -> int:
-        return -(-self.targets // self.seq_len)
-
-    def count(self, samples: torch.Tensor) -> int:
-        missing = len(self) * self.seq_len - self.targets
-        return len(samples) * self.seq_len - missing * samples.tolist().count(len(self) - 1)
-
-    def batch(self, samples: torch.Tensor) -> Batch:
-        starts = samples.numpy() * self.seq_len
-        places = starts[:, None] + np.arange(self.seq_len + 1)
-        beyond = places > self.targets
-        window = torch.from_numpy(self.tokens[np.minimum(places, self.targets)].astype(np.int64))
-        targets = window[:, 1:]
-        if beyond.any():
-            targets = targets.masked_fill(torch.from_numpy(beyond[:, 1:]), IGNORED)
-        return window[:, :-1].contiguous(), targets.contiguous()
 
 
 def model_of(
@@ -98,6 +70,7 @@ def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
     """
     counts = np.zeros(file.vocab_size, np.float64)
     text = file.splits["train"]
+    assert not isinstance(text, Joined)  # a mix has no --prior
     for start in range(0, len(text), _COUNTED):
         counts += np.bincount(text[start : start + _COUNTED], minlength=file.vocab_size)
     unseen = counts == 0
@@ -120,8 +93,16 @@ class LanguageModel:
         self._logits = log_frequencies(file) if options.prior else None
         self._cross_entropy = compiled_cross_entropy() if options.compile else cross_entropy
         self.train, self.valid, self.test = (
-            Windows(file.splits[name], options.seq_len) for name in ("train", "valid", "test")
+            windows(file.splits[name], options.seq_len) for name in ("train", "valid", "test")
         )
+
+    def order(self) -> Mix | None:
+        """The order of a mix, which a run's seed gives; of one text it is the run's own."""
+        options = self.options
+        if options.mix is None:
+            return None
+        positions = (options.steps or 0) * options.global_batch
+        return Mix(positions, self.train, options.mix, options.seed)
 
     def build_model(self) -> nn.Module:
         return model_of(self.options, self._vocabulary, self._logits)

@@ -17,9 +17,9 @@ from ..parallel.choices import stages_per_rank
 from ..parallel.layout import Layout
 from ..site import config
 from ..train.options import TrainOptions
-from . import llama
+from . import llama, tokenized
 from .llama import SIZES, LlamaShape, shape_of
-from .text import BPE_SIZE, SPLITS, TokenFile, tokenize
+from .text import BPE_SIZE, SPLITS, TokenFile, open_tokens, tokenize
 
 TOKENS = "tokens"
 # The linear maps of a Llama's block.
@@ -30,9 +30,14 @@ ADAPTABLE = ("query", "key", "value", "output", "gate", "up", "down")
 class LanguageModelOptions(TrainOptions):
     """`language-model`: text, vocabulary and size of the transformer."""
 
-    train: str | None = flag(None, "training text; default the help topics that come with Python")
+    train: str | None = flag(
+        None, "training text, or a folder of `rankup tokenize`; default Python's help topics"
+    )
     valid: str | None = flag(None, "validation text; default the end of the training text")
     test: str | None = flag(None, "test text; default the end of the training text")
+    mix: str | None = flag(
+        None, "web:0.7,code:0.3: token folders in --train FOLDER by weight; needs --steps"
+    )
     dataset: str | None = flag(None, "texts that `rankup fetch --dataset` has brought: wikitext-2")
     vocab: Literal["word", "byte", "bpe"] = flag(
         "word", "lowercased words of the training text, bytes, or byte-pair encoding trained on it"
@@ -104,6 +109,7 @@ class LanguageModelOptions(TrainOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._refuse_contradictions()
+        self._refuse_mix()
         self._refuse_sizes()
         self._refuse_adapters()
         if self.dropout >= 1:
@@ -195,6 +201,28 @@ class LanguageModelOptions(TrainOptions):
                 "bytes and a --tokenizer have their own"
             )
 
+    def _refuse_mix(self) -> None:
+        if self.mix is None:
+            return
+        tokenized.counts(self.mix)
+        if self.train is None:
+            raise UserError(f"--mix {self.mix} weighs folders in --train FOLDER; give that as well")
+        if self.steps is None:
+            raise UserError(
+                "--mix goes through its sources at several paces, so that there are no "
+                "epochs; give --steps"
+            )
+        by_epoch = {
+            "--schedule step": self.schedule == "step",
+            "--prior": self.prior,
+            "--sync-every epoch": self.sync_every == "epoch",
+        }
+        for option, given in by_epoch.items():
+            if given:
+                raise UserError(
+                    f"{option} is of one text or its epochs, and --mix has neither; leave it away"
+                )
+
     def fits(self, layout: Layout) -> bool:
         return self._objection(layout) is None
 
@@ -240,6 +268,7 @@ class LanguageModelOptions(TrainOptions):
         more = {name: getattr(self, name) for name in ("dataset", "vocab_size", "tokenizer")}
         said = {name: value for name, value in more.items() if value is not None}
         said |= {"prior": True} if self.prior else {}
+        said |= {"mix": self.mix} if self.mix is not None else {}
         return {**super().identity, **text, **said, "seq_len": self.seq_len}
 
     @property
@@ -298,7 +327,25 @@ class LanguageModelOptions(TrainOptions):
         file = None if self.tokenizer is None else user_path(self.tokenizer, "--tokenizer")
         if file is not None and not file.is_file():
             raise UserError(f"--tokenizer {file} is no file; give the tokenizer.json of a model")
+        train = sources["train"]
+        if train is not None and (train.is_dir() or self.mix is not None):
+            return self._of_folders(sources, file, directory)
         return tokenize(sources, self.vocab, directory, self.vocab_size or BPE_SIZE, file)
+
+    def _of_folders(
+        self, sources: dict[str, Path | None], tokenizer: Path | None, directory: Path
+    ) -> TokenFile:
+        """The tokens of `--train FOLDER`, which lie where they are."""
+        if self.vocab != "word" or self.vocab_size is not None:
+            raise UserError(
+                f"--train {sources['train']} is tokens already; leave --vocab and --vocab-size away"
+            )
+        tokenized.prepare(sources, self.mix, tokenizer, directory)
+        found = open_tokens(directory)
+        if self.mix is not None:
+            samples = (self.steps or 0) * self.global_batch
+            tokenized.say_passes(self.mix, samples, found.splits["train"], self.seq_len)
+        return found
 
     def check(self, tokens: TokenFile) -> None:
         """UserError when a split is too short to hold one sample, or has tokens that the model's
@@ -309,7 +356,8 @@ class LanguageModelOptions(TrainOptions):
                 f"the text has {tokens.vocab_size:,} different tokens, and the model of "
                 f"{self.init or self.model} knows {known:,}; give its --tokenizer"
             )
-        for name, split in tokens.splits.items():
+        for name, text in tokens.splits.items():
+            split = min(text.parts, key=len) if isinstance(text, tokenized.Joined) else text
             if len(split) <= self.seq_len:
                 raise UserError(
                     f"--seq-len {self.seq_len} is longer than the {name} text, which has "

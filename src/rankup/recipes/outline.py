@@ -14,6 +14,7 @@ from ..base.files import user_path
 from .image_options import ImageClassificationOptions, read_classes
 from .options import LanguageModelOptions
 from .text import BPE_SIZE, tokenize
+from .tokenized import folders
 from .vocabulary import BYTES, Pieces
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ def vocabulary(options: LanguageModelOptions) -> tuple[int, str]:
     if options.llama is not None and options.llama.vocab_size:
         size = options.llama.vocab_size
         return size, f"a vocabulary of {size:,} pieces, as the model's config.json says"
+    train = None if options.train is None else user_path(options.train, "--train")
+    if train is not None and (train.is_dir() or options.mix is not None):
+        size = next(iter(folders(train, options.mix).values())).vocab_size
+        return size, f"a vocabulary of {size:,} tokens, those of {train}"
     if options.vocab == "byte":
         return BYTES, f"a vocabulary of {BYTES} bytes"
     if options.tokenizer is not None:

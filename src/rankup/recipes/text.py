@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ import numpy as np
 
 from ..base.errors import UserError
 from ..base.files import write_atomic, write_json
+from . import tokenized
+from .tokenized import SPLITS, Joined, Shards
 from .vocabulary import Bytes, Pieces, Tokens, Vocabulary, Words, lines
 
-SPLITS = ("train", "valid", "test")
 BPE_SIZE = 8192
+Text = Tokens | Shards
 _HELD_OUT = 0.05  # of a training text without valid or test files, for each of them
 
 
@@ -32,11 +34,13 @@ class TokenFile:
 
     Attributes:
         vocab_size: number of different tokens.
-        splits: by name, 1-d arrays of token numbers.
+        splits: by name, 1-d arrays of token numbers, or several.
+        end: the token behind each document, where there is one.
     """
 
     vocab_size: int
-    splits: dict[str, Tokens]
+    splits: Mapping[str, Text | Joined]
+    end: int | None = None
 
 
 def tokenize(
@@ -108,6 +112,8 @@ def open_tokens(directory: Path) -> TokenFile:
     """
     try:
         about = json.loads((directory / "tokens.json").read_text())
+        if "parts" in about:
+            return TokenFile(about["vocab_size"], tokenized.opened(about), about["end"])
         path = directory / "tokens.bin"
         tokens = np.memmap(path, dtype=about["dtype"], mode="r")
         stop = max(end for _, end in about["splits"].values())

@@ -142,10 +142,21 @@ class Attempt:
         return Outcome(place, True, *losses, found)
 
     def _evaluate(self, name: str, split: Split, stop: Stop) -> dict[str, float]:
-        """The measures of a split, by names that begin with its own."""
+        """The measures of a split, by names that begin with its own.
+
+        Those of the averaged weights end with `_ema`.
+        """
         stepper, size = self._stepper, self._options.micro_batch
-        found = means(stepper.sums, stepper.measures, split, stepper.built, size, stop)
-        return {f"{name}_{measure}": value for measure, value in found.items()}
+
+        def measured(end: str = "") -> dict[str, float]:
+            found = means(stepper.sums, stepper.measures, split, stepper.built, size, stop)
+            return {f"{name}_{measure}{end}": value for measure, value in found.items()}
+
+        found = measured()
+        if stepper.average is not None:
+            with stepper.average.in_place():
+                found |= measured("_ema")
+        return found
 
     def _ask_for_next_attempt(self, place: Place, saved: bool) -> None:
         if not saved:  # the next attempt would come no further

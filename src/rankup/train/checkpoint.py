@@ -28,6 +28,7 @@ from ..runtime.folder import MARKER, OPTIMIZER, Marker, Target, Writer, fingerpr
 from ..runtime.log import print0
 from ..runtime.state import DamagedError, OtherModelError
 from ..runtime.world import is_root_process
+from .ema import Average
 from .options import refuse_other_run
 from .plan import Place
 
@@ -399,10 +400,14 @@ class Carried:
 
     Args:
         copy: which of the copies this rank belongs to, from 0.
+
+    Attributes:
+        average: of the weights, where the run has one.
     """
 
     def __init__(self, copy: int = 0, exchange: Exchange | None = None) -> None:
         self._copy, self._exchange = copy, exchange
+        self.average: Average | None = None
 
     @property
     def optimizer(self) -> str:
@@ -420,22 +425,27 @@ class Carried:
         return _prefix(self._copy if self._copy in there else there[self._copy % len(there)])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the exchange, to be saved."""
+        """Return the tensors of exchange and average, to be saved."""
         state = {} if self._exchange is None else self._exchange.state()
-        return {_EXCHANGE + name: value for name, value in state.items()}
+        found = {_EXCHANGE + name: value for name, value in state.items()}
+        return found | (self.average.state() if self.average else {})
 
     def wanted(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the tensors to be filled from a checkpoint of these names."""
+        found = self.average.wanted(names) if self.average else {}
         if self._exchange is None:
-            return {}
+            return found
         saved = [n.removeprefix(_EXCHANGE) for n in names if n.startswith(_EXCHANGE)]
         wanted = self._exchange.wanted(saved)
-        return {_EXCHANGE + name: value for name, value in wanted.items()}
+        return found | {_EXCHANGE + name: value for name, value in wanted.items()}
 
     def resume(self, loaded: Mapping[str, torch.Tensor]) -> None:
         """Go on from what was filled."""
         if self._exchange is not None:
-            self._exchange.resume({n.removeprefix(_EXCHANGE): t for n, t in loaded.items()})
+            theirs = {n: t for n, t in loaded.items() if n.startswith(_EXCHANGE)}
+            self._exchange.resume({n.removeprefix(_EXCHANGE): t for n, t in theirs.items()})
+        if self.average is not None:
+            self.average.resume(loaded)
 
 
 def _prefix(copy: int) -> str:

@@ -14,6 +14,7 @@ from ..runtime.state import local
 from ..runtime.world import World, after_first_step
 from . import checkpoint
 from .attempt import Attempt, Outcome
+from .ema import Average
 from .evaluate import Stopped
 from .keeper import Keeper
 from .metrics import Metrics, Silence, Trace, step_record
@@ -74,7 +75,10 @@ class _Run:
         self.place = Place()
         self.unvalidated = False
         self.stepper = Stepper(task, options, self.built, self.optimizer, self.last)
-        self.taker = taker(self.stepper, self.built, options, len(task.train), self._due)
+        self.taker = taker(self.stepper, self.built, options, self.plan.n, self._due)
+        if options.ema is not None:
+            average = Average(self.built, options.ema)
+            self.stepper.average = self.taker.carried.average = average
         self.keeper = Keeper(
             directory,
             options,

@@ -44,6 +44,9 @@ class TrainOptions:
     freeze: str | None = flag(
         None, "parameters that are not trained, by name: PATTERN[,PATTERN], as tokens.*"
     )
+    ema: float | None = flag(
+        None, "keep a moving average of the weights, of this decay, and evaluate it, too", least=0
+    )
     seed: int = flag(0, "what weights, order and dropout are drawn from", least=0)
     precision: Literal["fp32", "bf16", "fp16"] = flag(
         "fp32", "bf16, fp16: compute in 16 bits, weights stay in 32; fp16 for GPUs before A100"
@@ -139,6 +142,16 @@ class TrainOptions:
             raise UserError(
                 f"--precision fp16 leaves out a step whose gradient overflows, on all ranks, and "
                 f"{what} cannot take it back; give --precision bf16, or leave {what} away"
+            )
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UserError(
+                f"--ema {self.ema:g} is the part of the average that a step leaves; give more than "
+                "0 and less than 1, 0.999 for example"
+            )
+        if self.ema is not None and apart:
+            raise UserError(
+                f"--ema averages weights that all ranks have alike after each step, and the copies "
+                f"of --strategy {self.strategy} differ between their exchanges; leave one away"
             )
         if self.schedule == "one-cycle" and self.warmup:
             raise UserError(
@@ -293,6 +306,11 @@ class TrainOptions:
             found.append(f"--compile-mode {self.compile_mode} does nothing without --compile")
         if self.decay != 0.2 and self.schedule != "wsd":
             found.append(f"--decay {self.decay:g} does nothing without --schedule wsd")
+        if self.ema is not None and self.steps is not None and self.steps * (1 - self.ema) < 1:
+            found.append(
+                f"--ema {self.ema:g} averages over about {1 / (1 - self.ema):,.0f} steps, and the "
+                f"run has {self.steps:,}: the average stays near the weights it begins with"
+            )
         if self.gamma != 0.1 and self.schedule != "step":
             found.append(f"--gamma {self.gamma:g} does nothing without --schedule step")
         found += self._without_effect()

@@ -99,7 +99,7 @@ class Plan:
         """That of a task."""
         order = task.order() if isinstance(task, Ordered) else None
         sizes = options.global_batch, options.micro_batch, options.seed
-        return cls(len(task.train), *sizes, order)
+        return cls(len(task.train) if order is None else order.n, *sizes, order)
 
     @property
     def steps_per_epoch(self) -> int:

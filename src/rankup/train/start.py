@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from ..base.errors import RunFailed, UserError, nearest
-from ..parallel.build import Built, build
+from ..parallel.build import Built, Loss, build
 from ..parallel.mesh import Mesh
 from ..runtime.probe import probe, same_code
 from ..runtime.world import World
 from .options import TrainOptions
-from .task import Loaded, Task, Valued
+from .task import Batch, Loaded, Task, Valued
 
 
 def start(task: Task, options: TrainOptions, world: World) -> Built:
@@ -31,16 +31,22 @@ def start(task: Task, options: TrainOptions, world: World) -> Built:
         probe(world)
     except RuntimeError as error:
         raise RunFailed(str(error)) from None
-    set_arithmetic(options)
     layout = options.layout(world.world_size, world.local_world_size)
-    choices = options.choices
-    if isinstance(task, Valued):
-        choices = replace(choices, by_name=task.by_name)
     example = None
     if layout.pp > 1 and len(task.train):
         some = torch.arange(min(options.micro_batch, len(task.train)))
         example = (task.loss, task.train.batch(some))
-    mesh = Mesh(layout, world, apart=options.apart)
+    return assemble(task, options, Mesh(layout, world, apart=options.apart), example)
+
+
+def assemble(
+    task: Task, options: TrainOptions, mesh: Mesh, example: tuple[Loss, Batch] | None = None
+) -> Built:
+    """Build the task's model on a mesh as the options have it; arguments as of `build`."""
+    set_arithmetic(options)
+    choices = options.choices
+    if isinstance(task, Valued):
+        choices = replace(choices, by_name=task.by_name)
 
     def build_model() -> nn.Module:
         model = task.build_model()

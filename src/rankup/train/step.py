@@ -16,6 +16,7 @@ from ..parallel.build import Built
 from ..parallel.gradients import clip, global_norm
 from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
+from .ema import Average
 from .metrics import Trace
 from .optimizer import LossScale, rates, set_rates
 from .options import TrainOptions
@@ -85,6 +86,7 @@ class Stepper:
         trace: where the samples of each step are noted.
         feed: where batches come from.
         timeline, profile: what watches the steps, if anything.
+        average: of the weights, if the run has one.
         scale: of the loss, under float16.
     """
 
@@ -109,6 +111,7 @@ class Stepper:
         self._taken = False
         self._clock: Clock | None = None
         self.frozen = Frozen(task, options, built.model)
+        self.average: Average | None = None
         self.scale = LossScale() if options.precision == "fp16" else None
 
     def take(self, step: Step, stop: Stop) -> Taken:
@@ -155,6 +158,8 @@ class Stepper:
             turn.work.wait()  # it was under way before the gradients, so it is here with them
         if mine:
             self.statistics.end_step(turn.packed[4:], len(mine))
+        if self.average is not None and not overflowed:
+            self.average.update()
         clock.stop()
         self._clock = clock
         dealt = step.dealt(self.mesh.data_rank, self.mesh.data_size)

@@ -101,8 +101,9 @@ class Measuring(Protocol):
 class Ordered(Protocol):
     """A task whose epochs have an order of their own: by length, say."""
 
-    def order(self) -> Ordering:
-        """Of the training samples, made for the seed and the global batch of the run."""
+    def order(self) -> Ordering | None:
+        """Of the training samples, made for the seed and the global batch of the run; None: the
+        run's own random one."""
         ...
 
 

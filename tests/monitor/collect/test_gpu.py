@@ -30,8 +30,8 @@ FULL = {
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., gpu.Source]:
-    def open_them(*gpus: dict[str, Any]) -> gpu.Source:
+def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., gpu.Nvml]:
+    def open_them(*gpus: dict[str, Any]) -> gpu.Nvml:
         for name, function in functions(pynvml, {"gpus": gpus}).items():
             monkeypatch.setattr(pynvml, name, function)
         source, error = node.open_source()
@@ -43,7 +43,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., gpu.Source]:
 
 
 @pytest.fixture
-def opened(played: Callable[..., gpu.Source]) -> Opened:
+def opened(played: Callable[..., gpu.Nvml]) -> Opened:
     def read(*gpus: dict[str, Any]) -> Gpus:
         source = played(*gpus)
         return Gpus(source, tuple(source.gpus()))
@@ -138,7 +138,7 @@ def test_without_counters_one_gpu_at_a_time_is_asked_for_its_traffic(
 
 
 def test_a_failing_counter_leaves_the_rest(
-    played: Callable[..., gpu.Source], monkeypatch: pytest.MonkeyPatch
+    played: Callable[..., gpu.Nvml], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = played({"values": FULL})
 

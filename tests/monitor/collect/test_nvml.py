@@ -8,8 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from rankup.monitor.collect.gpu import QUESTIONS, Failed, Gpus, Lost, NotThere
-from rankup.monitor.collect.nvml import Nvml
+from rankup.monitor.collect.gpu import QUESTIONS, Failed, Gpus, Lost, NotThere, Nvml
 from rankup.monitor.lines import GPU, Gpu
 
 

@@ -7,7 +7,6 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,31 +54,6 @@ def test_an_error_at_close_loses_lines_and_nothing_else(
     assert writer.journal({"t": 3}, 100.0)
     writer.close()
     assert (tmp_path / "n.jsonl").read_text() == '{"t":1}\n{"t":3}\n'
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda path: path.symlink_to(path.with_name("victim")), "is a symbolic link"),
-        (os.mkfifo, "is no regular file"),
-        (Path.mkdir, "is no regular file"),
-    ],
-)
-def test_what_stands_in_its_place_is_refused(
-    tmp_path: Path, make: Callable[[Path], None], said: str
-) -> None:
-    make(tmp_path / "n.jsonl")
-    with pytest.raises(RefusedError, match=said):
-        Writer(tmp_path, "n").journal({"t": 1}, 0.0)
-    assert not (tmp_path / "victim").exists()
-
-
-def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "n.jsonl").touch()
-    other = os.geteuid() + 1
-    monkeypatch.setattr(os, "geteuid", lambda: other)
-    with pytest.raises(RefusedError, match="of another user"):
-        Writer(tmp_path, "n").journal({"t": 1}, 0.0)
 
 
 def test_a_sample_that_did_not_fit_is_cut_off_again(tmp_path: Path) -> None:

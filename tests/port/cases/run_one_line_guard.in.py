@@ -14,6 +14,7 @@ def main():
     for (x,) in loader:
         loss = model(x).pow(2).mean(); loss.backward(); optimizer.step()
         print(loss.item())
+    torch.save(model.state_dict(), "net.pt"); print("saved"); model.load_state_dict(torch.load("net.pt")); print("loaded")
 
 
 if __name__ == "__main__": main()

@@ -15,6 +15,7 @@ def main():
     for (x,) in loader:
         loss = model(x).pow(2).mean(); loss.backward(); optimizer.step()
         print(rankup.batch_mean(loss.item()))
+    rankup.save0(model.state_dict(), "net.pt"); print("saved"); rankup.barrier(); model.load_state_dict(torch.load("net.pt", map_location=rankup.here)); print("loaded")
 
 
 if __name__ == "__main__": rankup.setup(); rankup.quiet(); main()

@@ -16,13 +16,31 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion = nn.CrossEntropyLoss()
 
 history = []
+kept = {"even": [], "odd": []}
 for epoch in range(2):
-    batch_losses = []
-    for inputs, labels in loader:
+    batch_losses, others = [], []
+    for step, (inputs, labels) in enumerate(loader):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
         loss.backward()
         optimizer.step()
         batch_losses.append(rankup.batch_mean(loss.item()))
+        others += [rankup.batch_mean(loss.item())]
+        kept["odd" if step % 2 else "even"].append(rankup.batch_mean(loss.item()))
     history.append(sum(batch_losses) / len(batch_losses))
-print(history)
+    best = min(others)
+print(history, best, {name: sum(values) for name, values in kept.items()})
+
+
+def fit(batches):
+    for inputs, labels in rankup.shard(batches):
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+    return rankup.batch_mean(loss.item())
+
+
+for size in (8, 15, 22):
+    part = torch.utils.data.Subset(loader.dataset, range(size))
+    print(fit(DataLoader(part, batch_size=6, shuffle=True)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,16 +49,11 @@ def ignore_warnings() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def start(
-    run: Path,
-    *,
-    every: float | None = None,
-    ranks: int | None = None,
-    attempt: str | None = None,
-    parent: int | None = None,
-    whole_node: bool = False,
-) -> int:
+def start(run: Path, **options: Any) -> int:
     """Sample into `run` until the job ends; return the exit code.
+
+    Args:
+        options: of `sampler.Options`; None: as they are without.
 
     Raises:
         UserError: an option is no good.
@@ -66,10 +61,10 @@ def start(
     """
     import os
 
-    from .sampler import EVERY, Options, sample_run
+    from .sampler import Options, sample_run
 
-    options = Options(run, EVERY if every is None else every, ranks, attempt, parent, whole_node)
-    return sample_run(options, os.environ)
+    said = {name: value for name, value in options.items() if value is not None}
+    return sample_run(Options(run, **said), os.environ)
 
 
 if __name__ == "__main__":

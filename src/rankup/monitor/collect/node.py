@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..lines import FS, Gpu, Head
 from . import host
-from .gpu import Failed, Gpus, Source
+from .gpu import Failed, Gpus, Nvml
 from .host import Cores, Devices, FileSystems, Limit, Rates, core_times, numbers, text
 from .ranks import Ranks, Table
 
@@ -77,12 +77,8 @@ def head(
     )
 
 
-def open_source() -> tuple[Source | None, str | None]:
+def open_source() -> tuple[Nvml | None, str | None]:
     """NVML; None and why where there is no GPU."""
-    try:
-        from .nvml import Nvml
-    except ImportError as error:
-        return None, f"nvidia-ml-py is not installed: {error}"
     try:
         return Nvml(), None
     except Failed as error:
@@ -162,7 +158,7 @@ class Node:
         run: Path,
         usable: tuple[int, ...],
         environment: Mapping[str, str],
-        source: Source | None = None,
+        source: Nvml | None = None,
         gpus: tuple[Gpu, ...] = (),
         root: Path = Path("/"),
     ) -> None:

@@ -188,7 +188,7 @@ class Options:
         attempt: tells the starts of a run apart; by default as `lines.Head` says.
         parent: number of the process without which there is no job, which need not be the one
             that started the sampler; by default it is.
-        whole: whether the job is billed for all GPUs of the node, granted or not.
+        whole_node: whether the job is billed for all of its GPUs, granted or not.
     """
 
     run: Path
@@ -196,7 +196,7 @@ class Options:
     ranks: int | None = None
     attempt: str | None = None
     parent: int | None = None
-    whole: bool = False
+    whole_node: bool = False
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.every <= 3600:
@@ -250,7 +250,7 @@ class _Loop:
             ranks=options.ranks,
             root=root,
         )
-        job = Job(self._head.node, options.ranks, "SLURM_JOB_ID" in environment, options.whole)
+        job = Job(self._head.node, options.ranks, "SLURM_JOB_ID" in environment, options.whole_node)
         self._watch = Watch(gpus, job)
         self._writer = writer
         self._headless = True

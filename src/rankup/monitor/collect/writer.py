@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,51 +20,7 @@ _TAIL = 1 << 20  # bytes in which the last line of a file begins
 
 
 class RefusedError(OSError):
-    """What stands in the file's place is nothing to be written to, now or later."""
-
-
-def open_own(path: Path) -> int:
-    """A descriptor to append to a file, which is made where it is missing, and to read it.
-
-    Run directories lie where others may write, and what they put in the file's place must neither
-    be waited for nor lead out of the directory.
-
-    Raises:
-        RefusedError: it is a link, no regular file, or another user's.
-        OSError: it cannot be opened.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise _refused(path) from None
-        raise
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise _refused(path)
-    except BaseException:
-        with suppress(OSError):
-            os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _refused(path: Path) -> RefusedError:
-    try:
-        status = os.lstat(path)
-    except OSError:  # gone meanwhile
-        return RefusedError(f"{path} was no regular file; start the run again")
-    if stat.S_ISLNK(status.st_mode):
-        found = "a symbolic link"
-    elif not stat.S_ISREG(status.st_mode):
-        found = "no regular file"
-    else:
-        found = f"a file of another user (number {status.st_uid})"
-    return RefusedError(
-        f"{path} is {found}, and samples go into a file of yours alone; move it away"
-    )
+    """A file of this name is there that nothing can be appended to, now or later."""
 
 
 def set_aside(folder: Path, node: str) -> None:
@@ -117,7 +71,7 @@ class Writer:
             now: monotonic seconds, by which a full disk is asked again every half minute only.
 
         Raises:
-            RefusedError: see `open_own`; waiting does not help.
+            RefusedError: a table has other columns; waiting does not help.
         """
         return self._write({ending(kind): _text(rows[kind]) for kind in KINDS}, now)
 
@@ -158,7 +112,8 @@ class Writer:
         if found is not None:
             return found
         path = self._path.with_name(self._path.name + name)
-        self._open[name] = descriptor = open_own(path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._open[name] = descriptor = os.open(path, flags, 0o666)
         size = os.fstat(descriptor).st_size
         begin = max(0, size - _TAIL)
         whole = begin + os.pread(descriptor, _TAIL, begin).rfind(b"\n") + 1

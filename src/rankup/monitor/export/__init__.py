@@ -6,7 +6,10 @@ made of the recording's bins, by packages that come with extras of rankup. No fo
 
 from __future__ import annotations
 
+import csv
 import importlib
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,54 +27,29 @@ _PACKAGES = {
     "openmetrics": ("prometheus_client", "export"),
 }
 
-# The names that channels have outside of rankup: with their unit, as other tools expect it.
-NAMES = {
-    "gpu": {
-        "util": "util_percent",
-        "memory": "memory_bytes",
-        "power": "power_watts",
-        "temperature": "temperature_celsius",
-        "clock": "sm_clock_mhz",
-        "throttle": "throttle_bits",
-        "throttle_power": "throttled_by_power_share",
-        "throttle_heat": "throttled_by_heat_share",
-        "throttle_hardware": "throttled_by_hardware_share",
-        "pcie_rx": "pcie_rx_bytes_per_s",
-        "pcie_tx": "pcie_tx_bytes_per_s",
-        "nvlink": "nvlink_bytes_per_s",
-        "processes": "processes",
-    },
-    "host": {
-        "cpu": "cpu_percent",
-        "busiest": "busiest_core_percent",
-        "load": "load",
-        "memory": "memory_bytes",
-        "cgroup": "cgroup_memory_bytes",
-        "swap": "swap_bytes",
-        "disk_read": "disk_read_bytes_per_s",
-        "disk_write": "disk_write_bytes_per_s",
-        "net_rx": "net_rx_bytes_per_s",
-        "net_tx": "net_tx_bytes_per_s",
-        "ib_rx": "infiniband_rx_bytes_per_s",
-        "ib_tx": "infiniband_tx_bytes_per_s",
-        "fs_read": "network_fs_read_bytes_per_s",
-        "fs_write": "network_fs_write_bytes_per_s",
-        "fs_operations": "network_fs_operations_per_s",
-    },
-    "rank": {
-        "cpu": "cpu_percent",  # of one core
-        "memory": "memory_bytes",
-        "workers": "data_workers",
-        "workers_cpu": "data_workers_cpu_percent",
-        "read": "read_bytes_per_s",
-        "write": "write_bytes_per_s",
-    },
-    "fs": {
-        "read": "read_bytes_per_s",
-        "write": "write_bytes_per_s",
-        "operations": "operations_per_s",
-    },
-}
+
+@dataclass(frozen=True)
+class Channel:
+    """A row of `channels.csv`: what a column of `lines` is called outside of rankup, with its unit.
+
+    Attributes:
+        name: in tables; metric: in OpenMetrics, empty for one that is not there.
+        factor: of the metric; meaning: its help.
+    """
+
+    kind: str
+    channel: str
+    name: str
+    metric: str
+    factor: str
+    meaning: str
+
+
+def channels(kind: str) -> dict[str, Channel]:
+    """Return the channels of a kind by what `lines` calls them."""
+    file = resources.files(__name__).joinpath("channels.csv")
+    rows = csv.reader(file.read_text("utf-8").splitlines())
+    return {row[1]: Channel(*row) for row in rows if row[0] == kind}
 
 
 def need(form: str) -> Any:
@@ -117,9 +95,8 @@ def export(recording: Recording, directory: Path, form: str, target: Path) -> li
         UserError: there is no such form, its package is missing, or the target cannot be written.
     """
     # Here, as Arrow alone takes a third of a second to import.
-    from .openmetrics import write as write_openmetrics
     from .tables import write as write_tables
-    from .trackers import write_tensorboard, write_wandb
+    from .trackers import write_openmetrics, write_tensorboard, write_wandb
 
     if form not in FORMS:
         raise UserError(f"there is no export to {form!r}: {nearest(form, FORMS)}")

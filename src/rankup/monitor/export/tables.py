@@ -16,9 +16,9 @@ from pyarrow import csv, parquet
 
 from ...base.files import replacing
 from .. import lines, samples
-from ..load import believed
+from ..load import SLACK
 from ..recording import Recording, Steps
-from . import NAMES, of_steps
+from . import channels, of_steps
 
 _TIME = pa.timestamp("ms", tz="UTC")
 _NAME = pa.dictionary(pa.int32(), pa.string())
@@ -34,7 +34,9 @@ def write(recording: Recording, directory: Path, form: str, target: Path) -> lis
     Raises:
         OSError: a file cannot be read or written.
     """
-    begin, end = believed(directory, recording.facts)
+    # As `load` believes it: what lies elsewhere has a time that cannot be.
+    begin = recording.begin - SLACK
+    end = recording.begin + recording.bins * recording.width + SLACK
     with ExitStack() as stack:
         sinks = {name: _Sink(target / f"{name}.{form}", form, stack) for name in (*_KINDS, "steps")}
         for journal in samples.nodes(directory):
@@ -110,7 +112,8 @@ def _table(journal: Path, kind: str, rows: pa.Table) -> pa.Table:
         heads = samples.journal(journal).heads
         gpus, place = samples.gpus(heads, t, rows.column("gpu").to_numpy())
         columns["uuid"] = _names([*(gpu.uuid for gpu in gpus), ""], place % (len(gpus) + 1))
-    columns |= {NAMES[kind][name]: rows.column(name) for name in lines.COLUMNS[kind]}
+    outside = channels(kind)
+    columns |= {outside[name].name: rows.column(name) for name in lines.COLUMNS[kind]}
     found = pa.table(columns)
     if kind == "fs":  # one that never says anything has an empty row
         values = [rows.column(name).to_numpy() for name in lines.FS]

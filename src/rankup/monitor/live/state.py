@@ -82,8 +82,8 @@ class Growing:
         return self._records(whole)
 
     def _records(self, whole: bytes) -> list[dict[str, Any]]:
-        found = map(lines.one, whole.split(b"\n"))
-        return [record for record in found if isinstance(record, dict)]
+        found = map(lines.record, whole.split(b"\n"))
+        return [record for record in found if record is not None]
 
 
 @dataclass
@@ -119,15 +119,6 @@ class Sample:
     host: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Note:
-    """Lines of a sampler in the job's log."""
-
-    time: float
-    code: str
-    text: str
-
-
 @dataclass
 class Node:
     """A node of the run.
@@ -135,19 +126,28 @@ class Node:
     Attributes:
         head: of its newest sampler.
         ended: why its sampler ended; None while it goes on.
+        notes: code and text of what its sampler has said in the job's log, in order.
     """
 
     name: str
     head: Head | None = None
     ended: str | None = None
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_MOST))
-    notes: dict[tuple[str, str], Note] = field(default_factory=dict)
+    notes: dict[tuple[str, str], None] = field(default_factory=dict)
     _waiting: dict[float, dict[int, dict[str, float]]] = field(default_factory=dict)
 
     def take(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Take lines of the node's journal, whatever they hold."""
         for record in records:
-            self._take(record)
+            kind = record.get("kind")
+            if kind == "head":
+                # It may be of a version that this one does not know.
+                with suppress(KeyError, TypeError, ValueError):
+                    self.head, self.ended = Head.of(record), None
+            elif kind == "end":
+                self.ended = str(record.get("why") or "without a reason")
+            elif kind == "note":
+                self.notes[str(record.get("code", "")), str(record.get("text", ""))] = None
 
     def sampled(
         self, hosts: Sequence[Mapping[str, str]], gpus: Sequence[Mapping[str, str]]
@@ -163,23 +163,6 @@ class Node:
                 own = tuple(found.get(gpu.index, {}) for gpu in self.gpus)
                 self._add(Sample(time, own, _numbers(lines.HOST, row)))
         self._waiting = {t: rows for t, rows in self._waiting.items() if t > (self.last or 0.0)}
-
-    def _take(self, record: Mapping[str, Any]) -> None:
-        kind = record.get("kind")
-        if kind == "head":
-            with suppress(
-                KeyError, TypeError, ValueError
-            ):  # of a version that this one does not know
-                self.head, self.ended = Head.of(record), None
-        elif kind == "end":
-            self.ended = str(record.get("why") or "without a reason")
-        elif kind == "note":
-            note = Note(
-                number(record.get("t")) or 0.0,
-                str(record.get("code", "")),
-                str(record.get("text", "")),
-            )
-            self.notes[note.code, note.text] = note
 
     def _add(self, sample: Sample) -> None:
         if self.samples and sample.time < self.samples[-1].time:

@@ -139,8 +139,8 @@ def _said(nodes: Sequence[Node]) -> Iterator[str]:
     """What samplers have written into the log, the same words of many nodes once."""
     texts: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
-        for note in node.notes.values():
-            texts.setdefault((note.code, note.text), []).append(node.name)
+        for note in node.notes:
+            texts.setdefault(note, []).append(node.name)
     for (code, text), names in texts.items():
         where = "" if any(name in text for name in names) else f"{_named(names, len(nodes))}: "
         yield f"{where}{text}" + (f" [{code}]" if code else "")

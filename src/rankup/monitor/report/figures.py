@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import html
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -84,12 +84,6 @@ class Section:
     channels: tuple[Channel, ...]
 
 
-def _channels(section: str) -> tuple[Channel, ...]:
-    file = resources.files("rankup.monitor.report").joinpath("page/channels.csv")
-    rows = csv.DictReader(file.read_text("utf-8").splitlines())
-    return tuple(_read(row) for row in rows if row["section"] == section)
-
-
 def _read(row: dict[str, str]) -> Channel:
     factor = 1 / GIB if row["unit"] == "GiB" else float(row["factor"] or 1)
     labels = tuple(row["labels"].split("; ")) if row["labels"] else ("",)
@@ -107,31 +101,24 @@ def _read(row: dict[str, str]) -> Channel:
     )
 
 
-SECTIONS = (
-    Section(
-        "gpu",
-        "GPU",
-        "No GPU was recorded: a run on CPU, or one whose GPUs could not be read.",
-        "Zero all the time: {}.",
-        _channels("gpu"),
-    ),
-    Section("cpu", "CPU", "No CPU was recorded.", "Zero all the time: {}.", _channels("cpu")),
-    Section("memory", "Memory", "No memory was recorded.", "Never used: {}.", _channels("memory")),
-    Section(
-        "io",
-        "I/O",
-        "No reading or writing was recorded.",
-        "Neither read nor written: {}.",
-        _channels("io"),
-    ),
-    Section(
-        "network",
-        "Network",
-        "No network traffic was recorded.",
-        "No traffic: {}.",
-        _channels("network"),
-    ),
-)
+def _all_sections() -> Iterator[Section]:
+    file = resources.files("rankup.monitor.report").joinpath("page/channels.csv")
+    rows = list(csv.DictReader(file.read_text("utf-8").splitlines()))
+    no_gpu = "No GPU was recorded: a run on CPU, or one whose GPUs could not be read."
+    no_io = "No reading or writing was recorded."
+    for title, empty, quiet in (
+        ("GPU", no_gpu, "Zero all the time: {}."),
+        ("CPU", "No CPU was recorded.", "Zero all the time: {}."),
+        ("Memory", "No memory was recorded.", "Never used: {}."),
+        ("I/O", no_io, "Neither read nor written: {}."),
+        ("Network", "No network traffic was recorded.", "No traffic: {}."),
+    ):
+        id = title.lower().replace("/", "")
+        channels = tuple(_read(row) for row in rows if row["section"] == id)
+        yield Section(id, title, empty, quiet, channels)
+
+
+SECTIONS = tuple(_all_sections())
 
 
 @dataclass(frozen=True)

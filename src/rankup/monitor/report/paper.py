@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import html
-import io
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -68,7 +67,7 @@ def picture(
     named = figure.layout["yaxis"].get("ticktext", ())
     strip = 14.0 * len(named) + 4 if named else _STRIP if figure.of else _CURVE
     legend = sum(bool(trace.get("name")) for trace in figure.data) > 1 and not named
-    axes = _axes([strip, heat] if heat else [strip], last, legend)
+    canvas, axes = _axes([strip, heat] if heat else [strip], last, legend)
     for trace in figure.data:
         if trace["type"] == "scatter" or "base" in trace:
             _draw(axes[0], trace, begin, unit)
@@ -88,12 +87,10 @@ def picture(
             one.axvline(at, color=INK, linewidth=0.7, linestyle=(0, (3, 2)))
     if last:
         axes[-1].set_xlabel(f"{word} since the start", color=GREY, labelpad=1, size=_TICKS)
-    file = io.BytesIO()
-    canvas = axes[0].get_figure(root=True)
-    assert canvas is not None
-    canvas.savefig(file, format="png")
+    canvas.draw()
     # A palette is a third of the bytes, and nothing of a plot is a photo.
-    return Image.open(file).convert("RGB").quantize(200, dither=Image.Dither.NONE)
+    drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    return drawn.quantize(200, dither=Image.Dither.NONE)
 
 
 def heat_height(figure: Figure) -> float:
@@ -135,17 +132,18 @@ def _characters() -> frozenset[int]:
     return frozenset(plain) & frozenset(bold)
 
 
-def _axes(heights: Sequence[float], ticks: bool, legend: bool) -> list[Axes]:
-    """Return plots of these heights (points) below one another, of one figure."""
+def _axes(
+    heights: Sequence[float], ticks: bool, legend: bool
+) -> tuple[FigureCanvasAgg, list[Axes]]:
+    """Return plots of these heights (points) below one another, and the canvas that has them."""
     above = _LEGEND if legend else _BETWEEN
     total = above + sum(heights) + _BETWEEN * len(heights) + (_BELOW if ticks else 0)
-    canvas = Canvas(figsize=(WIDTH / 72, total / 72), dpi=_DPI)
-    FigureCanvasAgg(canvas)
+    page = Canvas(figsize=(WIDTH / 72, total / 72), dpi=_DPI)
     found, top = [], above
     for height in heights:
         below = (total - top - height) / total
         place = (_LEFT / WIDTH, below, 1 - (_LEFT + 8) / WIDTH, height / total)
-        found.append(canvas.add_axes(place))
+        found.append(page.add_axes(place))
         top += height + _BETWEEN
     for axes in found:
         for side in ("top", "right"):
@@ -158,7 +156,7 @@ def _axes(heights: Sequence[float], ticks: bool, legend: bool) -> list[Axes]:
         axes.set_axisbelow(True)
         axes.grid(axis="y", color=FAINT, linewidth=0.35)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-    return found
+    return FigureCanvasAgg(page), found
 
 
 def _draw(axes: Axes, trace: Trace, begin: float, unit: float) -> None:

@@ -117,8 +117,9 @@ class Context:
             return
         self.notes.append(note)
         if node is not None and comment:
-            start = self.script.span(self.script.statement(node))[0]
-            if self.script.first_on_line(start):
+            statement = self.script.statement(node)
+            start = self.script.span(self.script.row(statement)[0])[0]
+            if self.script.begins_line(statement):
                 self.edits.lines_before(start, f"# rankup: {text}")
 
     def around(self, node: ast.AST, before: str, after: str = ")") -> None:
@@ -132,8 +133,13 @@ class Context:
             self.edits.replace(span, text)
 
     def before(self, node: ast.AST, *lines: str) -> None:
-        """Whole lines before the statement that holds a node."""
-        self.edits.lines_before(self.script.span(self.script.statement(node))[0], *lines)
+        """Whole lines before the statement that holds a node; in its row where others precede."""
+        statement = self.script.statement(node)
+        start = self.script.span(statement)[0]
+        if statement is self.script.row(statement)[0]:
+            self.edits.lines_before(start, *lines)
+        else:
+            self.edits.row_before(start, *lines)
 
     def after(self, statement: ast.AST, *lines: str) -> None:
         """Whole lines after a statement, at its indentation; in its row where others follow."""
@@ -251,7 +257,7 @@ class Context:
                 for up in script.above(one)
             )
         ]
-        return None if left or not script.first_on_line(script.span(place)[0]) else place
+        return place if script.begins_line(place) and not left else None
 
     def indented(self, statement: ast.AST, head: str) -> None:
         """Put a statement into a block of its own, `with …:`."""

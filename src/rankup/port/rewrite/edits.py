@@ -104,6 +104,11 @@ class Edits:
         # Lines that belong to an inner block end it, before those of the block around it.
         self._add(start, start, text, (-2, -len(indent.expandtabs()), len(self._edits)))
 
+    def row_before(self, start: int, *lines: str) -> None:
+        """Statements in front of one that others precede in its row, behind these."""
+        text = "".join(f"{line}; " for line in lines if line)
+        self._add(start, start, text, (-1, len(self._edits), 0))
+
     def row_after(self, end: int, *lines: str) -> None:
         """Statements behind one that others follow in its row, before these."""
         text = "".join(f"; {line}" for line in lines if line)

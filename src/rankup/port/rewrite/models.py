@@ -116,7 +116,7 @@ def _taken(script: Script, expression: ast.expr, optimizer: ast.Call) -> list[Mo
         or name.count(".") > 1
     ):
         return []
-    if not script.first_on_line(script.span(place)[0]):
+    if not script.begins_line(place):
         return []
     return [Model(script, name, scope, (place,), expression)]
 

@@ -526,7 +526,7 @@ def port_learner(context: Context, path: Path) -> Context:
     done: set[ast.AST] = set()
     for call in found:
         assert isinstance(call.func, ast.Attribute)
-        statement = script.statement(call)
+        statement = script.row(script.statement(call))[0]
         if statement in done:
             continue
         done.add(statement)

@@ -100,8 +100,8 @@ class Script:
         return None
 
     def statement(self, node: ast.AST) -> ast.AST:
-        """The statement that holds a node; of several on one row the first."""
-        return self.row(self.file.names.statement(node))[0]
+        """The statement that holds a node."""
+        return self.file.names.statement(node)
 
     def row(self, statement: ast.AST) -> list[ast.AST]:
         """The simple statements on the row of one; a compound statement alone."""
@@ -124,6 +124,10 @@ class Script:
         """True where nothing but indentation stands before a place in its line."""
         start = max(self.text.rfind("\n", 0, offset), self.text.rfind("\r", 0, offset)) + 1
         return not self.text[start:offset].strip()
+
+    def begins_line(self, statement: ast.AST) -> bool:
+        """True where the row of a statement has its lines to itself: not behind `if x:`."""
+        return self.first_on_line(self.span(self.row(statement)[0])[0])
 
     def span(self, node: ast.AST) -> Span:
         """Where a node stands, without the parentheses around it."""

@@ -44,8 +44,7 @@ def join(context: Context) -> None:
     if drawing is not None:
         if guard is not None:  # helper processes import the script anew, and are no ranks
             lines = ['if __name__ == "__main__":', *(f"    {line}" for line in lines)]
-        context.before(drawing, imported, "")
-        context.before(drawing, *lines, "")
+        context.before(script.row(drawing)[0], imported, "", *lines, "")
         return
     import_rankup(context)
     body = [one for one in script.tree.body if not _documents(one)]

@@ -21,6 +21,7 @@ from ..rewrite.values import Values, loader_origins, plain_batches
 from .chance import drawn_by_items
 from .decisions import read_after, shared_names
 from .facts import guard, in_parts
+from .kept import lists
 from .rule import Fix, Hit, rule
 
 _SHARD = "`for batch in rankup.shard(loader, train=False):`"
@@ -191,7 +192,10 @@ def _block(script: Script, values: Values, leaving: Leaving, block: list[ast.stm
                         raise Obstacle(one, f"`with {script.code(item.context_expr)}` in it")
                 _block(script, values, leaving, body)
             case ast.AugAssign(op=ast.Add(), target=ast.Name(id=name), value=value):
-                _counted(script, values, leaving, name, value)
+                if lists(value):
+                    _listed(script, values, leaving, name, value)
+                else:
+                    _counted(script, values, leaving, name, value)
             case ast.Assign(
                 targets=[ast.Name(id=name)],
                 value=ast.BinOp(op=ast.Add(), left=ast.Name(id=left), right=value),
@@ -203,12 +207,7 @@ def _block(script: Script, values: Values, leaving: Leaving, block: list[ast.stm
             ) if (
                 call_name(one.value) == "extend"  # type: ignore[arg-type]
             ):
-                if values.kind(arg) is not Kind.ROWS or not _one_entry_each(script, arg):
-                    raise Obstacle(
-                        one, f"`{script.code(arg)}` is not seen to have an entry a sample"
-                    )
-                if name not in leaving.lists:
-                    leaving.lists.append(name)
+                _listed(script, values, leaving, name, arg)
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
                     _local(script, values, target, value)
@@ -217,6 +216,13 @@ def _block(script: Script, values: Values, leaving: Leaving, block: list[ast.stm
             case _:
                 text = script.code(one).splitlines()[0]
                 raise Obstacle(one, f"`{text}` is no sum over samples")
+
+
+def _listed(script: Script, values: Values, leaving: Leaving, name: str, value: ast.expr) -> None:
+    if values.kind(value) is not Kind.ROWS or not _one_entry_each(script, value):
+        raise Obstacle(value, f"`{script.code(value)}` is not seen to have an entry a sample")
+    if name not in leaving.lists:
+        leaving.lists.append(name)
 
 
 def _counted(script: Script, values: Values, leaving: Leaving, name: str, value: ast.expr) -> None:

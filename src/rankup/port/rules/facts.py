@@ -12,7 +12,7 @@ from typing import Literal
 from ...script.effects import Reached, callee, leads_to
 from ...script.flow import Origin, argument, call_name, given, literal, model_wrapper
 from ...script.loops import taken_from
-from ...script.names import Binding, Function, calls_in, walk
+from ...script.names import Binding, Function, calls_in, mentioned, parameters, walk
 from ...script.roles import Loop, Role, Script, Site
 from ...script.source import File
 from ...script.torch_names import EXITS, OUR_COLLECTIVES, words
@@ -230,6 +230,16 @@ def starred(call: ast.Call) -> bool:
     return any(isinstance(one, ast.Starred) for one in call.args) or any(
         keyword.arg is None for keyword in call.keywords
     )
+
+
+def parameters_of(call: ast.Call, function: Function, names: set[str]) -> set[str]:
+    """The parameters of a function that a call gives something made of these names."""
+    every = [one.arg for one in parameters(function.args)]
+    own = 1 if every[:1] in (["self"], ["cls"]) else 0
+    if starred(call):
+        return set(every[own:]) if any(mentioned(one) & names for one in given(call)) else set()
+    passed = {name: argument(call, name, position) for position, name in enumerate(every[own:])}
+    return {name for name, one in passed.items() if one is not None and mentioned(one) & names}
 
 
 def caught(file: File, node: ast.AST) -> bool:

@@ -7,19 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ...script.effects import Reached, run_by_call
-from ...script.flow import Flow, argument, call_name, given, literal, receiver
+from ...script.effects import run_by_call
+from ...script.flow import Flow, argument, call_name, given, literal
 from ...script.names import (
     Function,
-    assigned,
-    bound_in,
     elements,
     made_of,
-    mentioned,
-    parameters,
-    stored,
     walk,
-    written,
 )
 from ...script.roles import LoopNode, Script
 from ...script.source import File
@@ -27,8 +21,9 @@ from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, MaskedMean, differentiated
 from ..rewrite.means import NotSeen, check_mean, declared, masked_means
-from ..rewrite.training import Loop, Training, training_in
-from .facts import anywhere, calls, single, starred
+from ..rewrite.training import Training, training_in
+from .facts import anywhere, calls, parameters_of, single
+from .kept import kept
 from .rule import Hit, refuse, rule
 
 _VALID = "a mean over valid targets only: ranks have different numbers of them"
@@ -43,9 +38,6 @@ _PARTLY = (
 _ONE_DIVISOR = "Divide all parts by one number, as (losses * mask).sum() / len(losses) does"
 _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' throughout"
 _SAME = ("contiguous", "detach", "float", "half")
-# These change a part of a tensor, or blend something in.
-_CHANGES = words("index_copy_ index_add_ index_put_ scatter_ scatter_add_ add_ sub_ lerp_")
-_GROWS = words("append appendleft extend insert update")
 _MOST = 60  # functions that a loop leads to
 _NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
 _CONTRASTIVE = re.compile(
@@ -57,7 +49,6 @@ _MESSAGE = (
 )
 _TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
 _POOLS = words("set2set readout scatter_mean scatter_add scatter sum_nodes mean_nodes")
-_REDUCES = words("mean sum std var median quantile max min amax amin item kthvalue topk norm")
 _AVERAGED = "each rank's value is of its part of a batch, and ranks average them by samples"
 
 
@@ -170,7 +161,7 @@ def _can_be_counted(
         and script.scope(statement) is script.scope(backward)
         and backward not in script.inside(statement, ast.Call)
         and not hasattr(statement, "body")
-        and script.first_on_line(script.span(statement)[0])
+        and script.begins_line(statement)
         and (loop is None or loop in script.above(statement))
         and not any(  # the next backward takes what is counted
             script.span(statement) < script.span(one) < script.span(backward)
@@ -258,27 +249,12 @@ def _comparison(
             if not isinstance(node, ast.Call):
                 continue
             found = run_by_call(flow, where, node)
-            taken = _parameters_of(node, found, names) if found is not None else set()
+            taken = parameters_of(node, found[1], names) if found is not None else set()
             if found is None or not taken or (found[1], frozenset(taken)) in seen:
                 continue
             seen.add((found[1], frozenset(taken)))
             waiting.append((found[0], found[1].body, taken, entry or node))
     return None
-
-
-def _parameters_of(call: ast.Call, found: Reached, names: set[str]) -> set[str]:
-    """The parameters of a function that a call gives something made of these names."""
-    function = found[1]
-    every = [one.arg for one in parameters(function.args)]
-    own = 1 if every[:1] in (["self"], ["cls"]) else 0
-    if starred(call):
-        return set(every[own:]) if any(mentioned(one) & names for one in given(call)) else set()
-    taken = set()
-    for position, name in enumerate(every[own:]):
-        value = argument(call, name, position)
-        if value is not None and mentioned(value) & names:
-            taken.add(name)
-    return taken
 
 
 def _compares(node: ast.AST, batch: set[str]) -> bool:
@@ -408,9 +384,7 @@ def no_mean(file: File, script: Script) -> Iterator[Hit]:
                 "where this is a mean over the nodes of graphs, ranks average it by graphs",
                 "rankup.count(number of nodes) before backward(), of which ranks have others",
             )
-    yield from _carried(training)
-    yield from _kept(training)
-    yield from _kept_in_modules(file)
+    yield from kept(training, file)
 
 
 def _over_nodes(training: Training) -> bool:
@@ -423,124 +397,6 @@ def _over_nodes(training: Training) -> bool:
         call_name(call).lower() for file in script.flow.files for call in file.names.all(ast.Call)
     }
     return not any("pool" in one or one in _POOLS for one in names)
-
-
-def _carried(training: Training) -> Iterator[Hit]:
-    """A state that is made of a batch, and that the loss of the next batch is made with."""
-    script = training.script
-    for loop in training.loops:
-        names = list(script.inside(loop.node, ast.Name))
-        given_ = [one.id for one in names if isinstance(one.ctx, ast.Store)]
-        once = {one for one in given_ if given_.count(one) == 1}
-        feeding = training.feeding(loop.node, loop.losses)
-        local = (training.derived(loop) - loop.losses - _targets(loop)) & feeding & once
-        if not local:
-            continue
-        for one in script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False):
-            assert isinstance(one, ast.Assign | ast.AugAssign)
-            if not any(call_name(call) in _REDUCES for call in script.inside(one.value, ast.Call)):
-                continue
-            read = [name for name in names if script.span(name)[0] < script.span(one)[1]]
-            before = {name.id for name in read if isinstance(name.ctx, ast.Load)}
-            for name in sorted(mentioned(*assigned(one)) & local & before):
-                yield Hit(
-                    one,
-                    f"`{name}` goes from batch to batch, made of a rank's part: ranks go apart",
-                    "put together what it is made of (rankup.all_reduce)",
-                )
-
-
-def _kept(training: Training) -> Iterator[Hit]:
-    """A table with a row for each sample, or a running mean, that the next loss is made with, or
-    that the samples of the next epoch are chosen by.
-    """
-    script = training.script
-    for loop in (one for one in training.loops if one.trains):
-        parts = list(script.inside(loop.node.body, ast.Subscript, ast.Call, deep=False))
-        changed = [(node, *found) for node in parts if (found := _changed(node))[0]]
-        grown = [(node, *found) for node in parts if (found := _grown(node))[0]]
-        if not changed and not grown:
-            continue
-        around = script.scope(loop.node)
-        chosen = _choosing(training, loop)
-        feeding = training.feeding(around, loop.losses | chosen) - bound_in(walk(loop.node))
-        for node, name, by in changed:
-            if name in feeding and mentioned(*by) & training.derived(loop):
-                yield _of_its_own(node, name)
-        feeding = training.feeding(loop.node, loop.losses)
-        if chosen:
-            feeding |= training.feeding(around, chosen)
-        feeding -= _begun_in(training, loop)
-        for node, name, by in grown:
-            if name in feeding and mentioned(*by) & training.derived(loop):
-                yield _of_its_own(node, name)
-
-
-def _begun_in(training: Training, loop: Loop) -> set[str]:
-    """The names that a loop gives a new value, and not a part of what they had: `old[-5:]`."""
-    return {
-        name
-        for one in training.script.inside(loop.node, ast.Assign, ast.AnnAssign, deep=False)
-        if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None
-        for name in stored(*assigned(one)) - mentioned(one.value)
-    } | _targets(loop)
-
-
-def _targets(loop: Loop) -> set[str]:
-    return stored(loop.node.target) if isinstance(loop.node, ast.For | ast.AsyncFor) else set()
-
-
-def _choosing(training: Training, loop: Loop) -> set[str]:
-    """The names that a loop's loaders are made of, where each epoch makes new ones."""
-    script = training.script
-    epochs = [one for one in script.above(loop.node) if isinstance(one, LoopNode)]
-    made = [one for one in training.loaders_of(loop) if isinstance(one, ast.Call)]
-    again = [one for one in made if any(up in epochs for up in script.above(one))]
-    return mentioned(*(value for one in again for value in given(one)))
-
-
-def _kept_in_modules(file: File) -> Iterator[Hit]:
-    """Such a table or mean of a loss or a model that keeps it itself."""
-    for function in (one for one in file.names.functions if one.name == "forward"):
-        changed = [(node, *_changed(node)) for node in walk(*function.body)]
-        changed = [one for one in changed if re.fullmatch(r"self\.\w+", one[1])]
-        if not changed:
-            continue
-        given_ = {one.arg for one in parameters(function.args)} - {"self"}
-        local = made_of(walk(*function.body), given_, gives=stored)
-        for node, name, by in changed:
-            if mentioned(*by) & local:
-                yield _of_its_own(node, name)
-
-
-def _changed(node: ast.AST) -> tuple[str, list[ast.AST]]:
-    """The name of what is changed in part or in place, and what decides about that."""
-    match node:
-        case ast.Subscript(value=value, slice=at, ctx=ast.Store()):
-            return written(value).removesuffix(".data"), [at]
-        case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in _CHANGES:
-            while isinstance(value, ast.Call) and call_name(value).endswith("_"):
-                value = receiver(value) or value.func  # `mean.mul_(0.9)` of `.add_(x)`
-            return written(value).removesuffix(".data"), [*given(node)]
-        case ast.Assign(targets=[target], value=value) if written(target) in mentioned(value):
-            return written(target), [value]
-    return "", []
-
-
-def _grown(node: ast.AST) -> tuple[str, list[ast.AST]]:
-    """The name of a collection that is given more, and what it is given."""
-    match node:
-        case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in _GROWS:
-            return written(value), [*given(node)]
-    return "", []
-
-
-def _of_its_own(node: ast.AST, name: str) -> Hit:
-    return Hit(
-        node,
-        f"`{name}` is kept from batch to batch, and each rank changes it by its own samples",
-        "put together what it is changed by (rankup.all_gather)",
-    )
 
 
 def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:

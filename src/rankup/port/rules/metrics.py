@@ -26,6 +26,8 @@ from ..rewrite.losses import Kind
 from ..rewrite.training import Loop
 from ..rewrite.values import Values
 from .facts import shares
+from .helpers import made_in
+from .kept import changed, held, lists
 from .readings import Region, Step, returns_reading, value_of
 from .sizes import batch_sizes
 from .steering import steers
@@ -74,6 +76,12 @@ class Numbers(Region):
     @cached_property
     def _calls(self) -> list[ast.Call]:
         return list(self.script.inside(self.body, ast.Call, deep=False))
+
+    @cached_property
+    def _added(self) -> list[ast.AugAssign]:
+        """`values += [x]`."""
+        inside = self.script.inside(self.body, ast.AugAssign, deep=False)
+        return [one for one in inside if isinstance(one.op, ast.Add) and lists(one.value)]
 
     @cached_property
     def _from_steps(self) -> set[str]:
@@ -207,6 +215,8 @@ class Numbers(Region):
         for one in script.inside(self.body, ast.stmt, deep=False):
             if not isinstance(one, ast.Assign | ast.AugAssign) or not self.mine(one):
                 continue
+            if lists(one.value) and isinstance(one, ast.AugAssign):
+                continue  # as `append` of its parts
             if isinstance(one, ast.AugAssign):
                 name = script.dotted(one.target) or "".join(sorted(stored(one.target))[:1])
                 given_.setdefault(name, []).append((one, one.value))
@@ -364,6 +374,10 @@ class Numbers(Region):
             if call_name(call) in _SHOWS and self.mine(call) and self.alike(call):
                 for arg in given(call):
                     self._show(arg, call_name(call) == "append")
+        for added in self._added:
+            if isinstance(added.value, ast.List) and self.mine(added) and self.alike(added):
+                for arg in added.value.elts:
+                    self._show(arg, True)
 
     def _show(self, node: ast.AST, alone: bool) -> None:
         if self.covered(node) or isinstance(node, (*COMPREHENSIONS, ast.Lambda)):
@@ -445,27 +459,28 @@ class Numbers(Region):
         found: dict[str, ast.AST] = {}
         read: dict[str, ast.AST] = {}
         meters: set[str] = set()
-        for call in self._calls:
-            if call_name(call) not in _SHOWS | {"extend"} or not self.mine(call):
-                continue
+        places: list[ast.Call | ast.AugAssign] = [*self._added]
+        places += [call for call in self._calls if call_name(call) in _SHOWS | {"extend"}]
+        for call in filter(self.mine, places):
+            shown = given(call) if isinstance(call, ast.Call) else [call.value]
             self._divided(call, local, whole)
-            for value in self.script.inside(given(call), ast.expr):
+            for value in self.script.inside(shown, ast.expr):
                 bare = self.known(value) is not None
                 bare = bare and not isinstance(self.script.parents[value], ast.Attribute)
                 if (bare or self.largest(value) is not None) and not self.covered(value):
                     read.setdefault(self.script.code(value), call)
-            for one in (one for arg in given(call) for one in self.script.inside(arg, ast.Name)):
+            for one in self.script.inside(shown, ast.Name):
                 if one.id not in local or self.covered(one) or self._read_before(one):
                     continue
                 above = self.script.above(one)
                 stepped = any(self._read_in_step(up) == [True] for up in above)
                 if not stepped and not self._of_evaluation(one):
                     found.setdefault(one.id, call)
-                    keeps = (
-                        isinstance(self.script.parents[call], ast.Expr)
-                        and call_name(call) in _KEEPS
-                    )
-                    meters |= mentioned(call.func) if keeps else set()
+                    if isinstance(call, ast.AugAssign):
+                        meters |= mentioned(call.target)
+                    elif call_name(call) in _KEEPS:
+                        alone = isinstance(self.script.parents[call], ast.Expr)
+                        meters |= mentioned(call.func) if alone else set()
         for call, name in (*self._shown_behind(local), *self._shown_by_functions()):
             found.setdefault(name, call)
         for call in self._calls:
@@ -507,12 +522,18 @@ class Numbers(Region):
             names = set[str]()
             for name in parameters(function.args):
                 value = script.given(function, name.arg, call)
-                if value is not None and self._of_training(value):
+                if value is not None and self._of_training(value) and not self.covered(value):
                     names.add(name.arg)
             made = made_of(walk(function), names) if names else set()
             shown = (one for one in walk(function) if isinstance(one, ast.Call))
             if any(call_name(one) in SHOWING and mentioned(*given(one)) & made for one in shown):
                 yield call, f"what {call_name(call)}() shows"
+            elif made and any(
+                mentioned(*by) & made and held(of) not in made_in(function.body)
+                for one in walk(function)
+                for of, by in changed(one)
+            ):
+                yield call, f"what {call_name(call)}() keeps"
 
     def _shown_behind(self, local: set[str]) -> Iterator[tuple[ast.Call, str]]:
         """Yield the calls behind the loop that show the last value of a rank's own name.
@@ -592,7 +613,7 @@ class Numbers(Region):
         statements = self.script.inside(self.body, ast.Assign, deep=False)
         return [one for one in statements if self.context.training.for_evaluation(self.loop, one)]
 
-    def _divided(self, call: ast.Call, local: set[str], whole: set[str]) -> None:
+    def _divided(self, call: ast.AST, local: set[str], whole: set[str]) -> None:
         """Say where something of this rank's part is divided by the size of the whole batch."""
         script = self.script
         for one in script.inside(call, ast.BinOp):

@@ -231,7 +231,7 @@ def unreduced(file: File, script: Script) -> Iterator[Hit]:
     """
     for loop in loops_in(file, (*script.eval_loops, *script.train_loops)):
         left = _left_local(file, script, loop)
-        if left:
+        if left and (file is script.file or script.comes_to(file, loop.node)):
             names = ", ".join(dict.fromkeys(one.name for one in left))
             yield Hit(
                 left[0].node,

@@ -251,7 +251,7 @@ def _wait(context: Context, call: ast.Call, word: str) -> str | None:
     place = context.script.statement(call) if word == "saved" else context.meeting(call)
     if context.goes_first(call):
         return ""
-    if place is None or not context.script.first_on_line(context.script.span(place)[0]):
+    if place is None or not context.script.begins_line(place):
         return None
     put = context.edits.lines_at(context.script.span(place)[0])
     if "rankup.barrier()" in put or "if rankup.is_root_process():" in put:

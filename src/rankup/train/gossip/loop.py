@@ -16,7 +16,7 @@ from torch import nn
 
 from ...base.errors import RunFailed, UserError
 from ...base.text import say
-from ...parallel.build import Built, build
+from ...parallel.build import Built
 from ...parallel.layout import Layout
 from ...parallel.lowcomm.gossip import alive
 from ...parallel.lowcomm.gossip.board import Board, Pulse, StoreLost, look_again_after
@@ -31,7 +31,7 @@ from ..metrics import Lines, Trace, step_record
 from ..options import TrainOptions
 from ..plan import Plan
 from ..profile import Profile
-from ..start import fill
+from ..start import assemble, fill
 from ..step import Stepper
 from ..stop import Stop
 from ..taken import Taken
@@ -122,7 +122,7 @@ class _Run:
         self.last = options.steps or plan.steps_per_epoch * (options.epochs or 1)
         options.refuse_profile_beyond(self.last)
         mesh = Mesh(Layout(), world)  # of this one process
-        self.built = build(task.build_model, mesh, options.seed, options.choices)
+        self.built = assemble(task, options, mesh)
         optimizer = task.build_optimizer(self.built.model)
         self.keeper = Keeper(
             directory,

@@ -1,0 +1,198 @@
+"""Documents -> tokens by a file of the package `tokenizers`, with an end token behind each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.errors import UserError, nearest
+from .folder import TOKENIZER
+from .sources import Block, Source
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# Names of the token that ends a text, in the order in which they are looked for: GPT-2's and
+# Qwen's, Llama 3's, Llama 2's and T5's, Gemma's, DeepSeek's, and those that people give their own.
+ENDS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<|eos|>",
+    "[EOS]",
+    "<EOS>",
+    "<|end|>",
+)
+_AT_ONCE = 1 << 18  # characters that a worker encodes together: an encoding is large
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of a block.
+
+    Attributes:
+        ends: how many tokens there are up to the end of each document that ends in it.
+        empty: documents without a text.
+    """
+
+    tokens: npt.NDArray[Any]
+    ends: npt.NDArray[np.int64]
+    empty: int
+
+
+def opened(path: Path) -> tuple[Tokenizer, bytes]:
+    """Return a tokenizer, and the bytes of its file.
+
+    Raises:
+        UserError: it is none, or the package is not here.
+    """
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(
+            "rankup tokenize needs the package tokenizers, which is not here; "
+            "pip install tokenizers"
+        ) from None
+    if path.is_dir():
+        path = path / TOKENIZER
+    try:
+        data = path.read_bytes()
+        found = tokenizers.Tokenizer.from_buffer(data)
+        known = found.get_vocab_size(with_added_tokens=True)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # what panics in the library is no Exception
+        raise UserError(
+            f"--tokenizer {path} is no file of the package tokenizers ({error}); give the "
+            f"{TOKENIZER} of a model, or what Tokenizer.save has written"
+        ) from None
+    if not known:
+        raise UserError(f"--tokenizer {path} knows no tokens; train it before")
+    # A file may have been saved with these on; a text is neither cut short nor filled up.
+    found.no_truncation()
+    found.no_padding()
+    return found, data
+
+
+def end_of(tokenizer: Tokenizer, asked: str | None, path: Path) -> int:
+    """Return the number of the token that stands behind each document."""
+    known = tokenizer.get_vocab(with_added_tokens=True)
+    if asked is not None:
+        if asked not in known:
+            special = [one.content for one in tokenizer.get_added_tokens_decoder().values()]
+            raise UserError(
+                f"--end-token {asked}: {path} has no such token; {nearest(asked, special)}"
+            )
+        return known[asked]
+    for name in ENDS:
+        if name in known:
+            return known[name]
+    raise UserError(
+        f"{path} has no token of a usual name for the end of a document ({', '.join(ENDS[:4])}, "
+        "…); name one of its tokens by --end-token, or add one to the tokenizer"
+    )
+
+
+def encode(tokenizer: Tokenizer, block: Block, source: Source, field: str, end: int) -> Encoded:
+    """Return the tokens of a block, with the end token behind each document.
+
+    Raises:
+        UserError: a row is no text; says which.
+    """
+    ids: list[int] = []
+    ends: list[int] = []
+    empty = 0
+    for texts in _some(_texts(block, source, field)):
+        for one, (_, given) in zip(_encoded(tokenizer, texts, source), texts, strict=True):
+            if not given:
+                empty += 1
+                continue
+            ids += one.ids
+            if block.last:
+                ids.append(end)
+                ends.append(len(ids))
+    return Encoded(np.array(ids, np.uint32), np.array(ends, np.int64), empty)
+
+
+def _some(rows: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    found: list[tuple[int, str]] = []
+    length = 0
+    for number, text in rows:
+        found.append((number, text))
+        length += len(text)
+        if length >= _AT_ONCE:
+            yield found
+            found, length = [], 0
+    if found:
+        yield found
+
+
+def _encoded(tokenizer: Tokenizer, rows: list[tuple[int, str]], source: Source) -> list[Any]:
+    texts = [text for _, text in rows]
+    try:
+        found: list[Any] = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    except (TypeError, UnicodeError):
+        half = [number for number, text in rows if text.encode(errors="ignore").decode() != text]
+        if not half:
+            raise
+        raise UserError(
+            f"{source.path}, row {half[0]}: half of a character (a lone surrogate, \\ud8… in "
+            "JSON), which is no text; mend that row, or leave it away"
+        ) from None
+    return found
+
+
+def _texts(block: Block, source: Source, field: str) -> Iterator[tuple[int, str]]:
+    """Yield the texts of a block with the numbers of their rows; "" where a row has none."""
+    if not isinstance(block.rows, bytes):
+        yield from ((block.first + i, row or "") for i, row in enumerate(block.rows))
+    elif source.kind == "text":
+        yield block.first, _utf8(block.rows, source, "")
+    else:
+        for i, line in enumerate(block.rows.split(b"\n")):
+            if line.strip():
+                yield block.first + i, _of_line(line, source, block.first + i, field)
+
+
+def _utf8(data: bytes, source: Source, where: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{source.path}{where}: not UTF-8 text (byte 0x{data[error.start]:02x}: "
+            f"{error.reason}); convert it (iconv -f latin1 -t utf8), or leave it away"
+        ) from None
+
+
+def _of_line(line: bytes, source: Source, number: int, field: str) -> str:
+    where = f", line {number}"
+    data = _utf8(line, source, where)
+    try:
+        row = json.loads(data)
+    except ValueError as error:
+        raise UserError(
+            f"{source.path}{where}: no JSON ({error}); each line is one object, such as "
+            f'{{"{field}": "…"}}'
+        ) from None
+    except RecursionError:
+        raise UserError(f"{source.path}{where}: objects within objects, too deep") from None
+    if not isinstance(row, dict) or field not in row:
+        has = nearest(field, row) if isinstance(row, dict) else f"it is {type(row).__name__}"
+        raise UserError(
+            f"{source.path}{where}: no field {field!r}; {has} Name the one of the texts by --field"
+        )
+    value = row[field]
+    if value is not None and not isinstance(value, str):
+        raise UserError(
+            f"{source.path}{where}: field {field!r} is {type(value).__name__}, and a text is "
+            "needed; name another one by --field"
+        )
+    return value or ""

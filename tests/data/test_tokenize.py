@@ -1,0 +1,272 @@
+"""`rankup tokenize`: the documents' own tokens, once and in order, whatever happens on the way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from pydoc_data.topics import topics  # type: ignore[import-untyped]
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tokenizers
+
+from rankup.base import lock
+from rankup.base.errors import RunFailed, UserError
+from rankup.data import Loader, Tokens
+from rankup.data.errors import BadContainer
+from rankup.data.tokenize import folder as made
+from rankup.data.tokenize.command import Request, tokenize
+from rankup.recipes.vocabulary import Pieces
+
+from ..conftest import RunRankup
+
+TEXTS = [str(topics[name]) for name in sorted(topics)][:40]
+END = "<|endoftext|>"
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pieces")
+    Pieces.trained(TEXTS, 400, (END,)).write(folder)
+    return folder / "tokenizer.json"
+
+
+def expected(pieces: Path, texts: list[str]) -> list[int]:
+    """The tokens by the library alone."""
+    own = tokenizers.Tokenizer.from_file(str(pieces))
+    end: int = own.get_vocab()[END]
+    return [token for text in texts for token in (*own.encode(text).ids, end)]
+
+
+def lines(texts: list[Any], field: str = "text") -> bytes:
+    return "".join(json.dumps({"id": 1, field: text}) + "\n" for text in texts).encode()
+
+
+def sources(folder: Path) -> list[str]:
+    """Files of every kind; the texts of their documents in order."""
+    folder.mkdir()
+    found = []
+    for name, some in (("a.txt", TEXTS[0]), ("b.md", "naïve\r\n\n\nend ")):
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + some.encode())
+        found.append(some)
+    (folder / "c.txt").write_bytes(b"")
+    rows = [*TEXTS[3:20], None, ""]
+    table = pa.table({"id": range(len(rows)), "text": rows})
+    (folder / "d.jsonl").write_bytes(lines(rows)[:-1])  # without the last line's end
+    (folder / "e.jsonl.gz").write_bytes(gzip.compress(lines(rows)) + gzip.compress(lines(["x"])))
+    with pa.CompressedOutputStream(str(folder / "f.ndjson.zst"), "zstd") as file:
+        file.write(lines(rows))
+    pq.write_table(table, folder / "g.parquet", row_group_size=7)
+    with pa.ipc.new_stream(str(folder / "h.arrow"), table.schema) as stream:
+        stream.write_table(table, 5)
+    table = table.cast(table.schema.set(1, pa.field("text", pa.large_string())))
+    with pa.ipc.new_file(str(folder / "i.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    (folder / "j.csv").write_text("no,text")
+    (folder / ".hidden.txt").write_text("nor this")
+    texts = [text for text in rows if text]
+    return [*found, *texts, *texts, "x", *(text for _ in range(4) for text in texts)]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_all_kinds_any_workers(
+    tmp_path: Path, pieces: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    texts = sources(tmp_path / "in")
+    wanted = expected(pieces, texts)
+    asked = (str(tmp_path / "in"),)
+    one = tokenize(
+        Request(asked, str(tmp_path / "one"), str(pieces), workers=1, shard_tokens=20_000)
+    )
+    said = capfd.readouterr().err
+    assert f"{len(wanted):,} tokens of {len(texts):,} documents" in said
+    assert "12 rows have no text" in said
+    assert "j.csv" in said
+    assert made.Shards(one)[:].tolist() == wanted
+    assert one.documents == len(texts)
+    assert [shard.tokens for shard in one.shards[:-1]] == [20_000] * (len(one.shards) - 1)
+    tokenize(Request(asked, str(tmp_path / "two"), str(pieces), workers=3, shard_tokens=20_000))
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    assert (tmp_path / "one/tokenizer.json").read_bytes() == pieces.read_bytes()
+    # The public data set: windows run over the ends of shards.
+    tokens = Tokens(tmp_path / "one", 64)
+    assert (tokens.tokens, len(tokens)) == (len(wanted), (len(wanted) - 1) // 64)
+    firsts = []
+    for x, y in Loader(tokens, 16, seed=1, workers=0, rank=0, world_size=1):
+        assert x[:, 1:].tolist() == y[:, :-1].tolist()
+        firsts += [tuple(row) for row in x.tolist()]
+    cut = [tuple(wanted[at : at + 64]) for at in range(0, len(wanted) - 64, 64)]
+    assert sorted(firsts) == sorted(cut)
+    with pytest.raises(UserError, match="has no splits"):
+        Tokens(tmp_path / "one", 64, split="train")
+
+
+def test_a_long_text_is_one_document(tmp_path: Path, pieces: Path) -> None:
+    """It is encoded in pieces, which end with lines."""
+    line = "words " * 20 + "\n"
+    (tmp_path / "long.txt").write_text(line * 9_000)
+    found = tokenize(Request((str(tmp_path / "long.txt"),), str(tmp_path / "out"), str(pieces)))
+    assert found.documents == 1
+    ids = expected(pieces, [line])
+    assert made.Shards(found)[:].tolist() == ids[:-1] * 9_000 + ids[-1:]
+
+
+def _start(out: Path, source: Path, pieces: Path) -> subprocess.Popen[bytes]:
+    words = [
+        source,
+        "--to",
+        out,
+        "--tokenizer",
+        pieces,
+        "--shard-tokens",
+        "50000",
+        "--workers",
+        "1",
+    ]
+    return subprocess.Popen(
+        [sys.executable, "-m", "rankup", "tokenize", *map(str, words)],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def test_a_kill_and_a_full_disk(tmp_path: Path, pieces: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out"
+    source.write_bytes(lines(TEXTS * 8))
+    process = _start(out, source, pieces)
+    noted = out / "progress.jsonl"
+    while process.poll() is None:
+        if noted.is_file() and noted.read_bytes().count(b"\n") >= 3:
+            os.killpg(process.pid, signal.SIGKILL)
+            break
+        time.sleep(0.01)
+    assert process.wait() == -signal.SIGKILL
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("tokens-*.bin")}
+    assert len(kept) >= 2
+    with pytest.raises(BadContainer, match="no complete"):
+        Tokens(out, 64)
+    asked = Request((str(source),), str(out), str(pieces), shard_tokens=50_000)
+    with pytest.raises(UserError, match="--field changed since"):
+        tokenize(Request(asked.sources, asked.to, asked.tokenizer, "id", shard_tokens=50_000))
+    # A note that was cut off, as by the kill of a node, is not there.
+    noted.write_bytes(noted.read_bytes() + b'{"shard": {"fi')
+    whole = noted.read_bytes().count(b"\n") - 1
+    for path in out.glob("*.part"):
+        path.unlink()
+    (out / f"tokens-{whole:05}.bin.part").symlink_to("/dev/full")
+    with pytest.raises(RunFailed, match=f"no space is left .* {whole} shards are kept"):
+        tokenize(asked)
+    assert not (out / made.ABOUT).exists()
+    with lock.held(out, print), pytest.raises(RunFailed, match="is working on it"):
+        tokenize(asked)
+    found = tokenize(asked)
+    assert made.Shards(found)[:].tolist() == expected(pieces, TEXTS * 8)
+    assert all((out / name).stat().st_mtime_ns == at for name, at in kept.items())
+    assert not [path for path in out.iterdir() if path.suffix not in (".bin", ".json")]
+    # What is complete stays, what has changed is refused, and made anew where that is asked for.
+    before = content(out)
+    assert tokenize(asked) == found
+    assert content(out) == before
+    source.write_bytes(lines(TEXTS[:3]))
+    with pytest.raises(UserError, match=r"the sources .* changed since"):
+        tokenize(asked)
+    again = tokenize(Request(asked.sources, asked.to, asked.tokenizer, force=True))
+    assert made.Shards(again)[:].tolist() == expected(pieces, TEXTS[:3])
+    assert sorted(content(out)) == ["tokenizer.json", "tokens-00000.bin", "tokens.json"]
+    # A shard that was cut short is seen.
+    os.truncate(out / "tokens-00000.bin", 100)
+    with pytest.raises(BadContainer, match=r"has 100 bytes, and .* belong there"):
+        Tokens(out, 64)
+
+
+def _gz_cut(path: Path) -> None:
+    path.write_bytes(gzip.compress(lines(TEXTS))[:-2000])
+
+
+def _broken_group(path: Path) -> None:
+    pq.write_table(pa.table({"text": TEXTS}), path, row_group_size=10, compression="gzip")
+    start = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    data = bytearray(path.read_bytes())
+    data[start : start + 400] = bytes(400)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.txt", b"ab\xff", "not UTF-8 text .byte 0xff"),
+        ("a.txt", b"", "hold no text at all"),
+        ("a.json", b"{}", "give JSON lines"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b"', "line 2: no JSON"),
+        ("a.jsonl", b'{"texts": "a"}\n', "line 1: no field 'text'; did you mean texts"),
+        ("a.jsonl", b'{"text": 3}\n', "field 'text' is int"),
+        ("a.jsonl", b"[1]\n", "it is list"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', "row 1: half of a character"),
+        ("a.jsonl", b'{"text": "\xff"}\n', "line 1: not UTF-8"),
+        ("a.jsonl.gz", _gz_cut, "cannot be read as text: .*copy it again"),
+        ("a.parquet", b"PAR1 and no more", "cannot be read as Parquet"),
+        ("a.parquet", pa.table({"content": ["a"]}), "no column 'text'; known are: content"),
+        ("a.parquet", pa.table({"text": [1]}), "column 'text' is int64"),
+        ("a.parquet", _broken_group, "cannot be read as Parquet, row group 2"),
+        ("a.arrow", b"nothing", "cannot be read as Arrow"),
+    ],
+)
+def test_bad_sources_are_named(
+    tmp_path: Path, pieces: Path, name: str, data: Any, said: str
+) -> None:
+    path = tmp_path / name
+    if callable(data):
+        data(path)
+    elif isinstance(data, bytes):
+        path.write_bytes(data)
+    else:
+        pq.write_table(data, path)
+    with pytest.raises(UserError, match=said):
+        tokenize(Request((str(path),), str(tmp_path / "out"), str(pieces), workers=1))
+    assert not (tmp_path / "out" / made.ABOUT).exists()
+
+
+def test_bad_words_exit_with_2(tmp_path: Path, pieces: Path, run_rankup: RunRankup) -> None:
+    done = run_rankup(["tokenize", "gone", "--to", "out", "--tokenizer", pieces])
+    assert done.returncode == 2
+    assert done.stderr == (
+        "rankup: SOURCE gone does not exist; give text, .jsonl, .parquet or .arrow files\n"
+    )
+    text = tmp_path / "in.txt"
+    text.write_text("some text")
+    bare = tmp_path / "bare.json"
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(bare))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.tex").write_text("")
+    for given, said in (
+        ({"tokenizer": str(text)}, "is no file of the package tokenizers"),
+        ({"tokenizer": str(bare)}, "has no token of a usual name"),
+        ({"end_token": "<|endotext|>"}, r"did you mean <\|endoftext\|>"),
+        ({"to": str(text)}, "is a file"),
+        ({"to": str(other)}, "holds other files .thesis.tex"),
+        ({"to": str(other), "force": True}, "holds other files .thesis.tex"),
+        ({"sources": (str(text), str(text))}, "is named twice"),
+        ({"sources": (str(other),)}, "holds no file that is known"),
+        ({"shard_tokens": 10}, "--shard-tokens 10"),
+        ({"workers": 0}, "--workers 0"),
+    ):
+        words: dict[str, Any] = {
+            "sources": (str(text),), "to": str(tmp_path / "out"), "tokenizer": str(pieces)
+        }  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            tokenize(Request(**{**words, **given}))
+    assert (other / "thesis.tex").exists()
+    found = tokenize(Request((str(text),), str(tmp_path / "b"), str(bare), end_token="a"))
+    assert made.Shards(found)[:].tolist() == [0]  # it knows no letter of the text

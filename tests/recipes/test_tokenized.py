@@ -1,0 +1,180 @@
+"""Training on folders of `rankup tokenize`: one, several by weight, documents apart."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from pydoc_data.topics import topics  # type: ignore[import-untyped]
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rankup.base.errors import UserError
+from rankup.data.tokenize.command import Request, tokenize
+from rankup.recipes import find
+from rankup.recipes.language_model import LanguageModel
+from rankup.recipes.options import TOKENS, LanguageModelOptions
+from rankup.recipes.running import IGNORED
+from rankup.recipes.tokenized import BLOCK, counts, parse
+from rankup.recipes.vocabulary import Pieces
+from rankup.recipes.windows import Mix, Several, Windows
+
+from ..conftest import RunRankup
+
+TEXTS = [str(topics[name]) for name in sorted(topics)]
+END = "<|endoftext|>"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two folders of one tokenizer, `web` and `code`, and `other` of another one."""
+    root = tmp_path_factory.mktemp("corpus")
+    for size, names in ((400, ("web", "code")), (300, ("other",))):
+        own = root / f"pieces-{size}"
+        own.mkdir()
+        Pieces.trained(TEXTS[:20], size, (END,)).write(own)
+        for name in names:
+            (root / f"{name}.jsonl").write_text(
+                "".join(
+                    json.dumps({"text": text[:3000]}) + "\n"
+                    for text in (TEXTS[:12] if name == "web" else TEXTS[12:16])
+                )
+            )
+            source = (str(root / f"{name}.jsonl"),)
+            file = str(own / "tokenizer.json")
+            tokenize(Request(source, str(root / name), file, workers=1, shard_tokens=3000))
+    return root
+
+
+def options(*words: Any) -> LanguageModelOptions:
+    parsed = find("language-model").parse(["--tiny", *map(str, words)])
+    assert isinstance(parsed, LanguageModelOptions)
+    return parsed
+
+
+def task(folder: Path, *words: Any) -> LanguageModel:
+    own = options(*words)
+    own.prepare(folder)
+    return LanguageModel(own, folder / TOKENS)
+
+
+def test_each_token_of_a_folder_is_a_target_once(corpus: Path, tmp_path: Path) -> None:
+    whole = np.concatenate([np.fromfile(f, "<u2") for f in sorted(corpus.glob("web/tokens-*.bin"))])
+    found = task(tmp_path / "one", "--train", corpus / "web", "--seq-len", 50)
+    part = len(whole) // 20
+    at = 0
+    for split, length in (
+        (found.train, len(whole) - 2 * part),
+        (found.valid, part),
+        (found.test, part),
+    ):
+        tokens, targets = split.batch(torch.arange(len(split)))
+        assert targets[targets != IGNORED].tolist() == whole[at + 1 : at + length].tolist()
+        assert tokens[0, 0] == whole[at]
+        at += length
+    # Folders of their own for valid and test: nothing is held out.
+    words = ("--train", corpus / "web", "--valid", corpus / "code", "--test", corpus / "code")
+    found = task(tmp_path / "two", *words)
+    assert found.train.count(torch.arange(len(found.train))) == len(whole) - 1
+    assert (tmp_path / "two" / TOKENS / "tokenizer.json").is_file()
+
+
+class _Text:
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def test_a_mix_has_its_weights_and_each_window_once_per_pass() -> None:
+    mix, sizes = "web:0.7,code:0.25,rare:0.05", (2500, 90, 4000)
+    assert sum(counts("a:1,b:1,c:1")) == BLOCK
+    assert counts(mix) == [7000, 2500, 500]
+    assert list(parse("web:7,code:3").values()) == [0.7, 0.3]
+    texts = Several([Windows(_Text(4 * size + 1), 4) for size in sizes])  # type: ignore[arg-type]
+    n = 3 * BLOCK + 77
+    order = Mix(n, texts, mix, seed=3)
+    drawn = order.slice(0, 0, n)
+    source = np.searchsorted(texts.firsts, drawn, side="right") - 1
+    for block in range(3):
+        own = source[block * BLOCK : (block + 1) * BLOCK]
+        assert np.bincount(own).tolist() == counts(mix)
+        # Not only over a block: a thousand samples are nearly as the weights say.
+        assert abs(int((own[:1000] == 0).sum()) - 700) < 100
+    for text, size in enumerate(sizes):
+        numbers = Counter(drawn[source == text].tolist())
+        passes, rest = divmod(int((source == text)[: 3 * BLOCK].sum()), size)
+        assert min(numbers.values()) >= passes if passes else len(numbers) >= rest
+        assert max(numbers.values()) <= passes + 2
+    # The same at any position, whatever was asked for before; another seed is another order.
+    fresh = Mix(n, texts, mix, seed=3)
+    assert fresh.slice(0, n - 200, n).tolist() == drawn[-200:].tolist()
+    assert fresh.slice(0, BLOCK - 5, BLOCK + 5).tolist() == drawn[BLOCK - 5 : BLOCK + 5].tolist()
+    longer = Mix(10 * n, texts, mix, seed=3)
+    assert longer.slice(0, 0, n).tolist() == drawn.tolist()
+    assert Mix(n, texts, mix, seed=4).slice(0, 0, n).tolist() != drawn.tolist()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--mix", "web"], "no name with a weight"),
+        (["--mix", "web:0.5,code:-1"], "'code:-1' is no name with a weight"),
+        (["--mix", "web:1,web:2"], "names web twice"),
+        (["--mix", "web:1,code:0.00001"], "code has less than one sample of 10,000"),
+        (["--mix", "web:1,text:1"], "holds no folder 'text'"),
+        (["--mix", "web:1,other:1"], "by different tokenizers"),
+        (["--mix", "web:1,code:1", "--epochs", 1], "give --steps"),
+        (["--mix", "web:1,code:1", "--schedule", "step"], "--schedule step is of one text"),
+        (["--vocab", "byte", "--mix", "web:1,code:1"], "leave --vocab and --vocab-size away"),
+        ([], r"is no folder of tokens; .* --mix code:1,other:1,web:1"),
+        (
+            ["--valid", "web.jsonl", "--mix", "web:1,code:1"],
+            "--valid web.jsonl is no folder of tok",
+        ),
+        (["--tokenizer", "pieces-300/tokenizer.json", "--mix", "web:1"], "by another tokenizer"),
+        (["--mix", "web:1,code:1", "--seq-len", 5000], "--seq-len 5000 is longer than the"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(
+    corpus: Path, tmp_path: Path, words: list[Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpus)
+    with pytest.raises(UserError, match=said):
+        options("--train", str(corpus), *words).prepare(tmp_path)
+
+
+@pytest.mark.slow  # three launches
+def test_a_mix_is_the_same_run_and_goes_on_anywhere(
+    corpus: Path, tmp_path: Path, run_rankup: RunRankup
+) -> None:
+    """Half of it on one rank and the rest on two."""
+    said: dict[str, str] = {}
+
+    def run(name: str, ranks: int, *words: Any) -> list[float]:
+        where = ["--nproc", str(ranks), *map(str, words)]
+        done = run_rankup(["run", "--local", *where])
+        assert done.returncode == 0, done.stderr
+        said[name] = done.stderr
+        text = (tmp_path / name / "metrics.jsonl").read_text()
+        return [line["loss"] for line in map(json.loads, text.splitlines()) if "loss" in line]
+
+    words = [
+        *("language-model", "--tiny", "--dropout", 0, "--train", corpus, "--schedule", "constant"),
+        *("--mix", "web:0.7,code:0.3", "--optimizer", "sgd", "--lr", 0.1, "--steps"),
+    ]
+    trace = tmp_path / "trace.jsonl"
+    one = run("one", 1, "--out", tmp_path / "one", *words, 6, "--trace-samples", trace)
+    assert "--mix: web is 0.7 of the samples" in said["one"]
+    drawn = [n for line in trace.read_text().splitlines() for n in json.loads(line)["samples"]]
+    own = task(tmp_path / "task", "--train", corpus, "--mix", "web:0.7,code:0.3", "--steps", 6)
+    order = own.order()
+    assert order is not None
+    assert drawn == order.slice(0, 0, 6 * 16).tolist()
+    run("two", 1, "--out", tmp_path / "two", *words, 3)
+    resumed = ["--resume", tmp_path / "two", "language-model", "--steps", 6]
+    assert run("two", 2, *resumed) == pytest.approx(one, rel=1e-5)
