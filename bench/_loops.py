@@ -33,9 +33,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import rankup
-from rankup.recipes.language_model import LanguageModel, Windows
+from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.models.transformer import Transformer
 from rankup.recipes.options import LanguageModelOptions
+from rankup.recipes.windows import Windows
 from rankup.runtime.world import World
 from rankup.train.loop import train
 from rankup.train.metrics import peak_memory
@@ -139,16 +140,31 @@ def by_rankup(job: Job, strategy: str | None = None) -> None:
     train(job.task, options, job.world, job.directory)
 
 
-def by_hand(job: Job, sharded: bool = False) -> None:
+class _Theirs(nn.Module):
+    """transformers' model of the same sizes, as a module that returns logits."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        self.model = LlamaForCausalLM(LlamaConfig(**config, use_cache=False))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(tokens).logits
+        return logits
+
+
+def by_hand(job: Job, sharded: bool = False, theirs: bool = False) -> None:
     """Train in plain PyTorch, as someone writes it who has measured.
 
     On several ranks by DDP, or with `sharded` by FSDP2 as its tutorial has it: each block and the
     root sharded, gradients exchanged in every micro-batch. The loss is all-reduced beside the last
-    backward. On a GPU the next micro-batch is copied while it computes.
+    backward. On a GPU the next micro-batch is copied while it computes. With `theirs` the model is
+    transformers' Llama.
     """
     options, (_, rank, device, world_size) = job.options, job.world
     several = world_size > 1
-    model = job.model()
+    model = job.model() if not theirs else _Theirs(job.options.llama.config())
     replica = _distributed(model, world_size, sharded)
     forward: Any = torch.compile(replica) if options.compile else replica
     parameters = list(model.parameters())
@@ -318,6 +334,7 @@ def script(job: Job, by_hand: bool) -> None:
 LOOPS: dict[str, Callable[[Job], None]] = {
     "rankup": by_rankup,
     "by hand": by_hand,
+    "transformers by hand": partial(by_hand, theirs=True),
     "accelerate": by_accelerate,
     "rankup, fsdp": partial(by_rankup, strategy="fsdp"),
     "FSDP2 by hand": partial(by_hand, sharded=True),

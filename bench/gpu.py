@@ -25,7 +25,7 @@ import torch
 
 from _ranks import Team, claimed, interleave
 from common import FULL, QUICK, Effort, machine, median, ratios, spread, table
-from rankup.monitor.collect.gpu import MOMENTARY, QUESTIONS, Failed, Lost, NotThere, Source
+from rankup.monitor.collect.gpu import MOMENTARY, QUESTIONS, Failed, Lost, NotThere, Nvml
 from rankup.monitor.collect.node import open_source
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
@@ -128,7 +128,7 @@ def bench(case: Case, effort: Effort, device: str) -> str:
     return claimed(case.claim, seconds, *CONTESTANTS, note, tokens, "tokens/s")
 
 
-def nvml(source: Source, rounds: int = 5, apart: float = 2.0) -> None:
+def nvml(source: Nvml, rounds: int = 5, apart: float = 2.0) -> None:
     """Print the seconds per question of the clock and of the CPU, of the GPU that costs most.
 
     Args:
@@ -144,7 +144,7 @@ def nvml(source: Source, rounds: int = 5, apart: float = 2.0) -> None:
     table(["NVML, ms per call", "after a pause", "in a row", "CPU, in a row"], rows)
 
 
-def _question(source: Source, index: int, what: str) -> Callable[[], object]:
+def _question(source: Nvml, index: int, what: str) -> Callable[[], object]:
     if what == "counters":
         return lambda: source.counters(index)
     return lambda: source.ask(index, what)

@@ -1,6 +1,6 @@
 """Draw the README's picture from two run directories of `rankup demo`.
 
-.venv/bin/python docs/loss_curves.py runs/demo/ID-1 runs/demo/ID-2 docs/loss-curves.png
+.venv/bin/python docs/loss_curves.py runs/demo/ID runs/demo/ID docs/loss-curves.png
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import sys
 from contextlib import closing
@@ -15,6 +17,18 @@ import common
 from _ranks import Team, recorded, write_text
 
 sys.path.pop(0)  # `bench/` has names that others have, too
+
+
+def test_what_benches_import_of_rankup_is_there() -> None:
+    """They run seldom, and a name that moved broke `bench/_loops.py` unseen."""
+    for path in sorted(common.BENCH.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "rankup":
+                module = importlib.import_module(str(node.module))
+                for name in node.names:
+                    assert hasattr(module, name.name) or importlib.util.find_spec(
+                        f"{module.__name__}.{name.name}"
+                    ), f"{path.name} imports {name.name} of {node.module}"
 
 
 @pytest.mark.parametrize(("better", "ours"), [("higher", 13.1), ("lower", 7.6)])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import rankup
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -33,6 +35,13 @@ def test_every_file_is_matched_by_a_pattern_of_the_package_data() -> None:
     taken = {path for pattern in _patterns() for path in PACKAGE.glob(pattern)}
     assert len(_others()) > 10
     assert {str(path.relative_to(PACKAGE)) for path in _others() - taken} == set()
+
+
+def test_the_version_is_one_and_the_same_everywhere() -> None:
+    about = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {rankup.__version__}\n" in about
+    assert changes.startswith(f"# What changed\n\n## {rankup.__version__}\n")
 
 
 def test_every_pattern_matches_something() -> None:
@@ -64,13 +73,13 @@ def test_the_wheel_answers_in_an_empty_environment_without_torch(tmp_path: Path)
     (wheel,) = built.glob("rankup-*.whl")
     must(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)
     assert run(python, "-c", "import torch").returncode != 0
-    script = ROOT / "examples" / "one_gpu_language_model.py"
     for words, code in (
         (["--version"], 0),
         (["--help"], 0),
         (["doctor"], 0),
         (["recipes"], 0),
-        (["check", script], 1),
+        (["demo", "--files", "samples"], 0),
+        (["check", "samples/train.py"], 1),
     ):
         done = run(tmp_path / "env" / "bin" / "rankup", *words)
         assert done.returncode == code, done.stdout + done.stderr

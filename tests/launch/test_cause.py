@@ -57,7 +57,7 @@ def test_a_killed_rank_wins_over_the_broken_connections_of_the_others(tmp_path: 
     oom = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes"
     text = _text(tmp_path, [*_recorded("killed"), oom])
     assert text.splitlines()[0] == failure.report(killed)
-    assert "main memory ran out" in text.splitlines()[-1]
+    assert "It ran out of main memory" in text.splitlines()[-1]
 
 
 def _of_torchrun(rank: int, code: int) -> list[str]:
@@ -71,7 +71,9 @@ def test_a_killed_rank_is_named_where_torchrun_was_started_without_rankup(tmp_pa
     killed = f"failed: {failure.said(-9)}"
     assert _text(tmp_path, _recorded("killed")) == f"rank 2 on localhost {killed}"
     oom = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes"
-    assert "main memory ran out" in _text(tmp_path, [*_recorded("killed"), oom]).splitlines()[-1]
+    assert (
+        "It ran out of main memory" in _text(tmp_path, [*_recorded("killed"), oom]).splitlines()[-1]
+    )
     # An older rankup there starts the ranks, which write their notes.
     broken = Failure(0, "n1", 100.0, PEER, "", 1, consequence=True, **SIZES)
     _written(tmp_path, broken, replace(broken, rank=3, node="n2"))
@@ -140,10 +142,13 @@ def test_the_job_scripts_own_reason(tmp_path: Path) -> None:
         (
             "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO NODE"
             " FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
-            "a node died",
+            "A node died",
         ),
         ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 ***", "cancelled"),
-        ("slurmstepd: error: Detected 3 oom-kill event(s) in StepId=1.0.", "memory ran out"),
+        (
+            "slurmstepd: error: Detected 3 oom-kill event(s) in StepId=1.0.",
+            "ran out of main memory",
+        ),
         # As psslurm says it, in slurmd's place at JSC.
         ("error: *** job 12 CANCELLED DUE TO TIME LIMIT ***", "time limit"),
         ("error: *** PREEMPTION for job 12 ***", "cancelled, preempted or put back"),

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import re
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -47,29 +54,70 @@ def test_difference() -> None:
 
 
 def test_table() -> None:
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(table(ONE, TWO))
     text = console.export_text()
     assert "one thread per rank" in text
     one, two = (re.sub(r"[│┃\s]+", " ", line).split() for line in text.splitlines()[-3:-1])
-    assert one == ["1", "1", "4.00000", "1.00000", "1.50000", "12,346", "30.0", "s", "1.00"]
-    assert two == ["2", "1", "4.00000", "1.00000", "1.50000", "23,000", "16.0", "s", "1.88"]
+    assert one == ["1", "4.00000", "1.00000", "1.50000", "12,346", "30.0", "s", "1.00"]
+    assert two == ["2", "4.00000", "1.00000", "1.50000", "23,000", "16.0", "s", "1.88"]
+
+
+def test_samples_to_try_things_on(run_rankup: RunRankup, tmp_path: Path) -> None:
+    done = run_rankup(["demo", "--files", "samples"])
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "samples"
+    assert {path.name for path in folder.iterdir()} == {
+        "train.py",
+        "text.txt",
+        "articles.jsonl",
+        "photos",
+    }
+    commands = re.findall(r"rankup (.*)", done.stdout)
+    assert len(commands) == 4
+    assert run_rankup(commands[0].split(), cwd=folder).returncode == 1  # its findings
+    packed = run_rankup(commands[1].split(), cwd=folder)
+    assert "files: 400 files -> 3 files" in packed.stdout
+    again = run_rankup(["demo", "--files", "samples"])
+    assert again.returncode == 2
+    assert again.stderr == "rankup: samples/train.py is there already; name a new folder\n"
+
+
+def _on_a_terminal(command: list[str], folder: Path, columns: int) -> tuple[int, list[str]]:
+    """The exit code of a command, and the lines it shows on a terminal."""
+    terminal, end = os.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "RANKUP_MONITOR"}
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=end, stdout=end, stderr=end
+    )
+    os.close(end)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal says that the other end is closed
+        while data := os.read(terminal, 1 << 16):
+            shown += data
+    os.close(terminal)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    return process.wait(), [line.rstrip() for line in text.splitlines()]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_the_demo(run_rankup: RunRankup, tmp_path: Path) -> None:
-    done = run_rankup(["demo"], timeout=450)
-    assert done.returncode == 0, done.stderr
-    rows = [re.sub(r"[│┃\s]+", " ", line).split() for line in done.stdout.splitlines()]
-    rows = [row for row in rows if row[:2] in (["1", "1"], ["2", "1"])]
+def test_the_demo(tmp_path: Path) -> None:
+    code, lines = _on_a_terminal([sys.executable, "-m", "rankup", "demo"], tmp_path, 80)
+    shown = "\n".join(lines)
+    assert code == 0, shown
+    runs = tmp_path / "runs" / "demo"
+    assert [line for line in lines if len(line) > 80 and str(runs) not in line] == []
+    rows = [re.sub(r"[│┃\s]+", " ", line).split() for line in lines if line[:1] == "│"]
     assert [row[0] for row in rows] == ["1", "2"]
-    one, two = ([float(cell) for cell in row[2:5]] for row in rows)
+    one, two = ([float(cell) for cell in row[1:4]] for row in rows)
     assert one == pytest.approx(two, rel=1e-5)
-    match = re.search(r"difference of the two loss curves: (\S+)", done.stdout)
+    match = re.search(r"difference of the two loss curves: (\S+)", shown)
     assert match is not None
     assert float(match[1]) < 1e-5
-    assert "proved: the same run on 1, 2 and 3 ranks" in done.stdout
-    made = sorted((tmp_path / "runs" / "demo").iterdir())
+    assert "proved: the same run on 1, 2 and 3 ranks" in shown
+    assert shown.count("draws the page and the PDF") == 1  # not after each run
+    made = sorted(runs.iterdir())
     assert len(made) == 3  # the script and its port, a run on one rank, a run on two
     assert sorted(path.name for path in made[0].iterdir()) == ["train.py", "train_dist.py"]

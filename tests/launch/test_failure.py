@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 from dataclasses import replace
@@ -70,13 +69,6 @@ def test_only_consequences(tmp_path: Path) -> None:
     found = _found(tmp_path, [one, other], {0: 1, 1: 1})
     assert (found.rank, found.exit_code) == (1, 1)
     assert found.message.startswith("ValueError: no")
-
-
-def test_damaged_notes_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "failure-rank0.json").write_text("{")
-    (tmp_path / "failure-rank1.json").write_text(json.dumps({"rank": 1}))
-    assert _found(tmp_path, [], {0: 3, 1: -15}).exit_code == 3
-    assert _found(tmp_path, [CAUSE], {0: 3, 2: 1}) == CAUSE
 
 
 def test_an_earlier_attempt_is_forgotten(tmp_path: Path) -> None:

@@ -216,6 +216,21 @@ def test_the_end_is_kept_where_slurm_has_forgotten_the_job(
     assert short.state == state
 
 
+def test_a_job_that_was_cancelled_while_it_waited_stays_so(tmp_path: Path) -> None:
+    """Without accounting Slurm forgets it within minutes, and it has written nothing."""
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    slurm = FakeSlurm(tmp_path)
+    slurm.answers("squeue")
+    slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
+    slurm.answers("sacct", err="Slurm accounting storage is disabled\n", code=1)
+    client = Client(environment=slurm.environment)
+    assert status.newest(tmp_path / "runs", client)[0][0].state == "UNKNOWN"
+    (path / "log" / "cancelled").touch()
+    ((short,), _) = status.newest(tmp_path / "runs", client)
+    assert (short.state, short.live) == ("CANCELLED", False)
+
+
 def test_of_a_job_that_slurm_put_back_it_is_said_that_no_retry_is_allowed(tmp_path: Path) -> None:
     """Its second attempt ends as it starts, perhaps after hours in the queue."""
     path = make_run(tmp_path / "runs", launch={"retries": 1})

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.live.state import Progress
 from rankup.monitor.load import load
+from rankup.monitor.report.curves import curves
 
 from . import traces
 from .rundirs import NOBODY, average, head, sample, usable, write
@@ -233,6 +234,18 @@ def test_what_any_script_logs(tmp_path: Path) -> None:
     assert set(steps.extra) == {"accuracy", "f1"}
     assert steps.extra["f1"][-1] == 0.5
     assert recording.torn == 1
+
+
+def test_a_value_of_some_steps_only_is_a_line_in_the_report(tmp_path: Path) -> None:
+    """As the losses of several validation texts: with gaps between them nothing would be drawn."""
+    records = [{"time": BEGIN + step, "step": step, "loss": 1.0} for step in range(20)]
+    for step in (4, 9, 19):
+        records[step] |= {"valid_loss": 2.0, "valid_loss_web": step / 10}
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    found = {figure.title: figure.data[0] for figure in curves(load(tmp_path, NOBODY))}
+    assert found["valid_loss_web"]["y"].tolist() == pytest.approx([0.4, 0.9, 1.9])
+    assert found["valid_loss_web"]["step"].tolist() == [4, 9, 19]
 
 
 def test_names_of_a_script_are_no_lines_of_ours(tmp_path: Path) -> None:

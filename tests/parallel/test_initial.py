@@ -175,10 +175,17 @@ class Counting(nn.Linear):
 Values = dict[str, torch.Tensor]
 
 
-def _values(world: World, layout: Layout, plain: bool = False) -> tuple[Values, int]:
+def _in_layers(name: str) -> bool:
+    return name.startswith("layers.")
+
+
+def _values(
+    world: World, layout: Layout, plain: bool = False, given: bool = False
+) -> tuple[Values, int]:
     """The values that are together there, and how often this rank has drawn those of a layer."""
     Counting.drawn = 0
-    built = build(lambda: All(plain), Mesh(layout, world), 3, Choices())
+    later = {"given": _in_layers} if given else {}
+    built = build(lambda: All(plain), Mesh(layout, world), 3, Choices(), **later)
     tensors = (*built.model.named_parameters(), *built.model.named_buffers())
     whole = {name: getattr(t, "full_tensor", lambda t=t: t)() for name, t in tensors}
     return {name: value.detach().clone() for name, value in whole.items()}, Counting.drawn
@@ -198,3 +205,8 @@ def test_each_rank_draws_its_share(ranks: RankPool) -> None:
     """Two layers of a weight and a bias each; a draw of one parameter draws all of its module."""
     found = ranks.run(2, _values, Layout(dp_shard=2), True)
     assert [drawn for _, drawn in found] == [2, 2]
+    for values, drawn in ranks.run(2, _values, Layout(dp_shard=2), True, True):
+        assert drawn == 0, "what gets its values from files is not drawn"
+        rest = [name for name in values if not _in_layers(name)]
+        assert rest
+        assert [name for name in rest if not torch.equal(values[name], found[0][0][name])] == []

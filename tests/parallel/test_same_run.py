@@ -10,10 +10,14 @@ import pytest
 import torch
 
 from rankup.base.errors import UserError
+from rankup.parallel.build import build
+from rankup.parallel.choices import Choices
 from rankup.parallel.initial import initialize
 from rankup.parallel.layout import Layout
+from rankup.parallel.mesh import Mesh
 from rankup.runtime.folder import SafeReader
 from rankup.runtime.world import World
+from rankup.train.optimizer import build_optimizer
 from rankup.train.options import TrainOptions
 from rankup.train.start import freeze
 from tests.pool import RankPool
@@ -166,6 +170,23 @@ def test_parameters_that_are_named_stay(same: Same, tmp_path: Path, case: Case) 
 def _shapes(directory: Path) -> set[str]:
     """Names of all tensors of the run's last checkpoint."""
     return set(SafeReader(directory / "checkpoints" / "step-00000006").shapes())
+
+
+def _decays(world: World) -> dict[str, float]:
+    """The weight decay of each parameter of a model cut by tensors."""
+    task = SmallLM(SGD)
+    built = build(task.build_model, Mesh(Layout(tp=2), world), 0, Choices())
+    optimizer = build_optimizer(built.model, replace(SGD, weight_decay=0.3))
+    groups = {id(p): group["weight_decay"] for group in optimizer.param_groups
+              for p in group["params"]}  # fmt: skip
+    return {name: groups[id(p)] for name, p in built.model.named_parameters()}
+
+
+def test_matrices_decay_and_norms_and_biases_do_not(ranks: RankPool) -> None:
+    found = ranks.run(2, _decays)[0]
+    for name, value in SmallLM(SGD).build_model().named_parameters():
+        assert found[name] == (0.3 if value.dim() >= 2 else 0.0), name
+    assert set(found.values()) == {0.3, 0.0}
 
 
 def test_patterns_that_freeze_nothing_or_all_are_refused() -> None:

@@ -793,6 +793,51 @@ def test_what_is_kept_of_samples_for_the_next_loss_is_each_ranks(
     assert [said in one for one in left] == ([True] if said else [])
 
 
+STEP = """past, center = [torch.zeros(5)], torch.zeros(5)
+class Replay:
+    def __init__(self):
+        self.rows = [torch.zeros(5)]
+    def push(self, row):
+        self.rows.append(row)
+    def sample(self):
+        return self.rows[-1]
+replay = Replay()
+def remember(row):
+    past.append(row)
+def step(x, y):
+    global center
+    out = model(x)
+    loss = criterion(out, y) + past[-1].mean() + center.mean() + model(replay.sample()).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    # in it
+for epoch in range(2):
+    for x, y in loader:
+        step(x, y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("past.append(out.detach().mean(0))", "`past` is kept from batch to batch"),
+        ("remember(out.detach().mean(0))", "`past` is kept from batch to batch"),
+        ("replay.push(out.detach().mean(0))", "`self.rows` is kept from batch to batch"),
+        ("center = 0.9 * center + 0.1 * out.detach().mean(0)", "`center` goes from batch to batch"),
+        ("remember(torch.ones(5))", ""),
+        ("past = [out.detach().mean(0)]", ""),
+    ],
+)
+def test_what_a_step_keeps_for_the_next_loss_is_each_ranks(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    """Also where a function or an object of the script keeps it."""
+    ported = _ported(tmp_path, HEAD + STEP.replace("# in it", line))
+    left = [one.text for one in ported.left if "batch to batch" in one.text]
+    assert [one.startswith(said) for one in left] == ([True] if said else [])
+
+
 TABLES = """from torch.utils.data import DataLoader, Subset
 import torch
 HARD, RANKS = torch.zeros(22), []
@@ -839,6 +884,36 @@ def test_what_chooses_the_next_epochs_samples_is_each_ranks(
         again = f"{fit}for epoch in range(2):\n    {each_epoch}\n    fit(loader, epoch)\n"
         _ported(tmp_path, head + again)
         assert [one for one in port(tmp_path / "train.py").left if said in one.text]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sampler.weights[y.argmax(1)] = out[:, 0].detach()", "`sampler.weights`"),
+        ("chances[y.argmax(1)] = out[:, 0].detach()", "`chances`"),
+        ("loader.dataset.table[y.argmax(1)] = 1", "`loader.dataset.table`"),
+        ("own.update(y.argmax(1), 1)", "`self.table` is kept"),
+        ("own.update(epoch, 1)", ""),
+        ("seen[y.argmax(1)] = 1", ""),
+    ],
+)
+def test_what_a_loader_goes_by_is_each_ranks(line: str, said: str, tmp_path: Path) -> None:
+    """The weights of a sampler, a table of the data set."""
+    made = """from torch.utils.data import Dataset, WeightedRandomSampler
+class Own(Dataset):
+    def __init__(self):
+        self.table = torch.ones(22)
+    def __getitem__(self, i):
+        return data[i][0] * self.table[i], data[i][1]
+    def update(self, i, value):
+        self.table[i] = value
+own, chances, seen = Own(), torch.ones(22), torch.ones(22)
+sampler = WeightedRandomSampler(chances, 22)
+loader = DataLoader(own, batch_size=6, sampler=sampler)
+"""
+    text = HEAD + made + TRAINING.replace("# in training", line)
+    left = [one.text for one in _ported(tmp_path, text).left if "batch to batch" in one.text]
+    assert [said in one for one in left] == ([True] if said else [])
 
 
 def test_what_is_made_of_a_last_batch_is_said_to_be_of_rank_0s_part(tmp_path: Path) -> None:

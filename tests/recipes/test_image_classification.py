@@ -16,7 +16,7 @@ from rankup.base.errors import UserError
 from rankup.data.batches import BatchRequest
 from rankup.parallel.initial import initialize
 from rankup.recipes import Asked, find
-from rankup.recipes.image_classification import ImageClassification, generate
+from rankup.recipes.image_classification import ImageClassification, generate, patience
 from rankup.recipes.image_options import (
     DRAWINGS,
     KINDS,
@@ -332,3 +332,13 @@ def test_drawings_are_learnt_in_their_own_size() -> None:
     assert (said.model, said.size, said.global_batch) == ("xresnet18", 48, 64)
     photos = find("image-classification").parse(["--data", "photos.h5"])
     assert (photos.model, photos.size, photos.global_batch) == ("xresnet50", 160, 256)
+
+
+def test_who_trains_large_photos_on_a_cpu_is_told_so_at_once(prepared: Path) -> None:
+    large = replace(OPTIONS, model="xresnet50", size=160, global_batch=256)
+    note = patience(ImageClassification(large, prepared, CPU), CPU)
+    assert note is not None
+    assert "256 photos per step at --size 160" in note
+    assert "--tiny" in note
+    assert patience(ImageClassification(large, prepared, CPU), torch.device("cuda")) is None
+    assert patience(ImageClassification(OPTIONS, prepared, CPU), CPU) is None

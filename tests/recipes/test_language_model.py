@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankup.base.errors import UserError
 from rankup.parallel.initial import initialize
+from rankup.recipes import find
 from rankup.recipes.language_model import LanguageModel, log_frequencies
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import TOKENS, LanguageModelOptions
@@ -26,7 +28,7 @@ from rankup.recipes.text import TokenFile
 from rankup.recipes.windows import Windows
 from tests.conftest import TextFiles
 from tests.pool import RankPool
-from tests.train.runs import losses, train_text
+from tests.train.runs import losses, records, train_text
 
 SHAPE = Shape(vocab_size=37, seq_len=12, layers=2, dim=16, heads=4, dropout=0.3)
 
@@ -222,3 +224,58 @@ def test_logits_of_a_large_vocabulary_are_never_all_in_float32() -> None:
     torch.testing.assert_close(loss, expected)
     assert ours.grad is not None
     torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_several_validation_texts_have_a_loss_each_and_one_in_common(
+    ranks: RankPool, tmp_path: Path, small_text: TextFiles
+) -> None:
+    """Each as if it were alone; together they are the mean over all their tokens."""
+    web, code = small_text.valid, small_text.test
+    found: dict[str, list[dict[str, Any]]] = {}
+    for valid in (str(web), str(code), f"web:{web}, code:{code}"):
+        words = ["--tiny", "--steps", "2", "--valid-every", "1", "--dropout", "0", "--ema", "0.5"]
+        words += ["--vocab", "byte", "--train", str(small_text.train), "--valid", valid]
+        options = find("language-model").parse([*words, "--test", str(web)])
+        run = tmp_path / str(len(found))
+        options.prepare(run)
+        ranks.run(2 if "," in valid else 1, train_text, run, options, run / TOKENS)
+        found[valid] = records(run)
+    first, second, both = found.values()
+    sizes = [path.stat().st_size - 1 for path in (web, code)]
+    for one, other, line in zip(first, second, both, strict=True):
+        for end in ("", "_ema"):
+            each = one[f"valid_loss{end}"], other[f"valid_loss{end}"]
+            assert line[f"valid_loss_web{end}"] == pytest.approx(each[0], rel=1e-5)
+            assert line[f"valid_loss_code{end}"] == pytest.approx(each[1], rel=1e-5)
+            mean = sum(map(operator.mul, each, sizes)) / sum(sizes)
+            assert line[f"valid_loss{end}"] == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("valid", "said"),
+    [
+        ("web:a,b", "'b' is no NAME:FILE"),
+        ("web:a,web:b", "with a name of its own"),
+        ("web:a,web_ema:b", "not ending with ema"),
+    ],
+)
+def test_validation_texts_without_names_of_their_own_are_refused(valid: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        find("language-model").parse(["--valid", valid, "--train", "t.txt"])
+
+
+def test_a_named_validation_text_that_is_not_there_is_named(
+    tmp_path: Path, small_text: TextFiles
+) -> None:
+    words = ["--train", str(small_text.train), "--valid", f"web:{small_text.valid},code:/no.txt"]
+    with pytest.raises(UserError, match=r"--valid code:/no\.txt does not exist"):
+        find("language-model").parse(words).prepare(tmp_path)
+
+
+@pytest.mark.parametrize("recipe", ["language-model", "image-classification"])
+def test_a_parameter_that_is_not_there_is_named_before_a_rank_is_started(
+    recipe: str, tmp_path: Path
+) -> None:
+    words = ["--tiny", "--freeze", "tokns.*,stm.*"]
+    with pytest.raises(UserError, match=r"--freeze 'tokns\.\*' matches no parameter"):
+        find(recipe).prepare(words, {}, tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections import Counter
 from pathlib import Path
 from pydoc_data.topics import topics  # type: ignore[import-untyped]
@@ -14,15 +16,22 @@ import torch
 
 from rankup.base.errors import UserError
 from rankup.data.tokenize.command import Request, tokenize
+from rankup.parallel.initial import initialize
 from rankup.recipes import find
 from rankup.recipes.language_model import LanguageModel
+from rankup.recipes.llama import LlamaShape
+from rankup.recipes.models.llama import Llama
+from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.recipes.running import IGNORED
 from rankup.recipes.tokenized import BLOCK, counts, parse
 from rankup.recipes.vocabulary import Pieces
 from rankup.recipes.windows import Mix, Several, Windows
+from rankup.train.task import Named
 
 from ..conftest import RunRankup
+from ..pool import RankPool
+from ..train.runs import losses, train_text
 
 TEXTS = [str(topics[name]) for name in sorted(topics)]
 END = "<|endoftext|>"
@@ -66,6 +75,7 @@ def test_each_token_of_a_folder_is_a_target_once(corpus: Path, tmp_path: Path) -
     found = task(tmp_path / "one", "--train", corpus / "web", "--seq-len", 50)
     part = len(whole) // 20
     at = 0
+    assert isinstance(found.valid, Windows)
     for split, length in (
         (found.train, len(whole) - 2 * part),
         (found.valid, part),
@@ -78,6 +88,12 @@ def test_each_token_of_a_folder_is_a_target_once(corpus: Path, tmp_path: Path) -
     # Folders of their own for valid and test: nothing is held out.
     words = ("--train", corpus / "web", "--valid", corpus / "code", "--test", corpus / "code")
     found = task(tmp_path / "two", *words)
+    # Several for valid, each by its name.
+    named = f"web:{corpus / 'web'},code:{corpus / 'code'}"
+    several = task(tmp_path / "three", "--train", corpus / "web", "--valid", named).valid
+    assert isinstance(several, Named)
+    assert len(several.parts["code"]) == len(found.test)
+    assert several.parts["web"].count(torch.arange(len(several.parts["web"]))) == len(whole) - 1
     assert found.train.count(torch.arange(len(found.train))) == len(whole) - 1
     assert (tmp_path / "two" / TOKENS / "tokenizer.json").is_file()
 
@@ -163,6 +179,7 @@ def test_a_mix_is_the_same_run_and_goes_on_anywhere(
         text = (tmp_path / name / "metrics.jsonl").read_text()
         return [line["loss"] for line in map(json.loads, text.splitlines()) if "loss" in line]
 
+    corpus = shutil.copytree(corpus, tmp_path / "corpus")
     words = [
         *("language-model", "--tiny", "--dropout", 0, "--train", corpus, "--schedule", "constant"),
         *("--mix", "web:0.7,code:0.3", "--optimizer", "sgd", "--lr", 0.1, "--steps"),
@@ -178,3 +195,66 @@ def test_a_mix_is_the_same_run_and_goes_on_anywhere(
     run("two", 1, "--out", tmp_path / "two", *words, 3)
     resumed = ["--resume", tmp_path / "two", "language-model", "--steps", 6]
     assert run("two", 2, *resumed) == pytest.approx(one, rel=1e-5)
+    last = json.loads((tmp_path / "two" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"valid_loss", "valid_loss_web", "valid_loss_code"} <= last.keys()
+    # A prompt needs none of the tokens; a run that would go on does, and the same ones.
+    os.truncate(corpus / "web" / "tokens-00000.bin", 4000)
+    done = run_rankup(["generate", tmp_path / "two", "the", "--max-tokens", "3"])
+    assert done.returncode == 0, done.stderr
+    (corpus / "web" / "tokens.json").write_text("{}")
+    done = run_rankup(["run", "--local", "--resume", tmp_path / "two", "language-model"])
+    assert "holds no complete tokens.json" in done.stderr
+
+
+def _models(end: int | None) -> list[torch.nn.Module]:
+    gpt = Transformer(Shape(50, 24, 2, 16, 2, dropout=0.0), end=end)
+    llama = Llama(LlamaShape(2, 16, 4, 2, 32, vocab_size=50), end=end)
+    for model in (gpt, llama):
+        initialize(model, 1)
+    return [gpt, llama]
+
+
+def test_masked_documents_are_as_if_they_were_alone() -> None:
+    end = 7
+    documents = [[1, 2, 3, end], [end], [4, 5, end], [6, 8, 9, 10, 11]]
+    packed = torch.tensor([[token for one in documents for token in one], [9, 3] * 6 + [end]])
+    for masked, plain in zip(_models(end), _models(None), strict=True):
+        with torch.no_grad():
+            logits = masked(packed)
+            alone = [plain(torch.tensor([one])) for one in documents]
+        torch.testing.assert_close(logits[:1], torch.cat(alone, 1), rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits[1:], plain(packed[1:]), rtol=0, atol=1e-5)
+        assert not torch.allclose(logits[0], plain(packed)[0], atol=1e-3)
+
+
+def test_masked_documents_need_their_ends(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs the ends of documents"):
+        options("--documents", "mask").prepare(tmp_path / "text")
+    own = options("--documents", "mask", "--train", corpus / "web")
+    assert own.layout(2, 2).dp_replicate == 2
+    with pytest.raises(UserError, match="the first stage alone of --pp 2 sees"):
+        options("--documents", "mask", "--train", corpus / "web", "--pp", 2).layout(2, 2)
+    found = task(tmp_path / "web", "--train", corpus / "web", "--documents", "mask")
+    about = json.loads((corpus / "web" / "tokens.json").read_text())
+    assert found.build_model().end == about["end"]
+
+
+@pytest.mark.slow
+def test_masked_documents_are_the_same_run_under_every_layout(
+    corpus: Path, tmp_path: Path, ranks: RankPool
+) -> None:
+    for model in ("gpt", "llama-160m"):
+        words = [
+            *("--model", model, "--train", str(corpus / "web"), "--documents", "mask"),
+            *("--dropout", "0", "--heads", "2", "--optimizer", "sgd", "--lr", "0.1"),
+            *("--steps", "3", "--activation-checkpointing", "selective"),
+            *(() if model == "gpt" else ("--kv-heads", "2")),
+        ]
+        options(*words).prepare(tmp_path / model)
+        tokens = tmp_path / model / TOKENS
+        ranks.run(1, train_text, tmp_path / model / "one", options(*words), tokens)
+        for strategy in ("tp", "fsdp"):
+            own, out = options(*words, "--strategy", strategy), tmp_path / model / strategy
+            reports = ranks.run(2, train_text, out, own, tokens)
+            assert not reports[0].error
+            assert losses(out) == pytest.approx(losses(tmp_path / model / "one"), rel=1e-5)

@@ -1,6 +1,7 @@
 """The text of job scripts: golden files, what bash and shellcheck say to them, what is refused.
 
-After a wanted change write the golden files anew, and read their diff:
+Three stand there whole; of the others what differs from that of JUPITER. After a wanted change
+write the golden files anew, and read their diff:
 RANKUP_GOLDEN=write .venv/bin/python -m pytest tests/slurm/test_script.py
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 from dataclasses import replace
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +69,28 @@ JOBS: dict[str, JobScript] = {
 NAMES = pytest.mark.parametrize("name", sorted(JOBS))
 
 
+WHOLE = ("jupiter", "least", "most")
+
+
 @NAMES
 def test_the_text_is_that_of_the_golden_file(name: str) -> None:
     path, text = GOLDEN / f"{name}.sh", render(JOBS[name])
+    if name not in WHOLE:
+        usual = render(JOBS["jupiter"]).splitlines()
+        lines = unified_diff(usual, text.splitlines(), "jupiter.sh", f"{name}.sh", n=1, lineterm="")
+        path, text = path.with_suffix(".diff"), "\n".join(lines) + "\n"
     if os.environ.get("RANKUP_GOLDEN") == "write":
         path.write_text(text)
     assert text == path.read_text()
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+@pytest.mark.parametrize("name", ["container", "gossip"])
+def test_shellcheck_finds_nothing(name: str) -> None:
+    done = subprocess.run(
+        ["shellcheck", "-"], input=render(JOBS[name]), capture_output=True, text=True
+    )
+    assert done.stdout == ""
 
 
 def test_every_golden_file_is_tried() -> None:

@@ -76,15 +76,6 @@ def test_the_attempts_of_a_run_are_bounded(bash: Bash, job: JobScript) -> None:
     assert _end(job) == (0, 1)
 
 
-def test_a_torn_count_of_attempts_stops_the_run(bash: Bash, job: JobScript) -> None:
-    (Path(job.run_dir) / "log").mkdir()
-    (Path(job.run_dir) / "log" / "requeues").write_text("x")
-    (Path(job.run_dir) / "requeue").touch()
-    ran = bash.run(replace(job, max_attempts=100000))
-    assert (ran.code, ran.torchrun) == (1, ())
-    assert "(--max-attempts)" in ran.output
-
-
 def test_three_short_attempts_in_a_row_stop_the_run(bash: Bash, job: JobScript) -> None:
     ran = bash.run(job, FAKE_RANKS="stop")  # its time ends in years
     assert (ran.code, _requeued(bash)) == (0, True)
@@ -101,12 +92,6 @@ def test_an_attempt_of_usual_length_is_the_end_of_the_row(bash: Bash, job: JobSc
     (Path(job.run_dir) / "log" / "short").write_text("2\n")
     assert bash.run(job, FAKE_RANKS="stop", **SOON).code == 0
     assert bash.run(job, FAKE_RANKS="stop").code == 0
-
-
-def test_a_torn_count_of_short_attempts_stops_the_run(bash: Bash, job: JobScript) -> None:
-    (Path(job.run_dir) / "log").mkdir()
-    (Path(job.run_dir) / "log" / "short").write_text("")
-    assert bash.run(job, FAKE_RANKS="stop").code == 1
 
 
 @pytest.mark.parametrize("array", [False, True])

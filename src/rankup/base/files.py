@@ -115,7 +115,7 @@ def pwrite_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def no_space(error: OSError) -> bool:
-    """Whether an error says that there is no space, or no more of it for this user."""
+    """Return True for an error that says there is no space, or no more of it for this user."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -162,6 +162,6 @@ def cut_json_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
 
 
 def done_by(record: dict[str, Any], step: int) -> bool:
-    """Whether a line of a run's record belongs to a step up to `step`."""
+    """Return True for a line of a run's record that belongs to a step up to `step`."""
     number = record.get("step", record.get("checkpoint", 0))
     return isinstance(number, int) and number <= step and not record.get("final")

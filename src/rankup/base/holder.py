@@ -1,4 +1,4 @@
-"""Who holds a lock: a process that others on this host can look for."""
+"""The holder of a lock: a process that others on this host can look for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock.
+    """The process that holds a lock.
 
     Attributes:
         token: random, of this one lock.
@@ -57,7 +57,7 @@ def host() -> str:
 
 
 def boot() -> str:
-    """What changes when the machine starts anew; empty where it is not known."""
+    """Return what changes when the machine starts anew; empty where it is not known."""
     try:
         return _boot_id()
     except OSError:
@@ -69,7 +69,7 @@ def _boot_id() -> str:
 
 
 def ended(holder: Holder) -> bool:
-    """Whether the process is gone; to be asked on its host alone."""
+    """Return True if the process is gone; to be asked on its host alone."""
     try:
         os.kill(holder.pid, 0)
     except ProcessLookupError:
@@ -81,7 +81,7 @@ def ended(holder: Holder) -> bool:
 
 
 def _start(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot; -1 for a zombie, None where hidden."""
+    """Return a process's start in clock ticks since boot; -1 for a zombie, None where hidden."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         words = text.rpartition(")")[2].split()
@@ -98,7 +98,7 @@ def who(holder: Holder | None) -> str:
 
 
 def since(holder: Holder) -> str:
-    """When its lock was made, in words."""
+    """Return the time of its lock, in words."""
     try:
         return time.strftime("%H:%M:%S on %Y-%m-%d", time.localtime(holder.since))
     except (ValueError, OverflowError, OSError):
@@ -106,7 +106,7 @@ def since(holder: Holder) -> str:
 
 
 def parse(text: str) -> Holder | None:
-    """Who has written this into a lock; None where it says nothing that makes sense."""
+    """Return who has written this into a lock; None where it makes no sense."""
     try:
         holder = Holder(**json.loads(text))
     except (ValueError, TypeError, RecursionError):

@@ -238,7 +238,7 @@ def _look(path: Path) -> tuple[Holder | None, float] | None:
 
 
 def _stale(path: Path, pace: Pace) -> bool:
-    """Whether the holder has ended, as far as this host can see, or no longer renews the lock."""
+    """Return True where the holder has ended, as far as this host sees, or renews no longer."""
     found = _look(path)
     if found is None:
         return False
@@ -249,7 +249,7 @@ def _stale(path: Path, pace: Pace) -> bool:
 
 
 def _file_system_time(path: Path) -> float:
-    """What the file system takes for the time: nodes' clocks differ from each other."""
+    """Return the file system's time: nodes' clocks differ from each other."""
     probe = path.with_name(f"{path.name}.time-{secrets.token_hex(4)}")
     try:
         probe.touch(exist_ok=False)

@@ -1,4 +1,4 @@
-"""How far something is that takes a while: a bar on a terminal, else a line now and then."""
+"""The progress of what takes a while: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 

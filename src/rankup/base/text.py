@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 LINE_LENGTH = 4000
@@ -36,6 +37,22 @@ def clean(line: str) -> str:
 def clean_lines(text: str) -> str:
     """A text of several lines, each made safe to show."""
     return "\n".join(map(clean, text.split("\n")))
+
+
+def columns(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
+    """Return lines of cells below one another: their ends, of the columns `left` their beginnings.
+
+    Negative numbers count from the last column.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    places = {number % len(widths) for number in left}
+    return [
+        "  ".join(
+            cell.ljust(width) if place in places else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def encodable(text: str) -> str:

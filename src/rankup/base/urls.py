@@ -60,7 +60,7 @@ def host_of(parts: SplitResult) -> str:
 
 
 def identity(url: str) -> str:
-    """What tells this URL from others: `public`, and a digest of what that leaves out.
+    """Return what tells this URL from others: `public`, and a digest of what that leaves out.
 
     Not of user and password, which two people may have of their own.
     """
@@ -69,7 +69,7 @@ def identity(url: str) -> str:
 
 
 def hidden(url: str) -> str:
-    """What `public` leaves out and a server looks at: the query and the path's `;parameters`."""
+    """Return what `public` leaves out and a server looks at: query and `;parameters`."""
     try:
         parts = urlsplit(url.strip())
     except ValueError:

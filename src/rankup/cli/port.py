@@ -13,7 +13,7 @@ from .app import app
 
 
 class Style(str, Enum):
-    """How findings are printed."""
+    """The forms in which findings are printed."""
 
     text = "text"
     json = "json"

@@ -215,8 +215,16 @@ def recipes(
 
 
 @app.command()
-def demo() -> None:
+def demo(
+    files: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Instead, write a script, a text, articles and photos there, to try things on.",
+        ),
+    ] = None,
+) -> None:
     """Check, port and verify a script for one GPU, run it on one rank and on two (CPU, 90 s)."""
-    from ..launch.demo import demo as show
+    from ..launch import demo as shown
 
-    raise typer.Exit(show())
+    raise typer.Exit(shown.demo() if files is None else shown.lay_out(files))

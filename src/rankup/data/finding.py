@@ -129,7 +129,7 @@ def _folder() -> Path | None:
 
     try:
         settings, _ = config.for_views(Path.cwd())
-        profile, _ = sites.choose(settings, os.environ, os.uname().nodename)
+        profile, _ = sites.choose(settings)
         return caches.caches(settings, profile, os.environ).own / "indexes"
     except (UserError, OSError, KeyError, RuntimeError):  # also: a user without a name or a home
         return None

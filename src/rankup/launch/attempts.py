@@ -1,4 +1,4 @@
-"""What became of a run: each of its attempts, from Slurm's answers and from our own records."""
+"""The attempts of a run, from Slurm's answers and from our own records."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from ..site.rundir import Job
 from ..slurm import job as slurm_job
 from ..slurm import reasons
 from ..slurm.client import Client, SlurmError, base_id, is_ours
-from ..slurm.job import STOPPED, Attempt
+from ..slurm.job import CANCELLED, STOPPED, Attempt
 from ..slurm.parse import Accounted, Queued
 from . import cause, logfile, meant
 
 # Where no Slurm command is to be asked, its absence lets `slurm_job.states` use our own records.
 NO_SLURM = Client(environment={"PATH": os.devnull})
-# A status that waits half a minute for a busy controller helps nobody.
-TIMEOUT = 10.0
 _VIEWS = ("status", "logs", "cancel")
 NEW = Attempt(None, "NEW", "It has not been started.", "own record", live=True)
 
@@ -48,7 +46,7 @@ def _of_folder(rows: Sequence[Queued], path: Path) -> list[Queued]:
 
 @dataclass(frozen=True)
 class Answers:
-    """What Slurm says of several runs at once.
+    """Slurm's answers about several runs at once.
 
     Attributes:
         queued: the user's jobs.
@@ -124,6 +122,10 @@ def of_run(path: Path, job: Job, client: Client, answers: Answers | None = None)
             for attempt in (_by_log(path, one, own) for one in of_job_id)
         ]
     attempts = [_in_vain(path, job, attempt, records) for attempt in attempts]
+    # The note is removed by the next submission: it is about the newest job.
+    last = attempts[-1] if attempts else NEW
+    if last.source == "none" and not last.live and (path / "log" / "cancelled").exists():
+        attempts[-1] = replace(last, state="CANCELLED", words=CANCELLED, source="own record")
     # Stable: attempts of one job stay together, what has not begun comes last.
     return sorted(attempts, key=lambda attempt: attempt.started or attempt.expected or float("inf"))
 
@@ -275,7 +277,7 @@ def _queued(row: Queued, own: Sequence[Mapping[str, Any]]) -> Attempt:
 
 
 def _ended_alone(own: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the records of a job (not of an array, whose tasks come one by one) are complete."""
+    """Return True where the records of a job are complete; of an array tasks come one by one."""
     lasts = [record for record in own if "start" in record or "end" in record]
     return bool(lasts) and lasts[-1].get("task") is None and "end" in lasts[-1]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..base.amounts import ranges
 from ..base.errors import UserError
 from ..base.files import write_atomic
-from ..site import config, rundir
+from ..site import rundir
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError, base_id
 from ..slurm.parse import Queued
@@ -32,10 +32,7 @@ def show(run: str) -> int:
     Raises:
         UserError: there is no such run, or Slurm refused.
     """
-    here, warning = config.for_views(Path.cwd())
-    if warning:
-        print(f"warning: {warning}", file=sys.stderr)
-    client = Client(timeout=attempts.TIMEOUT)
+    here, client = meant.here()
     path, task = meant.locate(here.runs, run, client)
     if task is not None:
         raise UserError(

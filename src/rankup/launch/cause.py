@@ -15,6 +15,7 @@ from typing import Any
 
 from ..base.text import clean
 from ..site import rundir
+from ..slurm import reasons
 from . import failure, logfile, meant
 from .logfile import OUTPUT
 
@@ -23,52 +24,32 @@ _BY_THE_WAY = re.compile(r"^rankup: (note: |warning: |stopped with a checkpoint)
 # Lines of slurmstepd, srun, and of psslurm, which JSC runs in slurmd's place: it says
 # "error: *** job 1 CANCELLED DUE TO TIME LIMIT ***". A step's own ("*** 1.0 …") is no cause.
 _BY_SLURM = re.compile(r"slurmstepd|srun: |error: \*\*\* (job \d|PREEMPTION for job )")
-# Slurm's own lines: (pattern, the state that they end a job in, what it means).
+# Slurm's own lines: (pattern, the state that they end a job in, what it means where no state does).
 _SLURM: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), state, words)
     for pattern, state, words in (
         (
             r"oom-kill|oom_kill|out of memory handler|exceeded .{0,100}memory limit",
             "OUT_OF_MEMORY",
-            "the node's main memory ran out; fewer data workers or more --mem",
-        ),
-        (
-            r"CANCELLED (AT .{1,40} )?DUE TO TIME LIMIT",
-            "TIMEOUT",
-            "the job ran into its time limit; give more --time, or go on with --resume",
-        ),
-        (
-            r"CANCELLED AT .{1,40} DUE TO NODE FAILURE|Node failure on",
-            "NODE_FAIL",
-            "a node died; go on with --resume",
-        ),
-        (
-            r"CANCELLED AT .{1,40} DUE TO PREEMPTION",
-            "PREEMPTED",
-            "a job that comes first took the nodes",
-        ),
-        (
-            r"CANCELLED AT .{1,40} DUE TO JOB REQUEUE",
             "",
-            "the job was put back into the queue",
         ),
-        (r"^slurmstepd.*\*\*\* JOB .* CANCELLED AT", "CANCELLED", "the job was cancelled"),
+        (r"CANCELLED (AT .{1,40} )?DUE TO TIME LIMIT", "TIMEOUT", ""),
+        (r"CANCELLED AT .{1,40} DUE TO NODE FAILURE|Node failure on", "NODE_FAIL", ""),
+        (r"CANCELLED AT .{1,40} DUE TO PREEMPTION", "PREEMPTED", ""),
+        (r"CANCELLED AT .{1,40} DUE TO JOB REQUEUE", "", "It was put back into the queue."),
+        (r"^slurmstepd.*\*\*\* JOB .* CANCELLED AT", "CANCELLED", ""),
         # psslurm's word for every end but the time limit.
         (
             r"\*\*\* PREEMPTION for job \d",
             "CANCELLED",
-            "the job was cancelled, preempted or put back into the queue",
+            "It was cancelled, preempted or put back into the queue.",
         ),
         (
             r"^srun: error: .*(Unable to create step|Job step creation)",
             "FAILED",
-            "srun could not start",
+            "srun could not start.",
         ),
-        (
-            r"^srun: error: .*(Node failure|node failure)",
-            "NODE_FAIL",
-            "a node died; go on with --resume",
-        ),
+        (r"^srun: error: .*node failure", "NODE_FAIL", ""),
     )
 )
 _TRACEBACK = "Traceback (most recent call last):"
@@ -94,7 +75,7 @@ _PREFLIGHT = re.compile(r"^preflight: ")
 
 @dataclass(frozen=True)
 class Cause:
-    """What made a run fail.
+    """The reason for a run's failure.
 
     Attributes:
         text: for people; the last line says the most.
@@ -216,7 +197,10 @@ def _roots(
 
 def _slurm(lines: Sequence[str]) -> Cause | None:
     found = _by_slurm(lines)
-    return Cause(f"{found[0].strip()}\nSlurm: {found[2]}", "slurm") if found else None
+    if found is None:
+        return None
+    line, state, words = found
+    return Cause(f"{line.strip()}\nSlurm: {words or reasons.ended(state, 0, 0, '')}", "slurm")
 
 
 def end_state(lines: Sequence[str]) -> str | None:

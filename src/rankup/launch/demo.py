@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shlex
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -14,20 +19,28 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base.errors import UserError
-from ..base.files import write_atomic
+from ..base.files import user_path, write_atomic
 from ..site import config, rundir
 from ..site.jobspec import JobSpec
 from .request import wanted
 from .run import run
 
-_SCRIPT = "train.py"
+_SCRIPT, _PORT = "train.py", "train_dist.py"
 # One thread per rank on both sides, so that two ranks have twice the cores of one.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+# What is laid out to try the verbs on, and the commands that take it.
+_SAMPLES = {
+    _SCRIPT: "rankup check train.py",
+    "photos": "rankup pack photos photos.h5",
+    "text.txt": "rankup run --local language-model --tiny --train text.txt",
+    "articles.jsonl": "rankup run --local summarization --tiny --train articles.jsonl",
+}
+_LETTERS = 150_000  # of the text
 
 
 @dataclass(frozen=True)
 class Side:
-    """What one of the two runs left in its `metrics.jsonl`."""
+    """The metrics of one of the two runs."""
 
     ranks: int
     losses: list[float]
@@ -38,67 +51,133 @@ class Side:
 
 def demo() -> int:
     """Take the example all the way, and print the table; the exit code."""
-    name = rundir.new_id()
-    folder = config.load(Path.cwd()).runs / "demo" / name
+    runs = config.load(Path.cwd()).runs / "demo"
+    folder = runs / rundir.new_id()
     folder.mkdir(parents=True)
     if folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())
-    script = folder / _SCRIPT
-    write_atomic(script, (files(__package__) / "example" / f"{_SCRIPT}.txt").read_bytes())
-    code, ported = _port(script)
+    write_atomic(folder / _SCRIPT, _script())
+    code = _port(folder)
     if code:
         return code
     sides = []
     for ranks in (1, 2):
-        directory = folder.with_name(f"{name}-{ranks}").absolute()
-        _say(f"4. run {ported.name} on {ranks} rank{'s' if ranks > 1 else ''}, one thread each")
+        name = rundir.new_id()
+        directory = runs / name
+        _say(f"4. run {_PORT} on {ranks} rank{'s' if ranks > 1 else ''}, one thread each")
         results = ("--log", str(directory / "metrics.jsonl"), "--save", str(directory / "model.pt"))
-        spec = JobSpec(str(ported), results, ranks, str(directory), local=True)
+        sampled = ranks == 2  # one report is enough
+        spec = JobSpec(
+            str(folder / _PORT),
+            results,
+            ranks,
+            str(directory),
+            local=True,
+            monitor=sampled,
+            id=name,
+        )
         code = run(spec, _ENVIRONMENT)
         if code:
             return code
         sides.append(read(directory, ranks))
-    _say("5. the same run, only faster")
-    Console(width=None if sys.stdout.isatty() else 100).print(table(*sides))
+    _say("5. compare the two runs")
+    width = None if sys.stdout.isatty() else 80
+    Console(width=width).print(table(*sides))
     print(f"largest relative difference of the two loss curves: {difference(*sides):.1e}")
     if (os.cpu_count() or 1) < 2:
         print("this machine has one core: two ranks share it, so no time is saved")
-    there = shlex.quote(str(folder))
     following = {
-        "what the port changed": f"diff {there}/{_SCRIPT} {there}/{ported.name}",
+        "what the port changed": f"diff {shlex.quote(str(folder))}/train*.py",
         "a script of yours": "rankup check YOUR_SCRIPT.py",
-        "a model split over two ranks": "rankup run --nproc 2 language-model --tiny --shard 2",
+        "samples to try it on": "rankup demo --files FOLDER",
+        "a model cut in two": "rankup run --nproc 2 language-model --tiny --shard 2",
     }
     if wanted(True):
-        following["what the cores did"] = f"rankup report {shlex.quote(str(directory))}"
-    print("\nnext:")
-    for what, command in following.items():
-        print(f"  {what:29} {command}")
+        following["what the cores did"] = "rankup report last"
+    print("\nTry next:")
+    _list(following)
     return 0
 
 
-def _port(script: Path) -> tuple[int, Path]:
-    """Check, port, verify; verify's exit code, and the port."""
+def lay_out(place: str) -> int:
+    """Write a script, a text, articles and photos into a folder, to try things on.
+
+    Raises:
+        UserError: some of them are there already.
+    """
+    from ..recipes.articles import python_topics
+    from ..recipes.image_options import drawings
+    from ..recipes.text import python_text
+
+    folder = user_path(place, "--files")
+    if there := [name for name in _SAMPLES if os.path.lexists(folder / name)]:
+        raise UserError(f"{folder / there[0]} is there already; name a new folder")
+    articles = (json.dumps(article._asdict()) + "\n" for article in python_topics())
+    samples: dict[str, bytes | str] = {f"photos/{name}": data for name, data in drawings()}
+    samples |= {_SCRIPT: _script(), "text.txt": python_text()[:_LETTERS]}
+    samples["articles.jsonl"] = "".join(articles)
+    for name, data in samples.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / name, data)
+    if folder.resolve() != Path.cwd():
+        print(f"cd {shlex.quote(str(folder))}")
+    _list(_SAMPLES)
+    return 0
+
+
+def _script() -> bytes:
+    return (files(__package__) / "example" / f"{_SCRIPT}.txt").read_bytes()
+
+
+def _list(commands: dict[str, str]) -> None:
+    width = max(map(len, commands))
+    for what, command in commands.items():
+        print(f"  {what:{width}}  {command}")
+
+
+def _port(folder: Path) -> int:
+    """Check, port, verify; verify's exit code."""
     from ..port import verify
     from ..port.check import check, formatted
     from ..port.rewrite.command import port_file
 
-    ported = script.with_name(f"{script.stem}_dist.py")
-    _say(f"1. check {script}: what stands between it and many GPUs")
-    print(formatted(check([script]), "text"), end="")
-    _say(f"2. port it: {ported.name}, beside it")
-    port_file(
-        script,
-        batch="global",
-        in_place=False,
-        diff=False,
-        vendor=False,
-        sync_bn=False,
-        force=False,
-    )
-    print(formatted(check([ported]), "text"), end="")
-    _say("3. verify: does it still compute the same? Both run for a few steps")
-    return verify.verify(verify.Request(str(script), str(ported), ("--epochs", "2"))), ported
+    before = Path.cwd()
+    os.chdir(folder)  # for short names
+    try:
+        _say(f"1. check {_SCRIPT}, for one GPU: what keeps it from many?")
+        with _folded():
+            print(formatted(check([Path(_SCRIPT)]), "text"), end="")
+        _say(f"2. port it: {_PORT}, beside it")
+        with _folded("next: "):
+            port_file(
+                Path(_SCRIPT),
+                batch="global",
+                in_place=False,
+                diff=False,
+                vendor=False,
+                sync_bn=False,
+                force=False,
+            )
+            print(f"check {_PORT}: {formatted(check([Path(_PORT)]), 'text')}", end="")
+        _say("3. verify: does it still compute the same? Both run for a few steps")
+        return verify.verify(verify.Request(_SCRIPT, _PORT, ("--epochs", "2")))
+    finally:
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def _folded(left_out: str | None = None) -> Iterator[None]:
+    """Fold what is printed to the width of the terminal, without lines that begin as `left_out`."""
+    width = shutil.get_terminal_size((100, 24)).columns
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        yield
+    for line in out.getvalue().splitlines():
+        if left_out is None or not line.startswith(left_out):
+            hang = " " * (len(line) - len(line.lstrip()) + 4)
+            folded = textwrap.fill(
+                line, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False
+            )
+            print(folded)
 
 
 def _say(text: str) -> None:
@@ -130,14 +209,12 @@ def difference(one: Side, other: Side) -> float:
 def table(one: Side, two: Side) -> Table:
     """The two runs in one table."""
     result = Table(title="the same run, only faster (one thread per rank on both sides)")
-    for heading in ("ranks", "threads per rank", "first loss", "last loss", "valid loss"):
+    for heading in ("ranks", "first loss", "last loss", "valid loss", "tokens/s", "time"):
         result.add_column(heading, justify="right")
-    for heading in ("tokens/s", "training time", "speed-up"):
-        result.add_column(heading, justify="right")
+    result.add_column("speed-up", justify="right")
     for side in (one, two):
         result.add_row(
             str(side.ranks),
-            "1",
             f"{side.losses[0]:.5f}",
             f"{side.losses[-1]:.5f}",
             f"{side.valid_loss:.5f}",

@@ -1,4 +1,4 @@
-"""Why a run failed: each rank writes down its own exception, and the first cause is picked out."""
+"""The cause of a failed run: each rank notes its own exception, and the first cause is chosen."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ def node_name() -> str:
 
 
 def broken_by_peer(message: str) -> bool:
-    """Whether an exception only says that another process had ended."""
+    """Return True where an exception only says that another process had ended."""
     known = any(sign in message for sign in _BROKEN_BY_PEER)
     return known or bool(_NOTHING_RECEIVED.search(message))
 
 
 def timed_out(message: str) -> bool:
-    """Whether an exception says that a collective waited in vain for another rank."""
+    """Return True where a collective waited in vain for another rank."""
     return bool(_TIMED_OUT.search(message))
 
 
@@ -175,7 +175,7 @@ def of_code(rank: int, node: str, code: int, message: str = "") -> Failure:
 
 
 def read_all(log: Path) -> list[Failure]:
-    """What the ranks have written down, by rank; damaged notes are passed over."""
+    """Return the notes of the ranks, by rank; damaged ones are passed over."""
     written = []
     for path in log.glob(_NOTES):
         # Where the disk was full, say, the exit code is still known.
@@ -185,7 +185,7 @@ def read_all(log: Path) -> list[Failure]:
 
 
 def no_answer(written: Sequence[Failure], nodes: Sequence[str] = ()) -> Failure | None:
-    """Where all that ranks say is that they waited in vain: the first to say so, with the ranks
+    """Return, where ranks say only that they waited in vain, the first to say so, with the ranks
     that said nothing in front. None where there is another cause, or all ranks spoke.
 
     Args:
@@ -246,7 +246,7 @@ def was_killed(failure: Failure) -> bool:
 
 
 def said(code: int) -> str:
-    """What the exit code of a process that wrote nothing says; negative for a signal."""
+    """Return the exit code of a process that wrote nothing in words; negative for a signal."""
     if code >= 0:
         return f"its process exited with code {code} and said nothing"
     known = {number.value: number.name for number in signal.Signals}

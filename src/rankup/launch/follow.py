@@ -16,7 +16,7 @@ from ..slurm.client import Client
 from . import attempts, cause
 from .attempts import Attempt
 from .logfile import OUTPUT, harmless, log_of, say, tail_lines
-from .meant import folder
+from .meant import TIMEOUT, folder
 from .status import steps
 
 _POLL = 0.3  # seconds between looks at the file
@@ -34,7 +34,7 @@ INTERRUPTED = 130
 
 
 class Tail:
-    """What is appended to a file, line by line; it may not be there yet, or be cut meanwhile."""
+    """The lines that are appended to a file, which may not be there yet, or be cut meanwhile."""
 
     def __init__(self, file: Path, offset: int = 0) -> None:
         self.file = file
@@ -74,7 +74,7 @@ class Tail:
 
 @dataclass
 class _View:
-    """What is being followed, and what has been said about it."""
+    """The run that is followed, and what has been printed about it."""
 
     path: Path
     client: Client
@@ -89,7 +89,7 @@ class _View:
     harmless: set[str] = field(default_factory=set)
 
     def ask(self, lines: int) -> None:
-        """Where the run is now: another job may have taken over, the reason may have changed."""
+        """Look at the run: another job may have taken over, the reason may have changed."""
         found = attempts.of_run(self.path, rundir.read(self.path), self.client)
         self.attempt = attempts.last_job(found, self.task) or attempts.newest(found)
         if self.attempt is None:
@@ -158,7 +158,7 @@ def follow(
     Returns:
         The job's exit code; 1 where it failed without one; 130 for a view that was ended.
     """
-    view = _View(path, client or Client(timeout=attempts.TIMEOUT), task, raw, say)
+    view = _View(path, client or Client(timeout=TIMEOUT), task, raw, say)
     try:
         return _until_the_end(view, lines)
     except KeyboardInterrupt:
@@ -219,7 +219,7 @@ def _end(view: _View) -> int:
 
 
 def _stopped(view: _View) -> bool:
-    """Whether the last that the job said is that it stops with a checkpoint and goes on."""
+    """Return True where the job's last record is that it stopped with a checkpoint."""
     if view.attempt is None or view.attempt.job is None:
         return False
     records = [r for r in rundir.records(view.path) if "start" in r or "end" in r]
@@ -227,7 +227,7 @@ def _stopped(view: _View) -> bool:
 
 
 def _differs(before: Attempt, now: Attempt | None) -> bool:
-    """Whether there is news: another state or another job, after which more may follow soon."""
+    """Return True for another state or another job, after which more may follow soon."""
     return now is None or (before.job, before.state) != (now.job, now.state)
 
 

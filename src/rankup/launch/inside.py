@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..base.errors import UserError
 from ..site import profile as sites
@@ -48,9 +47,7 @@ def _plan(client: Client, config: Config, options: JobSpec) -> Plan:
         UserError: more nodes or ranks are asked for than it has.
     """
     number = os.environ["SLURM_JOB_ID"]
-    profile, _ = sites.choose(
-        config, os.environ, os.uname().nodename, cluster_name=client.cluster_name
-    )
+    profile, _ = sites.choose(config, cluster_name=client.cluster_name)
     shown = client.show(number)
     if not shown:
         raise UserError(
@@ -118,9 +115,7 @@ def _start(client: Client, found: Prepared) -> int:
         last=lambda shell: _tell(shell, signal.SIGTERM),
         numbers=(signal.SIGINT, signal.SIGTERM),
     )
-    ended: dict[str, Any] = {"code": code, "ended": rundir.now()}
-    if (directory / "requeue").exists():
-        ended["stopped"] = True
+    ended = local.ended(directory, code)
     rundir.write(directory, replace(job, attempts=[*job.attempts, attempt | ended]))
     if "stopped" in ended or (code and (directory / "checkpoints").is_dir()):
         print(f"go on with: rankup run --resume {directory}", file=sys.stderr)

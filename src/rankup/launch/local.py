@@ -17,10 +17,12 @@ import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from ..base import processes
 from ..base.processes import starting
 from ..monitor.lines import FOLDER, STOP
+from ..site import rundir
 from ..site.gpus import usable_cores
 from ..site.rundir import Job
 from . import failure
@@ -133,6 +135,12 @@ def wait(
     if first is not None and code <= 0:
         return 128 + first
     return 128 - code if code < 0 else code
+
+
+def ended(directory: Path, code: int) -> dict[str, Any]:
+    """Return what `job.json` says of the end of an attempt that has been waited for."""
+    found: dict[str, Any] = {"code": code, "ended": rundir.now()}
+    return {**found, "stopped": True} if (directory / "requeue").exists() else found
 
 
 @contextlib.contextmanager

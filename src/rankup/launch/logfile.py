@@ -69,7 +69,7 @@ def say(line: str) -> None:
 
 
 def log_of(path: Path, job_id: str, task: str | None = None) -> Path:
-    """Where Slurm writes what a job (or one task of an array) prints."""
+    """Return the file that Slurm writes the output of a job, or of one task of an array, to."""
     return path / "log" / (f"{job_id}.out" if task is None else f"{job_id}_{task}.out")
 
 

@@ -51,6 +51,8 @@ def show(
             return 0
         _refuse_unknown_task(path, task)
         if following:
+            from .follow import follow
+
             return follow(path, task, lines=lines, raw=raw)
         _show_tail(path, task, lines, raw)
     except BrokenPipeError:  # `| head` has seen enough
@@ -58,25 +60,12 @@ def show(
     return 0
 
 
-def follow(path: Path, task: str | None = None, *, lines: int = LINES, raw: bool = False) -> int:
-    """Show a run's log until the run has ended; its exit code (see `follow.follow`)."""
-    from .follow import follow as until_the_end
-
-    return until_the_end(path, task, lines=lines, raw=raw)
-
-
 def _locate(run: str) -> tuple[Path, str | None]:
     # Inside a job, where this has to be quick, the run is given as a folder.
     if (Path(run) / rundir.JOB).is_file():
         return Path(run).resolve(), None
-    from ..site import config
-    from ..slurm.client import Client
-    from . import attempts
-
-    here, warning = config.for_views(Path.cwd())
-    if warning:
-        print(f"warning: {clean(warning)}", file=sys.stderr)
-    return meant.locate(here.runs, run, Client(timeout=attempts.TIMEOUT))
+    here, client = meant.here()
+    return meant.locate(here.runs, run, client)
 
 
 def _refuse_unknown_task(path: Path, task: str | None) -> None:
@@ -183,7 +172,7 @@ def _attempt(path: Path, task: str | None) -> Attempt | None:
     from ..slurm.client import Client
     from . import attempts
 
-    client = Client(timeout=attempts.TIMEOUT)
+    client = Client(timeout=meant.TIMEOUT)
     try:
         found = attempts.of_run(path, rundir.read(path), client)
     except UserError as error:  # the log is there all the same
@@ -193,7 +182,7 @@ def _attempt(path: Path, task: str | None) -> Attempt | None:
 
 
 def _inside(path: Path) -> bool:
-    """Whether this is called by a job of the run itself."""
+    """Return True in a job of the run itself."""
     mine = {os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_ARRAY_JOB_ID")} - {None}
     known = {record["job"] for record in rundir.records(path)}
     return bool(mine & known) or ("RANKUP_RUN_DIR" in os.environ and bool(mine))

@@ -1,20 +1,32 @@
-"""Which run a user means, and where what belongs to it lies."""
+"""The run that a user means, and the folders that belong to it."""
 
 from __future__ import annotations
 
-import os
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 from ..base.errors import UserError
 from ..base.files import user_path
+from ..base.text import clean
 from ..monitor.lines import FOLDER
-from ..site import rundir
+from ..site import config, rundir
+from ..site.config import Config
 from ..slurm import parse
-from ..slurm.client import Client, SlurmError
+from ..slurm.client import Client, SlurmError, is_ours
 
+# A view that waits half a minute for a busy controller helps nobody.
+TIMEOUT = 10.0
 _METRICS = "metrics.jsonl"
+
+
+def here() -> tuple[Config, Client]:
+    """Return the settings of this folder, for verbs that look at runs or end them, and a Slurm."""
+    found, warning = config.for_views(Path.cwd())
+    if warning:
+        print(f"warning: {clean(warning)}", file=sys.stderr)
+    return found, Client(timeout=TIMEOUT)
 
 
 def locate(runs: Path, run: str, client: Client | None = None) -> tuple[Path, str | None]:
@@ -41,12 +53,12 @@ def locate(runs: Path, run: str, client: Client | None = None) -> tuple[Path, st
 
 
 def folder(path: Path, task: str | None) -> Path:
-    """Where that task of an array keeps what a run does; the run's own folder without one."""
+    """Return the folder of that task of an array; the run's own folder without one."""
     return path if task is None else path / "array" / task
 
 
 def bare(path: Path) -> bool:
-    """Whether a folder holds what was recorded of a run and is no run of ours, nor a task of one.
+    """Return True for a folder with a recording that is no run of ours, nor a task of one.
 
     That is what a sampler leaves that was started by hand, or that plays a recording.
     """
@@ -66,8 +78,8 @@ def _folder_of(client: Client, job_id: str) -> Path | None:
     """The run directory that one of this user's jobs works in."""
     with suppress(SlurmError):
         for record in client.show(job_id):
-            path = Path(record.get("WorkDir", ""))
-            ours = parse.user_number(record.get("UserId", "")) == os.getuid()
-            if ours and path.is_absolute() and (path / rundir.JOB).is_file():
+            folder, uid = record.get("WorkDir", ""), parse.user_number(record.get("UserId", ""))
+            path = Path(folder)
+            if is_ours(uid, folder, path) and (path / rundir.JOB).is_file():
                 return path.resolve()
     return None

@@ -47,7 +47,7 @@ _LOOK = (
 
 @dataclass(frozen=True)
 class Fetched:
-    """What was fetched for a job.
+    """The things that were fetched for a job.
 
     Attributes:
         variables: where the caches are.
@@ -67,7 +67,7 @@ class Fetched:
 
 
 def fetched(project: Path, job: Job, *, with_network: bool) -> Fetched:
-    """What a job is told: by the records of what was fetched by name, and by that of its script.
+    """Return what a job is given, by the records of things fetched by name and of its script.
 
     Args:
         with_network: the job could still fetch; then only a proof with just its arguments is reason
@@ -119,7 +119,7 @@ def require(config: Config, job: Job, internet: bool | None, *, allow_missing: b
 def _doubts(
     project: Path, job: Job, own: Record | None, exact: bool, internet: bool | None
 ) -> Iterator[str]:
-    """What is no reason to refuse the job, and may end it all the same."""
+    """Yield what is no reason to refuse the job, and may end it all the same."""
     if own is None:
         if internet is False:
             yield from _unfetched(project, job, "nothing was fetched for this script")
@@ -138,7 +138,7 @@ def _doubts(
 
 
 def command(job: Job) -> str:
-    """What fetches for a script, as it is typed in the job's folder."""
+    """Return the command that fetches for a script, as it is typed in the job's folder."""
     target = os.path.relpath(job.target, job.cwd)
     return record.command_line(
         ["rankup", "fetch", job.target if target.startswith("..") else target, *job.args]
@@ -148,7 +148,7 @@ def command(job: Job) -> str:
 def elsewhere(
     variables: Mapping[str, str], environment: Mapping[str, str], said: Mapping[str, str]
 ) -> list[str]:
-    """What to say of caches that the environment has at another place than what was fetched.
+    """Return notes on caches that the environment has elsewhere than what was fetched.
 
     Args:
         said: what the user gives the job, which holds.
@@ -170,7 +170,7 @@ def _of(project: Path, job: Job) -> tuple[Record | None, bool]:
 
 
 def _folders(project: Path, job: Job) -> tuple[Path, ...]:
-    """Where records for this job may lie."""
+    """Return the folders that may have records for this job."""
     return record.folders(project, Path(job.target)) if job.kind == "script" else (project,)
 
 
@@ -201,7 +201,7 @@ def _unfetched(project: Path, job: Job, why: str) -> Iterator[str]:
 
 
 def _has(keys: set[str], one: Download) -> bool:
-    """Whether it was fetched by name: at the same revision, or at one where none is asked for."""
+    """Return True if it was fetched by name, at its revision or, without one, at any."""
     key = f"{one.what}:{one.wanted}"
     return any(known == key or (not one.revision and known.startswith(f"{key}@")) for known in keys)
 
@@ -427,7 +427,7 @@ def environment_of_project(project: Path) -> tuple[str | None, str]:
 
 
 def staleness(environment: str | None) -> str:
-    """Why the job's environment is older than its requirements, and what to do; empty if it is not.
+    """Return that the job's environment is older than its requirements, and what to do, if it is.
 
     Args:
         environment: the file that the job sources; None for this Python's.

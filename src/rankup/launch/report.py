@@ -29,7 +29,7 @@ from ..monitor.export import FORMS, need
 from ..monitor.lines import FOLDER
 from ..monitor.load import load
 from ..monitor.recording import Facts, Recording
-from ..site import config, rundir
+from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client
@@ -55,7 +55,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Wish:
-    """What `rankup report` is to write.
+    """The parts that `rankup report` is to write.
 
     Attributes:
         formats: of `FILES`.
@@ -78,10 +78,7 @@ def show(runs: Sequence[str], wish: Wish) -> int:
         UserError: there is no such run, or the report cannot be written where it was asked for.
     """
     _refuse(runs, wish)
-    here, warning = config.for_views(Path.cwd())
-    if warning:
-        print(f"warning: {clean(warning)}", file=sys.stderr)
-    client = Client(timeout=attempts.TIMEOUT)
+    here, client = meant.here()
     judged = [_judged(run, here, client, wish.ended) for run in runs]
     folders = [one.folder for one in judged]
     if twice := next((one for one in folders if folders.count(one) > 1), None):

@@ -89,7 +89,7 @@ def created(directory: Path, job: Job, runs: Path) -> Iterator[None]:
     rundir.create(directory)
     try:
         if job.kind == "recipe":
-            recipes.find(job.target).parse(job.args, job.kept).prepare(directory)
+            recipes.find(job.target).prepare(job.args, job.kept, directory)
         keep_code(Path(job.cwd), Path(job.target) if job.kind == "script" else None, directory)
         rundir.write(directory, job)
         if link.resolve() != directory.resolve():
@@ -246,6 +246,7 @@ def split_notes(job: Job, nodes: int, per_node: int) -> list[str]:
     if job.kind != "recipe":
         return []
     options = _options(job)
+    options.need_packages()
     if by_crew(job):
         patience()  # what it cannot be is said before anything starts
     if by_crew(job) and nodes * per_node == 1:

@@ -93,9 +93,7 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
             if refused:  # what was refused does not stick
                 rundir.write(directory, before)
             else:
-                attempt |= {"code": code, "ended": rundir.now()}
-                if (directory / "requeue").exists():
-                    attempt["stopped"] = True
+                attempt |= local.ended(directory, code)
                 _write_end(directory, replace(job, attempts=[*job.attempts, attempt]))
         if wish and not refused:
             _report(directory, settings, code)

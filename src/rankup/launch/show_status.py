@@ -1,4 +1,4 @@
-"""What `rankup status` prints: a table, a page about one run, JSON, or the live view."""
+"""The output of `rankup status`: a table, a page about one run, JSON, or the live view."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from rich.text import Text
 from ..base.amounts import duration
 from ..base.files import user_path
 from ..base.text import clean
-from ..site import config, rundir
-from ..slurm import reasons
+from ..site import rundir
+from ..slurm import hostlist, reasons
 from ..slurm.client import Client
-from ..slurm.hostlist import compress
 from . import attempts, meant, status
 from .attempts import Attempt
 from .logfile import OUTPUT, log_of
@@ -52,10 +51,7 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
     Raises:
         UserError: there is no such run.
     """
-    here, warning = config.for_views(Path.cwd())
-    if warning:
-        print(f"warning: {clean(warning)}", file=sys.stderr)
-    client = Client(timeout=attempts.TIMEOUT)
+    here, client = meant.here()
     if run is None:
         found, note = status.newest(here.runs, client)
         if as_json:
@@ -96,10 +92,7 @@ def show_live(run: str) -> int:
     given = user_path(run, "RUN")
     if meant.bare(given):
         return live(given.resolve(), lambda: Run(given.resolve().name))
-    here, warning = config.for_views(Path.cwd())
-    if warning:
-        print(f"warning: {clean(warning)}", file=sys.stderr)
-    client = Client(timeout=attempts.TIMEOUT)
+    here, client = meant.here()
     path, task = meant.locate(here.runs, run, client)
     return live(meant.folder(path, task), lambda: _run(path, task, client))
 
@@ -208,7 +201,7 @@ def _cells(attempt: Attempt, number: int = 0, several: bool = False) -> list[Tex
     begin = ("~" if attempt.started is None and begins else "") + clock(begins)
     code = "" if attempt.exit_code is None else str(attempt.exit_code)
     state = _state(attempt.state)
-    cells = (restart, _nodes(attempt.nodes), begin, clock(attempt.ended), took, code, words)
+    cells = (restart, hostlist.short(attempt.nodes), begin, clock(attempt.ended), took, code, words)
     first, *others = map(_text, cells)
     return [first, state, *others]
 
@@ -257,13 +250,6 @@ def _source(source: str) -> str:
         "own record": "the run's own record (Slurm was not asked, or does not know more)",
         "none": "nobody: neither Slurm nor the run's own record knows it",
     }.get(source, source)
-
-
-def _nodes(nodes: tuple[str, ...]) -> str:
-    try:
-        return compress(nodes) if nodes else ""
-    except ValueError:
-        return ", ".join(nodes)
 
 
 def _state(state: str) -> Text:

@@ -1,4 +1,4 @@
-"""What a run stages: checked where it is asked for, done here by a run on this machine."""
+"""Staging of a run: checked where it is asked for, done here by a run on this machine."""
 
 from __future__ import annotations
 

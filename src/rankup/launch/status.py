@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -260,13 +259,13 @@ def _typed(job: Job) -> str:
 
 
 def monitoring(found: Sequence[Attempt], config: Config) -> str:
-    """Where the site itself shows the newest Slurm job; empty where it has no such page."""
+    """Return the site's own page of the newest Slurm job; empty where it has none."""
     last = attempts.last_job(found)
     if last is None or last.job is None:
         return ""
     from ..site import profile as sites
 
-    profile, _ = sites.choose(config, os.environ, os.uname().nodename)
+    profile, _ = sites.choose(config)
     if not profile.monitoring:
         return ""
     number = last.job.partition("_")[0]
@@ -290,8 +289,9 @@ def elapsed(short: Summary) -> str:
         return ""
     if short.live:
         return f"for {duration(now - short.since)}"
-    took = f"took {duration(short.until - short.since)}" if short.until else "?"
-    return f"{took}, {duration(now - (short.until or short.since))} ago"
+    if short.until is None:
+        return f"began {duration(now - short.since)} ago"
+    return f"took {duration(short.until - short.since)}, {duration(now - short.until)} ago"
 
 
 def clock(moment: float | None) -> str:

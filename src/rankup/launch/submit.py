@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..base.amounts import words
 from ..base.errors import UserError
 from ..base.files import user_path, write_atomic
 from ..site import config as configuration
@@ -87,7 +86,7 @@ def run(spec: JobSpec, client: Client) -> int:
     _say(found.plan, found.job, found.directory, number)
     if not spec.follow:
         return 0
-    from .logs import follow
+    from .follow import follow
 
     return follow(found.directory)
 
@@ -285,9 +284,7 @@ def plan(client: Client, config: Config, options: JobSpec) -> Plan:
     Raises:
         UserError: it would be refused, wait for ever, or waste what is paid for.
     """
-    profile, _ = sites.choose(
-        config, os.environ, os.uname().nodename, cluster_name=client.cluster_name
-    )
+    profile, _ = sites.choose(config, cluster_name=client.cluster_name)
     partitions = client.partitions()
     partition = limits.choose_partition(options.partition, profile, partitions)
     # Where nobody names one Slurm chooses: by constraint and qos at some sites.
@@ -337,8 +334,9 @@ def _notes(
     if not partition.up:
         yield f"note: partition {partition.name} takes jobs and starts none now (see `sinfo`)"
     if partition.idle_nodes < (options.nodes or 1) and partition.up:
-        idle = words(partition.idle_nodes, "node is", "nodes are")
-        yield f"note: {idle} idle in {partition.name} now, so the job will wait"
+        idle, name = partition.idle_nodes, partition.name
+        are = "node is" if idle == 1 else "nodes are"
+        yield f"note: {idle} {are} idle in {name} now, so the job will wait"
     if options.time is None:
         minutes = limits.default_minutes(partition)
         yield f"note: time limit {time_text(minutes)} by default; --time sets it"
@@ -347,7 +345,7 @@ def _notes(
 
 
 def runs_folder(config: Config, plan: Plan) -> tuple[Path, Path | None]:
-    """Where run directories go, and the scratch folder to be linked as `./runs`, if any.
+    """Return the folder of run directories, and the one to be linked as `./runs`, if any.
 
     What `rankup.toml` says, or a `./runs` that is there; else the site's scratch: checkpoints are
     large, and home is not.

@@ -21,9 +21,8 @@ from ..base.errors import UserError
 from ..base.files import fsync_directory, user_path
 from ..base.text import clean
 from ..recipes import Asked
-from ..site import config, rundir
-from ..slurm.client import Client
-from . import attempts, meant
+from ..site import rundir
+from . import meant
 
 if TYPE_CHECKING:
     import torch
@@ -224,13 +223,13 @@ def need(package: str, why: str) -> None:
 
 
 def folder(run: str) -> Path:
-    """Where a run, or one task of an array, keeps its checkpoints.
+    """Return the folder of a run, or of one task of an array, that has its checkpoints.
 
     Raises:
         UserError: no such run, or an array where one of its tasks is meant.
     """
-    here, _ = config.for_views(Path.cwd())
-    path, task = meant.locate(here.runs, run, Client(timeout=attempts.TIMEOUT))
+    here, client = meant.here()
+    path, task = meant.locate(here.runs, run, client)
     tasks = sorted(p.name for p in (path / "array").glob("*")) if task is None else []
     if tasks and not (path / "checkpoints").exists():
         raise UserError(

@@ -192,7 +192,7 @@ def key_of_url(url: Url) -> str:
 
 
 def folders(project: Path, script: Path) -> tuple[Path, ...]:
-    """Where records for a script may lie: in its project, and where it was fetched from.
+    """Return the folders of records for a script: its project, and where it was fetched from.
 
     Without a `rankup.toml` the project is the folder that one is in; mostly that is the script's.
     """
@@ -329,7 +329,7 @@ def _script(config: Config, number: int, line: str) -> Unmet:
 
 
 def _lacks(found: Record | None, sha256: str) -> str:
-    """Why a job would not have it, empty if it would."""
+    """Return why a job would not have it, empty if it would."""
     if found is None:
         return "not fetched"
     if why := some(found.faults(), most=1):

@@ -198,8 +198,17 @@ def records(path: Path) -> Iterator[list[Record | None]]:
         OSError: it cannot be read, or is no regular file (a pipe would never answer).
     """
     with open_regular(path) as file:
-        while text := file.readlines(CHUNK):
-            yield [record(line) for line in text if line.strip()]
+        while read := file.readlines(CHUNK):
+            text = [line for line in read if line.strip()]
+            joined = b"[" + b",".join(text) + b"]"
+            try:
+                # One document is read twice as fast as its lines.
+                found = json.loads(joined) if b"\\u" not in joined else []
+            except (ValueError, RecursionError):
+                found = []
+            if len(found) != len(text):
+                found = map(one, text)
+            yield [each if isinstance(each, dict) else None for each in found]
 
 
 def record(line: bytes) -> Record | None:

@@ -154,6 +154,7 @@ def build(
     seed: int,
     choices: Choices,
     example: tuple[Loss, Batch] | None = None,
+    given: Callable[[str], bool] = lambda name: False,
 ) -> Built:
     """Build a model on the ranks of `mesh`; call on all of them.
 
@@ -162,6 +163,8 @@ def build(
     Args:
         example: the loss and a batch, from which the work of each part of the model is counted;
             without it pipeline stages are balanced by their parameters.
+        given: parameters of the uncut model, by name, to which the caller gives values afterwards;
+            where the model is cut none is drawn for them.
 
     Raises:
         UserError: the model cannot be cut as the layout asks; says why, and the way out.
@@ -175,7 +178,7 @@ def build(
     built, stages = split(initial.shapes(), mesh, choices, example)
     # What is offloaded comes to the device part by part; buffers are needed there all the time.
     materialize(built.model, device, torch.device("cpu") if choices.offload else device)
-    initial.fill(built.model, built.whole, built.copies)
+    initial.fill(built.model, built.whole, built.copies, given)
     # Stages that drew alike would drop the same places of each layer.
     built.draws_apart = ("stage", mesh.pp) if layout.pp > 1 else ()
     if layout.pp > 1:

@@ -109,23 +109,32 @@ class Initial:
             return self._construct().to("cpu")  # wherever the constructor puts them
 
     @torch.no_grad()
-    def fill(self, model: nn.Module, whole: nn.Module, names: Mapping[str, str]) -> None:
+    def fill(
+        self,
+        model: nn.Module,
+        whole: nn.Module,
+        names: Mapping[str, str],
+        given: Callable[[str], bool] = lambda name: False,
+    ) -> None:
         """Give a materialised model its values; call on all ranks.
 
         Args:
             whole: the model on meta, before anything was cut off it.
             names: names in `model` -> names in the whole model, where they differ.
+            given: parameters, by their names in the whole model, that get their values afterwards.
         """
         held: dict[str, list[torch.Tensor]] = {}
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             held.setdefault(names.get(name, name), []).append(tensor)
+        later = {name for name, _ in whole.named_parameters() if given(name)}
         draws = self._draws(whole) if self._by_name else {}
+        draws = {name: draw for name, draw in draws.items() if name not in later}
         owners = {name: i % self._world.world_size for i, name in enumerate(draws)}
         values = {name: draw() for name, draw in draws.items() if owners[name] == self._world.rank}
         left = self._left(list(draws), values)
         owners |= dict.fromkeys(left, 0)
         values = {name: value for name, value in values.items() if name not in left}
-        tensors = _tensors_of(whole)
+        tensors = {name: one for name, one in _tensors_of(whole).items() if name not in later}
         if self._world.is_root and len(draws) - len(left) < len(tensors):
             values = self._constructed(left) | values
         for name, like in tensors.items():

@@ -146,7 +146,7 @@ def profile_of(name: str | None) -> Profile:
     """
     settings = config.load(Path.cwd())
     if name is None:
-        return profiles.choose(settings, os.environ, os.uname().nodename)[0]
+        return profiles.choose(settings)[0]
     begun = [known for known in profiles.names() if known.startswith(name)]
     if len(begun) == 1:
         name = begun[0]

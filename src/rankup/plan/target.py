@@ -369,7 +369,7 @@ def _text(path: Path) -> str:
 def _cached(name: str, revision: str) -> Path | None:
     """The config.json of a model in the cache of Hugging Face, if it is there."""
     settings = config.load(Path.cwd())
-    profile, _ = sites.choose(settings, os.environ, os.uname().nodename)
+    profile, _ = sites.choose(settings)
     known = caches.caches(settings, profile, os.environ)
     home = next(one.path for one in known.entries if one.variable == "HF_HOME")
     refined = known.refining.get("HF_HUB_CACHE") or known.refining.get("HUGGINGFACE_HUB_CACHE")

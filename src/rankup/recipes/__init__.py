@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -100,6 +101,19 @@ class Recipe:
         """
         kind = self._options()
         return flags.parse(kind, args, self.name, kind.preset, kept)
+
+    def prepare(self, args: Sequence[str], kept: Mapping[str, Any], directory: Path) -> None:
+        """Make in a run directory what the ranks need, before any of them is started.
+
+        Raises:
+            UserError: the data will not do, or --freeze matches no parameter.
+        """
+        options = self.parse(args, kept)
+        options.prepare(directory)
+        if options.freeze is not None and importlib.util.find_spec("torch") is not None:
+            from .outline import refuse_freeze  # torch takes seconds
+
+            refuse_freeze(options)
 
     def option_names(self) -> frozenset[str]:
         """The names of all options as they are written: `--lr`, `--no-reshard`."""

@@ -33,6 +33,7 @@ from .models.xresnet import Norm, XResNet
 
 _HELD_OUT = 0.1  # of the training photos, where the data has none to validate on
 _TOP = 5
+_LONG = 1e12  # floating-point operations of a step that keep a few cores busy for long
 _SHRINKS = 32  # sides of a photo to one at the network's end
 
 Read = Callable[[], bytes | memoryview]
@@ -189,7 +190,21 @@ def run(options: ImageClassificationOptions, directory: Path, resume: bool) -> N
     """Train on every rank; the classes have been noted in `directory` before."""
     world = setup()
     task = ImageClassification(options, directory, world.device)
+    if world.is_root and (note := patience(task, world.device)):
+        running.say(note)
     running.run(task, options, world, directory, resume)
+
+
+def patience(task: ImageClassification, device: torch.device) -> str | None:
+    """A line for who trains on a CPU what is meant for GPUs: its first step comes late."""
+    options = task.options
+    work = task.flops_per_unit(nn.Module()) * options.global_batch
+    if device.type != "cpu" or work < _LONG:
+        return None
+    return (
+        f"on a CPU: {options.global_batch} photos per step at --size {options.size} through "
+        f"{options.model} take a minute or more; --tiny trains for a minute in all"
+    )
 
 
 def generate(

@@ -6,7 +6,7 @@ import importlib.util
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -220,24 +220,25 @@ def _labels(samples: Samples, name: str | None) -> np.ndarray[Any, np.dtype[np.i
 
 
 def draw(path: Path) -> None:
-    """Write a tar of class folders, `train/disc/000.jpg` …; the same bytes each time.
+    """Write a tar of the drawings; the same bytes each time."""
+    with replacing(path) as out, tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in drawings():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
 
-    Raises:
-        UserError: simplejpeg, which the training needs too, is not here.
-    """
-    if importlib.util.find_spec("simplejpeg") is None:
-        raise UserError("drawings are kept as JPEG by simplejpeg: pip install 'rankup[train]'")
-    import simplejpeg
+
+def drawings() -> Iterator[tuple[str, bytes]]:
+    """The JPEG files of all drawings in class folders, by name: `train/disc/000.jpg` …"""
+    from PIL import Image
 
     rng = np.random.default_rng(0)
-    with replacing(path) as out, tarfile.open(fileobj=out, mode="w") as tar:
-        for split, count in COUNTS.items():
-            for kind in KINDS:
-                for number in range(count):
-                    data = simplejpeg.encode_jpeg(picture(kind, rng), _QUALITY)
-                    member = tarfile.TarInfo(f"{split}/{kind}/{number:03}.jpg")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
+    for split, count in COUNTS.items():
+        for kind in KINDS:
+            for number in range(count):
+                file = io.BytesIO()
+                Image.fromarray(picture(kind, rng)).save(file, "JPEG", quality=_QUALITY)
+                yield f"{split}/{kind}/{number:03}.jpg", file.getvalue()
 
 
 def picture(kind: str, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -18,13 +18,13 @@ from ..base.errors import UserError
 from ..base.text import say
 from ..runtime.world import setup
 from ..train.optimizer import build_optimizer
-from ..train.task import Batch
+from ..train.task import Batch, Named
 from . import Asked, llama_weights, lora, running
 from .models.llama import Llama
 from .models.transformer import Shape, Transformer
 from .options import TOKENS, LanguageModelOptions
 from .running import IGNORED, compiled_cross_entropy, cross_entropy
-from .text import TokenFile, open_tokens
+from .text import TokenFile, end_of, open_tokens
 from .tokenized import Joined
 from .vocabulary import UNKNOWN, opened
 from .windows import Mix, windows
@@ -38,15 +38,19 @@ def model_of(
     options: LanguageModelOptions,
     vocabulary: int,
     logits: npt.NDArray[np.float32] | None = None,
+    end: int | None = None,
 ) -> Transformer | Llama:
     """Build the model for so many different tokens.
 
     Args:
         logits: what the output's bias starts from, with --prior.
+        end: the token behind each document, with --documents mask.
     """
     if (llama := options.llama) is not None:
         longest = max(options.seq_len, llama.longest if llama.vocab_size else 0)
-        model = Llama(replace(llama, vocab_size=llama.vocab_size or vocabulary, longest=longest))
+        model = Llama(
+            replace(llama, vocab_size=llama.vocab_size or vocabulary, longest=longest), end
+        )
         if options.lora is not None:
             lora.adapt(model, options.lora, options.lora_scale, options.adapted)
         return model
@@ -59,7 +63,7 @@ def model_of(
         options.dropout,
         prior=options.prior,
     )
-    return Transformer(shape, logits)
+    return Transformer(shape, logits, end)
 
 
 def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
@@ -90,11 +94,13 @@ class LanguageModel:
         options.check(file)
         self.options = options
         self._vocabulary = file.vocab_size
+        self._end = file.end if options.documents == "mask" else None
         self._logits = log_frequencies(file) if options.prior else None
         self._cross_entropy = compiled_cross_entropy() if options.compile else cross_entropy
-        self.train, self.valid, self.test = (
-            windows(file.splits[name], options.seq_len) for name in ("train", "valid", "test")
-        )
+        splits = {name: windows(text, options.seq_len) for name, text in file.splits.items()}
+        several = {n.partition(".")[2]: text for n, text in splits.items() if n[:6] == "valid."}
+        self.train, self.test = splits["train"], splits["test"]
+        self.valid = Named(several) if several else splits["valid"]
 
     def order(self) -> Mix | None:
         """The order of a mix, which a run's seed gives; of one text it is the run's own."""
@@ -105,19 +111,20 @@ class LanguageModel:
         return Mix(positions, self.train, options.mix, options.seed)
 
     def build_model(self) -> nn.Module:
-        return model_of(self.options, self._vocabulary, self._logits)
+        return model_of(self.options, self._vocabulary, self._logits, self._end)
 
-    def values(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+    def gives(self, name: str) -> bool:
+        return self.options.init is not None and not lora.is_adapter(name)
+
+    def values(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Fill a rank's parameters with the weights of --init, of which it reads its own bytes.
 
         Raises:
             UserError: the folder's weights are not of this model.
         """
-        if self.options.init is None:
-            return False
-        weights = {name: t for name, t in tensors.items() if not lora.is_adapter(name)}
-        llama_weights.load(weights, Path(self.options.init))
-        return True
+        if self.options.init is not None:
+            weights = {name: tensor for name, tensor in tensors.items() if self.gives(name)}
+            llama_weights.load(weights, Path(self.options.init))
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return build_optimizer(model, self.options)
@@ -202,8 +209,9 @@ def generate(
     told = words.encode(text)
     if not told:
         raise UserError("the prompt is empty; give some words to go on from")
-    task = LanguageModel(options, directory / TOKENS)
-    model = restored(task.build_model, tensors)
+    # Without the tokens, which may lie elsewhere, and no longer.
+    end = end_of(directory / TOKENS) if options.documents == "mask" else None
+    model = restored(lambda: model_of(options, words.size, end=end), tensors)
     device = next(model.parameters()).device
     known = options.llama.vocab_size if options.llama is not None else 0
     beyond = range(words.size, known)  # a model may know more tokens than the text's

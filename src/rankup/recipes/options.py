@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -19,9 +20,11 @@ from ..site import config
 from ..train.options import TrainOptions
 from . import llama, tokenized
 from .llama import SIZES, LlamaShape, shape_of
-from .text import BPE_SIZE, SPLITS, TokenFile, open_tokens, tokenize
+from .text import BPE_SIZE, TokenFile, open_tokens, tokenize
+from .tokenized import SPLITS
 
 TOKENS = "tokens"
+_NAMED = re.compile(r"[A-Za-z0-9_-]{1,40}:.")
 # The linear maps of a Llama's block.
 ADAPTABLE = ("query", "key", "value", "output", "gate", "up", "down")
 
@@ -33,10 +36,15 @@ class LanguageModelOptions(TrainOptions):
     train: str | None = flag(
         None, "training text, or a folder of `rankup tokenize`; default Python's help topics"
     )
-    valid: str | None = flag(None, "validation text; default the end of the training text")
+    valid: str | None = flag(
+        None, "validation text, or NAME:FILE,NAME:FILE; default the end of the training text"
+    )
     test: str | None = flag(None, "test text; default the end of the training text")
     mix: str | None = flag(
         None, "web:0.7,code:0.3: token folders in --train FOLDER by weight; needs --steps"
+    )
+    documents: Literal["join", "mask"] = flag(
+        "join", "mask: attention stays within a document of a token folder"
     )
     dataset: str | None = flag(None, "texts that `rankup fetch --dataset` has brought: wikitext-2")
     vocab: Literal["word", "byte", "bpe"] = flag(
@@ -109,6 +117,7 @@ class LanguageModelOptions(TrainOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._refuse_contradictions()
+        _ = self.valids  # to be refused now
         self._refuse_mix()
         self._refuse_sizes()
         self._refuse_adapters()
@@ -234,6 +243,11 @@ class LanguageModelOptions(TrainOptions):
 
     def _objection(self, layout: Layout) -> str | None:
         """Why the model cannot be split so, and what to do; None where it can."""
+        if layout.pp > 1 and self.documents == "mask":
+            return (
+                "--documents mask reads the ends of documents from the tokens, which the first "
+                f"stage alone of --pp {layout.pp} sees; give --documents join, or another strategy"
+            )
         if self.heads % layout.tp:
             fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
             return (
@@ -269,6 +283,7 @@ class LanguageModelOptions(TrainOptions):
         said = {name: value for name, value in more.items() if value is not None}
         said |= {"prior": True} if self.prior else {}
         said |= {"mix": self.mix} if self.mix is not None else {}
+        said |= {"documents": self.documents} if self.documents != "join" else {}
         return {**super().identity, **text, **said, "seq_len": self.seq_len}
 
     @property
@@ -317,10 +332,34 @@ class LanguageModelOptions(TrainOptions):
                         f"rankup fetch --dataset {self.dataset}"
                     )
             return {name: found[f"{name}.txt"] for name in SPLITS}
-        given = (("train", self.train), ("valid", self.valid), ("test", self.test))
+        given: dict[str, str | None] = {"train": self.train}
+        given |= {f"valid.{name}": path for name, path in self.valids.items()}
+        given |= {} if self.valids else {"valid": self.valid}
+        given["test"] = self.test
         return {
-            name: None if path is None else user_path(path, f"--{name}") for name, path in given
+            name: None if path is None else user_path(path, f"--{name.partition('.')[0]}")
+            for name, path in given.items()
         }
+
+    @property
+    def valids(self) -> dict[str, str]:
+        """The files of `--valid NAME:FILE,…` by their names; empty where it names one file.
+
+        Raises:
+            UserError: a part has no name, or one has the name of another.
+        """
+        if self.valid is None or not _NAMED.match(self.valid):
+            return {}
+        found: dict[str, str] = {}
+        for part in self.valid.split(","):
+            name, _, path = part.strip().partition(":")
+            if not _NAMED.match(part.strip()) or name in found or name.endswith("ema"):
+                raise UserError(
+                    f"--valid: {part!r} is no NAME:FILE with a name of its own (letters, digits, "
+                    "- and _, not ending with ema); give web:web.txt,code:code.txt, for example"
+                )
+            found[name] = path
+        return found
 
     def tokenized(self, sources: dict[str, Path | None], directory: Path) -> TokenFile:
         """`sources` as tokens in a directory."""
@@ -330,6 +369,11 @@ class LanguageModelOptions(TrainOptions):
         train = sources["train"]
         if train is not None and (train.is_dir() or self.mix is not None):
             return self._of_folders(sources, file, directory)
+        if self.documents == "mask":
+            raise UserError(
+                "--documents mask needs the ends of documents, which a plain text does not have; "
+                "give --train FOLDER, made by rankup tokenize"
+            )
         return tokenize(sources, self.vocab, directory, self.vocab_size or BPE_SIZE, file)
 
     def _of_folders(

@@ -95,6 +95,21 @@ def _image_classification(options: ImageClassificationOptions) -> Outline:
     return Outline(lambda: XResNet(options.model, classes), (loss, (images,)), note)
 
 
+def refuse_freeze(options: Any) -> None:
+    """UserError where `--freeze` matches no parameter, of a model that is known without data."""
+    from ..parallel.initial import on_meta
+    from ..train.start import freeze
+
+    if isinstance(options, LanguageModelOptions):
+        from .language_model import model_of
+
+        freeze(on_meta(lambda: model_of(options, 2), 0), options.freeze)
+    elif isinstance(options, ImageClassificationOptions):
+        from .models.xresnet import XResNet
+
+        freeze(on_meta(lambda: XResNet(options.model, 2), 0), options.freeze)
+
+
 def vocabulary(options: LanguageModelOptions) -> tuple[int, str]:
     """Number of different tokens, and how it is known."""
     if options.llama is not None and options.llama.vocab_size:

@@ -20,7 +20,7 @@ import numpy as np
 from ..base.errors import UserError
 from ..base.files import write_atomic, write_json
 from . import tokenized
-from .tokenized import SPLITS, Joined, Shards
+from .tokenized import Joined, Shards
 from .vocabulary import Bytes, Pieces, Tokens, Vocabulary, Words, lines
 
 BPE_SIZE = 8192
@@ -34,7 +34,8 @@ class TokenFile:
 
     Attributes:
         vocab_size: number of different tokens.
-        splits: by name, 1-d arrays of token numbers, or several.
+        splits: by name, 1-d arrays of token numbers, or several; `valid.NAME` where
+            there are several for valid.
         end: the token behind each document, where there is one.
     """
 
@@ -58,6 +59,7 @@ def tokenize(
     from its end.
 
     Args:
+        sources: of train, valid and test; several texts for valid are called `valid.NAME`.
         vocab: word, byte, or bpe.
         size: of the byte-pair encoding that is trained on the training text.
         tokenizer: a file of the package `tokenizers`, in the place of one that is trained.
@@ -69,11 +71,12 @@ def tokenize(
     if sources["train"] is None:
         if any(sources.values()):
             raise UserError("--valid and --test need a --train file beside them")
-        text = _python_text()
+        text = python_text()
         own = directory / "python-topics.txt"
         write_atomic(own, text)
         sources = {**sources, "train": own}
-    paths = {name: path for name, path in sources.items() if path is not None}
+    texts = {"train": sources["train"], **sources}  # that comes first
+    paths = {name: path for name, path in texts.items() if path is not None}
     for name, path in paths.items():
         _check(name, path)
     made = vocab if tokenizer is None else "bpe"
@@ -87,11 +90,11 @@ def tokenize(
         {name: words.encode_file(path) for name, path in paths.items()},
         kind,
     )
-    held = [name for name in ("valid", "test") if name not in paths]
+    held = [name for name in ("valid", "test") if not _given(name, paths)]
     part = int(lengths["train"] * _HELD_OUT)
     lengths["train"] -= part * len(held)
     # Held-out parts follow the training part in the file; a given one comes after them.
-    order = ["train", *held, *[name for name in ("valid", "test") if name in paths]]
+    order = ["train", *held, *[name for name in paths if name != "train"]]
     starts, start = {}, 0
     for name in order:
         length = lengths.get(name, part)
@@ -127,21 +130,33 @@ def open_tokens(directory: Path) -> TokenFile:
     return TokenFile(about["vocab_size"], splits)
 
 
-def _python_text() -> str:
+def end_of(directory: Path) -> int | None:
+    """Return the token behind each document of what `tokenize` made, where there is one."""
+    end: int | None = json.loads((directory / "tokens.json").read_text()).get("end")
+    return end
+
+
+def python_text() -> str:
     """Half a megabyte of English that every Python has: the help topics of its language."""
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
+def _given(split: str, paths: Mapping[str, Path]) -> bool:
+    return any(name.partition(".")[0] == split for name in paths)
+
+
 def _check(name: str, path: Path) -> None:
+    option, _, own = name.partition(".")
+    given = f"--{option} {own}{':' * bool(own)}{path}"
     if not path.is_file():
         what = "does not exist" if not path.exists() else "is no regular file"
-        raise UserError(f"--{name} {path} {what}; give a text file")
+        raise UserError(f"{given} {what}; give a text file")
     if path.stat().st_size == 0:
-        raise UserError(f"--{name} {path} is empty; give a text of some length")
+        raise UserError(f"{given} is empty; give a text of some length")
     if not os.access(path, os.R_OK):
-        raise UserError(f"--{name} {path}: no permission to read it")
+        raise UserError(f"{given}: no permission to read it")
 
 
 def _vocabulary(train: Path, vocab: str, size: int, tokenizer: Path | None) -> Vocabulary:
@@ -156,10 +171,9 @@ def _write(path: Path, encoded: dict[str, Iterator[Tokens]], kind: np.dtype[Any]
     """Write all splits into one file; number of tokens of each."""
     lengths = {}
     with path.open("wb") as file:
-        for name in SPLITS:
-            if name in encoded:
-                start = file.tell()
-                for piece in encoded[name]:
-                    file.write(piece.astype(kind, copy=False).tobytes())
-                lengths[name] = (file.tell() - start) // kind.itemsize
+        for name, pieces in encoded.items():
+            start = file.tell()
+            for piece in pieces:
+                file.write(piece.astype(kind, copy=False).tobytes())
+            lengths[name] = (file.tell() - start) // kind.itemsize
     return lengths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -77,6 +77,13 @@ class Loop(_Placed):
         loaders: the loaders that it may be.
         backwards: the `.backward()` calls that it reaches, with their files; none in evaluation.
         counts: what grows in it.
+        source: of a `for`, what is iterated over, also where it is a bar with a name. This and the
+            following are found where a script is ported (`rewrite/training.py`).
+        batch: names that hold the batch, or what was made of it.
+        index: the name that `enumerate` counts with.
+        losses: names of what the backward starts from.
+        phase: of a loop that trains and evaluates, what is true where it trains.
+        unclear: it may evaluate as well, and when cannot be said at its head.
     """
 
     node: LoopNode
@@ -84,6 +91,17 @@ class Loop(_Placed):
     loaders: tuple[Role, ...]
     backwards: tuple[tuple[File, ast.Call], ...]
     counts: tuple[Count, ...]
+    source: ast.expr | None = None
+    batch: set[str] = field(default_factory=set)
+    index: str | None = None
+    losses: set[str] = field(default_factory=set)
+    phase: str = ""
+    unclear: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """True where a backward happens in it."""
+        return bool(self.backwards)
 
     @property
     def body(self) -> list[ast.stmt]:

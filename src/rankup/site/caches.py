@@ -1,4 +1,4 @@
-"""Where downloads lie: the caches of programs that people use, off `$HOME` on a known site.
+"""The folders of downloads: caches of programs that people use, off `$HOME` on a known site.
 
 What the environment says always holds. Else a known site's caches go to one folder per user, in the
 project, which is not purged, or in scratch; elsewhere every program keeps its own default.
@@ -62,7 +62,7 @@ class Caches:
     refining: Mapping[str, str]
 
     def variables(self) -> dict[str, str]:
-        """What has to be set, here and in the job, for downloads to be found again."""
+        """Return the variables under which downloads are found again, here and in the job."""
         moved = {c.variable: str(c.path) for c in self.entries if c.said_by != "default"}
         return {**moved, **self.refining}
 

@@ -1,4 +1,4 @@
-"""How many GPUs this node has, asked without torch."""
+"""The GPUs and cores of this node, asked without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is mounted where, from `/proc/self/mounts`."""
+"""The mounts of this node, from `/proc/self/mounts`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse(text: str) -> list[Mount]:
 
 
 def table() -> list[Mount]:
-    """What is mounted now; nothing where the system does not say (no Linux)."""
+    """Return the mounts; none where the system does not say (no Linux)."""
     try:
         return parse(os.fsdecode(_MOUNTS.read_bytes()))
     except OSError:

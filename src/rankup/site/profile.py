@@ -58,7 +58,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Billing:
-    """What a job costs.
+    """The price of a job.
 
     Attributes:
         per_node_hour: units that one whole node costs per hour; None: by its GPUs or cores.
@@ -72,7 +72,7 @@ class Billing:
 
 @dataclass(frozen=True)
 class Detection:
-    """What gives a site away.
+    """The clues that give a site away.
 
     Attributes:
         systemname: values of `$SYSTEMNAME`, `/etc/FZJ/systemname` and `$LMOD_SYSTEM_NAME`.
@@ -330,8 +330,8 @@ def detect(
 
 def choose(
     config: Config,
-    environment: Mapping[str, str],
-    hostname: str,
+    environment: Mapping[str, str] = os.environ,
+    hostname: str = "",
     systemname_file: Path = SYSTEMNAME_FILE,
     cluster_name: Callable[[], str | None] | None = None,
 ) -> tuple[Profile, str]:
@@ -343,6 +343,7 @@ def choose(
     if config.profile is not None:
         found, clue = load(config.profile), f"{config.file}: profile"
     else:
+        hostname = hostname or os.uname().nodename
         found, clue = detect(environment, hostname, systemname_file, cluster_name)
     if config.site:
         found = override(found, config.site, str(config.file or "[site]"))

@@ -14,16 +14,17 @@ import os
 import secrets
 import string
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..base.errors import UserError
 from ..base.files import open_regular, tail, user_path, write_json
 
+T = TypeVar("T")
 JOB = "job.json"
 ATTEMPTS = "attempts.jsonl"
 _EARLIER = "log/lives.jsonl"  # as an earlier version has called it
@@ -33,7 +34,7 @@ _LONGEST = 4 * 1024 * 1024  # bytes of records that are read, the last ones
 
 @dataclass(frozen=True)
 class Job:
-    """What was asked for.
+    """The run as it was asked for.
 
     Attributes:
         kind: `recipe` or `script`.
@@ -125,22 +126,38 @@ def read(path: Path) -> Job:
         UserError: it is missing or damaged.
     """
     try:
-        with open_regular(path / JOB) as file:
-            said = json.loads(file.read())
-        if "lives" in said:  # as an earlier version has called them
-            said["attempts"] = said.pop("lives")
-        job = Job(**said)
-        if job.kind not in ("recipe", "script") or not all(
-            isinstance(value, str) for value in (job.id, job.target, job.cwd, *job.args)
-        ):
-            raise ValueError("a value is of the wrong kind")
-        return job
+        return load(path / JOB, _job)
     except FileNotFoundError:
         raise UserError(f"{path} is no run directory: it has no {JOB}") from None
+
+
+def _job(said: dict[str, Any]) -> Job:
+    if "lives" in said:  # as an earlier version has called them
+        said["attempts"] = said.pop("lives")
+    job = Job(**said)
+    if job.kind not in ("recipe", "script") or not all(
+        isinstance(value, str) for value in (job.id, job.target, job.cwd, *job.args)
+    ):
+        raise ValueError("a value is of the wrong kind")
+    return job
+
+
+def load(file: Path, made: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `made` makes of the JSON in a record of ours.
+
+    Raises:
+        UserError: it is damaged, or cannot be read.
+        FileNotFoundError: it is not there.
+    """
+    try:
+        with open_regular(file) as stream:
+            return made(json.loads(stream.read()))
     except (ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"{path / JOB} is damaged: {error}") from None
+        raise UserError(f"{file} is damaged: {error}") from None
+    except FileNotFoundError:
+        raise
     except OSError as error:
-        raise UserError(f"{path / JOB} cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -180,18 +197,13 @@ def slurm_jobs(path: Path, job: Job) -> list[str]:
     return list(dict.fromkeys([*asked, *(record["job"] for record in records(path))]))
 
 
-def _allocations(job: Job) -> list[str]:
-    """Ids of Slurm jobs inside which the run was started."""
-    return [str(attempt.get("allocation")) for attempt in job.attempts]
-
-
 def all_runs(runs: Path) -> list[Path]:
     """The run directories below `runs`; the one that was started or resumed last comes last."""
     return sorted((path.parent for path in runs.glob(f"*/*/{JOB}")), key=_asked_for)
 
 
 def _asked_for(path: Path) -> tuple[float, str]:
-    """When a run was asked for last: by its own record, else by its name."""
+    """Return the time of a run's last start, by its own record, else by its name."""
     when = None
     with suppress(Exception):  # whatever is wrong with one run, the others are found
         last = read(path).attempts[-1]
@@ -221,7 +233,8 @@ def find(runs: Path, run: str) -> Path:
             # One broken run does not hide the others, in whichever way it is broken.
             with suppress(Exception):
                 job = read(path)
-                if number in slurm_jobs(path, job) or number in _allocations(job):
+                inside = [str(attempt.get("allocation")) for attempt in job.attempts]
+                if number in slurm_jobs(path, job) or number in inside:
                     return path.resolve()
     newest = ", ".join(path.name for path in known[:-4:-1]) or "none yet"
     raise UserError(

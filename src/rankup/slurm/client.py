@@ -84,7 +84,7 @@ class Client:
         return result.stdout
 
     def presence(self) -> Literal["answers", "silent", "absent"]:
-        """Whether Slurm is here, and whether its controller answers.
+        """Return the presence of Slurm, and of a controller that answers.
 
         `absent`: no `sbatch` on PATH, or one without any configuration; `silent`: there is one,
         and it is down, or does not answer in one of `PING_TIMEOUTS`.
@@ -98,20 +98,11 @@ class Client:
                 if error.unreachable:
                     continue
                 return "absent"
-            if _UP.search(result.stdout):
+            if _UP.search(result.stdout):  # the exit code counts a backup that is down, too
                 return "answers"
             said = result.stdout + result.stderr
             return "absent" if _NO_CONFIGURATION.search(said) else "silent"
         return "silent"
-
-    def reachable(self, timeout: float | None = None) -> bool:
-        """Whether a controller answers. Where none does, other commands try for 10 s and more."""
-        try:
-            result = self._run(("scontrol", "ping"), timeout, None)
-        except SlurmError:
-            return False
-        # The exit code counts a backup that is down, too.
-        return bool(_UP.search(result.stdout))
 
     def partitions(self) -> dict[str, Partition]:
         """All partitions by name, the hidden ones too."""
@@ -239,7 +230,7 @@ def base_id(job_id: str) -> str:
 
 
 def is_ours(uid: int | None, work_dir: str, folder: Path) -> bool:
-    """Whether a job is this user's, with `folder` as its working directory.
+    """Return True for a job of this user with `folder` as its working directory.
 
     Job numbers wrap, and clusters share file systems: a number alone may be another job's.
     """

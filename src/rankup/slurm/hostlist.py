@@ -56,6 +56,14 @@ def compress(hosts: Iterable[str]) -> str:
     return ",".join(_folded(prefix, ranges) for prefix, ranges in runs)
 
 
+def short(hosts: Sequence[str]) -> str:
+    """`compress` for people: names that it refuses stand side by side."""
+    try:
+        return compress(hosts)
+    except ValueError:
+        return ", ".join(hosts)
+
+
 def _folded(prefix: str, ranges: Sequence[Sequence[str]]) -> str:
     texts = [first if first == last else f"{first}-{last}" for first, last in ranges]
     if not texts:

@@ -1,4 +1,4 @@
-"""What became of a job, from whoever still knows it: squeue, scontrol, sacct, our own records."""
+"""The states of a job, from whoever still knows it: squeue, scontrol, sacct, our own records."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from . import parse, reasons
 from .client import Client, SlurmError, is_ours
-from .hostlist import compress
+from .hostlist import short
 from .parse import Accounted, Queued, moment
 
 STOPPED = "It stopped with a checkpoint"
 _STOPPED = f"{STOPPED} before the time limit."
-_CANCELLED = "`rankup cancel` had cancelled it before it began."
+CANCELLED = "`rankup cancel` had cancelled it before it began."
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Attempt:
 
     @property
     def begin(self) -> float:
-        """When it began; of one that has."""
+        """The start of one that has begun."""
         assert self.started is not None
         return self.started
 
@@ -145,7 +145,7 @@ def judged(state: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
     mine = [one for one in by_records(state.job or "", own) if one.restart == state.restart]
     for one in mine:
         stopped = state.state == "COMPLETED" and one.words == _STOPPED
-        if stopped or (state.state == "FAILED" and one.words == _CANCELLED):
+        if stopped or (state.state == "FAILED" and one.words == CANCELLED):
             return replace(state, state=one.state, words=one.words, exit_code=one.exit_code)
     return state
 
@@ -185,13 +185,13 @@ def _told(
     restart: int = 0,
 ) -> Attempt:
     """An attempt as Slurm tells it; `code` are the halves of its ExitCode."""
-    live, pending, short = reasons.is_live(state), state == "PENDING", _short(nodes)
+    live, pending, where = reasons.is_live(state), state == "PENDING", short(nodes)
     return Attempt(
         job=name,
         state=state,
-        words=reasons.living(state, reason, short)
+        words=reasons.living(state, reason, where)
         if live
-        else reasons.ended(state, *code, reason, short),
+        else reasons.ended(state, *code, reason, where),
         source=source,
         live=live,
         restart=restart,
@@ -273,16 +273,16 @@ def _accounted(name: str, attempts: Sequence[Accounted]) -> Attempt:
 def _owned(name: str, restart: int, attempt: Mapping[str, Any], reached: bool) -> Attempt:
     """The state by our own record; `reached`: Slurm answered, and does not know the job."""
     nodes = parse.node_names(str(attempt.get("nodes") or ""))
-    on = f" on {_short(nodes)}" if nodes else ""
+    on = f" on {short(nodes)}" if nodes else ""
     code = attempt.get("code")
     over = attempt.get("end") is not None
     if over and attempt.get("cancelled"):
-        state, words, code = "CANCELLED", _CANCELLED, None
+        state, words, code = "CANCELLED", CANCELLED, None
     elif over and code == 0 and attempt.get("stopped"):
         state, words = "COMPLETED", _STOPPED
     elif over and code is not None:
         state = "FAILED" if code else "COMPLETED"
-        words = reasons.ended(state, code, 0, "", _short(nodes))
+        words = reasons.ended(state, code, 0, "", short(nodes))
     elif over:
         state, words = "UNKNOWN", "It ended; how was not written down."
     elif reached:
@@ -323,13 +323,6 @@ def _exit_code(state: str, code: int, number: int) -> int | None:
     if number:
         return 128 + number
     return code if code or state == "COMPLETED" else None
-
-
-def _short(nodes: Sequence[str]) -> str:
-    try:
-        return compress(nodes)
-    except ValueError:
-        return ",".join(nodes)
 
 
 def _none(reason: str) -> str:

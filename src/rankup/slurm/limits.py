@@ -1,4 +1,4 @@
-"""What a job may ask for, checked before it is submitted: sbatch accepts what never starts."""
+"""The limits of a job, checked before it is submitted: sbatch accepts what never starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_MINUTES = 60
 
 @dataclass(frozen=True)
 class Grant:
-    """What it gets.
+    """The nodes, ranks and time that a job gets.
 
     Attributes:
         gpus, cpus: of each node, as asked of Slurm; `cpus` None leaves it to Slurm.
@@ -63,7 +63,7 @@ def choose_partition(
 
 
 def without_limits(partition: Partition) -> Partition:
-    """Where constraint and qos decide on the partition, the default one's limits mean nothing."""
+    """Return it without limits, which mean nothing where constraint and qos decide on it."""
     return replace(
         partition,
         takes_jobs=True,
@@ -80,7 +80,7 @@ def without_limits(partition: Partition) -> Partition:
 def grant(
     spec: JobSpec, profile: Profile, partition: Partition, accounts: frozenset[str] | None
 ) -> Grant:
-    """What the job gets of `partition`, whose live figures win over the profile's.
+    """Return what the job gets of `partition`, whose live figures win over the profile's.
 
     Raises:
         UserError: Slurm would refuse the job, let it wait for ever, or bill GPUs that it does not
@@ -124,14 +124,14 @@ def default_minutes(partition: Partition) -> int:
 
 @dataclass(frozen=True)
 class Price:
-    """What one node of a job costs per hour, in `unit`."""
+    """The cost of one node of a job per hour, in `unit`."""
 
     unit: str
     per_node_hour: float
 
 
 def price(granted: Grant, profile: Profile) -> Price:
-    """What a node of the job is billed: whole, or as much of it as is granted."""
+    """Return the bill of a node of the job: whole, or as much of it as is granted."""
     unit, node = profile.billing.unit, granted.node
     per_node = profile.node_hour(node)
     if not granted.exclusive and node.gpus:
@@ -159,7 +159,7 @@ def clock(minutes: int) -> str:
 
 
 def differences(profile: Profile, partitions: Mapping[str, Partition]) -> list[str]:
-    """Where a profile's facts are not what the live machine says."""
+    """Return the differences between a profile's facts and the live machine's."""
     found = []
     for name, said in profile.partitions.items():
         live = partitions.get(name)

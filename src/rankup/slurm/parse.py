@@ -1,4 +1,4 @@
-"""How Slurm's text is read, and times are written for it. Pure functions: text in, records out."""
+"""Readers of Slurm's text, and times as it writes them. Pure functions: text in, records out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a job waits, how it ended and why a command refuses, in plain words.
+"""Slurm's reasons, ends of jobs and refusals in plain words.
 
 Unknown reasons stay as Slurm gives them.
 """
@@ -114,7 +114,7 @@ _RESOURCES = (
 
 
 def pending(reason: str) -> str:
-    """What Slurm's reason for a pending job means, and what its owner can do."""
+    """Return the meaning of Slurm's reason for a pending job, and what its owner can do."""
     text = _spaced(reason)
     key = text.lower()
     if key in _PENDING:
@@ -164,7 +164,7 @@ def _limit(reason: str) -> str | None:
 
 
 def ended(state: str, code: int, number: int, reason: str, nodes: str = "") -> str:
-    """How a job ended. `code` and `number` are the two halves of Slurm's ExitCode."""
+    """Return a job's end in words. `code` and `number` are the halves of Slurm's ExitCode."""
     text = _spaced(reason)
     where = f" on {nodes}" if nodes else ""
     if number == NEVER_BEGAN:
@@ -214,12 +214,12 @@ _ALSO_LIVE = ("STAGE_OUT", "RESIZING", "SIGNALING", "REQUEUE_FED", "RESV_DEL_HOL
 
 
 def is_live(state: str) -> bool:
-    """Whether a job in this state has not ended."""
+    """Return True for a state of a job that has not ended."""
     return state == "PENDING" or state in _LIVE or state in _ALSO_LIVE
 
 
 def living(state: str, reason: str, nodes: str = "") -> str:
-    """What a job that has not ended is doing."""
+    """Return what a job that has not ended is doing."""
     if state == "PENDING":
         return pending(reason)
     text = _LIVE.get(state, f"Slurm's state: {state}")

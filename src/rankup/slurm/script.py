@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,7 @@ def part(name: str, **values: Any) -> str:
     return "".join(template.blocks[name](template.new_context(values)))
 
 
+@cache
 def _template() -> jinja2.Template:
     import jinja2  # 20 ms, for commands that render no script
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from ..base.errors import RunFailed
 from ..runtime.deadline import END, ask_for_next_attempt
 from ..runtime.world import is_root_process
@@ -17,7 +19,7 @@ from .options import TrainOptions
 from .plan import Place
 from .step import Stepper
 from .stop import Stop
-from .task import Split, Task
+from .task import Named, Split, Task
 
 _TIMES = 5  # validations and checkpoints in a run that does not say how many
 
@@ -141,22 +143,35 @@ class Attempt:
             )
         return Outcome(place, True, *losses, found)
 
-    def _evaluate(self, name: str, split: Split, stop: Stop) -> dict[str, float]:
+    def _evaluate(self, name: str, split: Split | Named, stop: Stop) -> dict[str, float]:
         """The measures of a split, by names that begin with its own.
 
-        Those of the averaged weights end with `_ema`.
+        Those of its parts end with their names, and those of the averaged weights with `_ema`.
         """
-        stepper, size = self._stepper, self._options.micro_batch
-
-        def measured(end: str = "") -> dict[str, float]:
-            found = means(stepper.sums, stepper.measures, split, stepper.built, size, stop)
-            return {f"{name}_{measure}{end}": value for measure, value in found.items()}
-
-        found = measured()
+        stepper = self._stepper
+        found = self._means(name, split, stop, "")
         if stepper.average is not None:
             with stepper.average.in_place():
-                found |= measured("_ema")
+                found |= self._means(name, split, stop, "_ema")
         return found
+
+    def _means(self, name: str, split: Split | Named, stop: Stop, end: str) -> dict[str, float]:
+        stepper, size = self._stepper, self._options.micro_batch
+
+        def means_of(part: Split, end: str) -> dict[str, float]:
+            found = means(stepper.sums, stepper.measures, part, stepper.built, size, stop)
+            return {f"{name}_{measure}{end}": value for measure, value in found.items()}
+
+        if not isinstance(split, Named):
+            return means_of(split, end)
+        found: dict[str, float] = {}
+        total = count = 0.0
+        for own, part in split.parts.items():
+            found |= means_of(part, f"_{own}{end}")
+            targets = part.count(torch.arange(len(part)))
+            total += found[f"{name}_loss_{own}{end}"] * targets
+            count += targets
+        return {f"{name}_loss{end}": total / count, **found}
 
     def _ask_for_next_attempt(self, place: Place, saved: bool) -> None:
         if not saved:  # the next attempt would come no further

@@ -97,7 +97,7 @@ class _Run:
         self.stepper.trace = Trace(options.trace_samples, world, self.place.step)
         self.metrics: Metrics | Silence = Silence()
         if world.is_root:
-            self.metrics = Metrics(directory, task.unit, self.last, self.place.step)
+            self.metrics = Metrics(directory, task.unit, self.last, self.place.step, options)
         self.stepper.profile = Profile.wanted(options, directory, world, self.place.step)
         if options.pp_timeline and self.built.pipeline is not None:
             # Connections are made in an attempt's first steps.

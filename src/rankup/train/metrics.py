@@ -14,6 +14,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from ..base.files import cut_json_lines, done_by
 from ..base.text import say
 from ..runtime.collectives import all_gather_object
 from ..runtime.world import World
+from .options import TrainOptions
 from .plan import Step
 from .taken import Taken
+from .trackers import Trackers
 
 # Peak dense bfloat16 FLOP/s by the name the driver gives (vendors' data sheets; MI250X per die).
 PEAK_FLOPS = {
@@ -199,7 +202,9 @@ class Trace:
 class Metrics:
     """Rank 0's record of the run. On other ranks use `Silence`."""
 
-    def __init__(self, directory: Path, unit: str, last_step: int, resumed_at: int) -> None:
+    def __init__(
+        self, directory: Path, unit: str, last_step: int, resumed_at: int, options: TrainOptions
+    ) -> None:
         self._path = directory / "metrics.jsonl"
         self._unit = unit
         self._last_step = last_step
@@ -217,11 +222,15 @@ class Metrics:
             )
             self._task = self._bar.add_task("", total=last_step, completed=resumed_at)
             self._bar.start()
+        self._trackers = Trackers(
+            options.trackers, directory, resumed_at, asdict(options), self.say
+        )
         self._lines = Lines(self._path, resumed_at, self.say)
 
     def step(self, record: dict[str, Any]) -> None:
         """Append a step's line and show it, at most a few times per second."""
         self._lines.write(record)
+        self._trackers.step(record)
         now = time.monotonic()
         done = record["step"] == self._last_step
         pause = _REFRESH_SECONDS if self._bar else _LINE_SECONDS
@@ -269,6 +278,7 @@ class Metrics:
         if self._bar:
             self._bar.refresh()
             self._bar.stop()
+        self._trackers.close()
         self._lines.close()
 
 

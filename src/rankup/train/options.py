@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from ..base.errors import UserError
+from ..base.errors import UserError, nearest
 from ..base.files import user_path
 from ..base.flags import flag
 from ..parallel.choices import Choices, Half, check, without_effect
 from ..parallel.layout import SELDOM, WITHOUT_WAITING, Layout, choose
 from ..runtime.compress.names import Compression, parse
+from . import trackers
 
 _MOST_PROFILED = 50  # steps
 _HALF: dict[str, Half] = {"bf16": "bfloat16", "fp16": "float16"}
@@ -64,6 +65,9 @@ class TrainOptions:
         None, "steps between checkpoints; default five times in the run", least=1
     )
     keep: int = flag(2, "checkpoints to keep", least=2)
+    log: str | None = flag(
+        None, "show the metrics live as well: tensorboard, wandb, or both with a comma between them"
+    )
     profile: str | None = flag(
         None, "run these steps (20:25, both included) under torch's profiler, a rank of each node"
     )
@@ -128,6 +132,9 @@ class TrainOptions:
                 what = "is a folder" if path.is_dir() else "lies in no folder that exists"
                 raise UserError(f"--trace-samples {path} {what}; name a file to write")
         self._refuse_profile()
+        for name in self.trackers:
+            if name not in trackers.PACKAGES:
+                raise UserError(f"--log {name}: {nearest(name, trackers.PACKAGES)}")
         try:
             parse(self.compress)
         except ValueError as error:
@@ -189,6 +196,16 @@ class TrainOptions:
                 f"{self.global_batch}; a global batch is cut into micro-batches, so give "
                 f"--micro-batch {self.global_batch} or less"
             )
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Return what gets the metrics beside `metrics.jsonl`."""
+        return tuple(self.log.split(",")) if self.log else ()
+
+    def need_packages(self) -> None:
+        """UserError where a package that the options need is not installed."""
+        for name in self.trackers:
+            trackers.need_package(f"--log {name}", *trackers.PACKAGES[name])
 
     def _refuse_profile(self) -> None:
         if self.profile is None:

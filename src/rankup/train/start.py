@@ -53,7 +53,8 @@ def assemble(
         freeze(model, options.freeze)
         return model
 
-    return build(build_model, mesh, options.seed, choices, example)
+    given = task.gives if isinstance(task, Loaded) else lambda name: False
+    return build(build_model, mesh, options.seed, choices, example, given)
 
 
 def freeze(model: nn.Module, patterns: str | None) -> None:

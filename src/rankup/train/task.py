@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -29,6 +30,13 @@ class Split(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Named:
+    """Several splits by name, each evaluated by itself; together they are all their samples."""
+
+    parts: Mapping[str, Split]
+
+
 @runtime_checkable
 class Ahead(Protocol):
     """A split that makes its batches ahead of the loop, and anew for each epoch."""
@@ -53,7 +61,7 @@ class Task(Protocol):
     @property
     def train(self) -> Split: ...
     @property
-    def valid(self) -> Split: ...
+    def valid(self) -> Split | Named: ...
     @property
     def test(self) -> Split: ...
 
@@ -118,8 +126,12 @@ class Valued(Protocol):
 class Loaded(Protocol):
     """A task that may begin with weights from files, of which each rank reads its own part."""
 
-    def values(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Fill this rank's parameters, by their names in the model; False where there are none.
+    def gives(self, name: str) -> bool:
+        """Return whether `values` fills the parameter of that name: none is drawn for it."""
+        ...
+
+    def values(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Fill what it gives of this rank's parameters, by their names in the model.
 
         Call on all ranks. Parameters may be DTensors.
         """

@@ -111,24 +111,15 @@ def test_names_of_nodes_are_names_of_files(given: str, name: str) -> None:
 
 
 def test_attempts_are_told_apart() -> None:
-    assert node.attempt({"SLURM_JOB_ID": "12"}, 99.4) == "12.0"
-    assert node.attempt({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "3"}, 99.4) == "12.3"
-    assert node.attempt({}, 99.4) == "99"
+    assert node.attempt_of({"SLURM_JOB_ID": "12"}, 99.4) == "12.0"
+    assert node.attempt_of({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "3"}, 99.4) == "12.3"
+    assert node.attempt_of({}, 99.4) == "99"
 
 
-def test_of_what_is_set_the_head_tells_only_how_the_job_was_started() -> None:
+def test_of_what_is_set_the_head_tells_only_how_the_job_was_started(tmp_path: Path) -> None:
     environment = {"OMP_NUM_THREADS": "4", "WANDB_API_KEY": "secret", "SLURM_JOB_GPUS": "0"}
-    head = node.head(
-        environment,
-        now=5.0,
-        every=2.0,
-        attempt="1",
-        usable=(0,),
-        limit=None,
-        gpus=(),
-        gpu_error="none",
-        ranks=None,
-    )
+    found = node.Node(tmp_path, environment)
+    head = found.head(every=2.0, attempt="1", ranks=None, gpu_error="none")
     assert head.environment == {"OMP_NUM_THREADS": "4", "SLURM_JOB_GPUS": "0"}
     assert head.memory > 1e8
     assert head.cores >= 1

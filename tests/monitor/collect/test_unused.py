@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from rankup.monitor.collect.sampler import Job, Watch
-from rankup.monitor.lines import GPU, Gpu
+from rankup.monitor.collect.sampler import Watch
+from rankup.monitor.lines import GPU, Gpu, Head
 
 BUSY = {"util": 95, "memory": 3e10, "processes": 1}
 EMPTY = {"util": 0, "memory": 1e7, "processes": 0}
@@ -17,12 +17,15 @@ def _row(values: dict[str, float | None]) -> list[float | None]:
     return [values.get(name) for name in GPU]
 
 
-def _watch(count: int = 4, granted: Sequence[bool | None] = (), **job: object) -> Watch:
+def _watch(
+    count: int = 4, granted: Sequence[bool | None] = (), ranks: int = 1, **billing: bool
+) -> Watch:
     gpus = [
         Gpu(index, "A100", "", 4e10, granted=granted[index] if granted else None)
         for index in range(count)
     ]
-    return Watch(gpus, Job("jwb0001", **{"ranks": 1, "slurm": True, **job}))  # type: ignore[arg-type]
+    head = Head("jwb0001", 0.0, 2.0, "1", 8, (), 1e9, gpus=tuple(gpus), ranks=ranks)
+    return Watch(head, **{"billed": True, **billing})
 
 
 def _see(watch: Watch, *rows: dict[str, float | None], until: float = 120.0) -> list[str]:
@@ -68,7 +71,7 @@ def test_gpus_of_other_jobs_on_the_node_are_theirs() -> None:
     rows = (BUSY, EMPTY, EMPTY, EMPTY)
     granted = (True, False, False, False)
     assert _see(_watch(4, granted), *rows) == []
-    (said,) = _see(_watch(4, granted, whole=True), *rows)
+    (said,) = _see(_watch(4, granted, whole_node=True), *rows)
     assert "1 of 4" in said
 
 
@@ -76,7 +79,7 @@ def test_the_words_fit_what_was_seen() -> None:
     (said,) = _see(_watch(2, ranks=2), BUSY, EMPTY)
     assert "GPU 1 of node jwb0001 has done nothing" in said
     assert "torch.cuda.set_device(local_rank)" in said
-    (said,) = _see(_watch(2, slurm=False), EMPTY, EMPTY)
+    (said,) = _see(_watch(2, billed=False), EMPTY, EMPTY)
     assert "billed" not in said
     assert "0 of 2 GPUs are in use" in said
     assert "torch.cuda.is_available()" in said

@@ -23,7 +23,7 @@ ADAMW = 2  # numbers that it keeps for each trained one
 
 @dataclass(frozen=True)
 class Split:
-    """How the ranks share a model, as asked for; None is left open.
+    """The split of a model over ranks, as asked for; None is left open.
 
     Attributes:
         nodes, per_node: ranks are nodes x per_node.

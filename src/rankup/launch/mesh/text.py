@@ -1,4 +1,4 @@
-"""Who holds what, as text for a terminal."""
+"""The parts that ranks hold, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ...base.amounts import words
+from ...base.text import columns
 from ...parallel.holdings import Holding, Piece, rows
 from ...parallel.layout import AXES, FLAG, Layout
 
@@ -41,28 +43,24 @@ def text(shown: Shown) -> str:
     head = [
         f"{shown.name}: {shown.parameters:,} parameters, {size(shown.weights)}",
         *(f"  {note}" for note in shown.notes),
-        f"{_many(layout.world_size, 'rank')} on {_many(nodes, 'node')} of {shown.per_node}: "
-        f"{layout}",
+        f"{words(layout.world_size, 'rank', 'ranks')} on {words(nodes, 'node', 'nodes')} of "
+        f"{shown.per_node}: {layout}",
     ]
     return "\n".join([*head, "", *_mesh(shown), "", *_ranks(shown), "", *_pieces(shown)])
 
 
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}" + ("s" if number != 1 else "")
-
-
 def _mesh(shown: Shown) -> list[str]:
-    """Where the ranks are; many of them in ranges."""
+    """The places of the ranks; many of them in ranges."""
     head = ["node", "rank", *(FLAG[axis][2:] for axis in AXES)]
     lines = []
     for block in rows(shown.layout, shown.per_node):
         nodes = range(block.ranks[0] // shown.per_node, block.ranks[-1] // shown.per_node + 1)
         lines.append([span(nodes), span(block.ranks), *map(span, block.spans)])
-    return _table(head, lines, left=0)
+    return columns([head, *lines])
 
 
 def _ranks(shown: Shown) -> list[str]:
-    """What ranks hold, those that hold alike in one line."""
+    """The parts of ranks, those that hold alike in one line."""
     head = ["ranks", "parameters", "weights", "gradients", shown.optimizer, "sum", "holds"]
     lines, totals = [], [0] * 5
     for one in shown.held:
@@ -74,7 +72,7 @@ def _ranks(shown: Shown) -> list[str]:
     return [
         "what one rank of them keeps (activations, and weights gathered for use, come on top"
         + (", here a stage's weights and gradients whole)" if _gathers_stages(shown) else ")"),
-        *_table(head, lines, left=1, last_left=True),
+        *columns([head, *lines], left=(0, -1)),
     ]
 
 
@@ -106,7 +104,7 @@ def stages(one: Holding) -> str:
 
 
 def _pieces(shown: Shown) -> list[str]:
-    """How each parameter is cut, stage by stage."""
+    """The cuts of each parameter, stage by stage."""
     lines: list[str] = []
     for pp in dict.fromkeys(one.part.pp for one in shown.held):
         alike = [one for one in shown.held if one.part.pp == pp]
@@ -132,7 +130,7 @@ def _stage(alike: Sequence[Holding], layout: Layout) -> list[str]:
         for (_, told), names in groups.items()
     ]
     head = ["parameter", "", "whole", "on one rank", "cut"]
-    return _table(head, lines, left=1, last_left=True)
+    return columns([head, *lines], left=(0, -1))
 
 
 def _few(words: Sequence[str], most: int = 3) -> str:
@@ -157,22 +155,6 @@ def _cut(piece: Piece, layout: Layout) -> str:
     if piece.copy_of is not None:
         said.append(f"a copy of {piece.copy_of}")
     return "; ".join(said) or "whole"
-
-
-def _table(
-    head: Sequence[str], lines: Sequence[Sequence[str]], left: int, last_left: bool = False
-) -> list[str]:
-    """Columns as wide as needed; the first `left` of them, and the last if asked, stand left."""
-    every = [head, *lines]
-    widths = [max(len(line[i]) for line in every) for i in range(len(head))]
-    shown = []
-    for line in every:
-        cells = []
-        for i, (cell, width) in enumerate(zip(line, widths, strict=True)):
-            at_left = i < left or (last_left and i == len(head) - 1)
-            cells.append(cell.ljust(width) if at_left else cell.rjust(width))
-        shown.append("  ".join(cells).rstrip())
-    return shown
 
 
 def ranges(numbers: Iterable[int], most: int = 4) -> str:

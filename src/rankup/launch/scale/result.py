@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...base.files import write_atomic
-from ...base.text import clean
+from ...base.text import clean, columns
 from ...monitor import words
-from ...monitor.report.scaling import Point, Scaling, aligned, digits, percent, scaling
+from ...monitor.report.scaling import Point, Scaling, digits, percent, scaling
 from ...monitor.report.scaling_page import scaling_html
 from ...site.config import Config
 from ...slurm.client import Client
@@ -123,7 +123,7 @@ def _table(rows: Sequence[_Row], found: Scaling | None, thing: str) -> str:
                 *(_value(metrics.get(name)) for name in names),
             ]
         )
-    return aligned(lines)
+    return "\n".join(columns(lines))
 
 
 def _measures(found: Sequence[Outcome]) -> list[str]:

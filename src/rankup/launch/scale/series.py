@@ -7,7 +7,6 @@ became of each of its points.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import UserError
-from ...base.files import open_regular, user_path, write_json
+from ...base.files import user_path, write_json
 from ...site import rundir
 from ...slurm.client import Client
 from .. import attempts
@@ -28,7 +27,7 @@ _METRIC = re.compile(r"loss|acc|top|rouge|perplexity|f1|bleu|score", re.IGNORECA
 
 @dataclass(frozen=True)
 class Series:
-    """What was asked for.
+    """The series as it was asked for.
 
     Attributes:
         target, args: as for `rankup run`; the target of a script is its absolute path.
@@ -54,7 +53,7 @@ class Series:
 
 
 def folder(runs: Path, series: Series) -> Path:
-    """Where its record lies."""
+    """Return the folder of its record."""
     return runs / FOLDER / series.id
 
 
@@ -70,20 +69,7 @@ def read(path: Path) -> Series:
     Raises:
         UserError: it is damaged.
     """
-    try:
-        with open_regular(path / FILE) as file:
-            series = Series(**json.loads(file.read(1 << 20)))
-        words = (series.id, series.target, series.cwd, *series.args)
-        sound = all(isinstance(word, str) for word in words) and series.counts
-        if not sound or not all(type(one) is int and one > 0 for one in series.counts):
-            raise ValueError("a value is of the wrong kind")
-        if Path(series.id).name != series.id or not isinstance(series.options, dict):
-            raise ValueError("a value is of the wrong kind")
-        return series
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"{path / FILE} is damaged: {error}") from None
-    except OSError as error:
-        raise UserError(f"{path / FILE} cannot be read: {error.strerror or error}") from None
+    return rundir.load(path / FILE, lambda said: Series(**said))
 
 
 def find(runs: Path, name: str) -> Path | None:

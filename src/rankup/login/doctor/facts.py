@@ -170,7 +170,7 @@ class Facts(Readings):
 
     @property
     def caches(self) -> cache_places.Caches:
-        """Where caches lie."""
+        """The folders of caches."""
         return cache_places.caches(self.config, self.profile, self.environment)
 
     @property

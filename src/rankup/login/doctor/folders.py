@@ -165,9 +165,9 @@ def mounts(facts: Facts) -> Iterator[Finding]:
 
 @question("RK515", "where caches lie", "caches")
 def caches(facts: Facts) -> Iterator[Finding]:
-    """Where Hugging Face, torch.hub, fastai, Triton, pip, uv and rankup itself keep what they
-    download or compile, and who says so: a variable of yours, rankup (which sets it in jobs and for
-    `fetch`), or the program's own default.
+    """The folders in which Hugging Face, torch.hub, fastai, Triton, pip, uv and rankup itself keep
+    what they download or compile, and who says so: a variable of yours, rankup (which sets it in
+    jobs and for `fetch`), or the program's own default.
 
     `$HOME` has 10 GB and 10,000 files on some sites; one model fills it. A cache that compute nodes
     do not mount is no cache: the job would download again, without a network.

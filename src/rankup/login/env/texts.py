@@ -172,7 +172,7 @@ def planned(path: Path, kind: Kind | None) -> Plan:
         UserError: `rankup.toml` is wrong, or the site has no modules for the kind `modules`.
     """
     config = configuration.load(Path.cwd())
-    profile, _ = sites.choose(config, os.environ, os.uname().nodename)
+    profile, _ = sites.choose(config)
     if kind == "modules" and not profile.modules:
         raise UserError(
             f"no modules are known for {profile.title}; say which in rankup.toml: [site] "

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.files import no_space, write_json
 from ...base.lock import LockFailed
-from ...base.text import clean, say
+from ...base.text import clean, columns, say
 from ...script.downloads import Download, read
 from ...site import config as configs
 from ...site import profile as sites
@@ -44,7 +44,7 @@ def fetch(request: Request) -> int:
     """
     request.check()
     config = configs.load(Path.cwd())
-    profile, _ = sites.choose(config, os.environ, os.uname().nodename, cluster_name=_cluster_name)
+    profile, _ = sites.choose(config, cluster_name=_cluster_name)
     if not request.empty:
         needs, scripts = things.asked(request), [request] if request.script else []
     elif config.fetch:
@@ -174,7 +174,9 @@ def _show_reading(script: Path, args: tuple[str, ...], *, as_json: bool) -> None
     if not found.downloads:
         print(f"reading {script} finds no call that fetches something; to be sure: {whole}")
         return
-    for line in _rows(found.downloads):
+    # The kind of each, its name or why that is not known, and where it is fetched.
+    rows = [(one.what, one.wanted or one.why, _where(one)) for one in found.downloads]
+    for line in columns(rows, left=(0, 1, 2)):
         print(clean(line))
     if by_name:
         print(f"\nby name: {clean(by_name)}")
@@ -191,14 +193,6 @@ def _by_name(found: Iterable[Download]) -> str:
     )
     words = [word for option in dict.fromkeys(options) for word in option]
     return shlex.join(["rankup", "fetch", *words]) if words else ""
-
-
-def _rows(found: Iterable[Download]) -> Iterator[str]:
-    """A row each: its kind, its name or why that is not known, and where it is fetched."""
-    rows = [(one.what, one.wanted or one.why, _where(one)) for one in found]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for what, name, where in rows:
-        yield f"{what:{widths[0]}}  {name:{widths[1]}}  {where}"
 
 
 def _where(one: Download) -> str:

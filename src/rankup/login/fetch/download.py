@@ -49,7 +49,7 @@ _MEANING = {
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a server is borne with.
+    """The patience with a server.
 
     Attributes:
         stall: seconds without a byte, after which a connection is given up.

@@ -214,7 +214,7 @@ def at(address: str, where: str) -> str:
 def missing(
     events: Sequence[Event], ended: Ended, limits: Limits, brought: Mapping[str, str]
 ) -> list[str]:
-    """Why a start without a network failed: its own error, and what it asked the network for.
+    """Return why a start without a network failed: its error, and what it wanted of the network.
 
     Args:
         brought: the URLs of files that the start before it has brought, with their paths.

@@ -66,7 +66,7 @@ class Name:
 
     @property
     def page(self) -> str:
-        """Where a person reads about it."""
+        """The page about it."""
         endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
         below = "datasets/" if self.kind == "dataset" else ""
         return public(f"{endpoint.rstrip('/')}/{below}{self.repo}")

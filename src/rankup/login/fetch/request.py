@@ -10,10 +10,10 @@ from pathlib import Path
 from urllib.parse import SplitResult, quote, unquote_to_bytes
 
 from ...base import urls
-from ...base.amounts import size
+from ...base.amounts import size, words
 from ...base.errors import UserError
 from ...base.files import user_path
-from ...base.text import clean
+from ...base.text import clean, columns
 from ...slurm.parse import parse_seconds
 from ..record import Item
 
@@ -106,21 +106,21 @@ class Request:
 
 def table(title: str, items: Sequence[Item], more: str = "") -> list[str]:
     """Return a title with the size of all items, and a line for each, fit for a terminal."""
+    total = size(sum(one.bytes for one in items))
+    count = words(sum(one.files for one in items), "file", "files")
     rows = [
-        (clean(one.name), size(one.bytes), _files(one.files), clean(one.path), clean(one.source))
+        (
+            clean(one.name),
+            size(one.bytes),
+            words(one.files, "file", "files"),
+            clean(one.path + (f"  from {one.source}" if one.source else "")),
+        )
         for one in items
     ]
-    wide = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    total, count = size(sum(one.bytes for one in items)), _files(sum(one.files for one in items))
-    lines = [f"{clean(title)}: {total} in {count}{more}"]
-    for name, amount, files, path, source in rows:
-        line = f"  {name:{wide[0]}}  {amount:>{wide[1]}}  {files:>{wide[2]}}  {path}"
-        lines.append(f"{line}  from {source}" if source else line)
-    return lines
-
-
-def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"
+    return [
+        f"{clean(title)}: {total} in {count}{more}",
+        *(f"  {line}" for line in (columns(rows, left=(0, -1)) if rows else ())),
+    ]
 
 
 class FetchFailed(Exception):  # noqa: N818 - the fetch failed, the program did what it should

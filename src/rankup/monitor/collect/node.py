@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,44 +38,12 @@ def safe(given: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", given)[:_LONGEST].lstrip(".") or "node"
 
 
-def attempt(environment: Mapping[str, str], now: float) -> str:
+def attempt_of(environment: Mapping[str, str], now: float) -> str:
     """`<job>.<restart>` of Slurm, else when the sampler started."""
     job = environment.get("SLURM_JOB_ID")
     if job:
         return f"{job}.{environment.get('SLURM_RESTART_COUNT') or 0}"
     return f"{now:.0f}"
-
-
-def head(
-    environment: Mapping[str, str],
-    *,
-    now: float,
-    every: float,
-    attempt: str,
-    usable: tuple[int, ...],
-    limit: float | None,
-    gpus: Sequence[Gpu],
-    gpu_error: str | None,
-    ranks: int | None,
-    root: Path = Path("/"),
-) -> Head:
-    """The head line of a sampler that starts now; see `Head`."""
-    found = host.memory(str(root))
-    return Head(
-        node=name(environment),
-        t=round(now, 3),
-        every=every,
-        attempt=attempt,
-        cores=len(core_times(text(str(root / "proc/stat")) or "")) or len(usable),
-        usable=usable,
-        memory=found.total if found else 0.0,
-        memory_limit=limit,
-        swap=found.swap if found else 0.0,
-        gpus=tuple(gpus),
-        gpu_error=gpu_error,
-        ranks=ranks,
-        environment={key: environment[key] for key in _TOLD if key in environment},
-    )
 
 
 def open_source() -> tuple[Nvml | None, str | None]:
@@ -149,28 +118,49 @@ class Node:
 
     Args:
         run: the run directory, by which ranks are known.
-        usable: numbers of the job's cores.
         root: where `proc` and `sys` are, for tests.
     """
 
     def __init__(
         self,
         run: Path,
-        usable: tuple[int, ...],
         environment: Mapping[str, str],
         source: Nvml | None = None,
         gpus: tuple[Gpu, ...] = (),
         root: Path = Path("/"),
     ) -> None:
-        self._root = str(root)
-        self.limit = Limit(environment, root)
-        self._indices = [gpu.index for gpu in gpus]
+        self._environment, self._root = environment, str(root)
+        self._usable = host.usable(environment, root)
+        self._limit = Limit(environment, root)
+        self._known = gpus
         self._gpus = Gpus(source, gpus)
-        self._cores = Cores(usable, self._root)
+        self._cores = Cores(self._usable, self._root)
         self._devices = Devices(self._root)
         self._systems = FileSystems(self._root)
         self._ranks = Ranks(str(run), Table(self._root))
         self._rates = Rates()
+
+    def head(
+        self, *, every: float, attempt: str | None, ranks: int | None, gpu_error: str | None
+    ) -> Head:
+        """The head line of a sampler that starts now; see `Head`."""
+        found, now, known = host.memory(self._root), time.time(), self._environment
+        stat = text(os.path.join(self._root, "proc/stat")) or ""
+        return Head(
+            node=name(known),
+            t=round(now, 3),
+            every=every,
+            attempt=attempt or attempt_of(known, now),
+            cores=len(core_times(stat)) or len(self._usable),
+            usable=self._usable,
+            memory=found.total if found else 0.0,
+            memory_limit=self._limit.size,
+            swap=found.swap if found else 0.0,
+            gpus=self._known,
+            gpu_error=gpu_error,
+            ranks=ranks,
+            environment={key: known[key] for key in _TOLD if key in known},
+        )
 
     def read(self, now: float, seconds: float | None) -> Sample:
         """A sample.
@@ -180,15 +170,14 @@ class Node:
             seconds: since the last one; None for the first.
         """
         reading = self._gpus.read()
+        indices = [gpu.index for gpu in self._known]
         *use, cores = self._cores.read()
         ranks = self._ranks.read(seconds)
         mounts = self._network_file_systems(seconds)
         when = [round(now, 3), None if seconds is None else round(seconds, 3)]
         host = [*use, *self._memory(), *self._traffic(seconds), *_sums(list(mounts.values()))]
         rows: dict[str, list[Row]] = {
-            "gpu": [
-                [*when, index, *row] for index, row in zip(self._indices, reading.rows, strict=True)
-            ],
+            "gpu": [[*when, index, *row] for index, row in zip(indices, reading.rows, strict=True)],
             "host": [[*when, *host, cores]],
             "rank": [[*when, *row] for row in ranks],
             "fs": [[*when, _one_line(point), *rates] for point, rates in mounts.items()],
@@ -201,7 +190,7 @@ class Node:
         return [
             float(load[0]) if load else None,
             found.used if found else None,
-            self.limit.used(),
+            self._limit.used(),
             found.swap_used if found else None,
         ]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.text import say
-from ..lines import FOLDER, GPU, STOP, Gpu
+from ..lines import FOLDER, GPU, STOP, Head
 from ..thresholds import LIMITS, UNUSED, advice, untouched
-from . import STARTER, host, node, ranks
+from . import STARTER, node, ranks
 from .node import Node, Sample, granted, open_source
 from .writer import Writer, set_aside
 
@@ -102,30 +102,17 @@ SECONDS = LIMITS.unused_soon
 _UTIL, _MEMORY, _PROCESSES = (GPU.index(name) for name in ("util", "memory", "processes"))
 
 
-@dataclass(frozen=True)
-class Job:
-    """State that the words depend on.
+class Watch:
+    """Follows the samples of a node until it has spoken, which it does once.
 
-    Attributes:
-        node: name.
-        ranks: on this node; None where nobody says.
-        slurm: whether there is a job that is billed.
-        whole: whether the job is billed for all GPUs of the node, granted or not.
+    Args:
+        billed: whether there is a job that is billed.
+        whole_node: whether it is billed for all GPUs of the node, granted or not.
     """
 
-    node: str
-    ranks: int | None
-    slurm: bool
-    whole: bool = False
-
-
-class Watch:
-    """Follows the samples until it has spoken, which it does once."""
-
-    def __init__(self, gpus: Sequence[Gpu], job: Job) -> None:
-        self._job = job
-        self._gpus = gpus
-        self._paid = [job.whole or gpu.granted is not False for gpu in gpus]
+    def __init__(self, head: Head, *, billed: bool, whole_node: bool = False) -> None:
+        self._head, self._billed = head, billed
+        self._paid = [whole_node or gpu.granted is not False for gpu in head.gpus]
         self._worked: set[int] = set()
         self._silent = False
 
@@ -147,7 +134,7 @@ class Watch:
         if not unused:
             return None
         self._silent = True
-        return self._words([self._gpus[place].index for place in unused], paid, seconds)
+        return self._words([self._head.gpus[place].index for place in unused], paid, seconds)
 
     def _is_unused(self, place: int, row: Sequence[float | None]) -> bool:
         if not self._paid[place] or place in self._worked:
@@ -155,17 +142,18 @@ class Watch:
         return untouched(row[_UTIL], row[_MEMORY], row[_PROCESSES])
 
     def _words(self, unused: list[int], paid: int, seconds: float) -> str:
-        job = self._job
         many = len(unused) > 1
         which = ", ".join(map(str, unused[:-1])) + f" and {unused[-1]}" if many else f"{unused[0]}"
         have = "have" if many else "has"
-        cost = f" although this job is billed for {'them' if many else 'it'}" if job.slurm else ""
+        cost = (
+            f" although this job is billed for {'them' if many else 'it'}" if self._billed else ""
+        )
         first = (
-            f"GPU {which} of node {job.node} {have} done nothing for {seconds:.0f} s{cost}: "
+            f"GPU {which} of node {self._head.node} {have} done nothing for {seconds:.0f} s{cost}: "
             f"{paid - len(unused)} of {paid} GPUs {'is' if paid - len(unused) == 1 else 'are'} "
             f"in use ({UNUSED})"
         )
-        return f"{first}\n  -> {advice(len(unused), paid, job.ranks, paid)}"
+        return f"{first}\n  -> {advice(len(unused), paid, self._head.ranks, paid)}"
 
 
 _NICE = 10
@@ -233,25 +221,17 @@ class _Loop:
     def __init__(
         self, options: Options, environment: Mapping[str, str], writer: Writer, root: Path
     ) -> None:
-        now = time.time()
-        usable = host.usable(environment, root)
         source, error = open_source()
         gpus = granted(source.gpus(), environment) if source else ()
-        self._node = Node(options.run, usable, environment, source, gpus, root)
-        self._head = node.head(
-            environment,
-            now=now,
+        self._node = Node(options.run, environment, source, gpus, root)
+        self._head = self._node.head(
             every=options.every,
-            attempt=options.attempt or node.attempt(environment, now),
-            usable=usable,
-            limit=self._node.limit.size,
-            gpus=gpus,
-            gpu_error=error if gpus else error or "the driver sees no GPU",
+            attempt=options.attempt,
             ranks=options.ranks,
-            root=root,
+            gpu_error=error if gpus else error or "the driver sees no GPU",
         )
-        job = Job(self._head.node, options.ranks, "SLURM_JOB_ID" in environment, options.whole_node)
-        self._watch = Watch(gpus, job)
+        billed = "SLURM_JOB_ID" in environment
+        self._watch = Watch(self._head, billed=billed, whole_node=options.whole_node)
         self._writer = writer
         self._headless = True
         self._said: set[str] = set()

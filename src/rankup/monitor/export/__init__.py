@@ -7,7 +7,6 @@ made of the recording's bins, by packages that come with extras of rankup. No fo
 from __future__ import annotations
 
 import csv
-import importlib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,15 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import UserError, nearest
+from ...train.trackers import PACKAGES, RATE, STEP_NAMES, need_package
 from ..recording import Recording, Steps
 
 FORMS = ("csv", "parquet", "tensorboard", "wandb", "openmetrics")
 # The package that writes a form, and the extra of rankup that brings it.
-_PACKAGES = {
-    "tensorboard": ("tensorboardX", "export"),
-    "wandb": ("wandb", "wandb"),
-    "openmetrics": ("prometheus_client", "export"),
-}
+_PACKAGES = {**PACKAGES, "openmetrics": ("prometheus_client", "export")}
 
 
 @dataclass(frozen=True)
@@ -60,22 +56,10 @@ def need(form: str) -> Any:
     """
     if form not in _PACKAGES:
         return None
-    package, extra = _PACKAGES[form]
     try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name
-        what = f"the package {package}, "
-        if missing == package:
-            what += "which is not installed here"
-        elif missing:
-            what += f"which needs {missing}, and that is not installed here"
-        else:
-            what += f"which cannot be imported here ({error})"
-        raise UserError(
-            f"the export to {form} needs {what}: pip install 'rankup[{extra}]'; "
-            "csv and parquet need nothing more"
-        ) from None
+        return need_package(f"the export to {form}", *_PACKAGES[form])
+    except UserError as error:
+        raise UserError(f"{error}; csv and parquet need nothing more") from None
 
 
 def export(recording: Recording, directory: Path, form: str, target: Path) -> list[Path]:
@@ -122,11 +106,12 @@ def export(recording: Recording, directory: Path, form: str, target: Path) -> li
 def of_steps(steps: Steps) -> dict[str, NDArray[np.float64]]:
     """Return what is known of each step, by the names that it has outside; NaN where not said."""
     valid = dict(steps.valid.tolist())
+    names = STEP_NAMES
     return {
-        "loss": steps.loss,
-        "step_seconds": steps.seconds,
-        f"{steps.unit or 'units'}_per_s": steps.rate,
-        "data_wait_share": steps.data_wait,
-        "mfu": steps.mfu,
-        "valid_loss": np.array([valid.get(float(step), np.nan) for step in steps.step]),
+        names["loss"]: steps.loss,
+        names["seconds"]: steps.seconds,
+        f"{steps.unit or 'units'}{RATE}": steps.rate,
+        names["data_wait"]: steps.data_wait,
+        names["mfu"]: steps.mfu,
+        names["valid_loss"]: np.array([valid.get(float(step), np.nan) for step in steps.step]),
     }

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ...base.errors import UserError
 from ...base.files import replacing, write_atomic
 from ...base.text import clean_lines
+from ...train.trackers import LOGGED
 from ..recording import Band, Recording, strip
 from . import channels, need, of_steps
 
@@ -50,7 +51,7 @@ def write_tensorboard(recording: Recording, target: Path) -> list[Path]:
 
 def training(recording: Recording) -> dict[str, NDArray[np.float64]]:
     """Values of each step by tag, NaN where there is none."""
-    extra = {f"logged/{name}": values for name, values in recording.steps.extra.items()}
+    extra = {LOGGED + name: values for name, values in recording.steps.extra.items()}
     found = {**of_steps(recording.steps), **extra}
     return {tag: values for tag, values in found.items() if not np.isnan(values).all()}
 

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -256,12 +256,12 @@ _RECENT = 50
 
 @dataclass(frozen=True)
 class Step:
-    """A step's line; None where it does not say. `loss` may be NaN or infinite."""
+    """What lines say of a step; None where they do not. `loss` may be NaN or infinite."""
 
     number: int
-    time: float | None
-    loss: float | None
-    data_wait: float | None
+    time: float | None = None
+    loss: float | None = None
+    data_wait: float | None = None
 
 
 @dataclass
@@ -292,17 +292,15 @@ class Progress:
         self._rate(record)
         if (valid := _loss(record.get("valid_loss"))) is not None:
             self.valid = valid
-        one = Step(
-            step,
-            number(record.get("time")),
-            _loss(record.get("loss")),
-            number(record.get("data_wait")),
-        )
+        found = {name: number(record.get(name)) for name in ("time", "data_wait")}
+        found["loss"] = _loss(record.get("loss"))
         while self.steps and self.steps[-1].number > step:
             self.steps.pop()  # an attempt that does some steps again
-        if self.steps and self.steps[-1].number == step:  # several lines about one step
-            one = _joined(self.steps.pop(), one)
-        self.steps.append(one)
+        # There may be several lines about one step.
+        same = bool(self.steps) and self.steps[-1].number == step
+        before = self.steps.pop() if same else Step(step)
+        said: Any = {name: value for name, value in found.items() if value is not None}
+        self.steps.append(replace(before, **said))
 
     def _rate(self, record: Mapping[str, Any]) -> None:
         for name, value in record.items():
@@ -337,18 +335,6 @@ class Progress:
         steps = timed[-1].number - timed[0].number
         took = timed[-1].time - timed[0].time
         return took / steps if steps > 0 and took > 0 else None
-
-
-def _joined(before: Step, now: Step) -> Step:
-    def either(new: float | None, old: float | None) -> float | None:
-        return old if new is None else new
-
-    return Step(
-        now.number,
-        either(now.time, before.time),
-        either(now.loss, before.loss),
-        either(now.data_wait, before.data_wait),
-    )
 
 
 def _loss(value: object) -> float | None:

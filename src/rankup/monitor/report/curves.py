@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,9 +54,16 @@ class Points:
     high: Array
 
 
-def points(recording: Recording, values: NDArray[np.float64]) -> Points:
-    """Reduce a value of each step to what a plot shows."""
+def points(recording: Recording, values: NDArray[np.float64], sparse: bool = False) -> Points:
+    """Reduce a value of each step to what a plot shows.
+
+    Args:
+        sparse: said after some steps only, as by validations: the line goes from one to the next.
+    """
     steps = recording.steps
+    if sparse:
+        said = np.isfinite(values)
+        steps, values = replace(steps, time=steps.time[said], step=steps.step[said]), values[said]
     begins = np.array([attempt.begin for attempt in recording.facts.attempts])
     attempts = np.searchsorted(begins, steps.time, side="right")
     order = np.argsort(attempts, kind="stable")
@@ -107,7 +114,7 @@ def left_out(recording: Recording) -> list[str]:
 def _curve(
     recording: Recording, id: str, title: str, unit: str, values: NDArray[np.float64], note: str
 ) -> Figure:
-    found = points(recording, values)
+    found = points(recording, values, id.startswith("extra"))
     trace = line_of(found.low, found.mean, found.high, title, unit)
     trace |= {"x": milliseconds(recording, found.time), "step": found.step}
     trace["hovertemplate"] = trace["hovertemplate"].replace(

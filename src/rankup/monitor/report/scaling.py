@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import UserError
+from ...base.text import columns
 from .. import billing, words
 from ..recording import Recording
 
@@ -145,16 +146,7 @@ def scaling_text(found: Scaling) -> str:
         for point in found.points
     ]
     said = [found.headline, *found.sentences, *(f"Careful: {one}" for one in found.warnings)]
-    return "\n".join([aligned(lines), "", *said])
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Return cells below one another, their ends in line."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    return "\n".join([*columns(lines), "", *said])
 
 
 def _gpus(recording: Recording) -> int:

@@ -126,6 +126,14 @@ class Context:
         """Put a call around an expression."""
         self.edits.around(self.script.whole(node), before, after)
 
+    def broadcast(self, node: ast.AST) -> bool:
+        """Let rank 0 give a value to all; False where all ranks have one value already."""
+        if node in self.alike:
+            return False
+        self.alike.add(node)
+        self.around(node, "rankup.broadcast(")
+        return True
+
     def replace(self, node: ast.AST, text: str) -> None:
         """Other text for an expression, where no other fix has changed it."""
         span = self.script.span(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from ...script import roles
@@ -23,7 +23,7 @@ from ...script.names import (
     walk,
     words_in,
 )
-from ...script.roles import LoopNode
+from ...script.roles import Loop, LoopNode
 from ...script.source import File
 from ...script.torch_names import LOADER_WRAPPERS, OUR_COLLECTIVES
 from .models import Model, Models, models_of, optimizers
@@ -33,31 +33,6 @@ _BATCHES = {"__iter__", "__next__", "next"}
 _EACH_ITS_OWN = {"rank0_first", "reduce_scatter"}  # collectives whose value ranks need not share
 # `zip` and `chain` have several.
 _UNPACKED = LOADER_WRAPPERS - {"zip", "chain", "shard"}
-
-
-@dataclass(eq=False)
-class Loop:
-    """A loop over batches.
-
-    Attributes:
-        node: the loop.
-        trains: whether a backward happens in it.
-        source: what is iterated over, without `enumerate`, `tqdm` and the like.
-        batch: names that hold the batch, or what was made of it.
-        index: the name that `enumerate` counts with.
-        losses: names of what the backward starts from.
-        phase: of a loop that trains and evaluates, what is true where it trains.
-        unclear: it may evaluate as well, and when cannot be said at its head.
-    """
-
-    node: LoopNode
-    trains: bool
-    source: ast.expr | None
-    batch: set[str] = field(default_factory=set)
-    index: str | None = None
-    losses: set[str] = field(default_factory=set)
-    phase: str = ""
-    unclear: bool = False
 
 
 class Training:
@@ -405,20 +380,19 @@ class Training:
 
     def _loops(self) -> list[Loop]:
         understood = self.script.understood
-        found = {one.node: False for one in understood.eval_loops}
-        found |= {one.node: True for one in understood.train_loops}
-        loops = [self._loop(one, found[one]) for one in self.script.loops if one in found]
-        for loop in loops:
-            if loop.trains and self.sources(loop):
-                loop.phase, unseen = self._phase(loop)
-                loop.unclear = unseen or (
-                    not loop.phase
-                    and any(
-                        gradients_off(self.script.file, one)
-                        for one in self._ways_to(loop.node, set())
-                    )
-                )
-        return loops
+        several = (*understood.eval_loops, *understood.train_loops)
+        found = {one.node: one for one in several}
+        return [
+            self._with_phase(self._loop(found[one])) for one in self.script.loops if one in found
+        ]
+
+    def _with_phase(self, loop: Loop) -> Loop:
+        if not (loop.trains and self.sources(loop)):
+            return loop
+        phase, unseen = self._phase(loop)
+        around = () if phase else self._ways_to(loop.node, set())
+        unclear = unseen or any(gradients_off(self.script.file, one) for one in around)
+        return replace(loop, phase=phase, unclear=unclear)
 
     def _ways_to(self, node: ast.AST, seen: set[ast.AST]) -> Iterator[ast.AST]:
         """All that a node stands in, and that calls of its function do."""
@@ -530,26 +504,26 @@ class Training:
         ]
         return [node.iter, max(made, key=lambda one: one[0])[1]] if made else [node.iter]
 
-    def _loop(self, node: LoopNode, trains: bool) -> Loop:
-        script = self.script
-        loop = Loop(node, trains, None)
+    def _loop(self, found: Loop) -> Loop:
+        script, node = self.script, found.node
+        loop = replace(found, batch=set(), losses=set())
         if isinstance(node, ForNode):
             heads = self._heads(node)
-            loop.source = unpacked(script, heads[-1])
             names = [n.id for n in script.inside(node.target, ast.Name)]
-            if any("enumerate" in script.code(one) for one in heads) and len(names) > 1:
-                loop.index = names.pop(0)
-            if self._begun(loop.source, 0):
+            counted = any("enumerate" in script.code(one) for one in heads) and len(names) > 1
+            index = names.pop(0) if counted else None
+            loop = replace(loop, source=unpacked(script, heads[-1]), index=index)
+            if loop.source is not None and self._begun(loop.source, 0):
                 loop.batch.update(names)
         calls = set(script.inside(node, ast.Call))
         for call in self.backwards:
             if call in calls:
-                loop.losses |= _loss_names(script, call, node)
+                loop.losses.update(_loss_names(script, call, node))
         # What is made of a batch has its first dimension, as far as a script's own words go.
         for assign in script.inside(node.body, ast.Assign, deep=False):
             used = words_in(assign.value)
             drawn = "next(" in script.code(assign.value)
-            if drawn and trains and self.for_evaluation(loop, assign):
+            if drawn and loop.trains and self.for_evaluation(loop, assign):
                 continue
             if used & loop.batch or drawn:
                 for target in assign.targets:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from ...script.flow import argument, call_name, given, is_none, literal
 from ...script.names import Function
+from ...script.roles import Loop
 from ...script.torch_names import LOADER_WRAPPERS, words
 from .losses import Kind, plain_reduction
 from .script import ForNode, Script
-from .training import Loop, Training
+from .training import Training
 
 _ROWS = (Kind.BATCH, Kind.ROWS)
 # Methods that give a tensor back on another device, of another type, or as Python's numbers.

@@ -339,10 +339,8 @@ def _spares(script: Script, file: File, value: ast.AST) -> bool:
 
 def _rank_0_seeds(context: Context, value: ast.expr, clock: bool) -> str:
     """Broadcast a seed of the clock; all ranks draw alike behind `rankup.setup()`."""
-    if not clock or value in context.alike:
+    if not clock or not context.broadcast(value):
         return ""
-    context.alike.add(value)
-    context.around(value, "rankup.broadcast(")
     return "this seed is rank 0's on every rank (rankup.broadcast)"
 
 

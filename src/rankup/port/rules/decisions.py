@@ -335,9 +335,7 @@ def _left_by_loop(
             made = {name for target in assigned(one) for name in _given_by(target)}
             test = _test_by(context, one, node, kept)
             if test is not None:  # ranks that go different ways here would not meet in it
-                if test not in context.alike:
-                    context.alike.add(test)
-                    context.around(test, "rankup.broadcast(")
+                if context.broadcast(test):
                     context.done(test, "rank 0 decides here for all ranks (rankup.broadcast)")
                 kept |= made
                 continue
@@ -349,8 +347,7 @@ def _left_by_loop(
                 whole |= made
                 for piece in elements(value):
                     if mentioned(piece) & kept:
-                        context.alike.add(piece)
-                        context.around(piece, "rankup.broadcast(")
+                        context.broadcast(piece)
                 _say(context, one, ", ".join(sorted(made)), local)
     if local is None and isinstance(scope, Function) and context.training.trains(scope.body):
         _returned(context, node, scope, kept, whole)
@@ -401,9 +398,7 @@ def _tests_broadcast(context: Context, name: str, node: ast.AST) -> bool:
 def _rank_0_decides(context: Context, test: ast.expr) -> None:
     file = context.script.file
     shared = any(isinstance(one, ast.Call) and shares(file, one) for one in walk(test))
-    if not shared and test not in context.alike:
-        context.alike.add(test)
-        context.around(test, "rankup.broadcast(")
+    if not shared and context.broadcast(test):
         context.leave(test, RANK_0_DECIDES)
 
 

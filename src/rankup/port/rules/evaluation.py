@@ -11,12 +11,12 @@ from ...script import roles
 from ...script.flow import argument, call_name, literal, method_calls
 from ...script.loops import gradients_off
 from ...script.names import Function
-from ...script.roles import LoopNode
+from ...script.roles import Loop, LoopNode
 from ...script.source import File
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind
 from ..rewrite.script import ForNode, Script
-from ..rewrite.training import Loop, Training, training_in
+from ..rewrite.training import Training, training_in
 from ..rewrite.values import Values, loader_origins, plain_batches
 from .chance import drawn_by_items
 from .decisions import read_after, shared_names

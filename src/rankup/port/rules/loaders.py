@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...script.flow import argument, call_name, given, literal, method_calls
-from ...script.roles import LoopNode, Script
+from ...script.roles import Loop, LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import LOADER_WRAPPERS
 from ..rewrite.context import Context
-from ..rewrite.training import Loop, Training, training_in
+from ..rewrite.training import Training, training_in
 from .chance import drawn_batches
 from .facts import by_hand, calls, in_parts, loop_sharded, samplers, sharded_loader, true
 from .rule import Hit, refuse, rule

@@ -351,7 +351,8 @@ def mixed(file: File, script: Script) -> Iterator[Hit]:
 @rule("RK129", "warning", "a loss not seen to be a mean")
 def no_mean(file: File, script: Script) -> Iterator[Hit]:
     """A loss that is not seen to be a mean, followed through the functions and models of the
-    repository; and a state that is made of each batch and is part of the next loss.
+    repository; and what is kept of each batch for the next loss, or to choose the next epoch's
+    samples: a mean, a list, a table, in whatever file.
 
     Ranks average gradients by samples. That is exact where the loss is a mean or a sum over
     samples, not for a ratio of sums, a maximum, or the logarithm of a mean.

@@ -17,17 +17,18 @@ from ...script.names import (
     made_of,
     mentioned,
     parameters,
+    root_name,
     stored,
     walk,
 )
+from ...script.roles import Loop
 from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind
-from ..rewrite.training import Loop
 from ..rewrite.values import Values
 from .facts import shares
 from .helpers import made_in
-from .kept import changed, held, lists
+from .kept import changed, lists
 from .readings import Region, Step, returns_reading, value_of
 from .sizes import batch_sizes
 from .steering import steers
@@ -529,7 +530,7 @@ class Numbers(Region):
             if any(call_name(one) in SHOWING and mentioned(*given(one)) & made for one in shown):
                 yield call, f"what {call_name(call)}() shows"
             elif made and any(
-                mentioned(*by) & made and held(of) not in made_in(function.body)
+                mentioned(*by) & made and root_name(of) not in made | made_in(function.body)
                 for one in walk(function)
                 for of, by in changed(one)
             ):

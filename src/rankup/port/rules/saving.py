@@ -253,7 +253,8 @@ def _wait(context: Context, call: ast.Call, word: str) -> str | None:
         return ""
     if place is None or not context.script.begins_line(place):
         return None
-    put = context.edits.lines_at(context.script.span(place)[0])
+    start = context.script.span(place)[0]
+    put = context.edits.lines_at(start) + context.edits.inside((start, start + 1))
     if "rankup.barrier()" in put or "if rankup.is_root_process():" in put:
         return ""  # the others wait, or do not come there
     context.before(place, "rankup.barrier()")

@@ -9,12 +9,12 @@ from functools import partial
 
 from ...script.flow import argument, call_name, first_argument, given, is_none, literal
 from ...script.names import bound_in, calls_in, elements, walk
-from ...script.roles import Script
+from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
-from ..rewrite.training import Loop, Training, training_in
+from ..rewrite.training import Training, training_in
 from .facts import integer, ranked, single, starred, string
 from .rule import Hit, rule
 

@@ -14,12 +14,12 @@ from functools import partial
 from ...script.effects import trains
 from ...script.flow import argument, call_name, given, literal, method_calls, receiver
 from ...script.names import COMPREHENSIONS, Function, calls_in, mentioned, walk
-from ...script.roles import LoopNode, Script
+from ...script.roles import Loop, LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import EXITS, SEEDS, SHOWING, STEP_SCHEDULES, words
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
-from ..rewrite.training import Loop, Training, training_in
+from ..rewrite.training import Training, training_in
 from .chance import drawn_for_samples, draws, of_process, one_seed, own_generator
 from .decisions import RANK_0_DECIDES, followed, is_number, tested
 from .facts import (
@@ -181,9 +181,7 @@ def decided_alike(context: Context) -> None:
         _given_alike(context, region)
     for loop, one, head in _branches(training, context.meets):
         for draw in _drawn(training, loop, head):
-            if draw not in context.alike:
-                context.alike.add(draw)
-                context.around(draw, "rankup.broadcast(")
+            if context.broadcast(draw):
                 done = "what decides about a step is drawn by rank 0 (rankup.broadcast)"
                 context.done(draw, done)
         if not isinstance(one, ForNode) and _parts(training, one, context.meets):
@@ -201,11 +199,7 @@ def _decided_by_rank_0(context: Context, one: ast.AST, test: ast.expr) -> None:
     """Broadcast a test that goes by this rank's part of a batch."""
     script = context.script
     region = next((up for up in script.above(one) if up in context.local), None)
-    if region is None or test in context.alike:
-        return
-    if _of_this_rank(context, region, test):
-        context.alike.add(test)
-        context.around(test, "rankup.broadcast(")
+    if region is not None and _of_this_rank(context, region, test) and context.broadcast(test):
         context.leave(one, RANK_0_DECIDES)
 
 
@@ -240,8 +234,7 @@ def _given_alike(context: Context, region: ast.AST) -> None:
             if _each_its_own_rounds(context, region, value):
                 context.leave(value, f"`{code}` is of each rank's own: {_AGREE}")
                 continue
-            context.alike.add(value)
-            context.around(value, "rankup.broadcast(")
+            context.broadcast(value)
             context.leave(
                 value,
                 f"`{code}` is rank 0's on all ranks, of its part of the batch (rankup.broadcast)",
@@ -420,8 +413,7 @@ def steering_clock(file: File, script: Script) -> Iterator[Hit]:
 
 
 def _rank_0s_clock(context: Context, test: ast.expr) -> str:
-    context.alike.add(test)
-    context.around(test, "rankup.broadcast(")
+    context.broadcast(test)
     return "rank 0's clock decides for all ranks (rankup.broadcast)"
 
 

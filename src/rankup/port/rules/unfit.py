@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from ...script.flow import Flow, Origin, argument, call_name, given, is_none, method_calls
 from ...script.models import given_later
 from ...script.names import Function, elements, stored, targets_of, walk
-from ...script.roles import LoopNode, Role, Script
+from ...script.roles import Loop, LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS, last
 from ..rewrite.script import ForNode
-from ..rewrite.training import Loop, Training, training_in
+from ..rewrite.training import Training, training_in
 from .facts import single, true
 from .rule import Hit, rule
 

@@ -12,11 +12,10 @@ from functools import partial
 from ...script.effects import callee, leads_to
 from ...script.flow import argument, call_name, given, literal
 from ...script.names import bound_in, calls_in, walk
-from ...script.roles import Script, Site
+from ...script.roles import Loop, Script, Site
 from ...script.source import File
 from ...script.torch_names import root, words
 from ..rewrite.context import Context
-from ..rewrite.training import Loop
 from .facts import (
     anywhere,
     by_every_rank,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import textwrap
 from contextlib import suppress
@@ -43,11 +42,9 @@ def site_of(script: BatchScript) -> tuple[Site, str]:
     client = Client(timeout=_SECONDS)
     live: dict[str, Partition] = {}
     with suppress(SlurmError):
-        live = client.partitions() if client.reachable(timeout=2) else {}
+        live = client.partitions()
     cluster = client.cluster_name if live else None
-    found, _ = profile.choose(
-        config.load(Path.cwd()), os.environ, os.uname().nodename, cluster_name=cluster
-    )
+    found, _ = profile.choose(config.load(Path.cwd()), cluster_name=cluster)
     partition = script.asked("partition")
     note = ""
     if not live and found.name in ("local", "generic") and partition:

@@ -143,7 +143,7 @@ def run(
 
 def _variables(box: Sandbox, project: Path) -> dict[str, str]:
     settings = config.load(project)
-    profile, _ = sites.choose(settings, os.environ, os.uname().nodename, cluster_name=lambda: None)
+    profile, _ = sites.choose(settings, cluster_name=lambda: None)
     known, places = caches(settings, profile, os.environ), (box.folder, box.temporary)
     quiet = {**offline.variables(offline.known()), **offline.silent()}
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TextIO
@@ -79,8 +80,9 @@ def show(results: Sequence[Result], notes: Sequence[str], out: TextIO | None = N
     from rich.table import Table
     from rich.text import Text
 
-    # Wide enough that nothing is folded: a terminal does that by itself.
+    # Wide enough that nothing is folded: a terminal does that by itself, but not of a table.
     console = Console(file=out, width=1000, soft_wrap=True, highlight=False, markup=False)
+    terminal = shutil.get_terminal_size().columns if console.is_terminal else 1000
     ranks = {one.world: one.ranks for one in sorted(results, key=lambda one: one.world)}
     table = Table("", *ranks.values(), box=None, pad_edge=False, padding=(0, 1), header_style="")
     cells = {(one.check, one.world): one for one in results}
@@ -89,7 +91,7 @@ def show(results: Sequence[Result], notes: Sequence[str], out: TextIO | None = N
         texts = [f"{one.state}: {one.detail}" if one.detail else one.state for one in row]
         styles = [_STYLES.get(one.state, "yellow") for one in row]
         table.add_row(f"{number}. {title}", *map(Text, map(clean, texts), styles))
-    console.print(table)
+    console.print(table, width=terminal, soft_wrap=False)
     for number, check in enumerate(CHECKS, 1):
         # On more ranks it is mostly the same again.
         wrong = [one for one in results if one.check == check and one.differences]
@@ -105,4 +107,4 @@ def show(results: Sequence[Result], notes: Sequence[str], out: TextIO | None = N
     if notes:
         console.print("\nto make the runs comparable, in all of them:")
         for note in notes:
-            console.print(f"  {clean(note)}")
+            console.print(f"  {clean(note)}", width=terminal, soft_wrap=False)

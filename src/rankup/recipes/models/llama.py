@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..llama import LlamaShape, RopeScaling
-from .transformer import Embedding, Linear
+from .transformer import Embedding, Linear, document_mask
 
 _STD = 0.02
 
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         self.value = Linear(shape.dim, keys, _STD)
         self.output = Linear(queries, shape.dim, _STD / (2 * shape.layers) ** 0.5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         batch, length, _ = x.shape
 
         def split(y: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,13 @@ class Attention(nn.Module):
         k = rotate(split(self.key(x)), self.rates)
         v = split(self.value(x))
         shared = k.shape[1] != q.shape[1]
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
+        if shared and mask is not None:
+            # With both, torch has only the kernel on GPUs that holds all scores at once.
+            times = q.shape[1] // k.shape[1]
+            k, v, shared = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1), False
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared
+        )
         result: torch.Tensor = self.output(y.transpose(1, 2).reshape(batch, length, -1))
         return result
 
@@ -116,18 +122,23 @@ class Block(nn.Module):
         self.feed_forward_norm = Norm(shape.dim, shape.eps)
         self.feed_forward = FeedForward(shape)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), mask)
         result: torch.Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return result
 
 
 class Llama(nn.Module):
-    """Token numbers of shape (batch, length) -> logits of shape (batch, length, vocab_size)."""
+    """Token numbers of shape (batch, length) -> logits of shape (batch, length, vocab_size).
 
-    def __init__(self, shape: LlamaShape) -> None:
+    Args:
+        end: the token behind each document, where attention is of one document; None: of all that
+            the model is given. Rotary positions only tell how far two tokens are apart.
+    """
+
+    def __init__(self, shape: LlamaShape, end: int | None = None) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.end = shape, end
         self.tokens = Embedding(shape.vocab_size, shape.dim, std=_STD)
         self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
         self.norm = Norm(shape.dim, shape.eps)
@@ -141,9 +152,10 @@ class Llama(nn.Module):
         return result
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = None if self.end is None else document_mask(tokens, self.end)
         x = self.tokens(tokens)
         for block in self.blocks.values():
-            x = block(x)
+            x = block(x, mask)
         return self.finish(x)
 
     def chain(self) -> list[tuple[Callable[..., torch.Tensor], list[str]]]:

@@ -19,6 +19,30 @@ from torch import nn
 _STD = 0.02
 
 
+def document_mask(tokens: torch.Tensor, end: int) -> torch.Tensor:
+    """Return which tokens each one attends to: itself, and those before it in its document.
+
+    Args:
+        tokens: of shape (batch, length).
+        end: the token behind each document, which belongs to it.
+
+    Returns:
+        bool of shape (batch, 1, length, length).
+    """
+    ends = tokens == end
+    document = ends.cumsum(1) - ends.long()
+    same = document[:, :, None] == document[:, None, :]
+    return same.tril().unsqueeze(1)
+
+
+def document_positions(tokens: torch.Tensor, end: int) -> torch.Tensor:
+    """Return the place of each token in its document, of the tokens' shape."""
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    begins = torch.zeros_like(places)
+    begins[:, 1:] = torch.where(tokens[:, :-1] == end, places[:, 1:], 0)
+    return places - begins.cummax(1).values
+
+
 @dataclass(frozen=True)
 class Shape:
     """Size of a transformer; `dim` is a multiple of `heads`.
@@ -92,7 +116,7 @@ class Attention(nn.Module):
         self.value = Linear(shape.dim, shape.dim, _STD)
         self.output = Linear(shape.dim, shape.dim, _STD / (2 * shape.layers) ** 0.5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         batch, length, _ = x.shape
 
         def split(y: torch.Tensor) -> torch.Tensor:
@@ -100,7 +124,7 @@ class Attention(nn.Module):
             return y.view(batch, length, -1, self.head_size).transpose(1, 2)
 
         q, k, v = split(self.query(x)), split(self.key(x)), split(self.value(x))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         result: torch.Tensor = self.output(y.transpose(1, 2).reshape(batch, length, -1))
         return result
 
@@ -129,8 +153,8 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(shape)
         self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
         result: torch.Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         return result
 
@@ -140,11 +164,18 @@ class Transformer(nn.Module):
 
     Args:
         logits: what the head's bias starts from, where the shape has a prior.
+        end: the token behind each document, where attention and positions are of one document;
+            None: they are of all that the model is given.
     """
 
-    def __init__(self, shape: Shape, logits: npt.NDArray[np.float32] | None = None) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        logits: npt.NDArray[np.float32] | None = None,
+        end: int | None = None,
+    ) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.end = shape, end
         self.tokens = Embedding(shape.vocab_size, shape.dim, std=_STD)
         self.positions = Embedding(shape.seq_len, shape.dim, std=_STD)
         self.dropout = nn.Dropout(shape.dropout)
@@ -160,7 +191,10 @@ class Transformer(nn.Module):
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token numbers -> the stream of shape (batch, length, dim) that the blocks add to."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        if self.end is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        else:
+            positions = document_positions(tokens, self.end)
         result: torch.Tensor = self.dropout(self.tokens(tokens) + self.positions(positions))
         return result
 
@@ -170,9 +204,10 @@ class Transformer(nn.Module):
         return result
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = None if self.end is None else document_mask(tokens, self.end)
         x = self.embed(tokens)
         for block in self.blocks.values():
-            x = block(x)
+            x = block(x, mask)
         return self.finish(x)
 
     def chain(self) -> list[tuple[Callable[..., torch.Tensor], list[str]]]:

@@ -114,7 +114,7 @@ class _Run:
         self.who, self.task, self.options, self.world = who, task, options, world
         self.board = Board.connect(who.address, who.workers)
         self.board.set(f"node/{who.worker}", world.node)
-        self.lines = RunLines(self.board, directory, task.unit)
+        self.lines = RunLines(self.board, directory, task.unit, options)
         pulse_board = Board.connect(who.address, who.workers)
         self.progress = alive.Progress(alive.patience(), FIRST_TIMEOUT.total_seconds())
         self.pulse = Pulse(pulse_board, who.worker, self.lines.say, self.progress)

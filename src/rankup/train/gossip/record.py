@@ -16,6 +16,7 @@ from ...base.text import say
 from ...parallel.lowcomm.flat import Cost
 from ...parallel.lowcomm.gossip.board import Board
 from ..metrics import Metrics
+from ..options import TrainOptions
 
 
 @dataclass
@@ -69,8 +70,9 @@ class RunLines:
         board: where the first to open the file says so.
     """
 
-    def __init__(self, board: Board, directory: Path, unit: str) -> None:
+    def __init__(self, board: Board, directory: Path, unit: str, options: TrainOptions) -> None:
         self._board, self._directory, self._unit = board, directory, unit
+        self._options = options
         self._last = self._done = 0
         self._metrics: Metrics | None = None
 
@@ -91,7 +93,7 @@ class RunLines:
             mark = secrets.token_hex(4)
             first = self._board.swap("lines", "", mark) == mark
             kept = self._done if first else self._last
-            self._metrics = Metrics(self._directory, self._unit, self._last, kept)
+            self._metrics = Metrics(self._directory, self._unit, self._last, kept, self._options)
         return self._metrics
 
     def final(self, record: dict[str, Any]) -> None:

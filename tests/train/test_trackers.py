@@ -1,0 +1,136 @@
+"""`--log`: TensorBoard and W&B get what metrics.jsonl gets, by the names that `export` gives."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.monitor.export import of_steps
+from rankup.monitor.load import load
+from rankup.monitor.recording import Facts
+from rankup.train.options import TrainOptions
+from rankup.train.trackers import LOGGED, Trackers, outside
+
+from ..conftest import RunRankup
+
+Shown = dict[int, dict[str, float]]
+
+
+def _line(step: int, **more: Any) -> dict[str, Any]:
+    own = {"loss": 1.0 / step, "seconds": 0.5, "tokens_per_s": 9.0, "data_wait": 0.25, "mfu": None}
+    return {"step": step, **own, "lr": 0.1, "time": 1.7e9 + step, **more}
+
+
+class _Library:
+    """Stands for both packages: what was sent, how it began; `broken` from that step on."""
+
+    def __init__(self, broken: int = 1000) -> None:
+        self.begun: list[dict[str, Any]] = []
+        self.sent: list[tuple[int, dict[str, float]]] = []
+        self.broken, self.finished = broken, 0
+
+    def begin(self, *args: Any, **given: Any) -> _Library:
+        self.begun.append(given)
+        return self
+
+    init = SummaryWriter = begin
+
+    def Settings(self, **given: Any) -> None: ...  # noqa: N802
+
+    def define_metric(self, name: str, step_metric: str) -> None: ...
+
+    def log(self, row: dict[str, float], step: int) -> None:
+        if step >= self.broken:
+            raise OSError("no server")
+        self.sent.append((step, row))
+
+    def add_scalar(self, name: str, value: float, step: int, walltime: float) -> None:
+        self.sent.append((step, {name: value}))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+    close = finish
+
+
+def _write(directory: Path, *steps: int) -> None:
+    directory.mkdir(exist_ok=True)
+    lines = (json.dumps(_line(step)) + "\n" for step in steps)
+    (directory / "metrics.jsonl").write_text("".join(lines))
+
+
+def test_names_are_those_of_an_export(tmp_path: Path) -> None:
+    line = _line(1, mfu=0.3, valid_loss=2.0, valid_seconds=1.0)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    steps = load(tmp_path, Facts("1", "lm", "", str(tmp_path))).steps
+    assert set(outside(line)) == {*of_steps(steps), *(LOGGED + name for name in steps.extra)}
+
+
+def test_a_resume_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step 3 was done by an attempt that was killed, and is done again from step 2 on."""
+    library = _Library()
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    monkeypatch.setitem(sys.modules, "tensorboardX", library)
+    for name, resumed_at, done in (
+        ("wandb", 0, []),
+        ("wandb", 2, [1, 2, 3]),
+        ("tensorboard", 2, []),
+    ):
+        _write(tmp_path, *done)
+        trackers = Trackers((name,), tmp_path, resumed_at, {"lr": 1}, pytest.fail)
+        for step in range(resumed_at + 1, resumed_at + 4):
+            trackers.step(_line(step))
+        trackers.close()
+        if name == "wandb" and resumed_at:
+            assert [step for step, _ in library.sent] == [1, 2, 3, 4, 5]
+            assert library.sent[0][1]["training/loss"] == 1.0
+            assert library.begun[0]["id"] == library.begun[1]["id"]
+            assert library.begun[0]["config"] == {"lr": 1}
+    assert library.begun[2] == {"purge_step": 3}
+    assert library.finished == 3
+
+
+def test_what_fails_is_left_out_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, said = _Library(broken=2), list[str]()
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    trackers = Trackers(("wandb",), tmp_path, 0, {}, said.append)
+    for step in (1, 2, 3):
+        trackers.step(_line(step))
+    trackers.close()
+    assert [step for step, _ in library.sent] == [1]
+    assert said == ["warning: --log wandb failed, and the run goes on without it: no server"]
+
+
+def test_a_package_that_is_missing_is_said_before_ranks_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"--log wandb needs .*pip install 'rankup\[wandb\]'"):
+        TrainOptions(log="wandb").need_packages()
+    with pytest.raises(UserError, match="--log wand: did you mean wandb"):
+        TrainOptions(log="tensorboard,wand")
+
+
+@pytest.mark.slow
+def test_both_libraries_take_a_run_and_its_resume(tmp_path: Path, run_rankup: RunRankup) -> None:
+    pytest.importorskip("wandb")
+    pytest.importorskip("tensorboardX")
+    out = tmp_path / "run"
+    words = ["--tiny", "--log", "wandb,tensorboard", "--steps"]
+    environment = {"WANDB_MODE": "offline"}
+    for where in (["--out", out], ["--resume", out]):
+        steps = "4" if "--out" in where else "6"
+        command = ["run", "--local", *where, "language-model", *words, steps]
+        done = run_rankup(command, env=environment, timeout=250)
+        assert done.returncode == 0, done.stderr
+        assert "failed" not in done.stderr + done.stdout
+    name = (out / "wandb" / "id").read_text()
+    assert len([*(out / "wandb").glob(f"offline-run-*-{name}")]) == 2
+    assert len([*(out / "tensorboard" / "live").glob("events.*")]) == 2
