@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections import Counter
 from pathlib import Path
 from pydoc_data.topics import topics  # type: ignore[import-untyped]
@@ -73,6 +75,7 @@ def test_each_token_of_a_folder_is_a_target_once(corpus: Path, tmp_path: Path) -
     found = task(tmp_path / "one", "--train", corpus / "web", "--seq-len", 50)
     part = len(whole) // 20
     at = 0
+    assert isinstance(found.valid, Windows)
     for split, length in (
         (found.train, len(whole) - 2 * part),
         (found.valid, part),
@@ -176,6 +179,7 @@ def test_a_mix_is_the_same_run_and_goes_on_anywhere(
         text = (tmp_path / name / "metrics.jsonl").read_text()
         return [line["loss"] for line in map(json.loads, text.splitlines()) if "loss" in line]
 
+    corpus = shutil.copytree(corpus, tmp_path / "corpus")
     words = [
         *("language-model", "--tiny", "--dropout", 0, "--train", corpus, "--schedule", "constant"),
         *("--mix", "web:0.7,code:0.3", "--optimizer", "sgd", "--lr", 0.1, "--steps"),
@@ -191,6 +195,15 @@ def test_a_mix_is_the_same_run_and_goes_on_anywhere(
     run("two", 1, "--out", tmp_path / "two", *words, 3)
     resumed = ["--resume", tmp_path / "two", "language-model", "--steps", 6]
     assert run("two", 2, *resumed) == pytest.approx(one, rel=1e-5)
+    last = json.loads((tmp_path / "two" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"valid_loss", "valid_loss_web", "valid_loss_code"} <= last.keys()
+    # A prompt needs none of the tokens; a run that would go on does, and the same ones.
+    os.truncate(corpus / "web" / "tokens-00000.bin", 4000)
+    done = run_rankup(["generate", tmp_path / "two", "the", "--max-tokens", "3"])
+    assert done.returncode == 0, done.stderr
+    (corpus / "web" / "tokens.json").write_text("{}")
+    done = run_rankup(["run", "--local", "--resume", tmp_path / "two", "language-model"])
+    assert "holds no complete tokens.json" in done.stderr
 
 
 def _models(end: int | None) -> list[torch.nn.Module]:

@@ -24,7 +24,7 @@ from .models.llama import Llama
 from .models.transformer import Shape, Transformer
 from .options import TOKENS, LanguageModelOptions
 from .running import IGNORED, compiled_cross_entropy, cross_entropy
-from .text import TokenFile, open_tokens
+from .text import TokenFile, end_of, open_tokens
 from .tokenized import Joined
 from .vocabulary import UNKNOWN, opened
 from .windows import Mix, windows
@@ -209,8 +209,9 @@ def generate(
     told = words.encode(text)
     if not told:
         raise UserError("the prompt is empty; give some words to go on from")
-    task = LanguageModel(options, directory / TOKENS)
-    model = restored(task.build_model, tensors)
+    # Without the tokens, which may lie elsewhere, and no longer.
+    end = end_of(directory / TOKENS) if options.documents == "mask" else None
+    model = restored(lambda: model_of(options, words.size, end=end), tensors)
     device = next(model.parameters()).device
     known = options.llama.vocab_size if options.llama is not None else 0
     beyond = range(words.size, known)  # a model may know more tokens than the text's

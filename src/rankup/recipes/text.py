@@ -130,6 +130,12 @@ def open_tokens(directory: Path) -> TokenFile:
     return TokenFile(about["vocab_size"], splits)
 
 
+def end_of(directory: Path) -> int | None:
+    """Return the token behind each document of what `tokenize` made, where there is one."""
+    end: int | None = json.loads((directory / "tokens.json").read_text()).get("end")
+    return end
+
+
 def python_text() -> str:
     """Half a megabyte of English that every Python has: the help topics of its language."""
     from pydoc_data.topics import topics

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ..data.tokenize.folder import TOKENIZER, Shards, TokenFolder, is_one, read
 
 SPLITS = ("train", "valid", "test")
 BLOCK = 10_000  # samples among which each source of a mix has its whole number
+_IN_LOSSES = re.compile(r"(?!.*ema$)[A-Za-z0-9_-]{1,40}")
 _HELD_OUT = 0.05  # of a folder without others for valid or test, for each of them; at most
 _MOST = 1 << 20  # tokens, which take an 8 B model minutes
 
@@ -126,7 +128,8 @@ def prepare(
 ) -> None:
     """Note in the run directory which tokens the run reads, and keep their tokenizer there.
 
-    Without folders for valid and test, the ends of the training folders are held out.
+    Without folders for valid and test, the ends of the training folders are held out; those of a
+    mix are validated each by itself, where their names can be in those of losses.
 
     Args:
         tokenizer: that of the model, which has to be the folders'.
@@ -155,12 +158,13 @@ def prepare(
             )
     whole = {name.partition(".")[0] for name in parts}
     held = [name for name in SPLITS[1:] if name not in whole]
-    parts |= {name: [] for name in held}
-    for folder in trained.values():
+    named = mix is not None and all(map(_IN_LOSSES.fullmatch, trained))
+    for source, folder in trained.items():
         where, stop = str(folder.path.resolve()), folder.tokens
         part = min(int(stop * _HELD_OUT), _MOST)
         for name in reversed(held):
-            parts[name].append((where, stop - part, stop))
+            key = f"valid.{source}" if named and name == "valid" else name
+            parts.setdefault(key, []).append((where, stop - part, stop))
             stop -= part
         parts["train"].append((where, 0, stop))
     directory.mkdir(parents=True, exist_ok=True)
@@ -183,7 +187,7 @@ def opened(about: dict[str, Any]) -> dict[str, Shards | Joined]:
     """
     there = {}
     for path, identity in about["folders"].items():
-        there[path] = read(Path(path))
+        there[path] = read(Path(path), sizes=False)  # by each rank; `prepare` has compared them
         if there[path].identity != identity:
             raise UserError(
                 f"{path} holds other tokens than when the run began, which would be another run; "

@@ -86,8 +86,12 @@ def _about(path: Path) -> dict[str, Any] | None:
     return about if isinstance(about, dict) and "shards" in about else None
 
 
-def read(path: Path) -> TokenFolder:
+def read(path: Path, *, sizes: bool = True) -> TokenFolder:
     """Return what a folder holds; the sizes of its shards are compared, not their hashes.
+
+    Args:
+        sizes: False where thousands of ranks would ask the file system for each shard; then a
+            shard is looked at when it is first touched.
 
     Raises:
         BadContainer: it is no complete folder of tokens.
@@ -120,19 +124,23 @@ def read(path: Path) -> TokenFolder:
         raise BadContainer(f"{path / ABOUT} is damaged ({error!r}); make it anew") from None
     if found.dtype not in ("uint16", "uint32") or not found.shards:
         raise BadContainer(f"{path / ABOUT} has shards of {found.dtype}, or none; make it anew")
-    size = np.dtype(found.dtype).itemsize
     for shard in found.shards:
         if shard.tokens < 1 or Path(shard.file).name != shard.file:
             raise BadContainer(f"{path / ABOUT} is damaged (shard {shard.file!r}); make it anew")
-        file = path / shard.file
-        there = file.stat().st_size if file.is_file() else None
-        if there != shard.tokens * size:
-            raise BadContainer(
-                f"{file} has {'no' if there is None else f'{there:,}'} bytes, and "
-                f"{shard.tokens * size:,} belong there: it was cut short or replaced; copy it "
-                "again, or make the folder anew by `rankup tokenize`"
-            )
+        if sizes:
+            _require_size(found, shard)
     return found
+
+
+def _require_size(folder: TokenFolder, shard: Shard) -> None:
+    file, size = folder.path / shard.file, shard.tokens * np.dtype(folder.dtype).itemsize
+    there = file.stat().st_size if file.is_file() else None
+    if there != size:
+        raise BadContainer(
+            f"{file} has {'no' if there is None else f'{there:,}'} bytes, and {size:,} belong "
+            "there: it was cut short or replaced; copy it again, or make the folder anew by "
+            "`rankup tokenize`"
+        )
 
 
 class Shards:
@@ -179,6 +187,7 @@ class Shards:
     def _shard(self, number: int) -> npt.NDArray[Any]:
         mapped = self._mapped.get(number)
         if mapped is None:
+            _require_size(self._folder, self._folder.shards[number])
             file = self._folder.path / self._folder.shards[number].file
             mapped = np.memmap(file, self.dtype, mode="r")
             self._mapped[number] = mapped

@@ -87,6 +87,10 @@ class Attention(nn.Module):
         k = rotate(split(self.key(x)), self.rates)
         v = split(self.value(x))
         shared = k.shape[1] != q.shape[1]
+        if shared and mask is not None:
+            # With both, torch has only the kernel on GPUs that holds all scores at once.
+            times = q.shape[1] // k.shape[1]
+            k, v, shared = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1), False
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared
         )
