@@ -73,7 +73,6 @@ ALL_BUT_COPIES = _case("shard x tp x pp", 2, 1, 2, 2)  # the only one here of ei
 PLAIN: dict[str, Any] = {}
 TIED = {"tied": True, "frozen": ("blocks.1.feed_forward.up", "positions")}
 UNCLIPPED = {"clip": 0.0, "micro_batch": 12}
-# All that the first of two pipeline stages has, too.
 FROZEN = {
     "freeze": "tokens.*,positions.*,blocks.[01].*", "clip": 0.0, "momentum": 0.9,
     "weight_decay": 0.1,
@@ -177,9 +176,10 @@ def _decays(world: World) -> dict[str, float]:
     task = SmallLM(SGD)
     built = build(task.build_model, Mesh(Layout(tp=2), world), 0, Choices())
     optimizer = build_optimizer(built.model, replace(SGD, weight_decay=0.3))
-    groups = {id(p): group["weight_decay"] for group in optimizer.param_groups
-              for p in group["params"]}  # fmt: skip
-    return {name: groups[id(p)] for name, p in built.model.named_parameters()}
+    decays: dict[int, float] = {}
+    for group in optimizer.param_groups:
+        decays |= {id(parameter): group["weight_decay"] for parameter in group["params"]}
+    return {name: decays[id(p)] for name, p in built.model.named_parameters()}
 
 
 def test_matrices_decay_and_norms_and_biases_do_not(ranks: RankPool) -> None:

@@ -406,3 +406,13 @@ def test_float32_takes_longer_and_more_memory_unless_products_are_in_tf32(
     assert times == sorted(times)
     assert times[2] > 5 * times[0]
     assert full["memory"]["activations"] == pytest.approx(2 * half["memory"]["activations"])
+
+
+def test_a_compiled_run_is_faster_and_is_not_advised_to_compile(rankup_here: RunRankup) -> None:
+    words = ("--gpu", "A100-80GB", "--gpus", "8", *RECIPE, "--precision", "bf16")
+    [eager, compiled] = (
+        _json(rankup_here, *words, more)["rows"][0] for more in ("--no-compile", "--compile")
+    )
+    assert compiled["seconds_per_step"] < 0.95 * eager["seconds_per_step"]
+    assert "--compile" in eager["advice"]
+    assert "--compile" not in compiled["advice"]

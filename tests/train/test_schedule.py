@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankup.runtime.world import World
 from rankup.train.optimizer import FLOOR, Rates, learning_rate, rates
+from rankup.train.options import TrainOptions
+from tests.parallel.tasks import SmallLM
+from tests.parallel.test_same_run import SGD
+from tests.pool import RankPool
+
+from .runs import assert_bit_for_bit, train_task
 
 
 def test_a_small_cosine_by_hand() -> None:
@@ -107,3 +117,17 @@ def test_a_run_that_is_made_longer_in_its_stable_part_is_the_longer_run(
     """So a checkpoint from before the decay is one of any longer run, too."""
     stable = first - max(1, round(decay if decay >= 1 else decay * first))
     assert _wsd(first, decay)[:stable] == _wsd(first + more, decay)[:stable]
+
+
+def _train(world: World, run: Path, options: TrainOptions, resume: bool) -> None:
+    assert not train_task(world, SmallLM(options), options, run, resume).error
+
+
+def test_a_resume_with_more_steps_is_the_longer_run(ranks: RankPool, tmp_path: Path) -> None:
+    options = replace(SGD, schedule="wsd", decay=2, warmup=2, checkpoint_every=4, valid_every=9)
+    ranks.run(1, _train, tmp_path / "run", options, False)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000006")  # it has begun to fall
+    longer = replace(options, steps=9)
+    ranks.run(1, _train, tmp_path / "run", longer, True)
+    ranks.run(1, _train, tmp_path / "longer", longer, False)
+    assert_bit_for_bit(tmp_path / "run", tmp_path / "longer")

@@ -182,6 +182,7 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
             precision=precision,
             micro_batch=micro_batch,
             schedule=schedule,
+            framework="rankup" if target.recipe is None else _framework(target.recipe),
         )
         one = _allowed(one, target, site, shown)
         if not one.fitting and one.closest is None and target.recipe is not None:
@@ -489,7 +490,12 @@ def layout_of(options: LanguageModelOptions, gpus: int, mesh: Mesh) -> Layout:
         zero=3 if mesh.dp_shard > 1 else 0,
         sequence_parallel=mesh.tp > 1,
         inner_steps=every,
+        framework=_framework(options),
     )
+
+
+def _framework(options: LanguageModelOptions) -> str:
+    return "rankup-compiled" if options.compile else "rankup"
 
 
 def layout_words(layout: Layout, target: Target) -> list[str]:

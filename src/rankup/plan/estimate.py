@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from . import compute
 from .exchange import data_parallel
-from .framework import FRAMEWORKS
+from .framework import COMPILED, FRAMEWORKS
 from .layout import Layout
 from .machine import GIB, MEASURED, Machine
 from .memory import memory, stage_parameters
@@ -289,11 +289,16 @@ def what_limits(terms: tuple[Term, ...], layout: Layout, machine: Machine) -> tu
     if worst is None or worst.seconds < 0.1 * total:
         return "compute", "nothing cheap: most of the time is matrix products"
     word = _LIMITS.get(worst.name, worst.name)
+    compiled = FRAMEWORKS[layout.framework].traffic == COMPILED
     advice = f"{_ADVICE[worst.name]} ({worst.name} is {worst.seconds / total:.0%} of a step)"
     if worst.name == "tensor parallel" and layout.tp > machine.gpus_per_node:
         advice = f"--tp {machine.gpus_per_node}, which stays within a node"
     if worst.name == "head" and layout.pp == 1:
         advice = "--compile, whose loss never holds all logits in float32"
+    if compiled and "--compile" in advice:
+        share = f"({worst.name} is {worst.seconds / total:.0%} of a step)"
+        cheap = "larger micro-batches" if worst.name == "launches" else "nothing cheap"
+        advice = f"{cheap} {share}"
     return word, advice
 
 

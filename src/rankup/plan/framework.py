@@ -71,8 +71,11 @@ _MEGATRON = Framework("megatron", fused_attention=False, traffic=FUSED, overlap=
 # torch's FSDP: float32 weights and states, weights gathered in bf16; eager kernels.
 _FSDP = Framework("rankup", accumulation=12.0, selective=1.0, states=(4.0, 4.0, 8.0))
 
+_OWN = replace(_FSDP, sequence_parallel=True, autocast=True)
+
 _KNOWN = (
-    replace(_FSDP, sequence_parallel=True, autocast=True),
+    _OWN,
+    replace(_OWN, name="rankup-compiled", traffic=COMPILED, launches=0.5),
     _MEGATRON,
     # vTrain's runs: gradients in float16, in buckets.
     replace(

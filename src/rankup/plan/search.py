@@ -48,6 +48,7 @@ def layouts(
     precision: Precision = "bf16",
     micro_batch: int | None = None,
     schedule: str | None = None,
+    framework: str = "rankup",
 ) -> Found:
     """Return every layout of `gpus` GPUs that rankup can run, fastest first; risky ones last.
 
@@ -55,11 +56,15 @@ def layouts(
         global_batch: sequences per optimizer step.
         micro_batch: only this one; None tries the powers of two.
         schedule: of pipelines, only this one; None tries 1f1b and interleaved.
+        framework: whose habits to predict; see `framework.FRAMEWORKS`.
     """
     capacity = machine.memory_gib * GIB
 
     def size(layout: Layout) -> float:
-        return sum(part for _, part in memory(shape, layout, FRAMEWORKS[layout.framework]))
+        return sum(part for _, part in memory(shape, layout, FRAMEWORKS[framework]))
+
+    def estimated(layout: Layout) -> Estimate:
+        return estimate(shape, replace(layout, framework=framework), machine)
 
     fitting: list[Estimate] = []
     least, closest = math.inf, None
@@ -67,7 +72,7 @@ def layouts(
         for variants in group:
             sizes = [size(layout) for layout in variants]
             fitting += [
-                estimate(shape, layout, machine)
+                estimated(layout)
                 for layout, held in zip(variants, sizes, strict=True)
                 if held <= capacity
             ]
@@ -76,9 +81,7 @@ def layouts(
                     least, closest = min(sizes), variants[sizes.index(min(sizes))]
                 break
     fitting.sort(key=lambda one: (one.risky, one.seconds))
-    return Found(
-        gpus, tuple(fitting), None if closest is None else estimate(shape, closest, machine)
-    )
+    return Found(gpus, tuple(fitting), None if closest is None else estimated(closest))
 
 
 def candidates(
