@@ -18,6 +18,7 @@ PANELS = {
     "Run": ("run", "status", "logs", "cancel", "scale"),
     "What it did, and what came of it": ("report", "monitor", "export", "generate"),
 }
+_VALUES = {"integer": "N", "int": "N", "float": "X", "text": "TEXT", "str": "TEXT"}
 
 
 class _Verbs(TyperGroup):
@@ -31,7 +32,20 @@ class _Verbs(TyperGroup):
         if command is not None:
             panel = next(panel for panel, names in PANELS.items() if cmd_name in names)
             command.rich_help_panel = panel  # type: ignore[attr-defined]
+            for one in (command, *getattr(command, "commands", {}).values()):
+                _name_values(one)
         return command
+
+
+def _name_values(command: Any) -> None:
+    """Say N and TEXT where typer says `<int range>` and `<str>`, and TARGET for `target`."""
+    for parameter in command.params:
+        if parameter.metavar is not None:
+            continue
+        if parameter.param_type_name == "argument":
+            parameter.metavar = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
+        else:
+            parameter.metavar = _VALUES.get(parameter.type.name.partition(" ")[0])
 
 
 app = typer.Typer(

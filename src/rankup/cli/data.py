@@ -35,7 +35,7 @@ def pack(
         str, typer.Option(help="Damaged images: keep (and list), skip, or fail.")
     ] = "keep",
     resize: Annotated[
-        int | None, typer.Option(help="Encode images anew, the shorter side this many pixels.")
+        int | None, typer.Option(help="Re-encode images, the shorter side this many pixels.")
     ] = None,
     shard_size: Annotated[str, typer.Option(help="Bytes of a tar: 1GB, 512MiB.")] = "1GB",
     resume: Annotated[
