@@ -61,6 +61,8 @@ def rates(world_size: int, effort: Effort) -> str:
         f"llama-160m with {VOCABULARY:,} tokens, load {os.getloadavg()[0]:.1f} at the end"
     )
     show_rates(seconds, PEER, what)
+    clock = {name: median([one.ranks[0]["cpu"] for one in found[name]]) for name in found}
+    what += f"; by seconds of the processor {clock[PEER] / clock[OURS]:.2f}"
     amount = sizes["global_batch"] * length
     name = f"llama.160m.{world_size}"
     return claimed(name, seconds, OURS, PEER, what, amount, "tokens/s")

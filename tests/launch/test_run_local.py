@@ -115,8 +115,9 @@ def _check_job(run: Path, probe: Path, cwd: Path) -> None:
         "cwd": str(cwd),
         "versions": versions,
         "git": {},
-        "launch": {},
+        "launch": {"nproc": 2},
         "module": None,
+        "kept": {},
     }
     assert (run / "log").is_dir()
 
@@ -274,9 +275,14 @@ def test_a_run_in_a_folder_of_its_own_is_listed_and_is_the_last(
     rankup_here: RunRankup, tmp_path: Path
 ) -> None:
     out = tmp_path / "elsewhere"
-    done = rankup_here(["run", "--local", "--out", out, script(tmp_path, "pass")])
+    two = ["run", "--local", "--nproc", "2", "--no-check"]
+    done = rankup_here([*two, "--out", out, script(tmp_path, "pass")])
     assert done.returncode == 0, done.stderr
     run_id = json.loads((out / "job.json").read_text())["id"]
+    # A resume takes the number of ranks over, and one that is only to be shown starts nothing.
+    shown = rankup_here(["run", "--local", "--dry-run", "--resume", run_id]).stdout
+    assert "--nproc-per-node=2 " in shown
+    assert len(json.loads((out / "job.json").read_text())["attempts"]) == 1
     assert run_id in rankup_here(["status"]).stdout
     for name in ("last", run_id):
         assert str(out) in rankup_here(["status", name]).stdout

@@ -331,7 +331,7 @@ def test_a_local_run_stages_and_gives_back(
     assert answer["staged"].startswith(str(here))
     assert _left(here) == []
     launch = json.loads((tmp_path / "run" / "job.json").read_text())["launch"]
-    assert launch == {"stage": [str(packed)]}
+    assert launch == {"nproc": 1, "stage": [str(packed)]}
 
 
 def test_a_run_here_gives_back_what_is_its_own_alone(

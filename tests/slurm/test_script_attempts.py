@@ -15,20 +15,9 @@ import pytest
 from rankup.site import rundir
 from rankup.slurm.script import JobScript
 
-from .jobscripts import ONE, Bash
+from .jobscripts import Bash
 
 ARRAY = {"SLURM_ARRAY_JOB_ID": "4240", "SLURM_ARRAY_TASK_ID": "2"}
-
-
-@pytest.fixture
-def bash(tmp_path: Path) -> Bash:
-    return Bash(tmp_path)
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> JobScript:
-    (tmp_path / "run").mkdir()
-    return replace(ONE, run_dir=str(tmp_path / "run"), work_dir=str(tmp_path))
 
 
 def _attempts(job: JobScript) -> list[dict[str, Any]]:

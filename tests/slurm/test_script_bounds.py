@@ -11,22 +11,11 @@ import pytest
 from rankup.site import rundir
 from rankup.slurm.script import JobScript
 
-from .jobscripts import ONE, Bash
+from .jobscripts import Bash
 
 _TORN = ["", "1\n2", "99999999999999999999"]
 # So near that no attempt is short.
 SOON = {"SLURM_JOB_END_TIME": "1000"}
-
-
-@pytest.fixture
-def bash(tmp_path: Path) -> Bash:
-    return Bash(tmp_path)
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> JobScript:
-    (tmp_path / "run").mkdir()
-    return replace(ONE, run_dir=str(tmp_path / "run"), work_dir=str(tmp_path))
 
 
 def _requeued(bash: Bash) -> bool:

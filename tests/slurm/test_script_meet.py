@@ -16,11 +16,6 @@ HEAD = r"127\.0\.0\.11"
 PORT = r"142\d\d"  # the job's own, or the next one that is free
 
 
-@pytest.fixture
-def bash(tmp_path: Path) -> Bash:
-    return Bash(tmp_path)
-
-
 def test_a_slow_tool_on_the_first_node_fails_no_healthy_node(bash: Bash, tmp_path: Path) -> None:
     # On the first node it waits for the second one to have come past its report.
     waits = 'for _ in {1..200}; do [ -e "$FAKES/second" ] && break; sleep 0.1; done'

@@ -28,11 +28,6 @@ HOSTILE = (
 HOSTILE_WORDS = (*HOSTILE, "", "a\nb\n", "\n", "\x1b[31m", "\r", "$'\\n'")
 
 
-@pytest.fixture
-def bash(tmp_path: Path) -> Bash:
-    return Bash(tmp_path)
-
-
 # --- what torchrun is told
 
 

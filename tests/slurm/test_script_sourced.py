@@ -13,12 +13,6 @@ from rankup.slurm.script import JobScript
 
 from .jobscripts import ONE, Bash, Ran, in_folders
 
-
-@pytest.fixture
-def bash(tmp_path: Path) -> Bash:
-    return Bash(tmp_path)
-
-
 # All the names of the settings, and of what the script finds out itself.
 _TAKEN = [
     *("words", "nodes", "ranks", "gpus", "minutes", "stop_after", "suffix", "srun_options"),

@@ -98,13 +98,14 @@ def test_a_resume_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_fails_is_left_out_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library, said = _Library(broken=2), list[str]()
+    library, said = _Library(broken=3), list[str]()
     monkeypatch.setitem(sys.modules, "wandb", library)
-    trackers = Trackers(("wandb",), tmp_path, 0, {}, said.append)
-    for step in (1, 2, 3):
+    _write(tmp_path, 1, 2)  # of an attempt that did not send anything
+    trackers = Trackers(("wandb",), tmp_path, 1, {}, said.append)
+    for step in (2, 3, 4):
         trackers.step(_line(step))
     trackers.close()
-    assert [step for step, _ in library.sent] == [1]
+    assert [step for step, _ in library.sent] == [2]
     assert said == ["warning: --log wandb failed, and the run goes on without it: no server"]
 
 

@@ -157,22 +157,22 @@ def plan(
         vocab = None
     sizes = Sizes(layers, hidden, heads, kv_heads, ffn, whole(vocab, "--vocab"), seq, gated, tied)
     wish = Wish(
-        target,
-        tuple(words),
-        sizes,
-        gpus,
-        Asked(site, partition, gpu, gpus_per_node, nic),
-        global_batch,
-        precision,
-        tokens,
-        steps,
-        epochs,
-        budget,
-        deadline,
-        layouts,
-        plot,
-        explain,
-        as_json,
+        target=target,
+        args=tuple(words),
+        sizes=sizes,
+        gpus=gpus,
+        where=Asked(site, partition, gpu, gpus_per_node, nic),
+        global_batch=global_batch,
+        precision=precision,
+        tokens=tokens,
+        steps=steps,
+        epochs=epochs,
+        budget=budget,
+        deadline=deadline,
+        layouts=layouts,
+        plot=plot,
+        explain=explain,
+        as_json=as_json,
     )
     raise typer.Exit(answer(wish))
 

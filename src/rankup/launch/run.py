@@ -46,17 +46,17 @@ def run(spec: JobSpec, extra: Mapping[str, str] | None = None) -> int:
 def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
     settings = config.load(Path.cwd())
     runs = settings.runs
-    nproc = _ranks(spec.nproc, {**os.environ, **extra})
     python = ready.python_of_ranks()
     if spec.resume is not None:
         directory, job = resumed(spec, runs)
     else:
         directory, job = new(spec, runs)
     _say_what_is_left_out(spec, job)
-    notes = split_notes(job, 1, nproc)
     spec = stage.checked(spec.over(of_record(job.launch)), Path(job.cwd))
+    nproc = _ranks(spec.nproc, {**os.environ, **extra})
+    notes = split_notes(job, 1, nproc)
     caches = _caches(settings.project(Path.cwd()), job)
-    if spec.resume is None and spec.dry_run:
+    if spec.dry_run:
         for line in stage.lines(spec):
             print(line)
         print(*(f"{name}={shlex.quote(value)}" for name, value in caches.items()), end="")
@@ -66,8 +66,12 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
     ready.refuse_arguments(job, spec.check)
     for note in notes:
         print(note, file=sys.stderr)
-    staged = {name: value for name, value in spec.said().items() if OPTIONS[name].panel == DATA}
-    job = replace(job, launch={**job.launch, **staged})
+    kept = {
+        name: value
+        for name, value in spec.said().items()
+        if name == "nproc" or OPTIONS[name].panel == DATA
+    }
+    job = replace(job, launch={**job.launch, **kept})
     with ExitStack() as until_the_end:
         # What cannot be staged is refused before the run begins, and leaves no run directory.
         with nullcontext() if spec.resume else created(directory, job, runs):

@@ -48,11 +48,12 @@ def train(
     run = _Run(task, options, world, directory, resume)
     try:
         with Stop().listening() as stop:
-            return run.loop(stop)
+            outcome = run.loop(stop)
+        if run.stepper.profile is not None:  # not where it failed: a GPU may hang
+            run.stepper.profile.close()
+        return outcome
     finally:
         run.stepper.feed.close()
-        if run.stepper.profile is not None:
-            run.stepper.profile.close()
         run.keeper.close()
         run.metrics.close()
 

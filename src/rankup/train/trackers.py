@@ -100,12 +100,12 @@ class _Wandb:
         folder, title = directory / "wandb", directory.name
         folder.mkdir(exist_ok=True)
         name = folder / "id"
+        self._sent = sent if name.is_file() else 0
         if not name.is_file():
             write_atomic(name, secrets.token_hex(8))
         with suppress(UserError):
             job = rundir.read(directory)
             title = f"{job.name} {job.id}"
-        self._sent = sent
         self._run = wandb.init(
             dir=str(directory),
             project=os.environ.get("WANDB_PROJECT", "rankup"),
