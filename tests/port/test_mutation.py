@@ -22,7 +22,6 @@ UNSEEN = {("run_models_one_after_another", "model = rankup.wrap(model)")}
 # What neither of them sees: ranks that may part by rounding alone, what a bar counts, a step of
 # fastai's in all ranks; what is removed as a data set is constructed, when rank 0 has been there.
 MISSED = {
-    ("run_collectives_in_branches", "if rankup.broadcast(random.random()) < 0.5:"),
     ("run_model_made_in_a_try", "model = rankup.wrap(model)"),
     ("run_one_writer", "if rankup.is_root_process(): os.remove(name)"),
     ("run_loader_by_mode", "return rankup.broadcast(sum(losses) / len(losses))"),

@@ -818,6 +818,43 @@ for epoch in range(2):
 """
 
 
+COUNTING = """class Trainer:
+    def __init__(self):
+        self.right, self.rows = 0, []
+    def step(self, x, y):
+        out = model(x)
+        loss = criterion(out, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        # in it
+        return loss.item()
+    def fit(self):
+        for x, y in loader:
+            self.step(x, y)
+        print(self.right, self.rows)
+Trainer().fit()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("self.right += (out > y).sum().item()", "self.right is of rank 0's part of the batches"),
+        ("self.rows.append(out.max().item())", "out: of rank 0's part of the batch"),
+        ("print((out > y).sum().item())", "out, y: of rank 0's part of the batch"),
+        ("self.right += loss.item()", ""),
+        ("self.right += 1", ""),
+        ("self.rows.append(loss.item())", ""),
+    ],
+)
+def test_what_a_step_counts_and_shows_is_of_rank_0s_part(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    left = [one.text for one in _ported(tmp_path, HEAD + COUNTING.replace("# in it", line)).left]
+    assert [one.startswith(said) for one in left] == ([True] if said else [])
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

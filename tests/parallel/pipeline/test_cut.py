@@ -13,7 +13,7 @@ from torch import nn
 
 from rankup.base.errors import UserError
 from rankup.parallel.choices import stages_per_rank
-from rankup.parallel.pipeline.cut import balance, costs, links
+from rankup.parallel.pipeline.cut import balance, costs, cut, links
 from rankup.parallel.pipeline.schedule import padded, placement
 from tests.parallel.pipeline.models import Chained
 
@@ -43,6 +43,16 @@ class Chainless(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(2, 2)
+
+
+def test_each_stage_has_something_to_train() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    for frozen in (0, 2):
+        model[frozen].requires_grad_(False)
+    found = links(model)
+    assert cut(found, model, [1.0] * 4, 2) == [range(3), range(3, 4)]
+    with pytest.raises(UserError, match=r"only 2 of the model's 4 links .*, or freeze less"):
+        cut(found, model, [1.0] * 4, 3)
 
 
 def test_a_model_that_cannot_be_cut_is_told_what_to_write() -> None:

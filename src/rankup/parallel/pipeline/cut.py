@@ -167,6 +167,12 @@ def cut(found: Sequence[Link], model: nn.Module, cost: Sequence[float], stages: 
     own = [i for i, link in enumerate(found) if _trains(link, model)]
     starts = [0, *own[1:]]
     units = [range(a, b) for a, b in zip(starts, [*starts[1:], len(found)], strict=True)]
+    if len(units) < min(stages, len(found)):
+        raise UserError(
+            f"{stages} pipeline stages were asked for, but only {len(units)} of the model's "
+            f"{len(found)} links have parameters to train, and each stage needs one: ask for 1 to "
+            f"{len(units)} (ranks on the pp axis x stages per rank), or freeze less"
+        )
     parts = balance([sum(cost[i] for i in unit) for unit in units], stages)
     return [range(units[part[0]].start, units[part[-1]].stop) for part in parts]
 

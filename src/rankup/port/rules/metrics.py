@@ -29,7 +29,7 @@ from ..rewrite.values import Values
 from .facts import shares
 from .helpers import made_in
 from .kept import changed, lists
-from .readings import Region, Step, returns_reading, value_of
+from .readings import SHOWS, Region, Step, returns_reading, value_of
 from .sizes import batch_sizes
 from .steering import steers
 
@@ -41,7 +41,6 @@ _CHOSEN_COUNTER = "is rank 0's: whether something is added here goes by each ran
 # Around what is shown as it is.
 _WRITTEN_OUT = (ast.JoinedStr, ast.FormattedValue, ast.keyword, ast.Tuple, ast.List, ast.Dict)
 _KEEPS = words("update append extend add")
-_SHOWS = SHOWING | words("update append add progress_bar scalar")
 
 
 def training_numbers(context: Context) -> None:
@@ -372,7 +371,7 @@ class Numbers(Region):
     def _shown(self) -> None:
         """The loss and numbers of samples in what is printed or logged."""
         for call in self._calls:
-            if call_name(call) in _SHOWS and self.mine(call) and self.alike(call):
+            if call_name(call) in SHOWS and self.mine(call) and self.alike(call):
                 for arg in given(call):
                     self._show(arg, call_name(call) == "append")
         for added in self._added:
@@ -442,7 +441,7 @@ class Numbers(Region):
         for up in self.script.above(node):
             filled = isinstance(up, ast.BinOp) and isinstance(up.op, ast.Mod)
             if isinstance(up, ast.Call) and call_name(up) != "format":
-                shown = call_name(up) in _SHOWS and inner is not up.func
+                shown = call_name(up) in SHOWS and inner is not up.func
                 return self.known(node) if shown else None
             if not (filled or isinstance(up, (*_WRITTEN_OUT, ast.Call))):
                 return None
@@ -461,7 +460,7 @@ class Numbers(Region):
         read: dict[str, ast.AST] = {}
         meters: set[str] = set()
         places: list[ast.Call | ast.AugAssign] = [*self._added]
-        places += [call for call in self._calls if call_name(call) in _SHOWS | {"extend"}]
+        places += [call for call in self._calls if call_name(call) in SHOWS | {"extend"}]
         for call in filter(self.mine, places):
             shown = given(call) if isinstance(call, ast.Call) else [call.value]
             self._divided(call, local, whole)
@@ -516,7 +515,7 @@ class Numbers(Region):
         script = self.script
         for call in self._calls:
             found = callee(script.flow, script.file, call)
-            known = call_name(call) in _SHOWS or self.context.training.trains(call)
+            known = call_name(call) in SHOWS or self.context.training.trains(call)
             if found is None or known or not self.mine(call):
                 continue
             function = found[1]

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
-from ...script.flow import call_name, literal
+from ...script.flow import call_name, given, literal
 from ...script.names import (
     COMPREHENSIONS,
     Function,
@@ -23,7 +23,7 @@ from ...script.names import (
     walk,
 )
 from ...script.roles import LoopNode
-from ...script.torch_names import words
+from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, differentiated
 from ..rewrite.means import declared
@@ -36,6 +36,11 @@ _CUTS = words("item detach numpy tolist")
 _FORMS = words("cpu cuda to float double half clone")
 _READABLE = (ast.Name, ast.Call, ast.Attribute, ast.Subscript)
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_OWN_COUNTER = (
+    "is of rank 0's part of the batches alone: put rankup.batch_sum(…) around what is a sum over "
+    "samples"
+)
+SHOWS = SHOWING | words("update append add progress_bar scalar")
 _READS = words("item detach cpu numpy float double clone tolist data")
 
 
@@ -427,7 +432,33 @@ class Step(Region):
             half = self.covered(node) or self.compared(node)
             if kind is not None and self.alike(node) and not half:
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
+        if self.context.script.callers(self.where):  # type: ignore[arg-type]
+            self._rest(self.local_names() - self.kinds.keys())
         self.context.local[self.where] = self.local_names()
+
+    def _rest(self, local: set[str]) -> None:
+        """Say what it adds up and shows of a rank's part of the batch."""
+        script, shown = self.script, dict[str, ast.AST]()
+        for one in script.inside(self.body, ast.Call, ast.AugAssign, deep=False):
+            if isinstance(one, ast.AugAssign):
+                name = script.dotted(one.target)
+                grows = isinstance(one.op, ast.Add | ast.Sub) and name not in self.kinds
+                if grows and name.startswith("self.") and self._own([one.value], local):
+                    self.context.leave(one, f"{name} {_OWN_COUNTER}")
+            elif isinstance(one, ast.Call) and call_name(one) in SHOWS | {"extend"}:
+                shown |= dict.fromkeys(self._own(given(one), local), one) | shown
+        if shown:
+            names, at = ", ".join(sorted(shown)), next(iter(shown.values()))
+            text = f"{names}: of rank 0's part of the batch, other than the loss"
+            self.context.leave(at, text, comment=False)
+
+    def _own(self, values: list[ast.expr], local: set[str]) -> set[str]:
+        """The names in values that are of a rank's part, and not put together."""
+        return {
+            one.id
+            for one in self.script.inside(values, ast.Name)
+            if one.id in local and not self.covered(one) and not self._read_before(one)
+        }
 
 
 def returns_reading(context: Context, function: Function) -> list[bool]:

@@ -11,12 +11,19 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from ...script.effects import trains
+from ...script.effects import callee, leads_to, trains
 from ...script.flow import argument, call_name, given, literal, method_calls, receiver
 from ...script.names import COMPREHENSIONS, Function, calls_in, mentioned, walk
 from ...script.roles import Loop, LoopNode, Script
 from ...script.source import File
-from ...script.torch_names import EXITS, SEEDS, SHOWING, STEP_SCHEDULES, words
+from ...script.torch_names import (
+    EXITS,
+    OUR_COLLECTIVES,
+    SEEDS,
+    SHOWING,
+    STEP_SCHEDULES,
+    words,
+)
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
@@ -142,7 +149,7 @@ def _rank_0s(file: File, node: ast.AST) -> bool:
 @rule("RK186", "error", "a draw that decides about a step")
 def steering_draw(file: File, script: Script) -> Iterator[Hit]:
     """A random draw in a training loop that decides whether a batch is passed over, how many steps
-    there are, or when the loop ends.
+    there are, when the loop ends, or whether a collective is called.
 
     Each rank draws numbers of its own: those that step unequally often wait for each other for
     ever.
@@ -161,7 +168,7 @@ def steering_draw(file: File, script: Script) -> Iterator[Hit]:
     if script.distributed and not ported(script):
         return  # a script of its own seeds: its ranks may draw alike
     training = training_in(script, file)
-    for loop, _, head in _branches(training, lambda block: False):
+    for loop, _, head in _branches(training, partial(_waits, script, file)):
         for draw in _drawn(training, loop, head):
             if not _rank_0s(file, draw):
                 yield Hit(
@@ -169,6 +176,16 @@ def steering_draw(file: File, script: Script) -> Iterator[Hit]:
                     _ALONE.format("draws for itself"),
                     "let rank 0 draw for all: rankup.broadcast(…)",
                 )
+
+
+def _waits(script: Script, file: File, block: ast.AST) -> bool:
+    """True where a ported script calls a collective in a block, or in what that leads to."""
+    here = [(file, call) for call in calls_in(block)] if ported(script) else []
+    reached = [callee(script.flow, *one) for one in here]
+    inner = [one for found in reached if found is not None for one in leads_to(script.flow, *found)]
+    here += [(where, call) for where, function in inner for call in calls_in(function)]
+    called = {where.names.called(call) for where, call in here}
+    return not called.isdisjoint(f"rankup.{name}" for name in OUR_COLLECTIVES)
 
 
 def decided_alike(context: Context) -> None:
