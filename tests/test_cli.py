@@ -81,6 +81,8 @@ def test_version_and_help(run_rankup: RunRankup, rankup_here: RunRankup) -> None
     for words in (["--help"], ["-h"], ["run", "-h"], ["run", LM, "--help"]):
         done = rankup_here(words)
         assert (done.returncode, done.stderr) == (0, "")
+        assert "<int" not in done.stdout  # typer's words for a number
+    assert "[TARGET] [ARGS...]" in rankup_here(["run", "-h"]).stdout
     done = run_rankup(["run", LM, "-h"])
     assert (done.returncode, done.stderr) == (0, "")
     assert "--seq-len" in done.stdout

@@ -264,6 +264,7 @@ PASSED_OVER = {
             "sum(F.mse_loss(o, t) for o, t in zip(net(x), y))",
             "torch.stack([F.mse_loss(o, t) for o, t in zip(net(x), y)]).sum()",
             "sum(F.mse_loss(x[i], y[i]) for i in range(len(x)))",
+            "F.cross_entropy(net((x - x.mean()) / x.std()), y)",
             "0.0\n        for i, o in enumerate(net(x)):\n            loss += F.mse_loss(o, y[i])",
         )
     ],
@@ -279,7 +280,20 @@ PASSED_OVER = {
     "of the batch drawn last": [
         ("in loader:", "in loader:\n        other = next(iter(DataLoader(more, batch_size=8)))"),
     ],
+    "each rank draws other noise": [
+        ("optimizer.step()", f"for p in net.parameters():\n            {noise}")
+        for noise in ("p.grad.add_(torch.randn_like(p))", "p.data.add_(torch.empty(2).normal_())")
+    ],
+    "this hook sees the gradient": [
+        ("began =", "for p in net.parameters():\n    p.register_hook(lambda g: g.sign())\nbegan ="),
+    ],
+    "each rank decides here": [
+        ("loss = F", "if x.mean() > 0:\n            x = -x\n        loss = F"),
+    ],
     "": [
+        ("optimizer.step()", "for p in net.parameters():\n            p.grad.mul_(0.5)"),
+    ]
+    + [
         ("loss = F.cross_entropy(net(x), y)", f"loss = {losses}")
         for losses in (
             "torch.stack([F.mse_loss(o, t) for o, t in zip(net(x), y)]).mean()",
@@ -300,6 +314,30 @@ def test_what_one_gpu_would_do_otherwise_is_said(
     text = imports + (HEAD + EPOCHS).replace(old, new, 1)
     found = [one.text for one in _ported(tmp_path, text).left if "evaluates" not in one.text]
     assert any(said in one for one in found) if said else not found
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("torch.optim.SGD([*net.parameters(), w], lr=0.1)", "trains a tensor that no model holds"),
+        (
+            "torch.optim.SGD(net.parameters(), lr=0.1)\noptimizer.add_param_group({'params': [w]})",
+            "trains a tensor that no model holds",
+        ),
+        ("torch.optim.SGD([*both.net.parameters()], lr=0.1)", "cannot be seen"),
+    ],
+)
+def test_an_optimizer_of_what_no_model_holds_is_refused(
+    made: str, said: str, tmp_path: Path
+) -> None:
+    """Its gradient would stay each rank's own."""
+    before = "w = torch.nn.Parameter(torch.zeros(2))\nboth = SimpleNamespace(net=net)\noptimizer = "
+    text = "from types import SimpleNamespace\n" + HEAD + EPOCHS
+    with pytest.raises(UserError, match=said):
+        _ported(
+            tmp_path,
+            text.replace("optimizer = torch.optim.SGD(net.parameters(), lr=0.1)", before + made),
+        )
 
 
 def test_a_model_is_traced_without_its_wrapper(tmp_path: Path) -> None:

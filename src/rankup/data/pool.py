@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
@@ -29,6 +30,38 @@ _work: Callable[[Any], Any] | None = None  # of a worker process, set once when 
 
 class WorkerFailed(RunFailed):
     """A worker process was killed, or had not enough memory."""
+
+
+class Interrupted(Exception):  # noqa: N818 - it is what happened
+    """A signal asked for the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Let SIGINT and SIGTERM set a flag while the body runs; give what raises once it is set.
+
+    Raises (the function given):
+        Interrupted: a signal came.
+    """
+    came: list[int] = []
+
+    def check() -> None:
+        if came:
+            raise Interrupted(came[0])
+
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def cores() -> int:

@@ -54,7 +54,8 @@ def find_optimizers(flow: Flow) -> tuple[Role, ...]:
 
 def find_models(flow: Flow, optimizers: Iterable[Role]) -> tuple[Role, ...]:
     """The models whose parameters an optimizer was given, or what its list is made from."""
-    given = ((one.file, first_argument(one.node)) for one in optimizers)  # type: ignore[arg-type]
+    given = [(one.file, first_argument(one.node)) for one in optimizers]  # type: ignore[arg-type]
+    given += [(file, first_argument(call)) for file, call in given_later(flow)]
     return unique(
         role("model", origin, 1.0 if isinstance(origin.node, ast.Call) else 0.6)
         for file, parameters in given
@@ -66,22 +67,47 @@ def find_models(flow: Flow, optimizers: Iterable[Role]) -> tuple[Role, ...]:
     )
 
 
+def given_later(flow: Flow) -> list[tuple[File, ast.Call]]:
+    """The calls by which an optimizer is given more parameters."""
+    return [
+        (file, call)
+        for file in flow.files
+        for call in file.names.all(ast.Call)
+        if call_name(call) == "add_param_group"
+    ]
+
+
 def with_parameters(
     flow: Flow, file: File, node: ast.AST, depth: int = 0
 ) -> list[tuple[File, ast.expr]]:
     """`model` of each `model.parameters()` in an expression, or in what it is made from."""
     found = [(file, one) for one in _parameter_calls(node)]
-    if found or depth == _DEEPEST:
+    if depth == _DEEPEST:
         return found
+    seen = {part for owner in _parameter_calls(node) for part in walk(owner)}
+    seen |= {part for value in _settings(node) for part in walk(value)}
     for part in walk(node):
-        if not isinstance(part, ast.Name | ast.Attribute | ast.Call):
+        if not isinstance(part, ast.Name | ast.Attribute | ast.Call) or part in seen:
+            continue
+        if found and isinstance(part, ast.Call):
             continue
         for origin in flow.origins(file, part):
             if origin.node is not part and isinstance(origin.node, ast.expr):
                 found += with_parameters(flow, origin.file, origin.node, depth + 1)
         for head in _filled_over(file, part) if isinstance(part, ast.Name) else ():
             found += with_parameters(flow, file, head, depth + 1)
-    return found
+    return list(dict.fromkeys(found))
+
+
+def _settings(node: ast.AST) -> list[ast.expr]:
+    """The rates and decays of groups of parameters, and not these."""
+    return [
+        value
+        for group in walk(node)
+        if isinstance(group, ast.Dict)
+        for key, value in zip(group.keys, group.values, strict=True)
+        if isinstance(key, ast.Constant) and key.value != "params"
+    ]
 
 
 def _filled_over(file: File, name: ast.Name) -> list[ast.expr]:

@@ -259,6 +259,14 @@ def test_which_of_several_trains(tmp_path: Path) -> None:
     assert port(tmp_path / "job.sbatch").text.endswith("on_all_gpus python train.py\n")
 
 
+def test_a_script_behind_a_variable_is_named(tmp_path: Path) -> None:
+    """Every rank would run the script for one GPU, and nothing said so."""
+    text = '#!/bin/bash\n#SBATCH --gres=gpu:1\nSCRIPT="{}"\npython "$SCRIPT"\n'
+    for name, said in (("train.py", True), ("train_dist.py", False)):
+        done = port(beside(tmp_path, text.format(name)))
+        assert any("line 4: $SCRIPT (train.py) stays" in note for note in done.notes) is said
+
+
 def test_a_script_that_needs_no_port_keeps_its_name(tmp_path: Path) -> None:
     """`rankup port` of a script for Lightning makes none, and one for DDP by hand neither."""
     job = beside(tmp_path, "#!/bin/bash\n#SBATCH --gres=gpu:1\npython train.py\n")

@@ -36,6 +36,8 @@ _FORMS = [
     "isinstance(torch.default_generator, torch.Generator) or 1 / 0",
     "torch.cuda.set_device(0)",
     "torch.cuda.synchronize()",
+    "torch.cuda.is_current_stream_capturing() | False",
+    "torch.xpu.is_current_stream_capturing() | False",
     "torch.cuda.empty_cache()",
     "torch.cuda.manual_seed_all(1)",
     "torch.cuda.reset_peak_memory_stats()",

@@ -678,10 +678,14 @@ class _Scope:
             return Kind.ROWS
         passed = {}
         followed = not (model and isinstance(call.func, ast.Name))  # else of each sample
+        aside = self._aside
+        before = len(aside.doubts)
         for name in script.parameters(function) - {"self"}:
-            value = script.given(function, name, call) if followed else None
-            passed[name] = Kind.FIXED if value is None else self.kind(value)
-        taken = passed.values() if followed else [self._aside.kind(one) for one in given(call)]
+            value = script.given(function, name, call)
+            scope = self if followed else aside
+            passed[name] = Kind.FIXED if value is None else scope.kind(value)
+        taken = passed.values() if followed else [aside.kind(one) for one in given(call)]
+        self.across += [one for one in aside.doubts[before:] if one.across][:1]
         if model and any(one in _SUMS for one in taken):
             return self._doubt(call)
         doubts: list[NotSeen] = [] if model else self.doubts

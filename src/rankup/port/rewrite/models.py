@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...script import roles
 from ...script.flow import given, is_none, method_calls
-from ...script.models import part_of, with_parameters
+from ...script.models import given_later, part_of, with_parameters
 from ...script.names import Function, elements, root_name
 from ...script.roles import LoopNode
 from ...script.source import File
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 _DEEPEST = 6  # names that are followed from one to the next
 # They follow a forward, which the wrapper's own work would be a part of.
 _TRACES = words("torch.jit.trace torch.export.export torch.onnx.export torch.onnx.dynamo_export")
+_EACH = {
+    "list": "[{call} for one in {name}]",
+    "tuple": "tuple({call} for one in {name})",
+    "dict": "{{key: {call} for key, one in {name}.items()}}",
+}
 _READY = ("to", "cuda", "apply", "load_state_dict", "half", "float", "double", "requires_grad_")
 
 
@@ -38,7 +43,7 @@ class Model:
         made: the assignments there; of one that is not seen to be made in a file that a port
             changes the statement that makes its optimizer, or the first one that uses it.
         given: of such a one the expression of which the optimizer has the parameters.
-        each: it is a list of models.
+        each: "list", "tuple" or "dict", if it is one of models.
     """
 
     script: Script
@@ -46,7 +51,7 @@ class Model:
     scope: Scope
     made: tuple[ast.AST, ...]
     given: ast.expr | None = None
-    each: bool = False
+    each: str = ""
 
 
 @dataclass
@@ -77,15 +82,20 @@ def models_of(script: Script) -> Models:
     """The models that are trained, of the script itself."""
     understood, found = script.understood, Models()
     models: dict[tuple[str, ast.AST], Model] = {}
-    for file, call in optimizers(understood):
-        roots = with_parameters(script.flow, file, given(call)[0])
-        if not roots:
+    later = given_later(script.flow)
+    for file, call in (*optimizers(understood), *later):
+        roots = [
+            one for part in given(call)[:1] for one in with_parameters(script.flow, file, part)
+        ]
+        if not roots and (file, call) not in later:
             found.unresolved.add(call)
         for where, expression in roots:
             one = script.sibling(where)
             made = _made(one, expression, 0)
             if not made and where is file:
                 made = _taken(one, expression, call)
+            if not made and _of_an_object(one, expression):
+                found.unresolved.add(call)
             models |= {(model.name, model.scope): model for model in reversed(made)} | models
     found.models = list(models.values())
     found.trained = {one.node for one in understood.models}
@@ -156,7 +166,12 @@ def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
             if whole is not None:
                 return _made(script, whole, depth + 1)
             if made and script.file in script.understood.to_port:
-                return [Model(script, written, near, tuple(node for node, _ in made))]
+                values = [value for _, value in made]
+                if any(_holds_models(script, value) for value in values):
+                    return []
+                forms = {_form(value) for value in values}
+                each = forms.pop() if len(forms) == 1 else ""
+                return [Model(script, written, near, tuple(node for node, _ in made), each=each)]
         inherited = [
             Model(one, written, method, tuple(node for node, _ in made))
             for one, method in _relatives(script, written, scope)
@@ -170,6 +185,38 @@ def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
         if written == "self":
             return []
     return []
+
+
+def _form(value: ast.expr) -> str:
+    """`list`, `tuple` or `dict` of what holds several models."""
+    match value:
+        case ast.List() | ast.ListComp():
+            return "list"
+        case ast.Tuple():
+            return "tuple"
+        case ast.Dict() | ast.DictComp() | ast.Call(func=ast.Name(id="dict")):
+            return "dict"
+    return ""
+
+
+def _holds_models(script: Script, value: ast.expr) -> bool:
+    """True of an object with models for attributes that is none itself."""
+    if not isinstance(value, ast.Call):
+        return False
+    if script.name(value.func) in ("types.SimpleNamespace", "argparse.Namespace"):
+        return True
+    found = script.flow.class_of(script.file, value)
+    return found is not None and not (
+        found[1].bases or script.flow.member(*found, "forward") is not None
+    )
+
+
+def _of_an_object(script: Script, expression: ast.AST) -> bool:
+    """True of `agent` and `agent.encoder` of such an object."""
+    name = (script.dotted(expression) or root_name(expression)).split(".")[0]
+    scopes = (script.scope(expression), script.tree)
+    made = [value for scope in scopes for _, value in script.assigned(name, scope)] if name else []
+    return any(_holds_models(script, value) for value in made)
 
 
 def _relatives(script: Script, written: str, scope: Scope) -> Iterator[tuple[Script, Function]]:
@@ -221,7 +268,7 @@ def _in_list(script: Script, expression: ast.AST) -> Model | None:
         )
         lists = [value for _, value in made if isinstance(value, ast.List | ast.ListComp)]
         if made and len(lists) == len(made) and not grows:
-            return Model(script, name.id, scope, tuple(node for node, _ in made), each=True)
+            return Model(script, name.id, scope, tuple(node for node, _ in made), each="list")
     return None
 
 
@@ -246,7 +293,7 @@ def wrap_models(context: Context) -> None:
         if context.options.sync_bn:
             calls.insert(0, f"torch.nn.SyncBatchNorm.convert_sync_batchnorm({one})")
         if model.each:
-            calls = [f"[{call} for one in {name}]" for call in calls]
+            calls = [_EACH[model.each].format(call=call, name=name) for call in calls]
         lines = [f"{name} = {call}" for call in calls]
         if model.given is None:
             context.after(place, *lines)

@@ -24,6 +24,7 @@ _CHANGES = words("index_copy_ index_add_ index_put_ scatter_ scatter_add_ add_ s
 _GROWS = words("append appendleft extend insert update add")
 _JOINS = words("cat concat concatenate stack vstack hstack")
 _REDUCES = words("mean sum std var median quantile max min amax amin item kthvalue topk norm")
+_SHARED = words("broadcast all_reduce batch_mean batch_sum")
 _DEPTH = 4  # callers, or called functions
 _MOST = 300  # expressions that a loader is made of
 _LISTS = ast.List | ast.ListComp
@@ -58,6 +59,7 @@ def kept(training: Training, file: File) -> Iterator[Hit]:
     yield from _for_the_loss(training, regions)
     yield from _for_the_data(training, {one.where: one.changes for one in regions})
     yield from _in_modules(file)
+    yield from _branches(training)
 
 
 def _regions(training: Training) -> Iterator[tuple[LoopNode | Function, set[str], set[str]]]:
@@ -145,6 +147,26 @@ def _begun_in(training: Training, where: ast.AST) -> set[str]:
 
 def _target(where: ast.AST) -> set[str]:
     return stored(where.target) if isinstance(where, ast.For | ast.AsyncFor) else set()
+
+
+def _branches(training: Training) -> Iterator[Hit]:
+    """An `if` by this rank's part of a batch that gives the loss something else."""
+    script = training.script
+    for loop in (one for one in training.loops if one.trains):
+        feeding, local = training.feeding(loop.node, loop.losses), training.derived(loop)
+        for one in script.inside(loop.node.body, ast.If, deep=False):
+            assert isinstance(one, ast.If)
+            inner = script.inside([*one.body, *one.orelse], ast.Assign, ast.AugAssign, deep=False)
+            asked = list(script.inside(one.test, ast.Call))
+            own = any(
+                call_name(call) in _REDUCES and mentioned(call) & local for call in asked
+            ) and not any(call_name(call) in _SHARED for call in asked)
+            if own and any(mentioned(*assigned(at)) & feeding for at in inner):
+                yield Hit(
+                    one,
+                    "by its part of the batch each rank decides here what its loss is made of",
+                    "decide by all of it (rankup.all_reduce)",
+                )
 
 
 # What chooses the next epoch's samples.
@@ -322,22 +344,30 @@ def _in_modules(file: File) -> Iterator[Hit]:
         found = [
             (node, of, by)
             for node in walk(*function.body)
-            for of, by in (changed(node) or _blended(node))
+            for of, by in [*changed(node), *_blended(node)]
         ]
         found = [one for one in found if re.fullmatch(r"self\.\w+", held(one[1]))]
         if not found:
             continue
         given_ = {one.arg for one in arguments(function.args)} - {"self"}
         local = made_of(walk(*function.body), given_, gives=stored)
-        for node, of, by in found:
-            if mentioned(*by) & local:
-                yield _of_its_own(file, node, of)
+        own = {
+            (held(of), file.line(node)[0]): (node, of)
+            for node, of, by in found
+            if mentioned(*by) & local
+        }
+        for node, of in own.values():
+            yield _of_its_own(file, node, of)
 
 
 def _blended(node: ast.AST) -> list[tuple[ast.expr, list[ast.expr]]]:
-    """`mean = 0.9 * mean + 0.1 * x`."""
+    """`mean = 0.9 * mean + 0.1 * x`, `mean[:] = …`, `seen += len(x)`."""
     match node:
         case ast.Assign(targets=[target], value=value) if written(target) in mentioned(value):
+            return [(target, [value])]
+        case ast.Assign(targets=[ast.Subscript(slice=ast.Slice()) as target], value=value):
+            return [(target, [value])]
+        case ast.AugAssign(target=target, value=value):
             return [(target, [value])]
     return []
 

@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import Flow, Origin, argument, call_name, given, is_none
-from ...script.names import Function, elements, stored, targets_of
+from ...script.flow import Flow, Origin, argument, call_name, given, is_none, method_calls
+from ...script.models import given_later
+from ...script.names import Function, elements, stored, targets_of, walk
 from ...script.roles import Loop, LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS, last
@@ -28,6 +29,11 @@ BY_HAND = (
     "rankup.setup() before all else in the script that is started, model = rankup.wrap(model) "
     "where the model is made, and `for … in rankup.shard(loader):` where it is trained"
 )
+_NO_MODEL = (
+    "this optimizer trains a tensor that no model holds, and ranks exchange models' gradients"
+)
+_HOLD = "make it the model's: `model.w = torch.nn.Parameter(…)`, and give model.parameters()"
+_LISTS = 3  # lists in lists
 _CHAIN = 20
 _TORCHTEXT = {"BucketIterator", "BPTTIterator"}
 _STREAMS = {"IterableDataset", "IterDataPipe"}
@@ -40,7 +46,7 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """LBFGS; reinforcement learning in an environment; batches that come from no torch DataLoader:
     a graph, a stream, a pipe, a torchtext iterator, slices cut by hand; a batch sampler that
     chooses what is together; a state made for the size of the whole batch; a batch that is None;
-    a backward for each sample of a batch.
+    a backward for each sample of a batch; an optimizer of a tensor that no model holds.
 
     There are no batches of independent samples that ranks could share.
 
@@ -61,6 +67,9 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
             return
     if file not in script.to_port or not single(script):
         return
+    for node in _loose(script, file):
+        yield Hit(node, _NO_MODEL, _HOLD)
+        return
     training = training_in(script, file)
     if training.backwards:
         for find in (_environment, _unsharded, _state_of_a_batch, _none, _by_samples, _no_loader):
@@ -68,6 +77,72 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
             if hit is not None:
                 yield hit
                 return
+
+
+def _loose(script: Script, file: File) -> Iterator[ast.AST]:
+    """The names in a file by which an optimizer is given a tensor that is no model's."""
+    flow = script.flow
+    waiting: list[tuple[File, ast.AST, int]] = [
+        (one.file, part, 0)
+        for one in script.optimizers
+        for part in given(one.node)[:1]  # type: ignore[arg-type]
+    ]
+    waiting += [(where, part, 0) for where, call in given_later(flow) for part in given(call)]
+    while waiting:
+        where, node, depth = waiting.pop(0)
+        for part in walk(node):
+            if not isinstance(part, ast.Name | ast.Attribute):
+                continue
+            for one in flow.origins(where, part):
+                if where is file and _is_loose(script, one) and not _held(where, part):
+                    yield part
+                if depth < _LISTS and isinstance(one.node, ast.List | ast.Tuple | ast.Dict):
+                    waiting.append((one.file, one.node, depth + 1))
+            if depth < _LISTS:
+                waiting += [(where, one, depth + 1) for one in _more(where, part)]
+
+
+def _is_loose(script: Script, made: Origin) -> bool:
+    """True of `nn.Parameter(…)` and `torch.zeros(2, requires_grad=True)` outside of a model."""
+    if not isinstance(made.node, ast.Call):
+        return False
+    dotted, around = made.file.names.called(made.node), (call for _, call in made.through)
+    grows = true(argument(made.node, "requires_grad")) or any(
+        call_name(one) == "requires_grad_" for one in around
+    )
+    parameter = dotted in ("torch.nn.Parameter", "torch.nn.parameter.Parameter")
+    if not parameter and not (grows and dotted.startswith("torch.") and "nn" not in dotted):
+        return False
+    owner = made.file.names.enclosing(made.node, ast.ClassDef)
+    return not (isinstance(owner, ast.ClassDef) and script.flow.member(made.file, owner, "forward"))
+
+
+def _held(file: File, node: ast.expr) -> bool:
+    """True of what is given to a model as well: `model.w = w`, `ParameterList([w])`."""
+    code = file.code(node)
+    put = [
+        part
+        for call in file.names.all(ast.Call)
+        if call_name(call) in ("register_parameter", "ParameterList", "ParameterDict", "setattr")
+        for part in walk(*given(call))
+    ]
+    put += [
+        one.value
+        for one in file.names.all(ast.Assign)
+        if any(isinstance(target, ast.Attribute) for target in one.targets)
+    ]
+    return any(isinstance(one, ast.Name) and one.id == code for one in put)
+
+
+def _more(file: File, name: ast.expr) -> Iterator[ast.expr]:
+    """What is put into a list: by `append`, `extend` and `+=`."""
+    code = file.code(name)
+    for call, owner in method_calls(file.names.all(ast.Call), "append", "extend"):
+        if file.code(owner) == code:
+            yield from given(call)
+    for one in file.names.all(ast.AugAssign):
+        if file.code(one.target) == code and isinstance(one.op, ast.Add):
+            yield one.value
 
 
 def _environment(training: Training) -> Hit | None:

@@ -382,7 +382,14 @@ def _renamed(script: BatchScript, launch: Launch) -> tuple[str, str]:
     name = base_name(launch.script)
     path = script.find(script.resolve(launch.script))
     if not name.endswith(".py"):
-        return "", ""
+        known = base_name(script.resolve(launch.script))
+        role = script.understood(launch.script)
+        if "$" not in launch.script or known.endswith(f"{SUFFIX}.py"):
+            return "", ""
+        if role is not None and role.distributed:
+            return "", ""
+        what = f"{name} ({known})" if known != name else name
+        return "", f"line {launch.line}: {what} stays as it is: let it name the port, *{SUFFIX}.py"
     new = f"{name.removesuffix('.py')}{SUFFIX}.py"
     if path is None:
         note = f"{launch.script} is not here; the line names {new}, which is to be its port"

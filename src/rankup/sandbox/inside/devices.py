@@ -38,6 +38,8 @@ _ZERO = re.compile(
     r"(?:max_)?memory_(?:allocated|reserved|cached)|(?:current|driver)_allocated_memory|"
     r"current_device(?:_index|_idx)?|utilization|initial_seed|temperature|power_draw|clock_rate"
 )
+_NO = re.compile("(?:is|can|has)_")  # as of a stream that is being captured, by transformers
+_TRUE_OF_A_GPU = ("is_available", "is_bf16_supported", "is_tf32_supported", "is_initialized")
 _SRUN = {
     **dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID"), "0"),
     **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "1"),
@@ -404,14 +406,17 @@ def _replace_functions(module: Any, name: str, torch: Any, devices: Devices, gpu
         "recommended_max_memory": lambda: _MEMORY,
         "get_rng_state": state.clone,
         "get_rng_state_all": lambda: [state.clone()] * gpus,
-        **dict.fromkeys(("is_available", "is_bf16_supported", "is_initialized"), lambda: gpus > 0),
+        **dict.fromkeys(_TRUE_OF_A_GPU, lambda: gpus > 0),
         "device_count": lambda: gpus,
         "current_accelerator": lambda: torch.device("cuda") if gpus else None,
     }
     for attribute in module.__all__:
         found = getattr(module, attribute, None)
         if callable(found) and not isinstance(found, type):
-            answer = answers.get(attribute, int if _ZERO.fullmatch(attribute) else lambda: None)
+            usual = (
+                int if _ZERO.fullmatch(attribute) else bool if _NO.match(attribute) else _nothing
+            )
+            answer = answers.get(attribute, usual)
             asked = f"torch.{name}.{attribute}()" if attribute in _QUESTIONS else ""
             setattr(module, attribute, _call(answer, asked, devices))
     for attribute in ("stream", "device", "device_of", "device_index"):
@@ -429,6 +434,10 @@ def _replace(module: Any, attribute: str, new: Any) -> None:
     """
     if getattr(module, attribute, None) is not None:
         setattr(module, attribute, new)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _call(answer: Callable[[], Any], what: str, devices: Devices) -> Callable[..., Any]:
