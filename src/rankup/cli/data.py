@@ -220,11 +220,15 @@ def tokenize(
 
     The same bytes with any number of workers. Run again after a kill, it goes on.
     """
+    from ..data.pool import Interrupted
     from ..data.tokenize.command import Request
     from ..data.tokenize.command import tokenize as start
 
     words = tuple(sources), to, tokenizer, field, end_token, workers, shard_tokens, force
-    start(Request(*words))
+    try:
+        start(Request(*words))
+    except Interrupted as error:
+        raise typer.Exit(128 + error.number) from None
 
 
 def _alive(job: str) -> bool | None:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
@@ -29,6 +30,38 @@ _work: Callable[[Any], Any] | None = None  # of a worker process, set once when 
 
 class WorkerFailed(RunFailed):
     """A worker process was killed, or had not enough memory."""
+
+
+class Interrupted(Exception):  # noqa: N818 - it is what happened
+    """A signal asked for the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Let SIGINT and SIGTERM set a flag while the body runs; give what raises once it is set.
+
+    Raises (the function given):
+        Interrupted: a signal came.
+    """
+    came: list[int] = []
+
+    def check() -> None:
+        if came:
+            raise Interrupted(came[0])
+
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def cores() -> int:
@@ -99,7 +132,20 @@ def spread(
         for child in children:
             if child.pid is not None:  # else the system has no room for another process
                 child.kill()
+        if children:
+            _leave_results(pool)
         pool.shutdown(cancel_futures=True)
+
+
+def _leave_results(pool: ProcessPoolExecutor) -> None:
+    """Close this process's end of the pipe that workers write their results to.
+
+    One that was killed while it wrote leaves a part of a result, for whose rest the pool would wait
+    for ever as long as anybody could still write it.
+    """
+    results = getattr(pool, "_result_queue", None)
+    if results is not None:
+        results._writer.close()
 
 
 def _recorded(children: list[Any]) -> BaseContext:

@@ -8,8 +8,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from ...base.text import say
 from .. import indexes
 from ..errors import BadContainer
 from ..index import Index
+from ..pool import Interrupted, interruptible
 from ..verified import SourceDamaged, SourceProblem
 from . import checks, journal, report, write
 from .journal import Pack
@@ -27,14 +27,6 @@ from .layout import LAYOUTS, Layout, plan
 from .source import Request, Step, checked, differences, files_before, root, scanned
 
 Quota = Callable[[Path], list[str]]
-
-
-class Interrupted(Exception):  # noqa: N818 - it is what happened
-    """A signal asked for the end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
 
 
 def pack(request: Request, quota: Quota = lambda path: []) -> int:
@@ -56,7 +48,7 @@ def pack(request: Request, quota: Quota = lambda path: []) -> int:
         return 0  # the first task does it alone
     _make_folder(of)
     try:
-        with _signals() as of.watch:
+        with interruptible() as of.watch:
             if of.request.dry_run:
                 _preview(of, quota)
             elif of.step.task:
@@ -261,30 +253,6 @@ def _make_folder(of: Pack) -> None:
     finally:
         if there != folder and not of.step.task:
             of.say(f"{folder} is not there yet: it is made")
-
-
-@contextmanager
-def _signals() -> Iterator[Callable[[], None]]:
-    """Let SIGINT and SIGTERM set a flag while the body runs; give what raises once it is set.
-
-    Raises (the function given):
-        Interrupted: a signal came.
-    """
-    came: list[int] = []
-
-    def check() -> None:
-        if came:
-            raise Interrupted(came[0])
-
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _failure(error: BaseException, of: Pack) -> tuple[str, int]:

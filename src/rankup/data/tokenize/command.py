@@ -25,7 +25,7 @@ from ...base.files import fsync_directory, no_space, user_path, write_atomic, wr
 from ...base.progress import shown
 from ...base.text import say
 from ..errors import BadContainer
-from ..pool import cores, spread
+from ..pool import Interrupted, cores, interruptible, spread
 from . import folder as made
 from . import sources as text
 from .encode import Encoded, encode, end_of, opened
@@ -58,6 +58,7 @@ def tokenize(request: Request) -> TokenFolder:
 
     Raises:
         UserError: something that was given cannot be used; says what.
+        Interrupted: by a signal; what is done is kept.
         RunFailed: another process makes the folder, a worker was killed, or there is no space.
     """
     if request.workers is not None and request.workers < 1:
@@ -91,7 +92,10 @@ def tokenize(request: Request) -> TokenFolder:
         "shard_tokens": request.shard_tokens,
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with lock.held(folder, say, doing="working on", wait=False) as held:
+    with (
+        lock.held(folder, say, doing="working on", wait=False) as held,
+        interruptible() as watch,
+    ):
         shards, places = _begun(folder, identity, request.force)
         if (folder / ABOUT).is_file():
             found = made.read(folder)
@@ -105,9 +109,14 @@ def tokenize(request: Request) -> TokenFolder:
         started = time.monotonic()
         before = writer.tokens
         try:
-            _write(sources, request, tokenizer, end, writer, [[0, 0, 0], *places][-1])
+            place = [[0, 0, 0], *places][-1]
+            _write(sources, request, tokenizer, end, writer, place, watch)
             _require_same(sources)
             found = _finish(folder, identity, writer)
+        except Interrupted:
+            kept = words(len(writer.shards), "shard is", "shards are")
+            say(f"stopped: {kept} kept in {folder}; the same command goes on behind them")
+            raise
         except OSError as error:
             if not no_space(error):
                 raise
@@ -314,6 +323,7 @@ def _write(
     end: int,
     writer: _Writer,
     place: list[int],
+    watch: Callable[[], None],
 ) -> None:
     """Encode all blocks from a place on, in worker processes, and write them in their order."""
     file, first, skip = place
@@ -329,7 +339,7 @@ def _write(
     with shown("tokenizing", total) as show:
         read = 0
         workers = request.workers or cores()
-        for block, found in spread(work, parts, workers, ordered=True):
+        for block, found in spread(work, parts, workers, watch, ordered=True):
             writer.add(found, block, skip)
             skip, read = 0, read + block.read
             show(min(read, total), total)

@@ -38,7 +38,8 @@ def apply(model: nn.Module, plan: Plan, tp_mesh: DeviceMesh) -> None:
         tp_mesh: one axis.
     """
     ties = _ties(model)
-    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    everyone = model.named_parameters(remove_duplicate=False)
+    trained = {name: p.requires_grad for name, p in everyone}
     words = named(model, plan)
     for name, word in words.items():
         module = model.get_submodule(name)
