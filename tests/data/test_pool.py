@@ -120,3 +120,14 @@ def _runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_workers_killed_within_large_results_are_not_waited_for() -> None:
+    """A part of a result lay in the pipe, and the pool waited for its rest."""
+    code = (
+        "from rankup.data.pool import spread\n"
+        "for _ in range(8):\n"
+        "    next(spread(lambda part: bytes(1 << 25), range(100), 4))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=100, check=False)
+    assert done.returncode == 0

@@ -54,6 +54,9 @@ def test_a_local_run_ends_as_its_record_says(tmp_path: Path) -> None:
     assert (short.state, short.until, short.live) == ("COMPLETED", 1795176060.0, False)
     _local(path, code=3, ended="2026-11-20T12:02:00+0000")
     assert _summary(path).words == "It failed: exit code 3."
+    _local(path, code=143, ended="2026-11-20T12:03:00+0000")
+    short = _summary(path)
+    assert (short.state, short.words) == ("CANCELLED", "It was stopped: killed by SIGTERM.")
 
 
 def test_a_local_run_that_says_nothing_has_died(tmp_path: Path) -> None:

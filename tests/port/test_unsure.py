@@ -284,6 +284,7 @@ PASSED_OVER = {
         ("optimizer.step()", f"for p in net.parameters():\n            {noise}")
         for noise in ("p.grad.add_(torch.randn_like(p))", "p.data.add_(torch.empty(2).normal_())")
     ],
+    "has lazy layers": [("torch.nn.Linear(4, 2)", "torch.nn.LazyLinear(2)")],
     "this hook sees the gradient": [
         ("began =", "for p in net.parameters():\n    p.register_hook(lambda g: g.sign())\nbegan ="),
     ],

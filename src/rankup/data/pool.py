@@ -132,7 +132,20 @@ def spread(
         for child in children:
             if child.pid is not None:  # else the system has no room for another process
                 child.kill()
+        if children:
+            _leave_results(pool)
         pool.shutdown(cancel_futures=True)
+
+
+def _leave_results(pool: ProcessPoolExecutor) -> None:
+    """Close this process's end of the pipe that workers write their results to.
+
+    One that was killed while it wrote leaves a part of a result, for whose rest the pool would wait
+    for ever as long as anybody could still write it.
+    """
+    results = getattr(pool, "_result_queue", None)
+    if results is not None:
+        results._writer.close()
 
 
 def _recorded(children: list[Any]) -> BaseContext:

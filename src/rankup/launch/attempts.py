@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -307,6 +308,8 @@ def _local(path: Path, attempt: Mapping[str, Any], is_last: bool) -> Attempt:
         words = reasons.ended(state, code, 0, "")
         if 128 < code < 128 + 65:
             words = f"It was stopped: {reasons.how(code, 0)}."
+        if code - 128 in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            state = "CANCELLED"  # a user's wish, at which it has saved
         if attempt.get("stopped") is True:
             words = f"{STOPPED} before the deadline."
     elif is_last and (pid := holder(path)):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _DEEPEST = 6  # names that are followed from one to the next
 # They follow a forward, which the wrapper's own work would be a part of.
 _TRACES = words("torch.jit.trace torch.export.export torch.onnx.export torch.onnx.dynamo_export")
+_LAZY = "{0} has lazy layers, which rankup.wrap needs made: let a first forward run before it"
 _EACH = {
     "list": "[{call} for one in {name}]",
     "tuple": "tuple({call} for one in {name})",
@@ -300,6 +301,12 @@ def wrap_models(context: Context) -> None:
         else:
             context.before(place, *lines)
         context.done(place, f"gradients of {name} are exchanged (rankup.wrap)")
+        if any(
+            file.names.called(call).startswith("torch.nn.Lazy")
+            for file in context.script.flow.files
+            for call in file.names.all(ast.Call)
+        ):
+            context.leave(place, _LAZY.format(name), comment=False)
     _trace_what_is_inside(context)
 
 
