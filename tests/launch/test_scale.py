@@ -208,7 +208,10 @@ def test_what_is_refused_leaves_nothing(fake: Fake, tmp_path: Path, wish: Wish, 
 def test_a_damaged_record_is_named(fake: Fake, tmp_path: Path) -> None:
     assert scale(Wish("language-model", SMALL, "1,2", local=True)) == 0
     file = series_of(tmp_path) / series.FILE
-    for torn in (file.read_text().replace('"cwd"', '"cdw"'), file.read_text()[:50]):
+    whole = file.read_text()
+    values = json.loads(whole)
+    wrong = [{**values, **one} for one in ({"counts": ["1"]}, {"id": "../x"}, {"per_node": 0})]
+    for torn in (*map(json.dumps, wrong), whole.replace('"cwd"', '"cdw"'), whole[:50]):
         file.write_text(torn)
         with pytest.raises(UserError, match="is damaged"):
             scale(Wish(None, resume=str(file.parent)))

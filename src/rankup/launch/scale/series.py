@@ -69,7 +69,19 @@ def read(path: Path) -> Series:
     Raises:
         UserError: it is damaged.
     """
-    return rundir.load(path / FILE, lambda said: Series(**said))
+    return rundir.load(path / FILE, _series)
+
+
+def _series(said: dict[str, Any]) -> Series:
+    series = Series(**said)
+    words = (series.id, series.target, series.cwd, *series.args)
+    numbers = (series.per_node, *series.counts)
+    sound = all(isinstance(word, str) for word in words) and isinstance(series.options, dict)
+    if not sound or not series.counts or not all(type(n) is int and n > 0 for n in numbers):
+        raise ValueError("a value is of the wrong kind")
+    if Path(series.id).name != series.id:
+        raise ValueError(f"the id {series.id!r} is a path")
+    return series
 
 
 def find(runs: Path, name: str) -> Path | None:
