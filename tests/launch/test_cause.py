@@ -106,6 +106,10 @@ def test_a_rank_that_sigterm_ended_is_a_cause_where_nothing_better_is_known(
     assert _text(tmp_path, [reason]) == reason
     _written(tmp_path, replace(OWN, rank=0, message=PEER, traceback="", consequence=True))
     assert _text(tmp_path, []) == failure.report(term)
+    # Each node's agent notes one, and ends its others: the earliest is nearest to the cause.
+    later = replace(term, rank=0, time=101.0)
+    _written(tmp_path, later)
+    assert _text(tmp_path, []) == failure.report(term)
     _written(tmp_path, OWN)
     assert _text(tmp_path, []) == failure.report(OWN)
 

@@ -149,6 +149,25 @@ def test_accounting_is_asked_for_runs_without_an_end_alone(tmp_path: Path) -> No
     assert (short.state, slurm.calls("sacct")) == ("COMPLETED", [])
 
 
+@pytest.mark.parametrize("number", [13, None, "no number"])
+def test_a_job_without_a_number_keeps_accounting_from_no_other_run(
+    tmp_path: Path, number: object
+) -> None:
+    slurm = FakeSlurm(tmp_path)
+    slurm.answers("squeue")
+    row = "12|TIMEOUT|0:0|2026-11-20T10:00:00|2026-11-20T11:00:00|n1|None\n"
+    slurm.answers("sacct", err="sacct: fatal: Bad job/step specified\n", code=1)
+    slurm.answers("sacct -j 12", out=row)
+    slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
+    for name in ("20261120-120000-aaaa", "20261120-120001-bbbb"):
+        path = make_run(tmp_path / "runs", name)
+        asked(path, "12")
+        record(path, start=100, nodes="n1")
+    record(path, job=number, start=100)
+    (_, sound), _ = status.newest(tmp_path / "runs", Client(environment=slurm.environment))
+    assert (sound.id, sound.state) == ("20261120-120000-aaaa", "TIMEOUT")
+
+
 def test_without_a_controller_the_runs_own_records_speak(tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")
@@ -280,12 +299,23 @@ def test_a_damaged_run_hides_no_other(tmp_path: Path, name: str) -> None:
 def test_the_table_shows_what_a_rank_wrote_down(tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")
+    (path / "log" / "12.out").touch()
     record(path, start=100, nodes="n1")
     record(path, end=200, code=1)
     own = failure.Failure(3, "n2", 150.0, "ValueError: no", "Traceback\nValueError: no\n", 1)
     failure.write(path / "log", own)
     (short,), _ = status.newest(tmp_path / "runs", NO_SLURM)
     assert (short.state, short.words) == ("FAILED", "rank 3 on n2 failed: ValueError: no")
+    # A later job that was cancelled while it waited has another end, as `logs` says, too.
+    asked(path, "13")
+    slurm = FakeSlurm(tmp_path)
+    slurm.answers("squeue")
+    slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
+    slurm.answers("sacct", out="13|CANCELLED by 0|0:0|None|2026-11-20T11:00:00|None|None\n")
+    client = Client(environment=slurm.environment)
+    (short,), _ = status.newest(tmp_path / "runs", client)
+    assert (short.state, short.words) == ("CANCELLED", "It was cancelled.")
+    assert status.report(path, Config(), client).cause == ""
 
 
 def test_the_table_names_the_rank_that_was_killed_and_not_one_that_lost_its_peer(
@@ -293,6 +323,7 @@ def test_the_table_names_the_rank_that_was_killed_and_not_one_that_lost_its_peer
 ) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")
+    (path / "log" / "12.out").touch()
     record(path, start=100, nodes="n[1-2]")
     record(path, end=200, code=1)
     peer = "Connection closed by peer [127.0.0.1]:2001"

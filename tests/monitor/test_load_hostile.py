@@ -37,6 +37,20 @@ def test_what_is_no_file_is_said(tmp_path: Path) -> None:
     assert sum("could not be read" in event.text for event in recording.events) == 3
 
 
+def test_damaged_numbers_of_profiled_steps_are_left_out(tmp_path: Path) -> None:
+    sound = {"rank": 0, "node": "n1", "steps": [2, 3], "operators": [], "trace": "steps-2-3.json"}
+    sound |= {"seconds": 2.0, "computing": 1.0, "collectives": 0.5, "waiting": 0.5}
+    folder = write(tmp_path, [head(), *(sample(10 * k) for k in range(1, 5))]) / "profile"
+    folder.mkdir()
+    bad = [{"steps": [2]}, {"rank": 1e999}, {"seconds": float("nan")}, {"computing": -1.0}]
+    texts = [*(json.dumps(sound | one) for one in bad), "[" * 100_000, "[]", json.dumps(sound)]
+    for number, text in enumerate(texts):
+        (folder / f"steps-{number}.json").write_text(text)
+    os.mkfifo(folder / "steps-99.json")
+    [found] = load(tmp_path, NOBODY).profiles
+    assert found.shares() == (0.5, 0.25, 0.25)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_torn_last_line_is_dropped(tmp_path: Path, kind: str) -> None:
     records = [head(), *(sample(10 * k, fs={"/p": [1, 1, 1]}) for k in range(1, 5))]

@@ -62,6 +62,8 @@ def test_advice_names_a_task_of_an_array_as_verbs_take_it() -> None:
 def test_nothing_recorded() -> None:
     said = of(made(nodes=0, gpus=0, bins=1, samples=0, facts={"gpus": 4}))
     assert said.headline == "Nothing was recorded of this run."
+    said = of(made(util=np.nan, power=np.nan))
+    assert said.headline == "Nothing wrong was seen, but what the GPUs did is not on record."
 
 
 def test_a_failure_comes_before_what_it_cost() -> None:

@@ -66,15 +66,16 @@ def answers(runs: Mapping[Path, Job], client: Client) -> Answers:
     """
     ids = {path: rundir.slurm_jobs(path, job) for path, job in runs.items()}
     queued = client.mine() if any(ids.values()) else []
-    live = {base_id(row.job_id) for row in queued}
+    known = {base_id(row.job_id) for row in queued}
     left = []
     for path, jobs in ids.items():
         records = rundir.records(path)
         left += [
             job_id
             for job_id in jobs
-            if job_id not in live
-            and not _ended_alone([record for record in records if record["job"] == job_id])
+            # A number that is none, of a damaged run, would have sacct refuse them all.
+            if isinstance(job_id, str) and job_id.isdecimal() and job_id not in known
+            if not _ended_alone([record for record in records if record["job"] == job_id])
         ]
     accounted: dict[str, list[Accounted]] = {job_id: [] for job_id in left}
     with suppress(SlurmError):

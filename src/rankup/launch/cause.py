@@ -231,7 +231,7 @@ def _leftovers(lines: Sequence[str], ended: Sequence[failure.Failure]) -> Cause 
                 text if rank is None else f"{text}\n\nrank {rank} failed: {last}", "traceback"
             )
     if ended:
-        silent = min(ended, key=lambda f: f.exit_code == 128 + signal.SIGTERM)
+        silent = min(ended, key=lambda f: (f.exit_code == 128 + signal.SIGTERM, f.time))
         return Cause(failure.report(silent), "rank")
     tasks = [line for line in lines if _TASK.match(line)]
     return Cause(tasks[0], "slurm") if tasks else None

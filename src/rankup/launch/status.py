@@ -102,7 +102,7 @@ def _row(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
         return short
     folder = meant.folder(path, last.task)
     seen = _noted(folder, last) or (last.state == "FAILED" and _short_log(path, last))
-    written = cause.of_run(path, last.task) if seen else None
+    written = cause.of_run(path, last.task, last.job) if seen else None
     return replace(short, words=written.text.splitlines()[-1]) if written else short
 
 
@@ -130,7 +130,7 @@ def report(path: Path, config: Config, client: Client) -> Report:
     job = rundir.read(path)
     found = tuple(attempts.of_run(path, job, client))
     last = attempts.newest(found)
-    why = cause.of_run(path, last.task) if last and last.failed else None
+    why = cause.of_run(path, last.task, last.job) if last and last.failed else None
     return Report(
         summary=summary(path, job, found),
         job=job,

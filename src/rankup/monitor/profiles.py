@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from ..base.files import open_regular
 
 FOLDER = "profile"
+_LONGEST = 1 << 20  # bytes; the trainer writes a few kilobytes
 
 
 @dataclass(frozen=True)
@@ -51,21 +56,31 @@ def read(directory: Path) -> tuple[Profile, ...]:
     """Return the profiles of a run, the newest steps first; what cannot be read is left out."""
     found = []
     for path in (directory / FOLDER).glob("steps-*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads(path.read_text(encoding="utf-8"))
-            profile = Profile(
-                rank=int(said["rank"]),
-                node=str(said["node"]),
-                steps=(int(said["steps"][0]), int(said["steps"][1])),
-                operators=tuple(
-                    Operator(str(one["name"]), int(one["calls"]), float(one["seconds"]))
-                    for one in said["operators"]
-                ),
-                trace=f"{FOLDER}/{said['trace']}",
-                **{
-                    name: float(said[name])
-                    for name in ("seconds", "computing", "collectives", "waiting")
-                },
-            )
-            found.append(profile)
+        # Whatever is wrong with one, the report is made.
+        with suppress(Exception), open_regular(path) as file:
+            found.append(_profile(json.loads(file.read(_LONGEST))))
     return tuple(sorted(found, key=lambda one: (-one.steps[0], one.rank)))
+
+
+def _profile(said: dict[str, Any]) -> Profile:
+    first, last = said["steps"]
+    return Profile(
+        rank=int(said["rank"]),
+        node=str(said["node"]),
+        steps=(int(first), int(last)),
+        operators=tuple(
+            Operator(str(one["name"]), int(one["calls"]), _seconds(one["seconds"]))
+            for one in said["operators"]
+        ),
+        trace=f"{FOLDER}/{said['trace']}",
+        **{
+            name: _seconds(said[name])
+            for name in ("seconds", "computing", "collectives", "waiting")
+        },
+    )
+
+
+def _seconds(said: float) -> float:
+    if not (math.isfinite(said) and said >= 0):
+        raise ValueError(f"{said} is no time")
+    return float(said)

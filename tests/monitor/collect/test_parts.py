@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,18 @@ def test_an_error_at_close_loses_lines_and_nothing_else(
     assert writer.journal({"t": 3}, 100.0)
     writer.close()
     assert (tmp_path / "n.jsonl").read_text() == '{"t":1}\n{"t":3}\n'
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: path.symlink_to(path.with_name("victim")), os.mkfifo, Path.mkdir]
+)
+def test_what_stands_in_its_place_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("whole, and without an end of line")
+    make(tmp_path / "n.jsonl")
+    with pytest.raises(RefusedError, match="is no regular file of yours"):
+        Writer(tmp_path, "n").journal({"t": 1}, 0.0)
+    assert victim.read_text() == "whole, and without an end of line"
 
 
 def test_a_sample_that_did_not_fit_is_cut_off_again(tmp_path: Path) -> None:

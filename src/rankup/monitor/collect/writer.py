@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +22,7 @@ _TAIL = 1 << 20  # bytes in which the last line of a file begins
 
 
 class RefusedError(OSError):
-    """A file of this name is there that nothing can be appended to, now or later."""
+    """What stands in the file's place is nothing to be appended to, now or later."""
 
 
 def set_aside(folder: Path, node: str) -> None:
@@ -71,7 +73,7 @@ class Writer:
             now: monotonic seconds, by which a full disk is asked again every half minute only.
 
         Raises:
-            RefusedError: a table has other columns; waiting does not help.
+            RefusedError: it is another user's, no regular file, or a table has other columns.
         """
         return self._write({ending(kind): _text(rows[kind]) for kind in KINDS}, now)
 
@@ -112,8 +114,7 @@ class Writer:
         if found is not None:
             return found
         path = self._path.with_name(self._path.name + name)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._open[name] = descriptor = os.open(path, flags, 0o666)
+        self._open[name] = descriptor = _open_own(path)
         size = os.fstat(descriptor).st_size
         begin = max(0, size - _TAIL)
         whole = begin + os.pread(descriptor, _TAIL, begin).rfind(b"\n") + 1
@@ -129,6 +130,22 @@ class Writer:
                 f"{path} has other columns than this version of rankup writes; move it away"
             )
         return descriptor
+
+
+def _open_own(path: Path) -> int:
+    # Run directories lie where others may write. What they put in a file's place must not lead out
+    # of them: what is torn there is cut off.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    refused = RefusedError(f"{path} is no regular file of yours; move it away")
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        raise refused if error.errno in (errno.ELOOP, errno.EISDIR) else error from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise refused
+    return descriptor
 
 
 def _text(rows: Iterable[Iterable[Any]]) -> str:

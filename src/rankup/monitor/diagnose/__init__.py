@@ -426,7 +426,7 @@ def _sound(recording: Recording, paid: Cost, running: bool) -> str:
     if running:
         return "Running, and nothing is wrong so far."
     if paid.efficiency is None:
-        return "Nothing wrong was seen, but what the GPUs did is not on nodes."
+        return "Nothing wrong was seen, but what the GPUs did is not on record."
     worked = f"{things} worked {words.percent(paid.efficiency)} of the time that was billed"
     found = "Healthy:" if paid.efficiency >= LIMITS.healthy else "Nothing wrong was found;"
     return f"{found} {worked}."
