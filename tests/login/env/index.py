@@ -11,6 +11,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from rankup import __version__
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -60,10 +62,9 @@ def rankup(folder: Path) -> Path:
         for path in sorted(source.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    version = _PROJECT["version"]
     points = "[console_scripts]\nrankup = rankup.cli:main\n"
-    files[f"rankup-{version}.dist-info/entry_points.txt"] = points
-    return wheel(folder, "rankup", version, _PROJECT["dependencies"], files)
+    files[f"rankup-{__version__}.dist-info/entry_points.txt"] = points
+    return wheel(folder, "rankup", __version__, _PROJECT["dependencies"], files)
 
 
 def dependencies(folder: Path) -> None:

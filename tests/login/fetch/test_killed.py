@@ -89,18 +89,9 @@ BEFORE = {
     "train.py": SCRIPT.encode(),
 }
 DATA = {"a.bin": b"a" * 200, "b.bin": b"b" * 200}
-MOMENTS = [
-    "start",
-    "overwritten",
-    "appended",
-    "removed",
-    "renamed",
-    "inserted",
-    "half a.bin",
-    "downloaded",
-    pytest.param("moved a.bin", marks=pytest.mark.slow),
-    pytest.param("proof", marks=pytest.mark.slow),
-]
+OFTEN = ("start", "overwritten", "half a.bin")
+SELDOM = ("appended", "removed", "renamed", "inserted", "downloaded", "moved a.bin", "proof")
+MOMENTS = [*OFTEN, *(pytest.param(moment, marks=pytest.mark.slow) for moment in SELDOM)]
 
 
 @pytest.fixture
