@@ -283,6 +283,9 @@ def test_a_run_in_a_folder_of_its_own_is_listed_and_is_the_last(
     shown = rankup_here(["run", "--local", "--dry-run", "--resume", run_id]).stdout
     assert "--nproc-per-node=2 " in shown
     assert len(json.loads((out / "job.json").read_text())["attempts"]) == 1
+    one = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
+    fewer = rankup_here(["run", "--local", "--resume", run_id], env=one).stderr
+    assert "--nproc 2, as the run had, asks for more ranks than the 1 GPU(s)" in fewer
     assert run_id in rankup_here(["status"]).stdout
     for name in ("last", run_id):
         assert str(out) in rankup_here(["status", name]).stdout

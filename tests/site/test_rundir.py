@@ -77,7 +77,14 @@ def test_the_job_comes_back(tmp_path: Path) -> None:
     assert rundir.read(tmp_path) == JOB
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"id": "x"}', "null", '"text"', "3"])
+WRONG: list[dict[str, object]] = [{"launch": []}, {"kept": None}, {"attempts": [1]}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "{}", '{"id": "x"}', "null", '"text"', "3"]
+    + [json.dumps({**vars(JOB), **one}) for one in WRONG],
+)
 def test_a_damaged_job(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.json").write_text(text)
     with pytest.raises(UserError, match=r"job\.json is damaged"):

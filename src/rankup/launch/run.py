@@ -52,8 +52,9 @@ def _run_here(spec: JobSpec, extra: dict[str, str]) -> int:
     else:
         directory, job = new(spec, runs)
     _say_what_is_left_out(spec, job)
+    given = spec.nproc
     spec = stage.checked(spec.over(of_record(job.launch)), Path(job.cwd))
-    nproc = _ranks(spec.nproc, {**os.environ, **extra})
+    nproc = _ranks(spec.nproc, {**os.environ, **extra}, "" if given else ", as the run had,")
     notes = split_notes(job, 1, nproc)
     caches = _caches(settings.project(Path.cwd()), job)
     if spec.dry_run:
@@ -159,13 +160,13 @@ def _refuse_encodings(spec: JobSpec) -> None:
         raise UserError("an argument is not UTF-8, as `job.json` is") from None
 
 
-def _ranks(asked: int | None, environment: Mapping[str, str]) -> int:
+def _ranks(asked: int | None, environment: Mapping[str, str], why: str) -> int:
     present = gpus.visible_gpus(environment)
     if asked is None:
         return max(1, present)
     if 0 < present < asked:
         raise UserError(
-            f"--nproc {asked} asks for more ranks than the {present} GPU(s) of this node; "
+            f"--nproc {asked}{why} asks for more ranks than the {present} GPU(s) of this node; "
             f"give --nproc {present} or less, or set CUDA_VISIBLE_DEVICES= to run on CPU"
         )
     if not present and asked > (cores := gpus.usable_cores()):

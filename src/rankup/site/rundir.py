@@ -135,8 +135,10 @@ def _job(said: dict[str, Any]) -> Job:
     if "lives" in said:  # as an earlier version has called them
         said["attempts"] = said.pop("lives")
     job = Job(**said)
-    if job.kind not in ("recipe", "script") or not all(
-        isinstance(value, str) for value in (job.id, job.target, job.cwd, *job.args)
+    texts, tables = (job.id, job.target, job.cwd, *job.args), (job.launch, job.kept, *job.attempts)
+    sound = all(isinstance(text, str) for text in texts)
+    if job.kind not in ("recipe", "script") or not (
+        sound and all(isinstance(table, dict) for table in tables)
     ):
         raise ValueError("a value is of the wrong kind")
     return job
