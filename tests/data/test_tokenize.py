@@ -72,6 +72,8 @@ def sources(folder: Path) -> list[str]:
         stream.write_table(table)
     (folder / "j.csv").write_text("no,text")
     (folder / ".hidden.txt").write_text("nor this")
+    (folder / "link.txt").symlink_to(folder / "gone")
+    os.mkfifo(folder / "pipe.txt")  # whose opening waits for somebody who writes
     texts = [text for text in rows if text]
     return [*found, *texts, *texts, "x", *(text for _ in range(4) for text in texts)]
 
@@ -92,7 +94,7 @@ def test_all_kinds_any_workers(
     said = capfd.readouterr().err
     assert f"{len(wanted):,} tokens of {len(texts):,} documents" in said
     assert "12 rows have no text" in said
-    assert "j.csv" in said
+    assert all(name in said for name in ("j.csv", "link.txt", "pipe.txt"))
     assert made.Shards(one)[:].tolist() == wanted
     assert one.documents == len(texts)
     assert [shard.tokens for shard in one.shards[:-1]] == [20_000] * (len(one.shards) - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_a_resume_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.Mo
             assert library.sent[0][1]["training/loss"] == 1.0
             assert library.begun[0]["id"] == library.begun[1]["id"]
             assert library.begun[0]["config"] == {"lr": 1}
-    assert library.begun[2] == {"purge_step": 3}
+    assert library.begun[2]["purge_step"] == 3
     assert library.finished == 3
 
 
@@ -107,6 +108,30 @@ def test_what_fails_is_left_out_with_a_warning(
     trackers.close()
     assert [step for step, _ in library.sent] == [2]
     assert said == ["warning: --log wandb failed, and the run goes on without it: no server"]
+
+
+def test_a_thread_of_tensorboard_that_a_full_disk_ended_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = threading.Event()
+
+    class Threaded(_Library):
+        def SummaryWriter(self, *args: Any, **given: Any) -> _Library:  # noqa: N802
+            self.thread = threading.Thread(target=full.wait, daemon=True)
+            self.thread.start()
+            return self
+
+    library, said = Threaded(), list[str]()
+    monkeypatch.setitem(sys.modules, "tensorboardX", library)
+    trackers = Trackers(("tensorboard",), tmp_path, 0, {}, said.append)
+    trackers.step(_line(1))
+    full.set()
+    library.thread.join()
+    trackers.step(_line(2))
+    trackers.close()
+    assert {step for step, _ in library.sent} == {1}
+    assert library.finished == 0
+    assert [line.partition(",")[0] for line in said] == ["warning: --log tensorboard failed"]
 
 
 def test_a_package_that_is_missing_is_said_before_ranks_start(

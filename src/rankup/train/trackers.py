@@ -12,6 +12,7 @@ import importlib
 import math
 import os
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -37,6 +38,7 @@ LOGGED = "logged/"
 _APART = ("step", "time", "valid_seconds")
 _TAIL = 1 << 16  # bytes, of which the last lines are read
 _PATIENCE = 30  # s for W&B's server
+_QUEUE = 1000  # values on their way to TensorBoard's file, so that those of a step never wait
 
 
 def need_package(purpose: str, package: str, extra: str) -> Any:
@@ -82,14 +84,24 @@ class _TensorBoard:
     def __init__(self, directory: Path, resumed_at: int) -> None:
         writer = importlib.import_module(PACKAGES["tensorboard"][0]).SummaryWriter
         again = resumed_at + 1 if resumed_at else None
-        self._writer = writer(str(directory / "tensorboard" / "live"), purge_step=again)
+        folder = str(directory / "tensorboard" / "live")
+        before = {*threading.enumerate()}
+        self._writer = writer(folder, purge_step=again, max_queue=_QUEUE)
+        self._threads = {*threading.enumerate()} - before
 
     def step(self, number: int, values: dict[str, float], time: float) -> None:
+        self._require_alive()
         for name, value in values.items():
             self._writer.add_scalar(name, value, number, walltime=time)
 
     def close(self) -> None:
+        self._require_alive()
         self._writer.close()
+
+    def _require_alive(self) -> None:
+        """The library writes in a thread, and waits forever for one that a full disk has ended."""
+        if not all(thread.is_alive() for thread in self._threads):
+            raise OSError("it could not write its events (a full disk?)")
 
 
 class _Wandb:

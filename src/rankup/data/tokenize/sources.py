@@ -89,9 +89,10 @@ def find(given: list[str]) -> tuple[list[Source], list[str]]:
         path = user_path(text, "SOURCE")
         if path.is_dir():
             files = list(_walk(path))
-            ours = [file for file in files if _kind(file)[0] is not None]
+            # A link to nowhere has no text, and a pipe would be waited for.
+            ours = [file for file in files if _kind(file)[0] is not None and file.is_file()]
             found += [_source(file, str(file.relative_to(path))) for file in ours]
-            others += [str(file) for file in files if _kind(file)[0] is None]
+            others += sorted({*map(str, files)} - {*map(str, ours)})
             if not ours:
                 raise UserError(
                     f"SOURCE {path} holds no file that is known ({', '.join(_KINDS)}; the first "
