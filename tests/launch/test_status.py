@@ -253,6 +253,26 @@ def test_a_job_that_was_cancelled_while_it_waited_stays_so(tmp_path: Path) -> No
     assert (short.state, short.live) == ("CANCELLED", False)
 
 
+def test_a_job_that_stopped_and_was_cancelled_before_its_next_start_says_so(tmp_path: Path) -> None:
+    """In the list as on the page of the run."""
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=200, code=0, stopped=True)
+    (path / "requeue").touch()
+    slurm = FakeSlurm(tmp_path)
+    slurm.answers("squeue")
+    slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
+    client = Client(environment=slurm.environment)
+    slurm.answers("sacct")
+    ((short,), _) = status.newest(tmp_path / "runs", client)
+    assert (short.state, short.words[:28]) == ("COMPLETED", "It stopped with a checkpoint")
+    slurm.answers("sacct", out="12|CANCELLED by 0|0:0|None|2026-11-20T11:00:00|None|None\n")
+    ((short,), _) = status.newest(tmp_path / "runs", client)
+    page = status.report(path, Config(), client).summary
+    assert (short.state, page.state) == ("CANCELLED", "CANCELLED")
+
+
 def test_of_a_job_that_slurm_put_back_it_is_said_that_no_retry_is_allowed(tmp_path: Path) -> None:
     """Its second attempt ends as it starts, perhaps after hours in the queue."""
     path = make_run(tmp_path / "runs", launch={"retries": 1})
@@ -267,6 +287,7 @@ def test_of_a_job_that_slurm_put_back_it_is_said_that_no_retry_is_allowed(tmp_pa
     (path / "log" / "retries").write_text("1\n")
     ((waits,), _) = status.newest(tmp_path / "runs", client)
     assert "--retries allows 1 of that. Sooner is: rankup cancel " in waits.words
+    assert "Nothing to do" not in waits.words
     line = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT now DUE TO NODE FAILURE ***\n"
     (path / "log" / "12.out").write_text(f"{line}rankup: Slurm started this job again\n")
     record(path, start=300, restart=1, nodes="n1", offset=len(line))

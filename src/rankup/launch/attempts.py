@@ -76,6 +76,8 @@ def answers(runs: Mapping[Path, Job], client: Client) -> Answers:
             # A number that is none, of a damaged run, would have sacct refuse them all.
             if isinstance(job_id, str) and job_id.isdecimal() and job_id not in known
             if not _ended_alone([record for record in records if record["job"] == job_id])
+            # One that stopped was to start again, and may have been cancelled while it waited.
+            or (job_id == jobs[-1] and (path / "requeue").exists())
         ]
     accounted: dict[str, list[Accounted]] = {job_id: [] for job_id in left}
     with suppress(SlurmError):
@@ -190,8 +192,9 @@ def _in_vain(
     if text.isdecimal() and int(text) < allowed:
         return attempt
     words = (
-        f"{attempt.words} As it starts it ends: Slurm put the job back into the queue (a node "
-        f"failed, or it was preempted), and --retries allows {allowed} of that. Sooner is: "
+        f"{attempt.words.removesuffix(' Nothing to do.')} As it starts it ends: Slurm put the job "
+        f"back into the queue (a node failed, or it was preempted), and --retries allows {allowed} "
+        f"of that. Sooner is: "
         f"rankup cancel {job.id}; rankup run --resume {job.id}"
     )
     return replace(attempt, words=words)
@@ -252,7 +255,8 @@ def _states(
 ) -> list[Attempt]:
     """The states of a job; `rows` are its own in squeue, None where that could not be asked."""
     known = {row.job_id: _queued(row, own) for row in rows or ()}
-    if not known and (rows is None or thorough or not _ended_alone(own)):
+    ask = thorough or accounted is not None or not _ended_alone(own)
+    if not known and (rows is None or ask):
         return slurm_job.states(client, job_id, own, path, accounted)
     if thorough and any("_" in name for name in known):
         # Tasks of an array that have ended are not in the queue any more.
