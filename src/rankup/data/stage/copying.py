@@ -24,6 +24,7 @@ from ..errors import BadContainer
 from ..index import Index, Int64s, data_path
 from ..inspect import verify
 from ..stamp import Look
+from ..tokenize.folder import is_one as is_tokens
 from . import place
 
 # A buffer of 2 MiB stays in the caches between reading and writing it: with 16 MiB the same took
@@ -103,6 +104,11 @@ def planned(source: Path) -> Plan:
     elif source.is_file() and not source.name.endswith("index.npz"):
         # One file is copied whatever is in it: of tokens each would be a sample of an index.
         index = place.bare(source.stat().st_size)
+    elif is_tokens(source):
+        raise UserError(
+            f"{source} is a folder of `rankup tokenize`, which is read where it lies: its few "
+            "large files are mapped, and nothing has to be copied"
+        )
     elif detect.detect(source) == "files":
         raise UserError(
             f"{source} is a folder of single files, and what is staged are few large ones: "
