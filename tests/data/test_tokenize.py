@@ -193,6 +193,25 @@ def test_a_kill_and_a_full_disk(tmp_path: Path, pieces: Path) -> None:
         Tokens(out, 64)
 
 
+def test_damaged_notes_are_named(tmp_path: Path, pieces: Path) -> None:
+    (tmp_path / "a.txt").write_text("a text")
+    asked = Request((str(tmp_path / "a.txt"),), str(tmp_path / "out"), str(pieces), workers=1)
+    tokenize(asked)
+    about = tmp_path / "out" / made.ABOUT
+    there = json.loads(about.read_bytes())
+    shard = {**there["shards"][0], "tokens": float("inf")}
+    for text in (json.dumps({**there, "shards": [shard]}), "[" * 100_000):
+        about.write_text(text)
+        with pytest.raises(BadContainer, match=r"is damaged|no complete"):
+            made.read(about.parent)
+    about.unlink()
+    outside = {"shard": {**there["shards"][0], "file": "../a.txt"}, "next": [0, 0, 0]}
+    for note in ("[1]", "{}", json.dumps(outside)):
+        (about.parent / "progress.jsonl").write_text(f"{json.dumps(there)}\n{note}\n")
+        with pytest.raises(BadContainer, match=r"progress.jsonl is damaged .* by --force"):
+            tokenize(asked)
+
+
 def _gz_cut(path: Path) -> None:
     path.write_bytes(gzip.compress(lines(TEXTS))[:-2000])
 

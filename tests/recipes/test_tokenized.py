@@ -164,6 +164,13 @@ def test_what_cannot_be_mixed_is_refused(
         options("--train", str(corpus), *words).prepare(tmp_path)
 
 
+def test_a_replaced_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(corpus / "web", tmp_path / "web")
+    shutil.copy(corpus / "other" / "tokenizer.json", folder)
+    with pytest.raises(UserError, match=r"tokenizer.json is not the tokenizer .* was made"):
+        options("--train", folder).prepare(tmp_path / "run")
+
+
 @pytest.mark.slow  # three launches
 def test_a_mix_is_the_same_run_and_goes_on_anywhere(
     corpus: Path, tmp_path: Path, run_rankup: RunRankup

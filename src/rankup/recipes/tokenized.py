@@ -167,8 +167,14 @@ def prepare(
             parts.setdefault(key, []).append((where, stop - part, stop))
             stop -= part
         parts["train"].append((where, 0, stop))
+    data = (one.path / TOKENIZER).read_bytes()
+    if hashlib.sha256(data).hexdigest() != one.tokenizer:
+        raise UserError(
+            f"{one.path / TOKENIZER} is not the tokenizer by which the folder was made: it was "
+            "replaced or cut short; copy it there again"
+        )
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomic(directory / TOKENIZER, (one.path / TOKENIZER).read_bytes())
+    write_atomic(directory / TOKENIZER, data)
     about = {
         "vocab": "bpe",
         "vocab_size": one.vocab_size,

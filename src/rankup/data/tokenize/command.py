@@ -165,9 +165,7 @@ def _begun(
     try:
         there = json.loads((folder / ABOUT).read_bytes()) if not lines else lines[0]
     except (OSError, ValueError) as error:
-        raise BadContainer(
-            f"{folder / ABOUT} is damaged ({error}); start anew by --force"
-        ) from None
+        raise _damaged(folder / ABOUT, error) from None
     changed = [name for name, value in identity.items() if there.get(name) != value]
     if changed:
         what = ", ".join(_CHANGED.get(name, name) for name in changed)
@@ -179,13 +177,23 @@ def _begun(
     places: list[list[int]] = []
     width = np.dtype(identity["dtype"]).itemsize
     for line in lines[1:]:
-        shard = Shard(**line["shard"])
-        path = folder / shard.file
+        try:
+            shard, (file, block, skip) = Shard(**line["shard"]), line["next"]
+            place = [int(file), int(block), int(skip)]
+            path = folder / f"tokens-{len(shards):05}.bin"
+            if path.name != shard.file or min(place) < 0:
+                raise ValueError(f"shard {shard.file!r:.40}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(folder / _PROGRESS, error) from None
         if not path.is_file() or path.stat().st_size != shard.tokens * width:
             break  # it was removed: what follows it is made anew
         shards.append(shard)
-        places.append(line["next"])
+        places.append(place)
     return shards, places
+
+
+def _damaged(path: Path, error: Exception) -> BadContainer:
+    return BadContainer(f"{path} is damaged ({error!r:.200}); start anew by --force")
 
 
 _CHANGED = {
@@ -205,11 +213,12 @@ def _noted(folder: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     try:
-        return [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise BadContainer(
-            f"{folder / _PROGRESS} is damaged ({error}); start anew by --force"
-        ) from None
+        found = [json.loads(line) for line in lines]
+        if not all(isinstance(line, dict) for line in found):
+            raise ValueError("a line is no object")
+    except (ValueError, RecursionError) as error:
+        raise _damaged(folder / _PROGRESS, error) from None
+    return found
 
 
 def _clear(folder: Path) -> None:
@@ -348,8 +357,8 @@ def _write(
 
 def _require_same(sources: list[Source]) -> None:
     for source in sources:
-        about = source.path.stat()
-        if (about.st_size, about.st_mtime_ns) != (source.size, source.changed):
+        about = source.path.stat() if source.path.exists() else None
+        if about is None or (about.st_size, about.st_mtime_ns) != (source.size, source.changed):
             raise UserError(
                 f"{source.path} was changed while it was read; start anew by --force, once nobody "
                 "writes to it"

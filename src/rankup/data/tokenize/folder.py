@@ -81,7 +81,7 @@ def is_one(path: Path) -> bool:
 def _about(path: Path) -> dict[str, Any] | None:
     try:
         about = json.loads((path / ABOUT).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return about if isinstance(about, dict) and "shards" in about else None
 
@@ -120,7 +120,7 @@ def read(path: Path, *, sizes: bool = True) -> TokenFolder:
                 for one in about["shards"]
             ),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadContainer(f"{path / ABOUT} is damaged ({error!r}); make it anew") from None
     if found.dtype not in ("uint16", "uint32") or not found.shards:
         raise BadContainer(f"{path / ABOUT} has shards of {found.dtype}, or none; make it anew")
