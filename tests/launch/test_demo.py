@@ -81,6 +81,9 @@ def test_samples_to_try_things_on(run_rankup: RunRankup, tmp_path: Path) -> None
     again = run_rankup(["demo", "--files", "samples"])
     assert again.returncode == 2
     assert again.stderr == "rankup: samples/train.py is there already; name a new folder\n"
+    file = run_rankup(["demo", "--files", "samples/train.py/folder"])
+    assert (file.returncode, file.stderr.count("\n")) == (2, 1)
+    assert "cannot be written into samples/train.py/folder" in file.stderr
 
 
 def _on_a_terminal(command: list[str], folder: Path, columns: int) -> tuple[int, list[str]]:

@@ -103,7 +103,7 @@ def lay_out(place: str) -> int:
     """Write a script, a text, articles and photos into a folder, to try things on.
 
     Raises:
-        UserError: some of them are there already.
+        UserError: some of them are there already, or the folder cannot be written.
     """
     from ..recipes.articles import python_topics
     from ..recipes.image_options import drawings
@@ -116,9 +116,14 @@ def lay_out(place: str) -> int:
     samples: dict[str, bytes | str] = {f"photos/{name}": data for name, data in drawings()}
     samples |= {_SCRIPT: _script(), "text.txt": python_text()[:_LETTERS]}
     samples["articles.jsonl"] = "".join(articles)
-    for name, data in samples.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / name, data)
+    try:
+        for name, data in samples.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / name, data)
+    except OSError as error:
+        raise UserError(
+            f"the samples cannot be written into {folder}: {error.strerror}; name another folder"
+        ) from None
     if folder.resolve() != Path.cwd():
         print(f"cd {shlex.quote(str(folder))}")
     _list(_SAMPLES)
