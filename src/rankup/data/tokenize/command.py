@@ -102,13 +102,13 @@ def tokenize(request: Request) -> TokenFolder:
             (folder / _PROGRESS).unlink(missing_ok=True)  # it was killed in between
             say(f"{folder} is complete already: {_counts(found)}")
             return found
-        _begin(folder, identity, data, shards, places)
         writer = _Writer(folder, identity, shards, held.check)
         if shards:
             say(f"going on in {folder} behind {words(len(shards), 'shard', 'shards')}")
         started = time.monotonic()
         before = writer.tokens
         try:
+            _begin(folder, identity, data, shards, places)
             place = [[0, 0, 0], *places][-1]
             _write(sources, request, tokenizer, end, writer, place, watch)
             _require_same(sources)
