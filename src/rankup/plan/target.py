@@ -263,7 +263,24 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
         positions=0 if llama else options.seq_len,
         name=name,
     )
-    return Target(checked(shape, names), (name, *args), options, (note,))
+    return Target(checked(shape, names), (name, *args), options, (note, *_uncounted(options)))
+
+
+def _uncounted(options: LanguageModelOptions) -> list[str]:
+    """Return what a recipe asks for that changes memory or time, and is not predicted."""
+    notes = []
+    if options.lora is not None or options.freeze is not None:
+        notes.append(
+            f"{'--lora' if options.lora is not None else '--freeze'}: every weight is counted as "
+            "trained, so that memory and time are less than this"
+        )
+    if options.ema is not None:
+        notes.append("--ema takes 4 bytes per parameter of a rank more than is counted")
+    if options.documents == "mask":
+        notes.append(
+            "--documents mask: attention is counted without a mask, whose kernel is slower"
+        )
+    return notes
 
 
 def _config(target: str, sizes: Sizes) -> Target:
