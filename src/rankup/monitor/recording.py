@@ -260,7 +260,7 @@ def coarse(values: Array, factor: int) -> Array:
 
 
 def stretches(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Where each stretch in which a mask holds begins, and where it has ended."""
+    """Return where each stretch in which a mask holds begins, and where it has ended."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     return [(first, last) for first, last in edges.reshape(-1, 2).tolist()]
 

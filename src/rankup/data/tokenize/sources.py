@@ -187,7 +187,7 @@ _Rows = Iterator[tuple[bytes | list[str | None], bool, int, int]]
 
 
 class _reading:  # noqa: N801 - a context, used as a function
-    """What goes wrong while a file is read becomes a UserError that names it."""
+    """Turn what goes wrong while a file is read into a UserError that names it."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.where = source, ""

@@ -22,7 +22,7 @@ _TAIL = 1 << 20  # bytes in which the last line of a file begins
 
 
 class RefusedError(OSError):
-    """What stands in the file's place is nothing to be appended to, now or later."""
+    """In the file's place stands what cannot be appended to, now or later."""
 
 
 def set_aside(folder: Path, node: str) -> None:

@@ -1,4 +1,4 @@
-"""What went wrong in a run, and the verdict on it: rules, each of which looks at one cause.
+"""The findings about a run, and the verdict on it: rules, each of which looks at one cause.
 
 A rule yields diagnoses; `diagnose` runs them all, drops what a more definite one explains, and
 tells what each wasted. `verdict` is what a reader takes away. Thresholds are in
@@ -328,7 +328,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a reader takes away.
+    """The sentences that a reader takes away.
 
     Attributes:
         headline: one sentence.
@@ -433,7 +433,7 @@ def _sound(recording: Recording, paid: Cost, running: bool) -> str:
 
 
 def _extent(recording: Recording, paid: Cost) -> str:
-    """What ran where, for how long, and what it was billed."""
+    """Return a sentence of what ran where, for how long, and what it was billed."""
     facts = recording.facts
     known = billing.attempts(recording)
     nodes = max((len(attempt.nodes) for attempt in known), default=0) or max(1, facts.nodes)

@@ -1,4 +1,4 @@
-"""What all rules share: a finding about a run, and the time and the GPUs of it that are judged.
+"""The part that all rules share: a finding, and the time and the GPUs of a run that are judged.
 
 Codes are stable, and `docs/findings/CODE.md` explains each. Judged is what lies inside attempts,
 after the warm-up, outside explained pauses. Pauses are times between steps, of which somebody may

@@ -256,7 +256,7 @@ _RECENT = 50
 
 @dataclass(frozen=True)
 class Step:
-    """What lines say of a step; None where they do not. `loss` may be NaN or infinite."""
+    """Return what lines say of a step; None where they do not. `loss` may be NaN or infinite."""
 
     number: int
     time: float | None = None

@@ -1,4 +1,4 @@
-"""What goes from batch to batch or to the next epoch, and each rank changes by its own samples."""
+"""State that goes on to the next batch or epoch, and that each rank changes by its own samples."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def _again(flow: Flow, file: File, node: ast.AST, depth: int) -> bool:
 
 
 def _put_into(flow: Flow, file: File, made: ast.AST, but: ast.AST) -> Iterator[ast.AST]:
-    """What a list is filled with, and what decides about that, but in one loop."""
+    """Return what a list is filled with, and what decides about that, but in one loop."""
     for call, owner in method_calls(file.names.all(ast.Call), *_GROWS):
         above = list(file.names.up(call))
         if but not in above and any(one.node is made for one in flow.origins(file, owner)):
@@ -261,7 +261,7 @@ def _put_into(flow: Flow, file: File, made: ast.AST, but: ast.AST) -> Iterator[a
 
 
 def _changes(training: Training, body: list[ast.stmt], local: set[str]) -> Iterator[Change]:
-    """What statements, and what they call, change by a rank's own samples.
+    """Return what statements, and what they call, change by a rank's own samples.
 
     Each with its file, what is changed, and the call in this file that leads to another function.
     """
@@ -295,7 +295,7 @@ def _behind(training: Training, loop: Loop) -> tuple[list[ast.stmt], set[str]]:
 
 
 def changed(node: ast.AST) -> list[tuple[ast.expr, list[ast.expr]]]:
-    """What is changed in part, in place or by more of it, and what decides about that."""
+    """Return what is changed in part, in place or by more of it, and what decides about that."""
     match node:
         case ast.Subscript(value=value, slice=at, ctx=ast.Store()):
             return [(value, [at])]

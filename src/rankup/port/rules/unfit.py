@@ -135,7 +135,7 @@ def _held(file: File, node: ast.expr) -> bool:
 
 
 def _more(file: File, name: ast.expr) -> Iterator[ast.expr]:
-    """What is put into a list: by `append`, `extend` and `+=`."""
+    """Return what is put into a list: by `append`, `extend` and `+=`."""
     code = file.code(name)
     for call, owner in method_calls(file.names.all(ast.Call), "append", "extend"):
         if file.code(owner) == code:
