@@ -1,4 +1,4 @@
-"""What a wheel holds: every file of the package, not only the Python ones."""
+"""A wheel holds every file of the package, not only the Python ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_folder_with_python_in_it_is_a_package() -> None:
 @pytest.mark.slow
 def test_the_wheel_answers_in_an_empty_environment_without_torch(tmp_path: Path) -> None:
     python = tmp_path / "env" / "bin" / "python"
-    built = tmp_path / "wheel"
+    built = tmp_path / "built"
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -68,7 +68,8 @@ def test_the_wheel_answers_in_an_empty_environment_without_torch(tmp_path: Path)
         done = run(*words)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    must(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", built, ROOT)
+    must(sys.executable, "-m", "build", "--outdir", built, ROOT)  # the wheel out of the sdist
+    assert len([*built.glob("rankup-*.tar.gz")]) == 1
     must(sys.executable, "-m", "venv", tmp_path / "env")
     (wheel,) = built.glob("rankup-*.whl")
     must(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)
