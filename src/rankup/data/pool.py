@@ -123,6 +123,8 @@ def spread(
         children.clear()
     except BrokenProcessPool:
         pool.shutdown()  # which has joined them all
+        if watch is not None:
+            watch()  # a signal to the whole group ends workers, too, and is what to say
         raise WorkerFailed(_killed(children)) from None
     except MemoryError:
         raise WorkerFailed(
