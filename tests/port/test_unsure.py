@@ -257,7 +257,55 @@ def test_loaders_side_by_side_of_different_sizes(size: int, said: bool, tmp_path
     assert any("of the batch drawn last" in note.text for note in ported.left) == said
 
 
+NET = "net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))"
+
+
+def _own_net(layer: str, *body: str) -> str:
+    """A model of the script's own, with `self.layer` and `self.scale`, in place of HEAD's."""
+    lines = "".join(f"        {line}\n" for line in body)
+    return f"""class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = {layer}, torch.nn.Linear(4, 2)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x):
+{lines}
+net = Net()"""
+
+
+FOCAL = """class Focal(torch.nn.Module):
+    def __init__(self, size_average=True):
+        super().__init__()
+        self.size_average = size_average
+
+    def forward(self, out, y):
+        losses = F.cross_entropy(out, y, reduction="none")
+        BODY
+
+focal = Focal()
+"""
 PASSED_OVER = {
+    "takes a batch together": [
+        (NET, _own_net("torch.nn.Linear(4, 4)", *body))
+        for body in (
+            ("if x.mean() > 0:", "    x = self.layer(x)", "return self.out(x)"),
+            ("mask = x > 0", "if mask.sum() > 5:", "    x = -x", "return self.out(x)"),
+            ("return self.out(x) if self.training and x.std() > 1 else self.out(-x)",),
+            ("while self.layer(x).norm() > 1:", "    x = x / 2", "return self.out(x)"),
+            ("if len(x) > 4:", "    x = self.layer(x)", "return self.out(x)"),
+            ("return self.out(torch.where(x.mean() > 0, x, -x))",),
+            ("return self.out(x / x.max())",),
+        )
+    ],
+    "without batch_first": [
+        (NET, _own_net(layer, f"return self.out(self.layer({given})[0])"))
+        for layer, given in (
+            ("torch.nn.LSTM(4, 4)", "x"),
+            ("torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(4, 2), 1)", "x.float()"),
+            ("torch.nn.MultiheadAttention(4, 2)", "x, x, x"),
+        )
+    ],
     "not seen to be a mean": [
         ("loss = F.cross_entropy(net(x), y)", f"loss = {losses}")
         for losses in (
@@ -275,6 +323,15 @@ PASSED_OVER = {
     "a generator without a seed": [
         ("began =", f"order = {made}.permutation(9)\nbegan =")
         for made in ("np.random.Generator(np.random.PCG64())", "np.random.default_rng(seed=None)")
+    ]
+    + [
+        ("began =", f"{line}\nbegan =")
+        for line in (
+            "keep = np.random.default_rng().random(9) < 0.5",
+            "keep = [secrets.choice(data) for _ in range(9)]",
+            "keep = sorted(data, key=lambda one: uuid.uuid4())",
+            "keep = sorted(data, key=lambda one: os.urandom(4))",
+        )
     ],
     "kept and gone over again": [("in loader", "in islice(cycle(loader), 9)")],
     "of the batch drawn last": [
@@ -293,6 +350,22 @@ PASSED_OVER = {
     ],
     "": [
         ("optimizer.step()", "for p in net.parameters():\n            p.grad.mul_(0.5)"),
+        ("began =", "np.random.default_rng(secrets.randbits(64)).shuffle(data)\nbegan ="),
+    ]
+    + [
+        (NET, _own_net(layer, *body))
+        for layer, *body in (
+            ("torch.nn.Linear(4, 4)", "return self.out(x * self.scale / self.scale.mean())"),
+            (
+                "torch.nn.Linear(4, 4)",
+                "if x.size(0) == 1 or x.dim() == 3:",
+                "    x = x",
+                "return x",
+            ),
+            ("torch.nn.Linear(4, 4)", "if x.isnan().any():", "    raise ValueError", "return x"),
+            ("torch.nn.LSTM(4, 4, batch_first=True)", "return self.layer(x)[0]"),
+            ("torch.nn.LSTM(4, 4)", "x = x.transpose(0, 1)", "return self.layer(x)[0]"),
+        )
     ]
     + [
         ("loss = F.cross_entropy(net(x), y)", f"loss = {losses}")
@@ -311,10 +384,29 @@ PASSED_OVER = {
 def test_what_one_gpu_would_do_otherwise_is_said(
     said: str, old: str, new: str, tmp_path: Path
 ) -> None:
-    imports = "import numpy as np\nfrom itertools import islice\n"
+    imports = "import os, secrets, uuid\nimport numpy as np\nfrom itertools import islice\n"
     text = imports + (HEAD + EPOCHS).replace(old, new, 1)
     found = [one.text for one in _ported(tmp_path, text).left if "evaluates" not in one.text]
     assert any(said in one for one in found) if said else not found
+
+
+@pytest.mark.parametrize(
+    ("body", "sums"),
+    [
+        ("return losses.mean() if self.size_average else losses.sum()", False),
+        ("if self.size_average: return losses.mean()\n        return losses.sum()", False),
+        ("if not self.size_average: return losses.mean()\n        return losses.sum()", True),
+        ("return losses.mean() if len(y) > 4 else losses.sum()", None),
+    ],
+)
+def test_a_reduction_that_a_constant_chooses(body: str, sums: bool | None, tmp_path: Path) -> None:
+    """What never runs is no part of a loss."""
+    text = HEAD + FOCAL.replace("BODY", body) + EPOCHS.replace("F.cross_entropy(", "focal(")
+    if sums is not None:
+        assert ("rankup.summed(loss)" in _ported(tmp_path, text).text) is sums
+        text += "focal.size_average = epoch > 1\n"  # no constant then
+    with pytest.raises(UserError, match="adds up over the samples in one part"):
+        _ported(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -399,4 +491,5 @@ learned = torch.optim.SGD(total.parameters(), lr=0.1)
         tmp_path, HEAD + model + body.replace("step()", "step()\n        learned.step()")
     )
     assert "rankup.summed" not in ported.text
-    assert "# rankup: not seen to be a mean over the samples" in ported.text
+    left = "# rankup: not seen to be a mean over the samples" in ported.text
+    assert left is not inside  # inside it is a sum of means, weighed by parameters

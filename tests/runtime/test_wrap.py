@@ -109,6 +109,8 @@ def _looks(world: World) -> None:
     names = list(model.state_dict())
     wrapped: Any = wrap(model)
     assert isinstance(wrapped, Wrapped)
+    assert isinstance(wrapped, Net)
+    assert type(wrapped).__name__ == wrapped.__class__.__name__ == "Net"
     assert unwrap(wrapped) is model
     assert wrapped.scale == 2.0
     assert wrapped.width == 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -62,7 +62,8 @@ def wrap(model: nn.Module, *, compress: str = "none") -> nn.Module:
         for tensor in [*model.parameters(), *model.buffers()]:
             tensor.data.copy_(broadcast(tensor.data))
         return model
-    return Wrapped(model, compression, CONTEXT)
+    named = type(type(model).__name__, (Wrapped,), {})  # `type(model).__name__` stays as it was
+    return cast("nn.Module", named(model, compression, CONTEXT))
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -104,6 +105,10 @@ class Wrapped(DistributedDataParallel):
     def __init__(self, model: nn.Module, compression: Compression, context: ShardContext) -> None:
         self._build(model, compression, context)
         context.models.add(self)
+
+    @property  # type: ignore[misc]  # `isinstance(model, Net)` asks for it
+    def __class__(self) -> type:
+        return type(self.__dict__.get("_modules", {}).get("module", self))
 
     def _build(self, model: nn.Module, compression: Compression, context: ShardContext) -> None:
         """Register the parameters that require a gradient."""

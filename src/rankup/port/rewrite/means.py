@@ -7,7 +7,7 @@ combinations of these, and functions and modules of the script's files that retu
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 
 from ...script.effects import run_by_call
@@ -71,7 +71,7 @@ def declared(training: Training, loss: ast.expr) -> Kind:
 @lru_cache(maxsize=64)
 def _followed(training: Training, loss: ast.expr) -> _Scope:
     """The scope in which a loss was followed to what it is made of: several rules ask for it."""
-    scope = _Scope(training, training.script, {}, [], [])
+    scope = _Scope(training, training.script, {}, [])
     scope.kind(loss)
     return scope
 
@@ -81,8 +81,8 @@ def masked_means(training: Training, loss: ast.expr) -> list[MaskedMean]:
     return _followed(training, loss).masked
 
 
-def check_mean(training: Training, loss: ast.expr) -> list[NotSeen]:
-    """Follow a loss to what it is made of; return where a model takes the samples together.
+def check_mean(training: Training, loss: ast.expr) -> None:
+    """Follow a loss to what it is made of.
 
     Raises:
         NotSeen: it is not seen to be a mean or a sum over the samples.
@@ -91,7 +91,21 @@ def check_mean(training: Training, loss: ast.expr) -> list[NotSeen]:
     kind = scope.kind(loss)
     if scope.doubts or kind not in (*_MEANS, Kind.SUM):
         raise scope.doubts[0] if scope.doubts else NotSeen(training.script, loss)
-    return scope.across
+
+
+def takes_together(training: Training, script: Script, function: Function) -> Iterator[ast.AST]:
+    """The places in a model's `forward` that take the samples of a batch together.
+
+    Also a test by a mean, a sum or the like over them, which chooses what is computed.
+    """
+    scope = _Scope(training, script, {}, [], depth=1)
+    for one in returned(function):
+        scope.kind(one)
+    yield from (place.node for place in scope.doubts if place.across and place.script is script)
+    for branch in script.inside(function.body, ast.If, ast.While, ast.IfExp):
+        assert isinstance(branch, ast.If | ast.While | ast.IfExp)
+        if scope.decides(branch):
+            yield branch
 
 
 class _Scope:
@@ -103,7 +117,6 @@ class _Scope:
     Args:
         passed: the kinds of the function's parameters.
         doubts: what is not seen to be a mean or a sum; what is found is added.
-        across: where a model takes the samples together; what is found is added.
         depth: of calls that lead to the function.
     """
 
@@ -113,11 +126,10 @@ class _Scope:
         script: Script,
         passed: dict[str, Kind],
         doubts: list[NotSeen],
-        across: list[NotSeen],
         depth: int = 0,
     ) -> None:
         self.training, self.script, self.passed, self.depth = training, script, passed, depth
-        self.doubts, self.across = doubts, across
+        self.doubts = doubts
         self.masked: list[MaskedMean] = []
         self._open: set[ast.AST] = set()
         self._known: dict[ast.AST, Kind] = {}
@@ -128,7 +140,7 @@ class _Scope:
 
         What is being followed is shared: `h = model(h)`.
         """
-        aside = _Scope(self.training, self.script, self.passed, [], [], self.depth)
+        aside = _Scope(self.training, self.script, self.passed, [], self.depth)
         aside._open = self._open
         aside.__dict__["_aside"] = aside
         return aside
@@ -157,6 +169,9 @@ class _Scope:
                 return self._named(node)
             case ast.Subscript(value=value, slice=at):
                 kind = self.kind(value)
+                places = [one for one in elements(at) or [at] if not isinstance(one, ast.Slice)]
+                if kind is Kind.FIXED and any(self.kind(one) is Kind.ROWS for one in places):
+                    return Kind.ROWS  # `table[labels]`
                 selects = kind is Kind.ROWS and self._selects(node, at)
                 return self._doubt(node, kind) if selects else kind
             case ast.Starred(value=value) | ast.NamedExpr(value=value):
@@ -164,7 +179,7 @@ class _Scope:
             case ast.UnaryOp(operand=operand):
                 return self.kind(operand)
             case ast.IfExp(body=body, orelse=orelse):
-                return _either([self.kind(body), self.kind(orelse)])
+                return _either([self.kind(one) for one in (body, orelse) if not self._dead(one)])
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 return _together([self.kind(one) for one in parts])
             case ast.Dict(values=parts):
@@ -175,6 +190,8 @@ class _Scope:
                     return kind if self._averaged(node) else self._doubt(node, kind)
                 return kind
             case ast.Compare(left=left, comparators=others):
+                if any(self.kind(one) in _SUMS for one in (left, *others)):
+                    return self._doubt(node, across=True)
                 return self._of_each(node, [left, *others])
             case ast.BinOp():
                 return self._operation(node)
@@ -284,7 +301,7 @@ class _Scope:
         return Kind.MIXED if found == _MEANS or (sums and len(found) > 1) else _together(kinds)
 
     def _masks_of(self, part: ast.expr) -> list[MaskedMean]:
-        inner = _Scope(self.training, self.script, self.passed, [], [], self.depth)
+        inner = _Scope(self.training, self.script, self.passed, [], self.depth)
         inner.kind(part)
         return inner.masked
 
@@ -347,7 +364,107 @@ class _Scope:
             for at in self.script.inside(value, ast.Subscript)
         )
 
+    def decides(self, branch: ast.If | ast.While | ast.IfExp) -> bool:
+        """True of a branch by what is of all samples of a batch, which does more than end."""
+        body = branch.body if isinstance(branch.body, list) else []
+        if body and all(isinstance(one, ast.Raise) for one in body):
+            return False
+        before = len(self.doubts)
+        for test in self.script.inside(branch.test, ast.Compare):
+            sides = [test.left, *test.comparators]
+            if any(map(self._counts, sides)) and any(constant(self.script, at) for at in sides):
+                return all(literal(at) not in (0, 1) for at in sides)
+        for one in self.script.inside(branch.test, ast.Call, ast.Name):
+            whole = self.kind(one) in _SUMS
+            if isinstance(one, ast.Call) and call_name(one) in ("any", "all") and not one.args:
+                whole = whole or self.kind(one) is Kind.ROWS
+            if whole or any(place.across for place in self.doubts[before:]):
+                return True
+        return False
+
+    # What a constant of the script decides.
+
+    def _truth(self, test: ast.expr) -> bool | None:
+        """The truth of a test of what has one value in the whole script; else None."""
+        asked: ast.expr
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                found = self._truth(inner)
+                return None if found is None else not found
+            case ast.Compare(left=asked, ops=[ast.Eq()], comparators=[ast.Constant(value=other)]):
+                equals = True
+            case ast.Name() | ast.Attribute():
+                asked, other, equals = test, None, False
+            case _:
+                return None
+        if isinstance(asked, ast.Attribute) and asked.attr in self._set_from_outside:
+            return None
+        made = [one.node for one in self.script.flow.origins(self.script.file, asked)]
+        values = [one.value for one in made if isinstance(one, ast.Constant)]
+        truths = {one == other if equals else bool(one) for one in values}
+        return truths.pop() if len(truths) == 1 and len(values) == len(made) else None
+
+    @cached_property
+    def _set_from_outside(self) -> set[str]:
+        """The attributes that are set by another name than `self`: `criterion.average = False`."""
+        return {
+            one.attr
+            for file in self.script.flow.files
+            for one in file.names.all(ast.Attribute)
+            if isinstance(one.ctx, ast.Store) and getattr(one.value, "id", "") != "self"
+        }
+
+    def _dead(self, node: ast.AST) -> bool:
+        """True of what never runs: `l.sum()` of `l.mean() if self.size_average else l.sum()`."""
+        for up in (node, *self.script.above(node)):
+            parent = self.script.parents.get(up)
+            if isinstance(up, Function):
+                return False
+            if isinstance(parent, ast.If | ast.IfExp) and up is not parent.test:
+                truth = self._truth(parent.test)
+                other = parent.orelse if truth else parent.body
+                if truth is not None and up in (other if isinstance(other, list) else [other]):
+                    return True
+            for one in self.script.file.names.block(up):
+                if one is up:
+                    break
+                truth = self._truth(one.test) if isinstance(one, ast.If) else None
+                if truth is None or not isinstance(one, ast.If):
+                    continue
+                taken = one.body if truth else one.orelse
+                if taken and isinstance(taken[-1], ast.Return):
+                    return True
+        return False
+
     # Names.
+
+    def _set_once(self, node: ast.Attribute) -> bool:
+        """True of `self.scale`, which a module's `__init__` gives it, and which nothing changes."""
+        script, code = self.script, self.script.dotted(node)
+        owner = script.owner(script.scope(node))
+        if owner is None or script.flow.member(script.file, owner, "forward") is None:
+            return False
+        registers = {
+            literal(part)
+            for call in script.inside(owner, ast.Call)
+            if call_name(call) in ("register_buffer", "register_parameter")
+            for part in call.args[:1]
+        }
+        made = node.attr in registers
+        for one in script.inside(owner, ast.Attribute):
+            up = script.parents[one]
+            if script.dotted(one) != code:
+                continue
+            if getattr(script.scope(one), "name", "") == "__init__":
+                made = made or isinstance(one.ctx, ast.Store)
+            elif (
+                not isinstance(one.ctx, ast.Load)
+                or (isinstance(up, ast.Subscript) and isinstance(up.ctx, ast.Store))
+                or (isinstance(up, ast.Attribute) and up.attr.endswith("_"))
+                or isinstance(script.statement(one), ast.Expr)
+            ):
+                return False
+        return made
 
     def _named(self, node: ast.Name | ast.Attribute) -> Kind:
         script, written = self.script, self.script.dotted(node)
@@ -356,7 +473,7 @@ class _Scope:
             values = [value for at, value in own if script.scope(at) is script.scope(node)]
             if values and written.startswith("self."):
                 return _either([self.kind(one) for one in values])
-            if self._made_once(node.value):
+            if self._made_once(node.value) or self._set_once(node):
                 return Kind.FIXED
             inner = self.kind(node.value)
             if node.attr == "loss" and script.modules & {"transformers"}:
@@ -367,7 +484,9 @@ class _Scope:
         names, at = script.file.names, script.span(node)[0]
         _, bindings = names.bindings(node.id, names.scope(node))
         found = [self._parameter(node) for one in bindings if one.kind == "parameter"]
-        bindings = [one for one in bindings if one.kind != "parameter"]
+        bindings = [
+            one for one in bindings if one.kind != "parameter" and not self._dead(one.target)
+        ]
         inside = {one for one in script.above(node) if isinstance(one, ast.Assign | ast.AnnAssign)}
         bindings = [
             one
@@ -685,20 +804,19 @@ class _Scope:
             scope = self if followed else aside
             passed[name] = Kind.FIXED if value is None else scope.kind(value)
         taken = passed.values() if followed else [aside.kind(one) for one in given(call)]
-        self.across += [one for one in aside.doubts[before:] if one.across][:1]
+        self.doubts += [one for one in aside.doubts[before:] if one.across][:1]
         if model and any(one in _SUMS for one in taken):
             return self._doubt(call)
         doubts: list[NotSeen] = [] if model else self.doubts
-        inner = _Scope(self.training, script, passed, doubts, self.across, self.depth + 1)
+        inner = _Scope(self.training, script, passed, doubts, self.depth + 1)
         kinds = []
-        for one in returned(function):
+        for one in (one for one in returned(function) if not inner._dead(one)):
             parts = elements(one)
             if path and len(parts) > path[0]:
                 parts = [parts[path[0]]]
             kinds.append(_together([inner.kind(part) for part in parts]))
         kind = _either(kinds) if kinds else Kind.ROWS
         if model and doubts:  # of a model what it gives for each sample counts
-            self.across += [place for place in doubts if place.across][:1]
             if kind not in _SUMS:
                 return Kind.ROWS
             self.doubts += [place for place in doubts if not place.across]

@@ -256,7 +256,7 @@ def _in_other_modules(context: Context, kept: Mapping[File, str]) -> None:
         places += f" and {len(found) - _PLACES} more" if len(found) > _PLACES else ""
         context.leave(None, f"{hit.message} ({places}); {hit.todo}", comment=False)
     for file in others:
-        for code in (*(_OTHERS if file in kept else ("RK130",)), "RK188"):
+        for code in (*(_OTHERS if file in kept else ("RK130",)), "RK129", "RK188"):
             for hit in _RULES[code].look(file, script):
                 if script.comes_to(file, hit.at):
                     at = file.short_place(hit.at)

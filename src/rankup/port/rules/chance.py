@@ -302,7 +302,7 @@ def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
     Nothing for draws, which `rankup.setup()` makes alike; broadcasts a seed of the clock.
     """
     seen: set[ast.AST] = set()
-    for call, _ in calls(file, *SEEDS, "default_rng"):
+    for call, _ in calls(file, *SEEDS, "default_rng", "Random", "RandomState"):
         for arg in given(call):
             for where, made in with_origins(script, file, arg):
                 clock = of_process(where, made)

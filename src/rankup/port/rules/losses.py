@@ -13,14 +13,17 @@ from ...script.names import (
     Function,
     elements,
     made_of,
+    mentioned,
     walk,
+    words_in,
 )
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, MaskedMean, differentiated
-from ..rewrite.means import NotSeen, check_mean, declared, masked_means
+from ..rewrite.means import NotSeen, check_mean, declared, masked_means, takes_together
+from ..rewrite.script import Script as Source
 from ..rewrite.training import Training, training_in
 from .facts import anywhere, calls, parameters_of, single
 from .kept import kept
@@ -37,6 +40,14 @@ _PARTLY = (
 )
 _ONE_DIVISOR = "Divide all parts by one number, as (losses * mask).sum() / len(losses) does"
 _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' throughout"
+_TOGETHER = "the model takes a batch together, where its first dimension is the samples'"
+_TIME_FIRST = words(
+    "LSTM GRU RNN MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer Transformer"
+)
+_MOVES = words(
+    "transpose transpose_ permute T mT t view reshape unsqueeze squeeze swapaxes movedim rearrange "
+    "stack flatten cat chunk split unbind einsum pad_sequence pack_padded_sequence"
+)
 _SAME = ("contiguous", "detach", "float", "half")
 _MOST = 60  # functions that a loop leads to
 _NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
@@ -351,8 +362,10 @@ def mixed(file: File, script: Script) -> Iterator[Hit]:
 @rule("RK129", "warning", "a loss not seen to be a mean")
 def no_mean(file: File, script: Script) -> Iterator[Hit]:
     """A loss that is not seen to be a mean, followed through the functions and models of the
-    repository; and what is kept of each batch for the next loss, or to choose the next epoch's
-    samples: a mean, a list, a table, in whatever file.
+    repository; a model that takes the samples of a batch together, by `x / x.max()` or
+    `if x.mean() > 0:`, or that takes time first where the samples are; and what is kept of each
+    batch for the next loss, or to choose the next epoch's samples: a mean, a list, a table, in
+    whatever file.
 
     Ranks average gradients by samples. That is exact where the loss is a mean or a sum over
     samples, not for a ratio of sums, a maximum, or the logarithm of a mean.
@@ -385,7 +398,64 @@ def no_mean(file: File, script: Script) -> Iterator[Hit]:
                 "where this is a mean over the nodes of graphs, ranks average it by graphs",
                 "rankup.count(number of nodes) before backward(), of which ranks have others",
             )
+    for function in (one for one in training.script.functions if one.name == "forward"):
+        for node in takes_together(training, training.script, function):
+            statement = training.script.statement(node)
+            if statement not in said and script.comes_to(file, node):
+                said.add(statement)
+                yield Hit(node, _TOGETHER, "each rank those of its part")
+        if script.comes_to(file, function.body[0]):
+            yield from _time_first(training, function)
     yield from kept(training, file)
+
+
+def _time_first(training: Training, function: Function) -> Iterator[Hit]:
+    """`nn.LSTM(4, 8)` given the batches of a loader, whose first dimension is the samples'."""
+    script, flow = training.script, training.script.flow
+    loaders, loops = script.understood.train_loaders, script.understood.train_loops
+    plain = all(
+        isinstance(one.node, ast.Call) and argument(one.node, "collate_fn") is None
+        for one in loaders
+    )
+    moved = any(_MOVES & words_in(part) for loop in loops for part in loop.node.body)
+    if not loaders or not plain or moved:
+        return
+    for call in script.inside(function.body, ast.Call):
+        layers = [one for one in flow.origins(script.file, call.func) if one.node is not call.func]
+        layers += [
+            inner
+            for one in layers
+            if isinstance(one.node, ast.Call) and call_name(one.node).startswith("Transformer")
+            for part in given(one.node)[:1]
+            for inner in flow.origins(one.file, part)
+        ]
+        first = [
+            one.node
+            for one in layers
+            if isinstance(one.node, ast.Call)
+            and one.file.names.called(one.node).startswith("torch.nn.")
+            and call_name(one.node) in _TIME_FIRST
+            and literal(argument(one.node, "batch_first", 4) or ast.Constant(False)) is False
+        ]
+        if first and given(call) and _in_shape(script, function, given(call)[0], set()):
+            yield Hit(
+                call,
+                f"{call_name(first[0])} without batch_first takes the first dimension for time; "
+                "where that is the samples', it mixes those of a rank's part of the batch",
+                "batch_first=True, or move the batch to the second dimension",
+            )
+
+
+def _in_shape(script: Source, function: Function, node: ast.expr, seen: set[str]) -> bool:
+    """True of what is made of the parameters of a function without a move of dimensions."""
+    if _MOVES & words_in(node):
+        return False
+    for name in sorted(mentioned(node) - seen):
+        seen.add(name)
+        made = [value for _, value in script.assigned(name, function)]
+        if not all(_in_shape(script, function, one, seen) for one in made):
+            return False
+    return True
 
 
 def _over_nodes(training: Training) -> bool:
@@ -402,12 +472,7 @@ def _over_nodes(training: Training) -> bool:
 
 def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:
     try:
-        for together in check_mean(training, loss):
-            yield (
-                together,
-                "the model takes a batch together, where its first dimension is the samples'",
-                "each rank those of its part",
-            )
+        check_mean(training, loss)
     except NotSeen as place:
         yield place, "not seen to be a mean over the samples", _AVERAGED
 

@@ -85,10 +85,10 @@ def _in_a_step(training: Training, node: ast.AST) -> bool:
         return False
     steps = {script.scope(call) for call in training.backwards} - {script.tree}
     loops = [loop.node for loop in training.loops if loop.trains]
-    return script.scope(node) in steps or _below(training, node, loops.__contains__)
+    return script.scope(node) in steps or below(training, node, loops.__contains__)
 
 
-def _below(training: Training, node: ast.AST, runs: Callable[[ast.AST], bool]) -> bool:
+def below(training: Training, node: ast.AST, runs: Callable[[ast.AST], bool]) -> bool:
     """True of a place in something, and in a function that is called there."""
     script = training.script
     calls = [calls for function, calls in script.calls_of.items() if function is script.scope(node)]
@@ -236,7 +236,7 @@ def cpu_round_trip(file: File, script: Script) -> Iterator[Hit]:
             continue
         if not isinstance(file.names.parents[call], ast.Expr | ast.Assign | ast.Attribute):
             continue
-        if not _below(training, call, training_loop):
+        if not below(training, call, training_loop):
             continue
         if models & {one.node for one in script.flow.origins(file, call.func.value)}:
             yield Hit(

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ...script.flow import (
     Flow,
+    Origin,
     call_name,
     given,
     is_none,
@@ -19,10 +20,11 @@ from ...script.flow import (
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
-from ...script.torch_names import words
+from ...script.torch_names import SEEDING, SEEDS, words
 from ..rewrite.script import ITEMS
 from ..rewrite.training import training_in
 from .facts import bindings, calls, guard, integer
+from .model import below
 from .rule import Hit, rule
 
 _SETS = words("builtins.set builtins.frozenset")
@@ -37,15 +39,17 @@ _UNSEEDED = words(
     "numpy.random.SeedSequence numpy.random.PCG64 numpy.random.MT19937 numpy.random.Philox"
 )
 _OF_THE_SYSTEM = words("random.SystemRandom secrets.SystemRandom")
+_SYSTEM_DRAWS = words("secrets.choice secrets.randbelow secrets.randbits")
+_ALIKE_NOWHERE = words("os.urandom uuid.uuid1 uuid.uuid4 secrets.token_bytes secrets.token_hex")
 _RESEEDS = words("random.seed numpy.random.seed torch.seed torch.random.seed")
-_DRAWN = words("permutation permuted choice choices sample")
+_DRAWN = words("permutation permuted choice choices sample shuffle")
 _NUMBERS = words("int len ord item tolist numpy")
 _TEXTS = words(
     "split splitlines strip lower upper read readline readlines join format decode str open "
     "listdir glob rglob iterdir tokenize get_tokens reader"
 )
 _SHARED = words("broadcast rank0_first broadcast_object_list")
-_UNKNOWN_SEED = "a generator without a seed draws another order on each rank"
+_UNKNOWN_SEED = "a generator without a seed, or the system's, draws something else on each rank"
 _NEW_SEED = "a seed of each process' own: what is drawn behind it is another on each rank"
 _TODO = "start all ranks with PYTHONHASHSEED=0, or take zlib.crc32(text.encode())"
 
@@ -54,7 +58,7 @@ _TODO = "start all ranks with PYTHONHASHSEED=0, or take zlib.crc32(text.encode()
 def own_order(file: File, script: Script) -> Iterator[Hit]:
     """A list, a numbering or a loop in the order of a set; `hash(…)` of a text; a permutation of a
     generator that has no seed, `numpy.random.default_rng()`; a seed of the system's,
-    `torch.seed()`.
+    `torch.seed()`; what `secrets` chooses, and an order by `uuid.uuid4()`.
 
     Python draws the hashes of texts anew in each process. So a vocabulary that is numbered by a
     set's order has other numbers on each rank, and the ranks train one model on different words.
@@ -72,16 +76,27 @@ def own_order(file: File, script: Script) -> Iterator[Hit]:
     hash. `sorted(set(words))` is the same on every rank; a generator needs a seed.
     `rankup run` and its job scripts start all ranks with one PYTHONHASHSEED.
     """
-    steps = [loop.node for loop in training_in(script, file).loops if loop.trains]
+    training = training_in(script, file)
+    steps = [loop.node for loop in training.loops if loop.trains]
+    drawn = {*_unseeded(script.flow, file), *_of_the_system(script.flow, file)}
     for node in differing(script.flow, file):
         if guard(file, script, node) or not set(steps).isdisjoint(file.names.up(node)):
             continue
+        if (
+            node in drawn
+            and call_name(node) not in _DRAWN
+            and (
+                training.script.per_sample(node, ITEMS | {"__call__"})
+                or below(training, node, steps.__contains__)
+            )
+        ):
+            continue  # noise of each rank's own part of a batch
         if isinstance(node, ast.Call) and call_name(node) == "hash":
             yield Hit(node, "the hash of a text is another on each rank", _TODO)
         elif isinstance(node, ast.Call) and call_name(node) == "seed":
             yield Hit(node, _NEW_SEED, "give it a number, the same on all ranks")
-        elif isinstance(node, ast.Call) and call_name(node) in _DRAWN | {"shuffle"}:
-            yield Hit(node, _UNKNOWN_SEED, "give the generator a seed")
+        elif node in drawn:
+            yield Hit(node, _UNKNOWN_SEED, "draw from a generator with a seed")
         else:
             message = "the order of a set is another on each rank"
             todo = "`sorted(…)` is the same on every rank"
@@ -101,6 +116,7 @@ def differing(flow: Flow, file: File) -> tuple[ast.expr, ...]:
             *_hashed(file),
             *_unseeded(flow, file),
             *_seeded_anew(flow, file),
+            *_of_the_system(flow, file),
         )
         if not any(
             isinstance(up, ast.Call) and call_name(up) in _SHARED for up in file.names.up(node)
@@ -115,12 +131,29 @@ def _hashed(file: File) -> Iterator[ast.expr]:
             yield call
 
 
-def _unseeded(flow: Flow, file: File) -> Iterator[ast.expr]:
-    """Draws of an order from a generator that is made without a seed."""
+def _unseeded(flow: Flow, file: File) -> Iterator[ast.Call]:
+    """Draws from a generator that is made without a seed."""
     for call in file.names.all(ast.Call):
-        of = receiver(call) if call_name(call) in _DRAWN | {"shuffle"} else None
+        of = receiver(call) if call_name(call) not in SEEDING | {"seed", "spawn"} else None
         made = flow.origins(file, of) if of is not None else ()
         if any(_without_seed(one.file, one.node) for one in made):
+            yield call
+
+
+def _of_the_system(flow: Flow, file: File) -> Iterator[ast.Call]:
+    """Draws of the system's own generator, and what an order goes by: `key=lambda i: uuid4()`."""
+    seeds = {
+        one.node
+        for call, _ in calls(file, *SEEDS, *SEEDING)
+        for part in given(call)
+        for one in (Origin(file, part), *flow.origins(file, part))
+    }
+    for call in file.names.all(ast.Call):
+        dotted, above = file.names.called(call), (call, *file.names.up(call))
+        keys = any(isinstance(up, ast.keyword) and up.arg == "key" for up in above)
+        if (dotted in _SYSTEM_DRAWS and seeds.isdisjoint(above)) or (
+            dotted in _ALIKE_NOWHERE and keys
+        ):
             yield call
 
 
