@@ -142,6 +142,11 @@ class Outcome:
     ranks: tuple[RankEnd, ...]
     patience: float = 0.0
 
+    @property
+    def failed(self) -> bool:
+        """True when not all its ranks came to their end."""
+        return self.why != "exit" or not all(one.finished for one in self.ranks)
+
 
 def journal_path(state: str, run: str, rank: int) -> str:
     """The file of a rank's journal."""
@@ -191,8 +196,8 @@ class Seen:
 
     @property
     def failed(self) -> bool:
-        """True when not all its ranks came to their end."""
-        return self.outcome.why != "exit" or not all(one.finished for one in self.outcome.ranks)
+        """As of the outcome."""
+        return self.outcome.failed
 
     @property
     def run(self) -> Run:

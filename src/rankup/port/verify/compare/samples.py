@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from ....base.amounts import words
 from ..protocol import Pass, Sample, Seen, passes
-from ..verdict import Result, count, differs
+from ..verdict import Result, differs
 
 Passes = Mapping[tuple[int, int], Pass]
 
@@ -34,7 +35,7 @@ def samples(original: Seen, port: Seen) -> Result:
     total = sum(len(one.samples) for one in ours)
     if not total:
         return Result("not seen", "batches of no samples")
-    return Result("proved", f"{total} in {count(len(ours), 'pass')}")
+    return Result("proved", f"{total} in {words(len(ours), 'pass', 'passes')}")
 
 
 def evaluations(original: Seen, port: Seen) -> tuple[list[str], int, int]:
