@@ -174,9 +174,9 @@ def test_a_run_ends_though_the_server_of_wandb_is_gone(
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
+    asked = ["language-model", "--tiny", "--log", "wandb", "--steps", "4"]
     done = run_rankup(
-        ["run", "--local", "--out", tmp_path / "run", "language-model", "--tiny"]
-        + "--log wandb --steps 4".split(),
+        ["run", "--local", "--out", tmp_path / "run", *asked],
         env={"WANDB_BASE_URL": address, "WANDB_API_KEY": "a" * 40},
         timeout=250,
     )
