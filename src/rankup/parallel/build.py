@@ -1,6 +1,7 @@
 """From a model file to a model on all ranks, always in the same order.
 
-pipeline cut → tensor parallel → shared sequences → activation checkpointing → compile → FSDP2 or DDP → values
+pipeline cut → tensor parallel → shared sequences → activation checkpointing → compile → FSDP2 or
+DDP → values
 """
 
 from __future__ import annotations
