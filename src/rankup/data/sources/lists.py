@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -103,7 +103,7 @@ class _Restricted(pickle._Unpickler):  # type: ignore[name-defined,misc]
     So do both for a bytearray, which is neither a path nor a label.
     """
 
-    dispatch = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
     del dispatch[pickle.BYTEARRAY8[0]]
 
     def find_class(self, module: str, name: str) -> NoReturn:
