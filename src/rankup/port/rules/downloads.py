@@ -178,16 +178,14 @@ def _alone_first(context: Context, node: ast.AST) -> bool:
 def _led_to(context: Context, node: ast.AST) -> set[Function]:
     """The script's own functions that only a node leads to."""
     flow, found = context.script.flow, _reached(context, node)
-    while True:
-        others = {
-            one
-            for one in found
-            for where, call in flow.callers.get(one, ())
-            if not any(up is node or up in found for up in where.names.up(call))
-        }
-        if not others:
-            return found
+    while others := {
+        one
+        for one in found
+        for where, call in flow.callers.get(one, ())
+        if not any(up is node or up in found for up in where.names.up(call))
+    }:
         found -= others
+    return found
 
 
 def _reached(context: Context, node: ast.AST) -> set[Function]:
