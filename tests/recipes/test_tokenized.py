@@ -15,7 +15,10 @@ import pytest
 import torch
 
 from rankup.base.errors import UserError
+from rankup.data.errors import BadContainer
+from rankup.data.stage.staging import release, stage
 from rankup.data.tokenize.command import Request, tokenize
+from rankup.data.tokens import Tokens
 from rankup.parallel.initial import initialize
 from rankup.recipes import find
 from rankup.recipes.language_model import LanguageModel
@@ -96,6 +99,30 @@ def test_each_token_of_a_folder_is_a_target_once(corpus: Path, tmp_path: Path) -
     assert several.parts["web"].count(torch.arange(len(several.parts["web"]))) == len(whole) - 1
     assert found.train.count(torch.arange(len(found.train))) == len(whole) - 1
     assert (tmp_path / "two" / TOKENS / "tokenizer.json").is_file()
+
+
+def test_a_staged_copy_is_compared_and_read(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKUP_STAGE_DIR", str(tmp_path))
+    folder, words = shutil.copytree(corpus / "web", tmp_path / "web"), ("--seq-len", 50)
+    whole = (folder / "tokens-00001.bin").read_bytes()
+    (folder / "tokens-00001.bin").write_bytes(whole[:100] + b"\0\0" + whole[102:])
+    with pytest.raises(BadContainer, match=r"tokens-00001\.bin does not have the hash"):
+        stage(folder, reserve=0)
+    (folder / "tokens-00001.bin").write_bytes(whole)
+    with pytest.raises(UserError, match=r"folders of tokens; stage each .*code .*other .*web$"):
+        stage(corpus, reserve=0)
+    done = stage(folder, reserve=0)
+    assert done.checked
+    (done.root / "tokens-00000.bin").write_bytes(bytes(6000))  # to see whose bytes are read
+    train = task(tmp_path / "run", "--train", folder, *words).train
+    assert not train.batch(torch.arange(50))[0].any()
+    assert train.batch(torch.arange(70, 80))[0].any()
+    tokens = Tokens(folder, 10)
+    assert (tokens.staged, tokens[0][0].tolist()) == (done.root, [0] * 10)
+    release()
+    assert task(tmp_path / "run", "--train", folder, *words).train.batch(torch.arange(9))[0].any()
 
 
 class _Text:

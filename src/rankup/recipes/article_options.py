@@ -116,6 +116,7 @@ class SummarizationOptions(TrainOptions):
         _require("tokenizers", "transformers", "rouge_score")
         project = config.load(Path.cwd()).project(Path.cwd())
         parts = articles.splits(self._given(), self._most())
+        self.refuse_beyond_epochs(len(parts["train"]))
         weights = self._weights(project)
         if weights is None:
             texts = (text for article in parts["train"] for text in article)

@@ -138,6 +138,7 @@ class ImageClassificationOptions(TrainOptions):
             )
         samples = open_samples(self.source(directory))
         write_json(directory / CLASSES, classes(samples))
+        self.refuse_beyond_epochs(_labels(samples, split_names(samples)["train"]).size)
 
 
 def split_names(samples: Samples) -> dict[str, str | None]:

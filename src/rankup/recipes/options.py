@@ -313,9 +313,14 @@ class LanguageModelOptions(TrainOptions):
         """Tokenise the text into the run directory, on the login node rather than on 64 ranks.
 
         Raises:
-            UserError: a text is missing, empty, or shorter than one sample; or it was not fetched.
+            UserError: a text is missing, empty, or shorter than one sample; it was not fetched; or
+                an option is of more steps than the run has.
         """
-        self.check(self.tokenized(self.sources(), directory / TOKENS))
+        found = self.tokenized(self.sources(), directory / TOKENS)
+        self.check(found)
+        train = found.splits["train"]
+        texts = train.parts if isinstance(train, tokenized.Joined) else (train,)
+        self.refuse_beyond_epochs(sum(-(-(len(text) - 1) // self.seq_len) for text in texts))
 
     def sources(self) -> dict[str, Path | None]:
         """The three texts; None where the training text serves, or Python's.
