@@ -59,6 +59,8 @@ def test_a_prompt_is_gone_on_from(
     ):
         with pytest.raises(UserError, match=said):
             generate(str(run), asked)
+    with pytest.raises(UserError, match="has no moving average of the weights"):
+        generate(str(run), Asked("a"), ema=True)
     with pytest.raises(UserError, match=r"no complete checkpoint of step 3 .*there are: 50, 40"):
         generate(str(run), Asked("a"), 3)
 

@@ -15,7 +15,10 @@ import pytest
 import torch
 
 from rankup.base.errors import UserError
+from rankup.data.errors import BadContainer
+from rankup.data.stage.staging import release, stage
 from rankup.data.tokenize.command import Request, tokenize
+from rankup.data.tokens import Tokens
 from rankup.parallel.initial import initialize
 from rankup.recipes import find
 from rankup.recipes.language_model import LanguageModel
@@ -30,6 +33,7 @@ from rankup.recipes.windows import Mix, Several, Windows
 from rankup.train.task import Named
 
 from ..conftest import RunRankup
+from ..gallery import run_by_pool
 from ..pool import RankPool
 from ..train.runs import losses, train_text
 
@@ -96,6 +100,30 @@ def test_each_token_of_a_folder_is_a_target_once(corpus: Path, tmp_path: Path) -
     assert several.parts["web"].count(torch.arange(len(several.parts["web"]))) == len(whole) - 1
     assert found.train.count(torch.arange(len(found.train))) == len(whole) - 1
     assert (tmp_path / "two" / TOKENS / "tokenizer.json").is_file()
+
+
+def test_a_staged_copy_is_compared_and_read(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKUP_STAGE_DIR", str(tmp_path))
+    folder, words = shutil.copytree(corpus / "web", tmp_path / "web"), ("--seq-len", 50)
+    whole = (folder / "tokens-00001.bin").read_bytes()
+    (folder / "tokens-00001.bin").write_bytes(whole[:100] + b"\0\0" + whole[102:])
+    with pytest.raises(BadContainer, match=r"tokens-00001\.bin does not have the hash"):
+        stage(folder, reserve=0)
+    (folder / "tokens-00001.bin").write_bytes(whole)
+    with pytest.raises(UserError, match=r"folders of tokens; stage each .*code .*other .*web$"):
+        stage(corpus, reserve=0)
+    done = stage(folder, reserve=0)
+    assert done.checked
+    (done.root / "tokens-00000.bin").write_bytes(bytes(6000))  # to see whose bytes are read
+    train = task(tmp_path / "run", "--train", folder, *words).train
+    assert not train.batch(torch.arange(50))[0].any()
+    assert train.batch(torch.arange(70, 80))[0].any()
+    tokens = Tokens(folder, 10)
+    assert (tokens.staged, tokens[0][0].tolist()) == (done.root, [0] * 10)
+    release()
+    assert task(tmp_path / "run", "--train", folder, *words).train.batch(torch.arange(9))[0].any()
 
 
 class _Text:
@@ -171,45 +199,42 @@ def test_a_replaced_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:
         options("--train", folder).prepare(tmp_path / "run")
 
 
-@pytest.mark.slow  # three launches
+@pytest.mark.slow
 def test_a_mix_is_the_same_run_and_goes_on_anywhere(
-    corpus: Path, tmp_path: Path, run_rankup: RunRankup
+    corpus: Path,
+    tmp_path: Path,
+    ranks: RankPool,
+    run_rankup: RunRankup,
+    rankup_here: RunRankup,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Half of it on one rank and the rest on two."""
-    said: dict[str, str] = {}
-
-    def run(name: str, ranks: int, *words: Any) -> list[float]:
-        where = ["--nproc", str(ranks), *map(str, words)]
-        done = run_rankup(["run", "--local", *where])
-        assert done.returncode == 0, done.stderr
-        said[name] = done.stderr
-        text = (tmp_path / name / "metrics.jsonl").read_text()
-        return [line["loss"] for line in map(json.loads, text.splitlines()) if "loss" in line]
-
     corpus = shutil.copytree(corpus, tmp_path / "corpus")
-    words = [
-        *("language-model", "--tiny", "--dropout", 0, "--train", corpus, "--schedule", "constant"),
-        *("--mix", "web:0.7,code:0.3", "--optimizer", "sgd", "--lr", 0.1, "--steps"),
-    ]
     trace = tmp_path / "trace.jsonl"
-    one = run("one", 1, "--out", tmp_path / "one", *words, 6, "--trace-samples", trace)
-    assert "--mix: web is 0.7 of the samples" in said["one"]
+    words = ["--tiny", "--dropout", "0", "--train", str(corpus), "--schedule", "constant"]
+    words += ["--mix", "web:0.7,code:0.3", "--optimizer", "sgd", "--lr", "0.1", "--steps"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    traced = [*words, "6", "--trace-samples", str(trace)]
+    run_by_pool(ranks, 1, "language-model", traced, one)
+    assert "--mix: web is 0.7 of the samples" in capfd.readouterr().err
     drawn = [n for line in trace.read_text().splitlines() for n in json.loads(line)["samples"]]
     own = task(tmp_path / "task", "--train", corpus, "--mix", "web:0.7,code:0.3", "--steps", 6)
     order = own.order()
     assert order is not None
     assert drawn == order.slice(0, 0, 6 * 16).tolist()
-    run("two", 1, "--out", tmp_path / "two", *words, 3)
-    resumed = ["--resume", tmp_path / "two", "language-model", "--steps", 6]
-    assert run("two", 2, *resumed) == pytest.approx(one, rel=1e-5)
-    last = json.loads((tmp_path / "two" / "metrics.jsonl").read_text().splitlines()[-1])
+    run_by_pool(ranks, 1, "language-model", [*words, "3"], two)
+    go_on = ["run", "--local", "--nproc", "2", "--resume", two, "language-model", "--steps", "6"]
+    done = run_rankup(go_on)
+    assert done.returncode == 0, done.stderr
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    last = json.loads((two / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"valid_loss", "valid_loss_web", "valid_loss_code"} <= last.keys()
     # A prompt needs none of the tokens; a run that would go on does, and the same ones.
     os.truncate(corpus / "web" / "tokens-00000.bin", 4000)
-    done = run_rankup(["generate", tmp_path / "two", "the", "--max-tokens", "3"])
+    done = rankup_here(["generate", two, "the", "--max-tokens", "3"])
     assert done.returncode == 0, done.stderr
     (corpus / "web" / "tokens.json").write_text("{}")
-    done = run_rankup(["run", "--local", "--resume", tmp_path / "two", "language-model"])
+    done = rankup_here(["run", "--local", "--resume", two, "language-model"])
     assert "holds no complete tokens.json" in done.stderr
 
 

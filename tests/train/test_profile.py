@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
+from rankup.monitor.diagnose import diagnose
 from rankup.monitor.load import load
 from rankup.monitor.recording import Facts
+from rankup.recipes import find
 from rankup.runtime.world import World
 from rankup.train.options import TrainOptions
 from tests.monitor.report.pages import text as page_of
@@ -47,9 +49,23 @@ def test_chosen_steps_are_profiled_and_shown(ranks: RankPool, tmp_path: Path) ->
     assert 0 < profile.waiting <= profile.collectives < profile.seconds
     assert 0 < profile.computing < profile.seconds
     assert {"FSDP::all_gather"} < {one.name for one in profile.operators}
+    (tmp_path / "profile" / "steps-4-5-rank0.json").write_text("{")
+    recording = load(tmp_path, Facts("1", "lm", "", str(tmp_path)))
+    assert recording.profiles == (profile,)
+    [said] = [one.message for one in diagnose(recording) if "be read" in one.message]
+    assert "profile/steps-4-5-rank0.json: JSONDecodeError" in said
     page = page_of(recording)
     assert 'id="profile"' in page
     assert "profile/steps-2-3-rank0.json.gz" in page
+
+
+@pytest.mark.parametrize("recipe", ["language-model", "image-classification", "summarization"])
+def test_steps_beyond_the_epochs_are_refused_before_a_rank_starts(
+    recipe: str, tmp_path: Path
+) -> None:
+    options = find(recipe).parse(["--tiny", "--epochs", "2", "--profile", "99999:99999"])
+    with pytest.raises(UserError, match=r"lies beyond the run, which has \d+ steps"):
+        options.prepare(tmp_path)
 
 
 @pytest.mark.parametrize(

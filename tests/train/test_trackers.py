@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,58 @@ def test_a_package_that_is_missing_is_said_before_ranks_start(
         TrainOptions(log="wandb").need_packages()
     with pytest.raises(UserError, match="--log wand: did you mean wandb"):
         TrainOptions(log="tensorboard,wand")
+
+
+class _Server(BaseHTTPRequestHandler):
+    """As much of W&B's server as begins a run; once `gone` is set it answers nothing more."""
+
+    gone = threading.Event()
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])) or "{}")
+        if self.gone.is_set():
+            threading.Event().wait()
+        about = {"name": "x", "project": {"name": "rankup", "entity": {"name": "me"}}}
+        made = {"bucket": about, "inserted": True} if "mutation" in asked.get("query", "") else {}
+        answer = json.dumps({"data": {"upsertBucket": made, "model": None}}).encode()
+        if made:
+            self.gone.set()
+        self.send_response(200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+
+@pytest.mark.slow
+def test_a_run_ends_though_the_server_of_wandb_is_gone(
+    tmp_path: Path, run_rankup: RunRankup
+) -> None:
+    pytest.importorskip("wandb")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Server)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    asked = ["language-model", "--tiny", "--log", "wandb", "--steps", "4"]
+    done = run_rankup(
+        ["run", "--local", "--out", tmp_path / "run", *asked],
+        env={"WANDB_BASE_URL": address, "WANDB_API_KEY": "a" * 40},
+        timeout=250,
+    )
+    server.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert "did not take all values within 30 s of the end; `wandb sync" in done.stderr
+    lines = [*map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
+    assert "test_loss" in lines[-1]
+    name = (tmp_path / "run" / "wandb" / "id").read_text()
+    assert [*tmp_path.glob(f"run/wandb/run-*-{name}/*.wandb")]
+
+
+def test_an_older_wandb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", _Library())
+    monkeypatch.setattr("importlib.metadata.version", {"wandb": "0.26.1"}.__getitem__)
+    with pytest.raises(UserError, match=r"needs wandb 0.27 or newer, and 0.26.1 is installed"):
+        TrainOptions(log="wandb").need_packages()
 
 
 @pytest.mark.slow

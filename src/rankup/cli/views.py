@@ -15,6 +15,9 @@ Step = Annotated[
     int | None, typer.Option(min=0, help="Of the checkpoint; by default the newest whole one.")
 ]
 Best = Annotated[bool, typer.Option("--best", help="The checkpoint of the lowest validation loss.")]
+Ema = Annotated[
+    bool, typer.Option("--ema", help="The moving average of the weights, of a run with --ema.")
+]
 
 
 @app.command()
@@ -155,9 +158,7 @@ def export(
     ] = None,
     step: Step = None,
     best: Best = False,
-    ema: Annotated[
-        bool, typer.Option("--ema", help="The moving average of the weights, of a run with --ema.")
-    ] = False,
+    ema: Ema = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
     """Write a run's model into one file, whatever it was trained on."""
@@ -181,6 +182,7 @@ def generate(
     ] = None,
     step: Step = None,
     best: Best = False,
+    ema: Ema = False,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens that are made.")
     ] = None,
@@ -203,4 +205,4 @@ def generate(
 
     path = None if file is None else user_path(file, "--file").absolute()
     asked = Asked(prompt, path, max_tokens, temperature, top_k, beams, seed)
-    raise typer.Exit(make(run, asked, step, best))
+    raise typer.Exit(make(run, asked, step, best, ema))

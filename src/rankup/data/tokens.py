@@ -66,8 +66,8 @@ class Tokens(_Windowed):
     Both are int64 (window,); x begins at token `i * stride`, y one token later. The file is mapped,
     or read by position on a network file system, and only what is asked for becomes int64. Tokens
     at its end that make no whole window are left out. Where `rankup stage` has made a copy of the
-    file on this node, that is read: `rankup stage openwebtext/train.bin`, or the `tokens.bin` of a
-    folder.
+    file on this node, that is read: `rankup stage openwebtext/train.bin`, a folder of `rankup
+    tokenize`, or the `tokens.bin` of a recipe's.
 
         tokens = Tokens("openwebtext/train.bin", window=1024)
         loader = Loader(tokens, global_batch=512, seed=1)

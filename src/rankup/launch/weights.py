@@ -173,12 +173,15 @@ def _write_safetensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
         raise OSError(f"{path.name} could not be written: {error}") from None
 
 
-def generate(run: str, asked: Asked, step: int | None = None, best: bool = False) -> int:
+def generate(
+    run: str, asked: Asked, step: int | None = None, best: bool = False, ema: bool = False
+) -> int:
     """Load the model of a run's newest checkpoint, or of another one, and print what it makes.
 
     Args:
         run: id, Slurm job id, `last` or directory.
         step, best: of the checkpoint; by default the newest whole one.
+        ema: the moving average of the weights instead of these.
 
     Raises:
         UserError: no such run or checkpoint, or one of a script; what was asked for makes no sense.
@@ -195,9 +198,11 @@ def generate(run: str, asked: Asked, step: int | None = None, best: bool = False
         )
     recipe = recipes.find(job.target)
     candidate = checkpoint(place / "checkpoints", step, best)
-    print(f"{job.target}, step {candidate.saved.place.step} of run {job.id}", file=sys.stderr)
+    tensors = read(candidate, ema)
+    what = f"step {candidate.saved.place.step} of run {job.id}{', averaged weights' * ema}"
+    print(f"{job.target}, {what}", file=sys.stderr)
     _relative_paths_as_the_run(job)
-    for text in recipe.generate(job.args, place, read(candidate), asked):
+    for text in recipe.generate(job.args, place, tensors, asked):
         # A model of bytes may make any of them.
         print("\n".join(clean(line) for line in text.split("\n")), flush=True)
     return 0

@@ -70,7 +70,9 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
         # Only now is it known which samplers there were, and when each attempt began.
         begins = [span.begin for span in _spans(facts, nodes, grid.end)]
         trained = training.read(metrics, window, begins)
-    return replace(_recording(facts, grid, nodes, trained), profiles=profiles.read(directory))
+    found, unread = profiles.read(directory)
+    recording = _recording(facts, grid, nodes, trained)
+    return replace(recording, profiles=found, unread=(*recording.unread, *unread))
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..base.files import open_regular
+from ..site.rundir import PROFILE
 
-FOLDER = "profile"
 _LONGEST = 1 << 20  # bytes; the trainer writes a few kilobytes
 
 
@@ -52,14 +51,24 @@ class Profile:
         return self.computing / whole, self.collectives / whole, self.waiting / whole
 
 
-def read(directory: Path) -> tuple[Profile, ...]:
-    """Return the profiles of a run, the newest steps first; what cannot be read is left out."""
-    found = []
-    for path in (directory / FOLDER).glob("steps-*.json"):
-        # Whatever is wrong with one, the report is made.
-        with suppress(Exception), open_regular(path) as file:
-            found.append(_profile(json.loads(file.read(_LONGEST))))
-    return tuple(sorted(found, key=lambda one: (-one.steps[0], one.rank)))
+def read(directory: Path) -> tuple[tuple[Profile, ...], tuple[tuple[str, str], ...]]:
+    """Return the profiles of a run, the newest steps first; and file and why of the unreadable."""
+    found, unread = [], []
+    for path in sorted((directory / PROFILE).glob("steps-*.json")):
+        one = _read(path)
+        if isinstance(one, Profile):
+            found.append(one)
+        else:
+            unread.append((f"{PROFILE}/{path.name}", one))
+    return tuple(sorted(found, key=lambda one: (-one.steps[0], one.rank))), tuple(unread)
+
+
+def _read(path: Path) -> Profile | str:
+    try:
+        with open_regular(path) as file:
+            return _profile(json.loads(file.read(_LONGEST)))
+    except Exception as error:  # whatever is wrong with one, the report is made
+        return f"{type(error).__name__}: {error}"
 
 
 def _profile(said: dict[str, Any]) -> Profile:
@@ -72,7 +81,7 @@ def _profile(said: dict[str, Any]) -> Profile:
             Operator(str(one["name"]), int(one["calls"]), _seconds(one["seconds"]))
             for one in said["operators"]
         ),
-        trace=f"{FOLDER}/{said['trace']}",
+        trace=f"{PROFILE}/{said['trace']}",
         **{
             name: _seconds(said[name])
             for name in ("seconds", "computing", "collectives", "waiting")

@@ -156,7 +156,8 @@ class Recording:
         core_use: per node (cores,) mean use in %.
         fs: per mount point of a network file system: bytes read and bytes written, all nodes.
         samples: read; torn: lines that were none, and samples whose time cannot be.
-        unread: node and why of each file of samples that could not be read, or not all of it.
+        unread: node and why of each file of samples that could not be read, or not all of it; and
+            name and why of each profile.
         running: whether samplers still write.
         profiles: steps that were profiled, the newest first.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..base.amounts import number
 from ..base.errors import UserError, nearest
 from ..base.files import write_atomic, write_json
 from ..base.text import say
+from ..data.stage.place import copy_of
 from ..data.tokenize.folder import TOKENIZER, Shards, TokenFolder, is_one, read
 
 SPLITS = ("train", "valid", "test")
@@ -186,14 +188,16 @@ def prepare(
 
 
 def opened(about: dict[str, Any]) -> dict[str, Shards | Joined]:
-    """Return the tokens that were noted, by split.
+    """Return the tokens that were noted, by split, of this node's copies where there are any.
 
     Raises:
         UserError: a folder is no longer as it was when the run began.
     """
     there = {}
     for path, identity in about["folders"].items():
-        there[path] = read(Path(path), sizes=False)  # by each rank; `prepare` has compared them
+        copy = copy_of(path, os.environ)
+        # By each rank; `prepare` has compared the sizes, and staging the hashes.
+        there[path] = read(Path(path) if copy is None else copy.root, sizes=False)
         if there[path].identity != identity:
             raise UserError(
                 f"{path} holds other tokens than when the run began, which would be another run; "

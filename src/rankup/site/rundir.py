@@ -27,6 +27,7 @@ from ..base.files import open_regular, tail, user_path, write_json
 T = TypeVar("T")
 JOB = "job.json"
 ATTEMPTS = "attempts.jsonl"
+PROFILE = "profile"  # folder of traces, and of what `monitor/profiles.py` reads
 _EARLIER = "log/lives.jsonl"  # as an earlier version has called it
 _FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 _LONGEST = 4 * 1024 * 1024  # bytes of records that are read, the last ones

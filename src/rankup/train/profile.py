@@ -19,9 +19,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ..base.files import write_json
 from ..base.text import say
 from ..runtime.world import World
+from ..site import rundir
 from .options import TrainOptions
 
-FOLDER = "profile"
 _MOST = 10  # operators
 _STEP = "step "
 _BETWEEN = "between operators (Python, waits)"
@@ -40,7 +40,7 @@ class Profile:
     """
 
     def __init__(self, directory: Path, name: str, world: World, steps: tuple[int, int]) -> None:
-        self._folder, self._world = directory / FOLDER, world
+        self._folder, self._world = directory / rundir.PROFILE, world
         self._first, self._last = steps
         self._path = self._folder / f"steps-{self._first}-{self._last}-{name}.json"
         self._running: profile | None = None
@@ -134,12 +134,18 @@ def numbers(recorded: profile, on_gpu: bool) -> dict[str, Any]:
                 blocking.append(span)
         elif on_gpu or event.name.startswith("aten::"):
             computing.append(span)
-    blocked = _length(_union(blocking))
-    computed = _length(_union([*computing, *blocking])) - blocked
+    steps = _union(steps)
+    if steps:  # what the last one has begun belongs to it
+        ends = [end for _, end in (*computing, *collectives)]
+        steps[-1] = (steps[-1][0], max(steps[-1][1], *ends))
+    computing, collectives, blocking = (
+        _within(_union(spans), steps) for spans in (computing, collectives, blocking)
+    )
+    computed = _length(_union([*computing, *blocking])) - _length(blocking)
     return {
-        "seconds": _length(_union(steps)),
+        "seconds": _length(steps),
         "computing": computed,
-        "collectives": _length(_union(collectives)),
+        "collectives": _length(collectives),
         "waiting": _length(_union([*computing, *collectives])) - computed,
         "operators": _operators(recorded, on_gpu),
     }
@@ -170,6 +176,12 @@ def _union(spans: Iterable[tuple[float, float]]) -> _Spans:
         else:
             found.append((begin, end))
     return found
+
+
+def _within(spans: _Spans, steps: _Spans) -> _Spans:
+    """Return the parts of spans that lie in a step; a collective may have begun before."""
+    cut = ((max(b, first), min(e, last)) for b, e in spans for first, last in steps)
+    return [(begin, end) for begin, end in cut if begin < end]
 
 
 def _length(spans: _Spans) -> float:

@@ -9,6 +9,7 @@ No torch.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import math
 import os
 import secrets
@@ -19,12 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from packaging.version import Version
+
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..site import rundir
 
-# The package behind a name, and the extra of rankup that brings it.
-PACKAGES = {"tensorboard": ("tensorboardX", "export"), "wandb": ("wandb", "wandb")}
+# The package behind a name, the extra of rankup that brings it, and the least version that will do:
+# with an older wandb a run whose server is gone never ends.
+PACKAGES = {"tensorboard": ("tensorboardX", "export", ""), "wandb": ("wandb", "wandb", "0.27")}
 # What a step's values are called outside of `metrics.jsonl`; all others are `logged/NAME`.
 STEP_NAMES = {
     "loss": "loss",
@@ -41,14 +45,23 @@ _PATIENCE = 30  # s for W&B's server
 _QUEUE = 1000  # values on their way to TensorBoard's file, so that those of a step never wait
 
 
-def need_package(purpose: str, package: str, extra: str) -> Any:
+def need_package(purpose: str, package: str, extra: str, least: str = "") -> Any:
     """Return a package that comes with an extra of rankup.
 
+    Args:
+        least: version.
+
     Raises:
-        UserError: it, or what it needs itself, is not installed.
+        UserError: it, or what it needs itself, is not installed, or it is older.
     """
     try:
-        return importlib.import_module(package)
+        found = importlib.import_module(package)
+        if least and Version(here := importlib.metadata.version(package)) < Version(least):
+            raise UserError(
+                f"{purpose} needs {package} {least} or newer, and {here} is installed here: "
+                f"pip install -U 'rankup[{extra}]'"
+            )
+        return found
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name
         what = f"the package {package}, "
@@ -109,7 +122,8 @@ class _Wandb:
 
     def __init__(self, directory: Path, sent: int, config: Mapping[str, Any]) -> None:
         wandb = importlib.import_module("wandb")
-        folder, title = directory / "wandb", directory.name
+        self._folder = folder = directory / "wandb"
+        title = directory.name
         folder.mkdir(exist_ok=True)
         name = folder / "id"
         self._sent = sent if name.is_file() else 0
@@ -131,6 +145,8 @@ class _Wandb:
                 disable_git=True,
                 save_code=False,
                 init_timeout=_PATIENCE,
+                finish_timeout=_PATIENCE,
+                finish_timeout_raises=True,
             ),
         )
         self._run.define_metric("training/*", step_metric="step")
@@ -141,7 +157,13 @@ class _Wandb:
             self._run.log({"step": number, **row}, step=number)
 
     def close(self) -> None:
-        self._run.finish()
+        try:
+            self._run.finish()
+        except TimeoutError:
+            raise TimeoutError(
+                f"its server did not take all values within {_PATIENCE} s of the end; `wandb sync "
+                f"{self._folder}/run-*-{self._run.id}` sends them from the disk"
+            ) from None
 
 
 class Trackers:

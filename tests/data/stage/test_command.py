@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from rankup.base.errors import UserError
 from rankup.data.inspect import show
 from rankup.data.stage import place, staging
 from rankup.data.stage.staging import listed
@@ -177,9 +176,3 @@ def test_clean_asks_slurm_for_the_jobs(
     assert "is removed, left by job 77 of Slurm" in command("--clean")[1]
     assert asked == ["77"]
     assert left(home) == []
-
-
-def test_a_folder_of_tokens_needs_no_copy(tmp_path: Path) -> None:
-    (tmp_path / "tokens.json").write_text('{"shards": []}')
-    with pytest.raises(UserError, match="of `rankup tokenize`, which is read where it lies"):
-        staging.stage(tmp_path)

@@ -8,7 +8,7 @@
                 part/NAME           what is being copied
                 data/NAME           the copy: a file, or a folder with its files
                 index.npz           the index, so that the source is not asked again; without
-                                    samples of a single file that is no pack
+                                    samples of tokens, and of a file that is no pack
                 ready.json          the marker, written last
             mounts/                 SquashFS images that the job has mounted
 

@@ -24,7 +24,8 @@ from ..errors import BadContainer
 from ..index import Index, Int64s, data_path
 from ..inspect import verify
 from ..stamp import Look
-from ..tokenize.folder import is_one as is_tokens
+from ..tokenize import folder as token_folder
+from ..tokenize.folder import TokenFolder
 from . import place
 
 # A buffer of 2 MiB stays in the caches between reading and writing it: with 16 MiB the same took
@@ -44,12 +45,14 @@ class Plan:
         index: of all its samples, with `sizes`; of a single file that is no pack, of none.
         packed: rankup has packed it.
         seen: of the source, before anything was copied.
+        tokens: the folder of `rankup tokenize` that the source is.
     """
 
     source: Path
     index: Index
     packed: bool
     seen: tuple[Look, ...]
+    tokens: TokenFolder | None = None
 
     @property
     def size(self) -> int:
@@ -69,7 +72,9 @@ class Plan:
 
     @property
     def checked(self) -> bool:
-        """Return True where every sample has a hash to be compared with."""
+        """Return True where every sample, or shard of tokens, has a hash to be compared with."""
+        if self.tokens is not None:
+            return True
         return bool(self.index.fields) and all(one.hash is not None for one in self.index.fields)
 
     def files(self, root: Path) -> list[Path]:
@@ -103,13 +108,15 @@ def planned(source: Path) -> Plan:
         index = own
     elif source.is_file() and not source.name.endswith("index.npz"):
         # One file is copied whatever is in it: of tokens each would be a sample of an index.
-        index = place.bare(source.stat().st_size)
-    elif is_tokens(source):
-        raise UserError(
-            f"{source} is a folder of `rankup tokenize`, which is read where it lies: its few "
-            "large files are mapped, and nothing has to be copied"
-        )
+        index = place.bare({b"": source.stat().st_size})
+    elif token_folder.is_one(source):
+        return _of_tokens(source)
     elif detect.detect(source) == "files":
+        if inside := [one for one in sorted(source.iterdir()) if token_folder.is_one(one)]:
+            raise UserError(
+                f"{source} is a folder of {len(inside)} folders of tokens; stage each that is "
+                f"trained on: {' '.join(map(str, inside))}"
+            )
         raise UserError(
             f"{source} is a folder of single files, and what is staged are few large ones: "
             f"`rankup pack {source} NAME.h5` makes one of them, and `rankup stage NAME.h5` "
@@ -124,6 +131,22 @@ def planned(source: Path) -> Plan:
     if source.is_dir():  # it consists of what is in it
         paths = [source, *dict.fromkeys(path.parent for path in paths), *paths]
     return replace(plan, seen=stamp.looks(paths))
+
+
+def _of_tokens(source: Path) -> Plan:
+    """The shards of a folder of `rankup tokenize`, and what lies beside them.
+
+    What says which tokens it has is written last, and has the hashes of the shards: thousands of
+    ranks that look whether the source has changed ask the file system for it alone.
+    """
+    beside = (token_folder.ABOUT, token_folder.TOKENIZER)
+    seen = stamp.looks([source / name for name in beside])
+    folder = token_folder.read(source)
+    index = replace(
+        place.bare({shard.file.encode(): folder.size_of(shard) for shard in folder.shards}),
+        facts={"beside": dict.fromkeys(beside, "")},
+    )
+    return Plan(source, index, packed=False, seen=seen, tokens=folder)
 
 
 def begin(plan: Plan, root: Path) -> None:
@@ -184,11 +207,15 @@ def compare(plan: Plan, root: Path, watch: Progress) -> None:
     """
     if plan.packed:
         shutil.copyfile(indexes.place(plan.source), indexes.place(root))  # a pack by itself
+    if plan.packed or plan.tokens is not None:
         beside = plan.index.facts.get("beside")
         for name in map(str, beside) if isinstance(beside, dict) else ():
             if keys.safe(os.fsencode(name)):
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(plan.source / name, root / name)
+    if plan.tokens is not None:
+        token_folder.compare(plan.tokens, root, watch)
+        return
     if not any(one.hash is not None for one in plan.index.fields):
         return
     index = replace(plan.index, times=None)  # those of the source's files

@@ -332,7 +332,7 @@ class Copy:
         )
 
     def load(self) -> Index:
-        """Return the index of all samples; `bare` of a single file that is no pack.
+        """Return the index of all samples; `bare` of tokens, and of a file that is no pack.
 
         Raises:
             BadContainer, OSError: it is damaged, or gone.
@@ -343,9 +343,10 @@ class Copy:
         return index
 
 
-def bare(size: int) -> Index:
-    """Return an index of one file, and of no samples: who reads it knows what is in it."""
-    return Index("", Strings.of([b""]), (), Strings.of([]), (), sizes=np.array([size], np.int64))
+def bare(sizes: Mapping[bytes, int]) -> Index:
+    """Return an index of files, and of no samples: who reads them knows what is in them."""
+    found = np.array(list(sizes.values()), np.int64)
+    return Index("", Strings.of(sizes), (), Strings.of([]), (), sizes=found)
 
 
 def write(copy: Copy) -> None:

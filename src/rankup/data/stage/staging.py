@@ -53,7 +53,7 @@ def stage(
     """Copy a container into the memory of this node, where `rankup.data.open` finds it by itself.
 
     A single file may be anything: of one that is no pack its bytes are copied, and `Tokens` finds
-    such a copy, too.
+    such a copy, too, as `Tokens` and recipes do that of a folder of `rankup tokenize`.
 
     May be called by many processes of a job at once: the first one copies, the others wait and
     share. A copy counts once its marker is there, and that is written when every sample in it has

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
+from ...base.progress import Progress
+from ...site.gpus import usable_cores
 from ..errors import BadContainer
 
 ABOUT, TOKENIZER = "tokens.json", "tokenizer.json"
 FORMAT = "rankup.tokens.1"
+_HASHED = 1 << 22  # bytes at a time
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,10 @@ class TokenFolder:
     @property
     def documents(self) -> int:
         return sum(shard.documents for shard in self.shards)
+
+    def size_of(self, shard: Shard) -> int:
+        """Return the bytes of a shard."""
+        return shard.tokens * np.dtype(self.dtype).itemsize
 
     @property
     def identity(self) -> str:
@@ -133,7 +142,7 @@ def read(path: Path, *, sizes: bool = True) -> TokenFolder:
 
 
 def _require_size(folder: TokenFolder, shard: Shard) -> None:
-    file, size = folder.path / shard.file, shard.tokens * np.dtype(folder.dtype).itemsize
+    file, size = folder.path / shard.file, folder.size_of(shard)
     there = file.stat().st_size if file.is_file() else None
     if there != size:
         raise BadContainer(
@@ -141,6 +150,34 @@ def _require_size(folder: TokenFolder, shard: Shard) -> None:
             "there: it was cut short or replaced; copy it again, or make the folder anew by "
             "`rankup tokenize`"
         )
+
+
+def compare(folder: TokenFolder, copy: Path, watch: Progress) -> None:
+    """Compare the shards of a copy of a folder with their hashes, on all cores.
+
+    Raises:
+        BadContainer: one has another hash, and is named.
+        OSError: it cannot be read.
+    """
+
+    def hashed(shard: Shard) -> str:
+        found = xxhash.xxh3_128()
+        with (copy / shard.file).open("rb") as file:
+            while data := file.read(_HASHED):
+                found.update(data)
+        return found.hexdigest()
+
+    done = 0
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for shard, found in zip(folder.shards, pool.map(hashed, folder.shards), strict=True):
+            if found != shard.hash:
+                raise BadContainer(
+                    f"{folder.path / shard.file} does not have the hash that {ABOUT} says: it was "
+                    "damaged or replaced; copy it again, or make the folder anew by `rankup "
+                    "tokenize`"
+                )
+            done += folder.size_of(shard)
+            watch(done)
 
 
 class Shards:

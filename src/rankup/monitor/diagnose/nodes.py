@@ -253,7 +253,7 @@ def gaps(look: Look) -> Iterator[Diagnosis]:
 
 
 def unread(look: Look) -> Iterator[Diagnosis]:
-    """RK722: files of samples that could not be read as a whole, and GPUs without any sample."""
+    """RK722: files of samples and profiles that could not be read, and GPUs without any sample."""
     rest = "what is said of the run holds for the rest of the record"
     recording, names = look.recording, look.recording.nodes
     if recording.unread:
@@ -262,7 +262,7 @@ def unread(look: Look) -> Iterator[Diagnosis]:
             "RK722",
             "warning",
             "record",
-            f"not all samples could be read: {amounts.some(said, 3)}",
+            f"not all of the record could be read: {amounts.some(said, 3)}",
             f"see whether that file system was full, or the node died; {rest}",
             nodes=tuple(sorted({names.index(n) for n, _ in recording.unread if n in names})),
         )
