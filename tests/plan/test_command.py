@@ -394,13 +394,6 @@ def test_run_warns_of_what_does_not_fit_or_ends_too_late(
     assert "not fit" not in done.stderr, "what is frozen takes no optimizer state"
 
 
-def test_what_is_not_counted_is_said(rankup_here: RunRankup) -> None:
-    more = ["--freeze", "blocks.*", "--ema", "0.999"]
-    done = rankup_here(["plan", *BOOSTER, "--gpus", "8", *RECIPE, *more])
-    assert "--freeze: every weight is counted as trained" in done.stdout
-    assert "--ema takes 4 bytes per parameter" in done.stdout
-
-
 def test_float32_takes_longer_and_more_memory_unless_products_are_in_tf32(
     rankup_here: RunRankup,
 ) -> None:
