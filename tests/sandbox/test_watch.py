@@ -34,7 +34,6 @@ def _watch(
             {**os.environ, STATE: mark},
             Limits(seconds, memory),
             interrupt,
-            mark=mark,
             look=look,
         )
     assert marked(mark) == [], "a process was left"
@@ -172,7 +171,7 @@ def test_a_signal_ends_the_child_and_is_remembered(tmp_path: Path, number: signa
 
 def test_a_program_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
     with Interrupt() as interrupt, pytest.raises(FileNotFoundError):
-        watch(["/no/such/program"], {}, Limits(1, 1), interrupt, mark="x", look=lambda: False)
+        watch(["/x/none"], {"RANKUP_SANDBOX": "x"}, Limits(1, 1), interrupt, look=lambda: False)
 
 
 def test_the_default_memory_is_half_of_what_is_free_at_most() -> None:

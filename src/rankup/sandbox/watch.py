@@ -1,4 +1,4 @@
-"""A child: its environment, its time and memory, and a signal of the user to end it."""
+"""A child: its time and memory, and a signal of the user to end it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -15,7 +15,6 @@ from typing import Literal
 import psutil
 
 from ..site import cgroup
-from ..site.caches import Caches
 from .inside.spec import STATE
 from .processes import Tree, orphans_come_here
 
@@ -23,20 +22,6 @@ Why = Literal["exit", "stopped", "time", "memory", "interrupt"]
 _LOOK = 0.1  # seconds between two looks
 _WEIGH = 0.3
 _MOST = 16 * 10**9
-# What a job or torchrun says of itself, left over in a shell, would make the script one rank of
-# many; a launch of rankup's is not this one.
-_DROPPED = (
-    *("SLURM_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_"),
-    *("RANKUP_RUN_DIR", "RANKUP_RESUME", "RANKUP_END_TIME", "RANKUP_PARENT", "RANKUP_INTERACTIVE"),
-)
-_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_THREADS = (
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
-    *("VECLIB_MAXIMUM_THREADS", "RAYON_NUM_THREADS", "NUMEXPR_MAX_THREADS"),
-)
-
-# What huggingface_hub, datasets and torch.hub make in their homes.
-_BELOW = ("hub", "datasets", "xet")
 
 
 @dataclass(frozen=True)
@@ -100,7 +85,6 @@ def watch(
     limits: Limits,
     interrupt: Interrupt,
     *,
-    mark: str,
     look: Callable[[], bool],
     stdout: int | None = None,
     folder: Path | None = None,
@@ -111,7 +95,7 @@ def watch(
     empty.
 
     Args:
-        mark: its `RANKUP_SANDBOX`.
+        environment: its own, with `RANKUP_SANDBOX`, the mark of all processes that it starts.
         look: called several times a second; True once one of its processes says that all is done.
         stdout: a descriptor for its output; None: ours.
         folder: its current one; None: ours.
@@ -126,7 +110,7 @@ def watch(
             stdout=stdout,
             start_new_session=True,
         )
-        tree = Tree(mark, others)
+        tree = Tree(environment[STATE], others)
         try:
             why, peak = _wait(process, tree, limits, interrupt, look, start)
             tree.freeze()
@@ -178,68 +162,3 @@ def default_memory() -> int:
             if bounds := group.memory():
                 free = min(free, max(0, bounds[0] - bounds[1]))
     return min(_MOST, free // 2)
-
-
-def child_environment(
-    environment: Mapping[str, str],
-    caches: Caches,
-    state: Path,
-    temporary: Path,
-    threads: int,
-    home: Path,
-    quiet: Mapping[str, str],
-) -> dict[str, str]:
-    """Return the child's environment, made of the user's; of a token only its place is looked at.
-
-    Args:
-        quiet: variables with which no library reports to anybody.
-    """
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith(_DROPPED) and name not in _RANK
-    }
-    moved = caches.variables()
-    return {
-        **kept,
-        **quiet,
-        **moved,
-        **_token(kept, moved, home),
-        **dict.fromkeys(_THREADS, str(threads)),
-        "TOKENIZERS_PARALLELISM": "false",
-        # Login nodes may have GPUs: they are not there for this.
-        "CUDA_VISIBLE_DEVICES": "",
-        "HIP_VISIBLE_DEVICES": "",
-        "TMPDIR": str(temporary),
-        "MLFLOW_TRACKING_URI": (temporary / "mlruns").as_uri(),
-        "COMET_OFFLINE_DIRECTORY": str(temporary / "comet"),
-        STATE: str(state),
-    }
-
-
-def cache_folders(
-    environment: Mapping[str, str], caches: Caches, home: Path, roots: Iterable[Path] = ()
-) -> tuple[Path, ...]:
-    """Return the folders of downloads, those that rankup does not move included.
-
-    Args:
-        roots: the user's folders. Of a cache that holds one of them (`HF_HOME=.`) only the folders
-            that the libraries make count: the rest is the user's.
-    """
-    usual = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
-    named = [cache.path for cache in caches.entries]
-    refined = [Path(value) for value in caches.refining.values()]
-    everything = [caches.own, usual, *named, *refined]
-    found = dict.fromkeys(path.expanduser().resolve() for path in everything)
-    holds = {path: any(root.is_relative_to(path) for root in roots) for path in found}
-    own = ([path / name for name in _BELOW] if holds[path] else [path] for path in found)
-    return tuple(dict.fromkeys(path for some in own for path in some))
-
-
-def _token(environment: Mapping[str, str], moved: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The variable for the hub's token, which stays when its cache moves; it is not read."""
-    if "HF_HOME" not in moved or {"HF_HOME", "HF_TOKEN_PATH"} & set(environment):
-        return {}
-    usual = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
-    token = usual / "huggingface" / "token"
-    return {"HF_TOKEN_PATH": str(token)} if token.is_file() else {}

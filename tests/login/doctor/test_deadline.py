@@ -47,12 +47,6 @@ def test_many_ask_for_what_is_read_once() -> None:
     assert [future.result(LONG) for future in asked] == [1] * 20
 
 
-def test_the_stack_of_other_threads_stays_as_it_is() -> None:
-    before = threading.stack_size()
-    found = start(threading.stack_size).result(LONG)
-    assert (found, threading.stack_size()) == (before, before)
-
-
 def test_a_command_gives_what_it_prints() -> None:
     words = [sys.executable, "-c", "import os; print(os.environ['X'])"]
     assert output(words, {**os.environ, "X": "there"}, Deadline(LONG)) == "there\n"

@@ -33,8 +33,8 @@ def rank(world: int, number: int, epochs: int = 2) -> Events:
             for batch in BATCHES:
                 first, last = number * len(batch) // size, (number + 1) * len(batch) // size
                 ids = batch[first:last]
-                sums = [f"content of {dataset}/{one}" for one in ids]
-                events.append({"event": "batch", **key, "ids": list(ids), "sums": sums})
+                samples = [(one, f"content of {dataset}/{one}") for one in ids]
+                events.append({"event": "batch", **key, "samples": samples})
                 if not grad:
                     continue
                 weights = {"samples": len(ids), "units": None, "idle": not ids}

@@ -47,7 +47,7 @@ def _other_parameters(runs: Runs) -> None:
 
 
 def _left_out(runs: Runs) -> None:
-    runs.first("batch", 0).update(ids=[0], sums=["content of 0/0"])
+    runs.first("batch", 0)["samples"] = [(0, "content of 0/0")]
 
 
 def _everywhere(runs: Runs) -> None:
@@ -62,8 +62,7 @@ def _with_batches(events: list[dict], whole: list[dict]) -> list[dict]:  # type:
     batches = iter([one for one in whole if one["event"] == "batch" and one["grad"]])
     for event in events:
         if event["event"] == "batch" and event["grad"]:
-            next_batch = next(batches)
-            event.update({name: next_batch[name] for name in ("ids", "sums")})
+            event["samples"] = next(batches)["samples"]
     return events
 
 
@@ -79,7 +78,7 @@ def _one_order(runs: Runs) -> None:
 
 
 def _evaluates_a_part(runs: Runs) -> None:
-    runs.first("batch", 1, 2).update(ids=[], sums=[])
+    runs.first("batch", 1, 2)["samples"] = []
 
 
 def _own_metric(runs: Runs) -> None:
@@ -134,7 +133,8 @@ def test_each_mistake_fails_its_check_alone(
 def test_other_contents_and_initial_values_are_differences() -> None:
     """Also where indices are those of the original, and values were made equal afterwards."""
     runs = Runs()
-    runs.first("batch", 1)["sums"] = ["of another split", "of another split"]
+    batch = runs.first("batch", 1)
+    batch["samples"] = [(place, "of another split") for place, _ in batch["samples"]]
     runs.first("initial", 1)["sums"] = [1, 3]
     found = _results(runs)
     assert "sample 2 is another one on rank 1" in found["samples"].differences[0]
@@ -145,11 +145,11 @@ def test_one_difference_does_not_hide_others() -> None:
     runs = Runs()
     runs.first("line")["text"] = "epoch 1: loss 1.2399 in 6 s"
     runs.first("line", 0, 1)["text"] = "epoch 2: loss 1.2899 in 6 s"
-    runs.first("batch", 0).update(ids=[0], sums=["content of 0/0"])
+    runs.first("batch", 0)["samples"] = [(0, "content of 0/0")]
     for events in (*runs.ranks, runs.original):
         for event in [one for one in events if one.get("dataset") == 1]:
             events.append({**event, "dataset": 2})
-    [one for one in runs.ranks[1] if one.get("dataset") == 2][1].update(ids=[], sums=[])
+    [one for one in runs.ranks[1] if one.get("dataset") == 2][1]["samples"] = []
     found = _results(runs)
     assert len(found["evaluation"].differences) == 3
     assert found["samples"].state == "differs"
@@ -282,15 +282,15 @@ def test_batches_without_a_sample_prove_nothing() -> None:
     for events in (runs.original, *runs.ranks):
         for one in events:
             if one["event"] == "batch" and one["grad"]:
-                one.update(ids=[], sums=[])
+                one["samples"] = []
     assert _results(runs)["samples"].state == "not seen"
 
 
 def test_a_sample_that_only_keeps_a_rank_in_step_counts_for_nothing() -> None:
     runs = Runs()
-    whole = [f"content of 0/{one}" for one in (4, 5, 6)]
-    runs.first("batch", 0, 1).update(ids=[4, 5, 6], sums=whole)
-    runs.first("batch", 1, 1).update(ids=[4], sums=whole[:1])
+    whole = [(one, f"content of 0/{one}") for one in (4, 5, 6)]
+    runs.first("batch", 0, 1)["samples"] = whole
+    runs.first("batch", 1, 1)["samples"] = whole[:1]
     runs.first("backward", 0, 1).update(samples=3, loss=2.0)
     runs.first("backward", 1, 1).update(samples=0, idle=True, loss="nan")
     states = {name: one.state for name, one in _results(runs).items()}
@@ -302,7 +302,7 @@ def test_rank_0_may_evaluate_alone() -> None:
     whole = [one for one in rank(0, 0) if one["event"] == "batch" and not one["grad"]]
     own = [one for one in runs.ranks[0] if one["event"] == "batch" and not one["grad"]]
     for mine, all_of_it in zip(own, whole, strict=True):
-        mine.update(ids=all_of_it["ids"], sums=all_of_it["sums"])
+        mine["samples"] = all_of_it["samples"]
     runs.ranks[1] = [one for one in runs.ranks[1] if one.get("grad") is not False]
     assert _results(runs)["evaluation"].state == "proved"
 
@@ -315,8 +315,10 @@ def test_what_was_not_there_is_not_proved() -> None:
     )
     for events in (runs.original, *runs.ranks):
         events[:] = [one for one in events if one.get("grad") is not False]
-    states = {name: one.state for name, one in _results(runs).items()}
+    found = _results(runs)
+    states = {name: one.state for name, one in found.items()}
     assert states["evaluation"] == states["output"] == states["saved"] == "not seen"
+    assert found["evaluation"].detail == "none reached", "the script may have one all the same"
 
 
 def test_a_run_that_broke_off_is_a_difference() -> None:
@@ -394,6 +396,6 @@ def test_a_batch_that_is_only_looked_at_may_keep_a_rank_in_step() -> None:
     for events in (runs.original, *runs.ranks):
         last = max(place for place, one in enumerate(events) if one["event"] == "batch")
         key = {"dataset": 0, "pass": 2, "grad": True}
-        content = {"ids": [9], "sums": ["content of 0/9"]}
-        events.insert(last, {"event": "batch", **key, **content})
+        samples = [(9, "content of 0/9")]
+        events.insert(last, {"event": "batch", **key, "samples": samples})
     assert _results(runs)["samples"].state == "proved"

@@ -67,7 +67,7 @@ def made(events: Sequence[Event]) -> list[Made]:
     begun: set[str] = set()  # what was there, and was emptied
     for place, event in enumerate(events):
         path, new = event.text("path"), False
-        if brings(event):
+        if _brings(event):
             last[event.pid] = event.text("url")
         elif event.kind == "mkdir":
             folders.add(path)
@@ -87,7 +87,7 @@ def made(events: Sequence[Event]) -> list[Made]:
             new = ours and not moving
         if new and path:
             found[path] = Made(path, path, last.get(event.pid, ""), place, event.where)
-    names = {_name(event.text("url")): event.text("url") for event in events if brings(event)}
+    names = _by_name(events)
     return sorted((_named(one, names) for one in found.values()), key=lambda one: one.place)
 
 
@@ -116,7 +116,12 @@ def _renamed(folders: set[str], old: str, new: str) -> set[str]:
     return {new + one[len(old) :] if inside(one, [old]) else one for one in folders}
 
 
-def brings(event: Event) -> bool:
+def _by_name(events: Iterable[Event]) -> dict[str, str]:
+    """Return the URLs of which content was asked for, by the names of their files."""
+    return {_name(event.text("url")): event.text("url") for event in events if _brings(event)}
+
+
+def _brings(event: Event) -> bool:
     """Return True for a request for content: HEAD asks whether it is there, or counts a visit."""
     return event.kind == "url" and event.text("method") not in ("HEAD", "OPTIONS")
 
@@ -126,7 +131,7 @@ def written_by_name(events: Sequence[Event]) -> set[str]:
 
     So does a data set class that finds its archive broken, with what is there already.
     """
-    names = {_name(event.text("url")) for event in events if brings(event)}
+    names = _by_name(events)
     return {path for path in written(events) if _last(path) in names}
 
 

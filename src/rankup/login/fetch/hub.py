@@ -27,10 +27,10 @@ from ...base.files import write_json
 from ...base.processes import python
 from ...base.text import say
 from ...base.urls import public
+from ...sandbox.environment import child_environment, offline
 from ...sandbox.namespace import command, refusal
-from ...sandbox.watch import Interrupt, Limits, child_environment, watch
+from ...sandbox.watch import Interrupt, Limits, watch
 from ...site.caches import Caches
-from .. import offline
 from ..record import Item, Proof, Record
 from .request import FetchFailed
 
@@ -42,7 +42,7 @@ _LIBRARIES: dict[Kind, tuple[str, ...]] = {
     "dataset": ("huggingface_hub", "datasets"),
 }
 _CACHE_VARIABLES = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_")
-_OFFLINE = offline.variables(("datasets", "transformers"))
+_OFFLINE = offline(("datasets", "transformers"))
 TASK, ANSWER = "task.json", "answer.json"  # of a child, in a folder of its own
 
 
@@ -206,7 +206,6 @@ def _run_child(
             _environment(caches, own, online),
             Limits(math.inf, sys.maxsize),
             Interrupt(),
-            mark=temporary,
             look=look,
             stdout=subprocess.DEVNULL,
             # A folder `org/name` where the user stands would be taken for the data set.
@@ -233,8 +232,7 @@ def _environment(caches: Caches, temporary: Path, online: bool) -> dict[str, str
         kept["HF_HUB_DISABLE_PROGRESS_BARS"] = kept["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     if not online:
         kept.update(_OFFLINE)
-    quiet = offline.silent()
-    return child_environment(kept, caches, temporary, temporary, 4, Path.home(), quiet)
+    return child_environment(kept, caches, temporary, temporary, threads=4)
 
 
 def _files_in(folder: Path) -> list[Path]:

@@ -20,22 +20,15 @@ from ...base.text import clean, say
 from ...base.urls import public
 from ...sandbox import copies, namespace
 from ...sandbox.copies import Sandbox, sandbox
+from ...sandbox.environment import cache_folders, child_environment, offline
 from ...sandbox.events import Event, inside, of
 from ...sandbox.inside import spec
-from ...sandbox.watch import (
-    Ended,
-    Interrupt,
-    Limits,
-    cache_folders,
-    child_environment,
-    default_memory,
-    watch,
-)
+from ...sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
 from ...script.downloads import Download, read
 from ...site.caches import caches
 from ...site.config import Config
 from ...site.profile import Profile, seen_by_nodes
-from .. import offline, record
+from .. import record
 from ..record import Item, Record
 from . import came, explain
 from .explain import Outcome
@@ -118,7 +111,7 @@ class _Fetch:
         # The script may write to these by relative paths: they are copied.
         self._roots = tuple(dict.fromkeys((top, here, self._script.parent)))
         self._caches = caches(config, profile, os.environ)
-        self._cache_folders = cache_folders(os.environ, self._caches, Path.home(), self._roots)
+        self._cache_folders = cache_folders(os.environ, self._caches, self._roots)
         self._key = record.script_key(self._script, request.args)
         self._code = record.code_of(self._script)  # as it is started, whatever is edited then
         self._earlier = record.find(project, self._key)
@@ -230,9 +223,7 @@ class _Fetch:
             "deadline": time.time() + self._limits.seconds - _STACKS_SECONDS,
         }
         box.write_spec(values)
-        places = (box.folder, box.temporary)
-        quiet = offline.silent()
-        own = child_environment(os.environ, self._caches, *places, threads, Path.home(), quiet)
+        own = child_environment(os.environ, self._caches, box.folder, box.temporary, threads)
         told = self._offline if without != "none" else {}
         folder = box.inside(Path.cwd())
         journal = box.journal
@@ -246,7 +237,6 @@ class _Fetch:
             {**own, **told, "PWD": str(folder)},
             self._limits,
             self._interrupt,
-            mark=str(box.folder),
             look=look,
             stdout=2 if self._request.as_json else None,
             folder=folder,
@@ -464,4 +454,4 @@ def _clear_line() -> None:
 
 def _offline(events: Sequence[Event]) -> dict[str, str]:
     names = [name for event in of(events, "modules") for name in event.texts("names")]
-    return offline.variables(names)
+    return offline(names)

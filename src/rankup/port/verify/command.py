@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.text import say
+from ...script import source
+from ...script.source import File
 from . import compare, start, verdict
 from .protocol import ORIGINAL, Seen, read
 
@@ -40,11 +42,12 @@ def verify(request: Request) -> int:
     Raises:
         UserError: there is no such script, or nothing in it to compare.
     """
-    original = _script(request.original)
-    _must_be_original(original)
+    script = _script(request.original)
+    _must_be_original(script)
+    original = script.path
     stand_ins = tuple(_folder(one) for one in request.stand_ins)
     made = _port(original) if request.ported is None else {}
-    ported = next(iter(made)) if request.ported is None else _script(request.ported)
+    ported = next(iter(made)) if request.ported is None else _script(request.ported).path
     if ported.resolve() == original.resolve():
         raise UserError(f"{original} is both the original and the port: give two scripts")
     project = start.project_of(original, ported, made)
@@ -78,9 +81,9 @@ def verify(request: Request) -> int:
     return 0
 
 
-def _must_be_original(path: Path) -> None:
+def _must_be_original(script: File) -> None:
     """Two ports, or the two arguments in the wrong order, are refused at once."""
-    for node in _unconditional(ast.parse(path.read_bytes())):
+    for node in _unconditional(script.tree):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module == "rankup":
             names = [one.name for one in node.names]
@@ -90,8 +93,8 @@ def _must_be_original(path: Path) -> None:
         for name in names:
             if name in _PORTED:
                 raise UserError(
-                    f"{path}:{getattr(node, 'lineno', 1)} uses {name}, so it is a port already; "
-                    "give the script for one GPU first and its port second: "
+                    f"{script.path}:{getattr(node, 'lineno', 1)} uses {name}, so it is a port "
+                    "already; give the script for one GPU first and its port second: "
                     "rankup verify train.py train_dist.py"
                 )
 
@@ -154,22 +157,18 @@ def _notes(seen: Mapping[str, Seen]) -> list[str]:
     return list(dict.fromkeys([*found, *sorted(refused)]))
 
 
-def _script(name: str | None) -> Path:
-    path = Path(name or "")
+def _script(name: str) -> File:
+    path = Path(name)
     if path.suffix == ".ipynb":
         raise UserError(
             f"{path} is a notebook; make a script of it first: jupyter nbconvert --to script {path}"
         )
     if not path.is_file():
         raise UserError(f"no script {name!r} in {Path.cwd()}")
-    try:
-        ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise UserError(f"{path}{f':{line}' if line else ''} is no Python: {error}") from None
-    except RecursionError:
-        raise UserError(f"{path} is nested too deeply for Python") from None
-    return path
+    file = source.read(path)
+    if (error := file.error) is not None:
+        raise UserError(f"{path}:{error.line} is no Python: {error.message}")
+    return file
 
 
 def _folder(name: str) -> Path:

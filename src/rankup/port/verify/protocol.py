@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...sandbox.events import Journal as JournalFile
 
@@ -142,6 +142,11 @@ class Outcome:
     ranks: tuple[RankEnd, ...]
     patience: float = 0.0
 
+    @property
+    def failed(self) -> bool:
+        """True when not all its ranks came to their end."""
+        return self.why != "exit" or not all(one.finished for one in self.ranks)
+
 
 def journal_path(state: str, run: str, rank: int) -> str:
     """The file of a rank's journal."""
@@ -191,8 +196,8 @@ class Seen:
 
     @property
     def failed(self) -> bool:
-        """True when not all its ranks came to their end."""
-        return self.outcome.why != "exit" or not all(one.finished for one in self.outcome.ranks)
+        """As of the outcome."""
+        return self.outcome.failed
 
     @property
     def run(self) -> Run:
@@ -209,6 +214,18 @@ class Seen:
         """The lines by which files that any rank has written are compared; None: they are not."""
         written = [event for rank in self.ranks for event in rank.of("content")]
         return {event["path"]: event["lines"] for event in written}
+
+
+class Sample(NamedTuple):
+    """A sample of a batch.
+
+    Attributes:
+        place: in the data set; of a stream, which has none, the content's hash.
+        content: a hash; empty in a free run, where it is random.
+    """
+
+    place: int | str
+    content: str
 
 
 @dataclass(eq=False)
@@ -249,34 +266,28 @@ class Pass:
         return bool(alone) or len(self.beside) > 1
 
     @cached_property
-    def batches(self) -> list[list[Any]]:
-        """The samples drawn, in order; without those that only keep a rank in step."""
-        return [one.get("ids", []) for one in self._counting]
+    def batches(self) -> list[list[Sample]]:
+        """The samples drawn, in order; none for a batch that counts for nothing."""
+        return [
+            [] if place in self.uncounted else [Sample(*one) for one in event["samples"]]
+            for place, event in enumerate(self.drawn)
+        ]
 
     @cached_property
-    def contents(self) -> list[str]:
-        """A hash of each batch as the loop got it; empty for one that counts for nothing."""
-        return [one.get("content", "") for one in self._counting]
+    def uncounted(self) -> set[int]:
+        """Places of batches that only keep a rank in step, also of `zip(this, other)`."""
+        beside = {place for place, idle in self.beside if idle}
+        return self.idle | beside if len(self.beside) > 1 else self.idle
 
     @property
-    def samples(self) -> list[Any]:
+    def samples(self) -> list[Sample]:
         """All samples."""
         return [one for batch in self.batches for one in batch]
 
     @property
-    def contents_of_samples(self) -> list[tuple[Any, str]]:
-        """All samples, each with its hash."""
-        pairs = ((one.get("ids", []), one.get("sums")) for one in self._counting)
-        return [
-            one for ids, sums in pairs for one in zip(ids, sums or [""] * len(ids), strict=True)
-        ]
-
-    @property
-    def _counting(self) -> Iterator[Event]:
-        idle = set(self.idle)
-        if len(self.beside) > 1:
-            idle |= {place for place, one in self.beside if one}
-        return ({} if place in idle else one for place, one in enumerate(self.drawn))
+    def places(self) -> list[int | str]:
+        """The places of all samples."""
+        return [one.place for one in self.samples]
 
 
 def read(state: Path, outcome: Outcome) -> Seen:

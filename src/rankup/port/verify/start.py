@@ -14,16 +14,10 @@ from typing import Any
 
 from ...base.errors import UserError
 from ...base.processes import python
-from ...login import offline
 from ...sandbox import copies, namespace
 from ...sandbox.copies import Sandbox
-from ...sandbox.watch import (
-    Interrupt,
-    Limits,
-    child_environment,
-    default_memory,
-    watch,
-)
+from ...sandbox.environment import child_environment, offline
+from ...sandbox.watch import Interrupt, Limits, default_memory, watch
 from ...site import config
 from ...site import profile as sites
 from ...site.caches import caches
@@ -121,7 +115,6 @@ def run(
             # The original may be tried in several ways.
             Limits(_STARTING + seconds * (len(plan.runs) + 3), default_memory()),
             interrupt,
-            mark=str(box.folder),
             look=look,
             stdout=out.fileno(),
         )
@@ -144,10 +137,9 @@ def run(
 def _variables(box: Sandbox, project: Path) -> dict[str, str]:
     settings = config.load(project)
     profile, _ = sites.choose(settings, cluster_name=lambda: None)
-    known, places = caches(settings, profile, os.environ), (box.folder, box.temporary)
-    quiet = {**offline.variables(offline.known()), **offline.silent()}
+    known, given = caches(settings, profile, os.environ), {**os.environ, **offline()}
     return {
-        **child_environment(os.environ, known, *places, 1, Path.home(), quiet),
+        **child_environment(given, known, box.folder, box.temporary, threads=1),
         "MPLBACKEND": "Agg",
         "MPLCONFIGDIR": str(box.temporary / "matplotlib"),
     }

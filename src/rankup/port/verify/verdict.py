@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TextIO
 
+from ...base.amounts import words
 from ...base.text import clean
 
 State = Literal["proved", "differs", "rank 0's", "not seen", "-"]
@@ -47,12 +48,7 @@ class Result:
     @property
     def ranks(self) -> str:
         """The number of ranks in words."""
-        return count(self.world, "rank")
-
-
-def count(number: int, what: str) -> str:
-    """Return a number of things: `1 file`, `2 files`."""
-    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
+        return words(self.world, "rank", "ranks")
 
 
 def differs(detail: str, *differences: str) -> Result:

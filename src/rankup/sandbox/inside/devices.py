@@ -150,10 +150,9 @@ def _redirect(torch: Any, devices: Devices) -> None:
             return devices.call(func, args, kwargs or {})
 
     ToCPU().__enter__()
-    start = threading.Thread.start
 
-    @wraps(start)
-    def start_with_mode(thread: threading.Thread) -> None:
+    @replaces(threading.Thread, "start")
+    def start_with_mode(start: Any, thread: threading.Thread) -> None:
         run = thread.run
 
         def run_with_mode() -> None:
@@ -163,8 +162,6 @@ def _redirect(torch: Any, devices: Devices) -> None:
 
         thread.run = run_with_mode  # type: ignore[method-assign]
         start(thread)
-
-    threading.Thread.start = start_with_mode  # type: ignore[assignment, method-assign]
 
 
 def change_arguments(owner: Any, name: str, change: Callable[[dict[str, Any]], None]) -> None:
@@ -245,9 +242,8 @@ def _compile(torch: Any) -> None:
 
 def _limit_threads(torch: Any, threads: int) -> None:
     """torch takes no more threads than these, whatever the script says."""
-    original = torch.set_num_threads
-    original(min(threads, torch.get_num_threads()))
-    torch.set_num_threads = wraps(original)(lambda number: original(min(number, threads)))
+    torch.set_num_threads(min(threads, torch.get_num_threads()))
+    replaces(torch, "set_num_threads")(lambda original, number: original(min(number, threads)))
 
 
 def limit_loader(module: Any, threads: int) -> None:

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from functools import wraps
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .journal import Journal
+if TYPE_CHECKING:
+    from .journal import Journal
 
 Handler = Callable[..., None]
 Change = Callable[[Any], None]

@@ -10,9 +10,10 @@ import sysconfig
 import threading
 import time
 from contextlib import suppress
-from functools import wraps
 from types import FrameType
 from typing import Any
+
+from .hooks import replaces
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _WITHIN_RANKUP = os.path.join(os.sep, "sandbox", "inside", "")
@@ -91,14 +92,11 @@ class Journal:
 
     def _follow_threads(self) -> None:
         """Have each thread know the place that starts it."""
-        original = threading.Thread.start
 
-        @wraps(original)
-        def start(thread: threading.Thread) -> None:
+        @replaces(threading.Thread, "start")
+        def start(original: Any, thread: threading.Thread) -> None:
             setattr(thread, _STARTED, self.where())
             original(thread)
-
-        threading.Thread.start = start  # type: ignore[assignment, method-assign]
 
     def _is_users(self, name: str) -> bool:
         known = self._users.get(name)

@@ -171,11 +171,9 @@ def _run(given: Spec, training: Training) -> int:
     # The first to be registered is the last to run: after the script's threads and its atexit.
     atexit.register(ended)
     error = run_as_main(given.script, given.args, _compiled)
-    if isinstance(error, SystemExit):
-        code = _exit_code(error)
-    elif error is not None:
+    code = exit_code(error)
+    if error is not None and not isinstance(error, SystemExit):
         unhandled = error
-        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
         _write_traceback(given, error)
     return code
 
@@ -224,10 +222,12 @@ def _reach_children() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, given] if given else [folder])
 
 
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF
+def exit_code(error: BaseException | None) -> int:
+    """Return what Python would end with; a message in the place of a code goes to stderr."""
+    if not isinstance(error, SystemExit):
+        interrupted = isinstance(error, KeyboardInterrupt)
+        return 128 + signal.SIGINT if interrupted else int(error is not None)
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
     print(error.code, file=sys.stderr)
     return 1

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
+from ....base.amounts import words
 from ..protocol import Event, Seen
-from ..verdict import Result, count, differs
+from ..verdict import Result, differs
 from .samples import evaluations, unreached
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])")
@@ -117,16 +118,13 @@ def evaluation(original: Seen, port: Seen, known: Alike | None) -> Result:
             if one.evaluates and not _is_own(one, port, known):
                 wrong.append(one.text())
     if wrong:
-        return differs("differs", *wrong)
+        return differs("", *wrong)
     missed = unreached(original)
-    if not number:
-        detail = f"not reached: {missed[0]}" if missed else "no evaluation"
-        return Result("not seen", detail)
-    if missed:
-        return Result("not seen", f"not reached: {missed[0]}")
+    if missed or not number:
+        return Result("not seen", f"not reached: {missed[0]}" if missed else "none reached")
     if not port.run.free and not _evaluated_numbers(original, known):
         return Result("not seen", "prints no number of it")
-    return Result("proved", f"{total} in {count(number, 'pass')}")
+    return Result("proved", f"{total} in {words(number, 'pass', 'passes')}")
 
 
 def output(original: Seen, port: Seen, known: Alike | None) -> Result:
@@ -145,14 +143,14 @@ def output(original: Seen, port: Seen, known: Alike | None) -> Result:
             elif not one.evaluates:
                 wrong.append(one.text())
     if wrong:
-        return differs("differs", *wrong)
+        return differs("", *wrong)
     files, lines = len(port.ranks[0].written()), len(_lines(port))
     if own:
         texts = tuple(dict.fromkeys(one.text() for one in own))
         return Result("rank 0's", f"{len(own)} of {lines} lines", texts)
     if not files and not lines and not original.ranks[0].written():
         return Result("not seen", "prints nothing")
-    return Result("proved", f"{count(files, 'file')}, {count(lines, 'line')}")
+    return Result("proved", f"{words(files, 'file', 'files')}, {words(lines, 'line', 'lines')}")
 
 
 def saved(original: Seen, port: Seen) -> Result:
@@ -160,7 +158,7 @@ def saved(original: Seen, port: Seen) -> Result:
     files = [one for event in port.ranks[0].of("loaded") for one in event["files"]]
     wrong = [f"{one['path']}: {one['why']}" for one in files if one["why"]]
     if wrong:
-        return differs("differs", *wrong)
+        return differs("", *wrong)
     loaded = {one["path"] for one in files}
     for name, lines in original.texts.items():
         if lines is None and name not in loaded and not name.lower().endswith(_UNLIKE):
@@ -168,7 +166,8 @@ def saved(original: Seen, port: Seen) -> Result:
     if not files:
         return Result("not seen", "saves nothing")
     models = sum(one["models"] for one in files)
-    return Result("proved", f"{count(len(files), 'file')}, {count(models, 'model')}")
+    counts = words(len(files), "file", "files"), words(models, "model", "models")
+    return Result("proved", ", ".join(counts))
 
 
 def differences(original: Seen, port: Seen) -> list[Unlike]:

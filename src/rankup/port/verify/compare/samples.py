@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..protocol import Pass, Seen, passes
-from ..verdict import Result, count, differs
+from ....base.amounts import words
+from ..protocol import Pass, Sample, Seen, passes
+from ..verdict import Result, differs
 
 Passes = Mapping[tuple[int, int], Pass]
 
@@ -34,7 +35,7 @@ def samples(original: Seen, port: Seen) -> Result:
     total = sum(len(one.samples) for one in ours)
     if not total:
         return Result("not seen", "batches of no samples")
-    return Result("proved", f"{total} in {count(len(ours), 'pass')}")
+    return Result("proved", f"{total} in {words(len(ours), 'pass', 'passes')}")
 
 
 def evaluations(original: Seen, port: Seen) -> tuple[list[str], int, int]:
@@ -67,19 +68,19 @@ def unlike(mine: Pass, parts: Sequence[Pass | None], *, contents: bool) -> str:
     Args:
         contents: the same contents are wanted as well, not only the same places in the data set.
     """
-    wanted = Counter(map(str, mine.samples))
-    found = Counter(map(str, _drawn(parts)))
+    wanted = Counter(mine.places)
+    found = Counter(one.place for one in _drawn(parts))
     world = len(parts)
     if not contents:  # in another order, of which a break or `drop_last` leaves out others
         most = max(wanted.values(), default=1)
         more = {one: count for one, count in found.items() if count > most}
-        if not more or not all(isinstance(one, int) for one in mine.samples):
+        if not more or not all(isinstance(one, int) for one in wanted):
             return ""  # the items of a stream are known by contents, which are random here
         return f"{len(more)} of {len(mine.samples)} samples are drawn more than once"
     if wanted == found:
         return _other_contents(mine, parts)
     missing, more = wanted - found, found - wanted
-    equal = [part is not None and Counter(map(str, part.samples)) == wanted for part in parts]
+    equal = [part is not None and Counter(part.places) == wanted for part in parts]
     if all(equal) and world > 1:
         return f"each of the {world} ranks draws all {len(mine.samples)} samples"
     texts = []
@@ -92,13 +93,13 @@ def unlike(mine: Pass, parts: Sequence[Pass | None], *, contents: bool) -> str:
     return " and ".join(texts) + reason
 
 
-def _drawn(parts: Sequence[Pass | None]) -> list[object]:
+def _drawn(parts: Sequence[Pass | None]) -> list[Sample]:
     """The samples of all ranks, without those that a rank gets to keep in step.
 
     Those are known by their weight, which a batch only has once it is trained on.
     """
     drawn = [part for part in parts if part is not None]
-    found: list[object] = []
+    found: list[Sample] = []
     for rank, part in enumerate(drawn):
         for place, batch in enumerate(part.batches):
             # Its first sample is the owner's, which comes after the ranks without a part.
@@ -110,18 +111,14 @@ def _drawn(parts: Sequence[Pass | None]) -> list[object]:
 
 def _other_contents(mine: Pass, parts: Sequence[Pass | None]) -> str:
     """The same places in the data set, and other samples there."""
-    wanted = set(mine.contents_of_samples)
+    wanted = set(mine.samples)
     for rank, part in enumerate(parts):
-        other = (
-            [place for place, sums in part.contents_of_samples if (place, sums) not in wanted]
-            if part is not None
-            else []
-        )
-        if other:
+        samples = part.samples if part is not None else []
+        if other := [one for one in samples if one not in wanted]:
             return (
-                f"sample {other[0]} is another one on rank {rank} than in the original "
-                f"({len(other)} of its {len(part.samples if part else ())} are): the data was "
-                "split, shuffled or made with random numbers that are the rank's own"
+                f"sample {other[0].place} is another one on rank {rank} than in the original "
+                f"({len(other)} of its {len(samples)} are): the data was split, shuffled or made "
+                "with random numbers that are the rank's own"
             )
     return ""
 
@@ -130,9 +127,11 @@ def _equal_batches(parts: Sequence[Pass | None]) -> str:
     """Batches of a free run, which nothing has aligned."""
     known: dict[tuple[int, str], int] = {}
     for rank, part in enumerate(parts):
-        for place, content in enumerate(part.contents if part is not None else ()):
-            counts = part is not None and content and place in part.used
-            other = known.setdefault((place, content), rank) if counts else rank
+        if part is None:
+            continue
+        for place in sorted(part.used - part.uncounted):
+            content = part.drawn[place].get("content")
+            other = known.setdefault((place, content), rank) if content else rank
             if other != rank:
                 return f"batch {place + 1} has the same content on rank {other} and rank {rank}"
     return ""
@@ -183,8 +182,8 @@ def _same_order(ours: Sequence[Pass], theirs: Passes) -> list[str]:
 
 def _whole(mine: Pass, parts: Sequence[Pass | None]) -> bool:
     """Return True when rank 0 evaluates all by itself, and others all or nothing: exact as well."""
-    wanted = Counter(map(str, mine.contents_of_samples))
-    found = [Counter(map(str, part.contents_of_samples)) if part else Counter() for part in parts]
+    wanted = Counter(mine.samples)
+    found = [Counter(part.samples if part else ()) for part in parts]
     return found[0] == wanted and all(one in (wanted, Counter()) for one in found)
 
 

@@ -150,15 +150,12 @@ class Clock:
     def install(self) -> None:
         """Change what `import` gives to the user's code."""
         stopped = {id(time): self._time(), id(datetime): self._datetime()}
-        original = builtins.__import__
 
-        @wraps(original)
-        def load(name: str, scope: Any = None, *args: Any, **options: Any) -> Any:
+        @replaces(builtins, "__import__")
+        def load(original: Any, name: str, scope: Any = None, *args: Any, **options: Any) -> Any:
             found = original(name, scope, *args, **options)
             own = str((scope or {}).get("__file__")).startswith(self._folder)
             return stopped.get(id(found), found) if own else found
-
-        builtins.__import__ = load  # type: ignore[assignment]
 
     def _now(self) -> float:
         self._calls += 1

@@ -8,11 +8,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import wraps
 from itertools import islice
 from typing import Any
 
 from ....sandbox.inside.devices import change_arguments, not_pinned
+from ....sandbox.inside.hooks import replaces
 from ..protocol import Run
 from .cut import (
     NUMBER,
@@ -194,24 +194,20 @@ class Data:
 
         seeds = ((random, "seed"), (np.random, "seed"), (torch, "manual_seed"))
         for module, name in (*seeds, (torch.autograd, "backward")):
-            setattr(module, name, self._seeding(getattr(module, name)))
+            replaces(module, name)(self._seeding)
 
-    def _seeding(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _seeding(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         import torch
 
-        @wraps(original)
-        def seeding(*args: Any, **kwargs: Any) -> Any:
-            drawing = self._current
-            # Without gradients it is a picture or a number on the way, which may be alike.
-            if drawing is None or drawing.left is None or not torch.is_grad_enabled():
-                return original(*args, **kwargs)
-            self._used(drawing, "loop", drawing.left, fingerprints())
-            try:
-                return original(*args, **kwargs)
-            finally:
-                drawing.left = fingerprints()
-
-        return seeding
+        drawing = self._current
+        # Without gradients it is a picture or a number on the way, which may be alike.
+        if drawing is None or drawing.left is None or not torch.is_grad_enabled():
+            return original(*args, **kwargs)
+        self._used(drawing, "loop", drawing.left, fingerprints())
+        try:
+            return original(*args, **kwargs)
+        finally:
+            drawing.left = fingerprints()
 
     def _place(self, number: int, index: Any) -> Any:
         """The sample in an index's place."""
@@ -280,23 +276,20 @@ class Data:
         return size
 
     def _watch(self, kind: Any) -> None:
-        init, draw = kind.__init__, kind.__next__
-        ours = self
-
-        def init_iterator(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        @replaces(kind, "__init__")
+        def init(original: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
             kept = states()
-            init(iterator, loader, *args, **kwargs)
-            if not ours._run.free:
+            original(iterator, loader, *args, **kwargs)
+            if not self._run.free:
                 restore(kept)
-            iterator._rankup = ours._begin(iterator, loader, kept)
+            iterator._rankup = self._begin(iterator, loader, kept)
 
-        def next_batch(iterator: Any) -> Any:
+        @replaces(kind, "__next__")
+        def draw(original: Any, iterator: Any) -> Any:
             drawing = getattr(iterator, "_rankup", None)
-            if drawing is None or ours._drawn is not None or ours.within:
-                return draw(iterator)
-            return ours._draw(iterator, drawing, draw)
-
-        kind.__init__, kind.__next__ = init_iterator, next_batch
+            if drawing is None or self._drawn is not None or self.within:
+                return original(iterator)
+            return self._draw(iterator, drawing, original)
 
     def _begin(self, iterator: Any, loader: Any, kept: Any) -> _Drawing:
         batched = getattr(loader, "batch_sampler", None)
@@ -337,20 +330,18 @@ class Data:
             drawn, self._drawn = self._drawn, None
         grad = torch.is_grad_enabled()
         progress.phase = "train" if grad else "eval"
-        mine = [one for one in drawn or () if one[0] == drawing.dataset]
-        ids = [place for _, place, _ in mine]
-        progress.batch, progress.calls = ids, 0
+        samples = [one for number, *one in drawn or () if number == drawing.dataset]
+        progress.batch, progress.calls = [place for place, _ in samples], 0
         # Without gradients it is of an evaluation, if any batch is drawn with them.
         progress.graded |= grad
         progress.drew((drawing.dataset, drawing.number))
         if grad or not progress.graded:
-            progress.drawn = len(ids)
-        fields = {**drawing.key, "grad": grad, "ids": ids}
+            progress.drawn = len(samples)
+        fields = {**drawing.key, "grad": grad, "samples": samples}
         if self._run.free:
             fields["content"] = digest(batch)
             drawing.left = fingerprints() if grad else None
         else:
-            fields["sums"] = [sums for *_, sums in mine]
             # What else is drawn for this batch is the same in all runs.
             restore(kept)
             seed((drawing.dataset, drawing.number, drawing.batches))

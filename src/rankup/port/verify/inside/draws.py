@@ -14,9 +14,9 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any, Literal
 
+from ....sandbox.inside.hooks import replaces
 from ....sandbox.inside.journal import Journal
 
 SEED = 20251
@@ -142,17 +142,17 @@ class Draws:
         import numpy as np
 
         for name in _TORCH:
-            setattr(torch, name, self._torch(torch, getattr(torch, name)))
+            self._torch(torch, torch, name)
         for name in _IN_PLACE:
-            setattr(torch.Tensor, name, self._torch(torch, getattr(torch.Tensor, name)))
+            self._torch(torch, torch.Tensor, name)
         for name, place in _NUMPY.items():
-            setattr(np.random, name, self._numpy(np, getattr(np.random, name), place))
+            self._numpy(np, name, place)
 
-    def _torch(self, torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-        in_place, least = original.__name__.endswith("_"), 1 + (original.__name__ == "multinomial")
+    def _torch(self, torch: Any, owner: Any, name: str) -> None:
+        in_place, least = name.endswith("_"), 1 + (name == "multinomial")
 
-        @wraps(original)
-        def rows(*args: Any, **kwargs: Any) -> Any:
+        @replaces(owner, name)
+        def rows(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if args and all(isinstance(one, int) for one in args):
                 args = (args,)  # randn(2, 3)
             given = args[:1] if in_place else (*args, *kwargs.values())
@@ -173,13 +173,9 @@ class Draws:
                 return args[0]
             return torch.cat(found).requires_grad_() if learned else torch.cat(found)
 
-        return rows
-
-    def _numpy(self, np: Any, original: Callable[..., Any], place: int) -> Callable[..., Any]:
-        name = original.__name__
-
-        @wraps(original)
-        def rows(*args: Any, **kwargs: Any) -> Any:
+    def _numpy(self, np: Any, name: str, place: int) -> None:
+        @replaces(np.random, name)
+        def rows(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             size = args if place < 0 else args[place] if len(args) > place else kwargs.get("size")
             size = (size,) if isinstance(size, int) else size
             together = name == "choice" and not (args[2:3] or (kwargs.get("replace", True),))[0]
@@ -196,8 +192,6 @@ class Draws:
                 kwargs["size"] = one
             draws = (getattr(np.random.RandomState(number), name) for number in self._seeds())
             return np.concatenate([draw(*args, **kwargs) for draw in draws])
-
-        return rows
 
     def _has_rows(self, value: Any, least: int = 1) -> bool:
         """True for a tensor, or the size of one, with a row for each sample of the batch."""

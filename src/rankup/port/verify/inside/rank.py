@@ -15,7 +15,7 @@ from ....sandbox.inside import devices
 from ....sandbox.inside.files import writers
 from ....sandbox.inside.hooks import AfterImport, Hook
 from ....sandbox.inside.journal import HERE, Journal
-from ....sandbox.inside.main import run_as_main
+from ....sandbox.inside.main import exit_code, run_as_main
 from ....sandbox.inside.network import Network
 from ....sandbox.inside.training import without_ours
 from ..protocol import FILE, Plan, Run, journal_path, read_journal
@@ -87,14 +87,11 @@ class _Rank:
         sys.path += self._plan.stand_ins
         compiled = partial(self._loops.compile, script=True)
         error = run_as_main(self._run.script, self._plan.args, compiled)
-        code = int(error is not None)
-        if isinstance(error, SystemExit):
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
-            error = error if code else None
+        code = exit_code(error)
         if os.getpid() != self._main:  # a fork of the script's own has come to its end
             os._exit(code)
         self._lines.finish()
-        if error is not None:
+        if error is not None and code:
             self._failed(code, error)
             return code
         self._steps.finished()

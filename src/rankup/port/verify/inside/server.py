@@ -89,7 +89,7 @@ class _Runs:
                 shutil.rmtree(run.folder)
                 shutil.copytree(fresh, run.folder, symlinks=True)
             outcome = self._outcome(replace(run, **tried))
-            if _finished(outcome):
+            if not outcome.failed:
                 write_outcome(self._plan.state, outcome)
                 return tried
             ends = read_journal(path).of("end")
@@ -107,7 +107,7 @@ class _Runs:
     def _run(self, run: Run) -> bool:
         outcome = self._outcome(run)
         write_outcome(self._plan.state, outcome)
-        return _finished(outcome)
+        return not outcome.failed
 
     def _outcome(self, run: Run) -> Outcome:
         """Start all ranks of a run at once, and wait for their ends."""
@@ -133,10 +133,6 @@ class _Runs:
         with suppress(OSError):
             os.setpgid(pid, pid)
         return _Rank(pid, journal)
-
-
-def _finished(outcome: Outcome) -> bool:
-    return all(one.finished for one in outcome.ranks)
 
 
 @dataclass

@@ -15,7 +15,7 @@ import signal
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
@@ -343,16 +343,14 @@ class Loops:
 
     def install(self) -> None:
         """Do so with what is imported from the folder as well, but a runtime lying there."""
-        original: Callable[..., CodeType] = SourceFileLoader.source_to_code
-        ours = self
 
-        def source_to_code(loader: Any, data: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        @replaces(SourceFileLoader, "source_to_code")
+        def compiled(original: Any, loader: Any, data: Any, path: Any, **options: Any) -> Any:
             name = str(path)
-            if name.startswith(ours._folder) and "rankup" not in name[len(ours._folder) :]:
-                return ours.compile(data, name)
-            return original(loader, data, path, *args, **kwargs)
+            if name.startswith(self._folder) and "rankup" not in name[len(self._folder) :]:
+                return self.compile(data, name)
+            return original(loader, data, path, **options)
 
-        SourceFileLoader.source_to_code = source_to_code  # type: ignore[assignment, method-assign]
         sys.dont_write_bytecode = True
 
     def each(self, items: Iterable[Any], place: str = "") -> Iterator[Any]:
