@@ -98,6 +98,7 @@ RUNS = {
     "4": Recorded(4),
     "fsdp": Recorded(2, ("--strategy", "fsdp")),
     "hsdp": Recorded(4, ("--dp", "2", "--shard", "2")),
+    "cp": Recorded(2, ("--cp", "2")),
     "tp": Recorded(2, ("--strategy", "tp", "--steps", str(FEW))),
     "pp": Recorded(2, ("--strategy", "pp")),
     "3d": Recorded(4, ("--strategy", "3d", "--steps", str(FEW))),

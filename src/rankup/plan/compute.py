@@ -34,6 +34,7 @@ class Work:
 
     Attributes:
         tensor: exchange between tensor-parallel ranks; a backward does as much.
+        context: the same between ranks that share a sequence.
         attention_back: a backward's attention over a forward's.
         products_back: a backward's products over a forward's: 2, of which a frozen weight saves
             one; of element-wise work it is 2.
@@ -46,11 +47,16 @@ class Work:
     attention: float
     elementwise: float
     tensor: float = 0.0
+    context: float = 0.0
     attention_back: float = 2.5
     products_back: float = 2.0
     reached: float = 1.0
     floor: float = 0.0
     wrapping: float = 0.0
+
+    @property
+    def exchange(self) -> float:
+        return self.tensor + self.context
 
     @property
     def busy(self) -> float:
@@ -59,13 +65,13 @@ class Work:
 
     @property
     def _forward(self) -> float:
-        return self.matmul + self.attention + self.elementwise + self.tensor
+        return self.matmul + self.attention + self.elementwise + self.exchange
 
     @property
     def _backward(self) -> float:
         """A backward through a layer that it reaches."""
         back = self.products_back * self.matmul + self.attention_back * self.attention
-        return back + 2 * self.elementwise + self.tensor
+        return back + 2 * self.elementwise + self.exchange
 
     @property
     def forward(self) -> float:
@@ -135,6 +141,7 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
         attention=core,
         elementwise=moved * layout.value_bytes / 2 / hbm,
         tensor=tensor_parallel(shape, layout, machine, framework),
+        context=context_parallel(shape, layout, machine, framework),
         attention_back=back,
         products_back=2.0 - frozen,
         reached=1 - shape.still,
@@ -161,6 +168,15 @@ def tensor_parallel(shape: Shape, layout: Layout, machine: Machine, framework: F
     return seconds * (1 - framework.overlap_tensor)
 
 
+def context_parallel(shape: Shape, layout: Layout, machine: Machine, framework: Framework) -> float:
+    """Return the seconds in which one layer's keys and values are gathered in a forward; the
+    backward scatters as many gradients [Grattafiori 2024, 3.3.2]."""
+    if layout.cp == 1 or not framework.gathers_context:
+        return 0.0
+    size = layout.value_bytes * layout.micro_batch * shape.seq * 2 * shape.kv_width / layout.tp
+    return group(machine, layout.cp, layout.tp).gather(size)
+
+
 def head(shape: Shape, layout: Layout, machine: Machine) -> Work:
     """Return the work of the output layer and the loss; embeddings cost next to nothing."""
     tokens = layout.micro_batch * shape.seq / layout.cp
@@ -178,7 +194,7 @@ def recomputed(work: Work, layout: Layout, framework: Framework) -> float:
         if framework.selective is None:
             return 0.0 if framework.fused_attention else work.attention
         products = (1 - framework.selective) * work.matmul
-        return work.elementwise + products
+        return work.elementwise + products + work.context
     return 0.0
 
 
