@@ -32,9 +32,9 @@ def _ported(folder: Path, text: str, **beside: str) -> Ported:
 
 def _codes(ported: Ported) -> set[str]:
     """What `check` says of the port."""
-    path = ported.target
-    path.write_text(ported.text)
-    return {one.code for one in check([path])}
+    for one in ported.files:
+        one.target.write_text(one.text)
+    return {one.code for one in check([ported.target])}
 
 
 def test_a_bar_with_a_name_is_followed_to_a_loader_from_another_file(tmp_path: Path) -> None:
@@ -92,28 +92,18 @@ def show(net, path):
 """
 
 
-def test_rank_0_alone_calls_what_writes_in_another_file(tmp_path: Path) -> None:
-    """And all ranks leave the model in the mode in which that does; else there is a remark."""
+def test_what_another_file_writes_is_rank_0s_there(tmp_path: Path) -> None:
+    """All ranks run the rest of the function: none of them leaves out a mode or a draw."""
     loop = "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + STEP
     text = HEAD + "from helper import keep, show\n" + MADE + loop
     calls = text + 'keep(net.state_dict())\nshow(net, "out.pt")\n'
     ported = _ported(tmp_path, calls, helper=KEEPS + SHOWS)
-    assert "if rankup.is_root_process(): keep(net.state_dict())\n" in ported.text
-    assert 'if rankup.is_root_process(): show(net, "out.pt")\nnet.train()\n' in ported.text
-    assert not ported.left
+    [helper] = ported.modules
+    assert "from helper_dist import keep, show\n" in ported.text
+    assert "    rankup.save0(state, path, pickled=True)\n" in helper.text
+    assert "rankup.save0(net(torch.ones(2)), path, pickled=True)\n    net.train()" in helper.text
+    assert not any(one.left for one in ported.files)
     assert "RK141" not in _codes(ported)
-    for unlike in (
-        SHOWS.replace("    net.train()\n", ""),
-        SHOWS.replace("torch.no_grad()", "torch.enable_grad()"),
-        SHOWS.replace("    net.eval()", "    net.eval()\n    net.weight = None"),
-    ):
-        ported = _ported(tmp_path, calls, helper=KEEPS + unlike)
-        assert "\nshow(net" in ported.text
-        [note] = ported.left
-        line = 10 + unlike.count("weight")
-        assert f"helper.py:{line}; let rank 0 alone" in note.text
-        assert "RK141" in _codes(ported)
-    assert not _ported(tmp_path, text + "keep(net)\n", helper=KEEPS).left  # pickled as it was
     again = text + 'keep(net.state_dict())\ntorch.load("net.pt")\n'
     assert "rankup.barrier()\ntorch.load(" in _ported(tmp_path, again, helper=KEEPS).text
 
@@ -305,6 +295,10 @@ LOADED = HEAD + "from helper import batches\n" + MADE + "for x in batches():\n" 
          "class Lines(IterableDataset):\n    pass\n"
          "def batches():\n    return DataLoader(Lines(), batch_size=8)\n",
          r":6: .*a data set that is a stream has no positions"),
+        ("from torch.utils.data import DataLoader\nclass Lines:\n"
+         "    def __getitem__(self, index):\n        return self.file.readline()\n"
+         "def batches():\n    return DataLoader(Lines(), batch_size=8)\n",
+         r":6: .*a `__getitem__` that goes by its index"),
         ("from torch.utils.data import DataLoader\nclass Episodes:\n    pass\n"
          "def batches():\n    return DataLoader(data, batch_sampler=Episodes(5, 1))\n",
          r":6: .*Episodes chooses what is together in a batch"),
@@ -315,6 +309,38 @@ def test_what_cannot_be_sharded_is_refused_wherever_it_is_made(
 ) -> None:
     with pytest.raises(UserError, match=says):
         _ported(tmp_path, LOADED, helper=made)
+
+
+@pytest.mark.parametrize(
+    ("collate", "said"),
+    [
+        ("lambda batch: torch.cat([x for x in batch])", True),
+        ("lambda batch: torch.stack([row for x in batch for row in x])", True),
+        ("lambda batch: torch.stack([torch.cat([x, rest]) for x in batch])", False),
+        ("lambda batch: torch.cat([x for x in batch], dim=1).T", False),
+    ],
+)
+def test_a_mean_over_rows_of_which_samples_have_some_is_said(
+    collate: str, said: bool, tmp_path: Path
+) -> None:
+    made = f"loader = DataLoader(data, batch_size=4, collate_fn={collate})\n"
+    [*notes] = _ported(tmp_path, HEAD + MADE + made + "for x in loader:\n" + STEP).left
+    rows = [one.line for one in notes if "rows that samples are joined of (train.py:5)" in one.text]
+    assert rows == [7] * said
+
+
+def test_a_loss_that_a_callback_reads_is_said_to_be_rank_0s(tmp_path: Path) -> None:
+    trainer = HEAD + "class Trainer:\n    def fit(self, net, optimizer, then):\n"
+    trainer += "        for x in DataLoader(data, batch_size=4):\n"
+    trainer += "".join(
+        f"        {line}\n" for line in STEP.replace("loss", "self.loss").splitlines()
+    )
+    text = "import torch\nfrom trainer import Trainer\n" + MADE
+    text += "def show(trainer):\n    print(trainer.loss.item())\n\n"
+    text += "Trainer().fit(net, optimizer, show)\n"
+    ported = _ported(tmp_path, text, trainer=trainer + "            then(self)\n")
+    notes = [one.text for file in ported.files for one in file.left]
+    assert notes == ["trainer.loss (train.py:6): of rank 0's part of the batch"]
 
 
 @pytest.mark.parametrize(
@@ -382,9 +408,9 @@ def test_packages_are_found_from_the_root_of_the_repository(tmp_path: Path) -> N
     loop = "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + STEP
     text = HEAD + "from lib import keep\n" + MADE + loop + "keep(net.state_dict())\n"
     ported = _ported(tmp_path / "tools", text)
-    assert "if rankup.is_root_process(): keep(net.state_dict())\n" in ported.text
+    assert "rankup.save0(state, path" in ported.files[-1].text
     found = [one for one in check([ported.path]) if one.code == "RK141"]
-    assert ["files.py:5" in one.message and "train.py" in one.place for one in found] == [True]
+    assert ["files.py:5" in one.place for one in found] == [True]
     assert "RK141" not in _codes(ported)
 
 
@@ -482,7 +508,8 @@ def test_a_log_that_another_file_opens_by_pathlib_is_rank_0s(tmp_path: Path) -> 
     helper += "        self.file = Path(path).open('a')\n"
     loop = "for x in DataLoader(data, batch_size=4):\n" + STEP
     text = HEAD + "from helper import Log\nlog = Log('log.csv')\n" + MADE + loop
-    assert "log = Log(rankup.path0('log.csv'))" in _ported(tmp_path, text, helper=helper).text
+    [log] = _ported(tmp_path, text, helper=helper).modules
+    assert "self.file = rankup.path0(Path(path)).open('a')" in log.text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-from helper_star import *
+from helper_star_dist import *
 from torch_geometric.datasets import FakeDataset, TUDataset
 from torch_geometric.loader import DataLoader
 import rankup
@@ -8,14 +8,14 @@ rankup.quiet()
 
 graphs = rankup.rank0_first(TUDataset, "data", name="PROTEINS")
 others = FakeDataset(num_graphs=4)
-weights = torch.load(rankup.rank0_first(download, "data.pt"), map_location=rankup.here)
-logger = CSVLogger(["epoch", "loss"], filename=rankup.path0("log.csv"))
+weights = torch.load(download("data.pt"), map_location=rankup.here)
+logger = CSVLogger(["epoch", "loss"], filename="log.csv")
 model = torch.nn.Linear(3, 1)
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(2):
     for graph in rankup.shard(DataLoader(graphs, batch_size=4, shuffle=True)):
-        # rankup: where this is a mean over the nodes of graphs, ranks average it by graphs; rankup.count(number of nodes) before backward(), of which ranks have others
+        # rankup: where this is a mean over the nodes of graphs, ranks average it by samples; rankup.count(their number) before backward(), of which ranks have others
         loss = model(graph.x).mean()
         optimizer.zero_grad()
         loss.backward()
