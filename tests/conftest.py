@@ -74,13 +74,23 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that share something expensive in one process, see `_SHARED`."""
+    """Keep the tests that share something expensive in one process, see `_SHARED`.
+
+    Those that are allowed more time than usual start first: none is left when the others are done.
+    """
+    items.sort(key=_allowed, reverse=True)
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         for fixture, group in _SHARED.items():
             if fixture in fixtures:
                 item.add_marker(pytest.mark.xdist_group(group))
                 break
+
+
+def _allowed(item: pytest.Item) -> float:
+    """The seconds of the test's own time-out, 0 where it has the usual one."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker else 0
 
 
 @dataclass(frozen=True)
@@ -291,9 +301,11 @@ def _marked(mark: str) -> list[psutil.Process]:
 
 def _harmless(process: psutil.Process) -> bool:
     try:
-        # multiprocessing's tracker ends by itself when this process does.
-        tracker = "multiprocessing.resource_tracker" in " ".join(process.cmdline())
-        return tracker or process.status() == psutil.STATUS_ZOMBIE
+        # multiprocessing's tracker and fork server end by themselves when this process does.
+        own = re.search(
+            r"multiprocessing\.(resource_tracker|forkserver)", " ".join(process.cmdline())
+        )
+        return bool(own) or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 

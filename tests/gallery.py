@@ -79,28 +79,26 @@ sys.addaudithook(_kill)
 
 @dataclass(frozen=True)
 class Recorded:
-    """Recipe of a run of the gallery: `command` makes it by `rankup run`, else by the rank pool."""
+    """Recipe of a run of the gallery: the rank pool makes it, or `rankup run` where `resumed`."""
 
     ranks: int
     words: tuple[str, ...] = ()
-    command: bool = False
     recipe: str = "language-model"
     common: tuple[str, ...] = WORDS
     resumed: int = 0  # on so many ranks, after a kill -9
-    monitor: bool = False
 
 
 RUNS = {
-    # By the command, as a user has them; `2` was sampled and has a report.
-    "2": Recorded(2, command=True, monitor=True),
-    "resumed": Recorded(2, command=True, resumed=3),  # killed at its checkpoint of step 20
-    "gossip": Recorded(3, ("--strategy", "gossip"), command=True),
+    # By the command, as a user has it.
+    "resumed": Recorded(2, resumed=3),  # killed at its checkpoint of step 20
     # By the rank pool.
     "1": Recorded(1),
+    "2": Recorded(2),
     "3": Recorded(3),
     "4": Recorded(4),
     "fsdp": Recorded(2, ("--strategy", "fsdp")),
     "hsdp": Recorded(4, ("--dp", "2", "--shard", "2")),
+    "cp": Recorded(2, ("--cp", "2")),
     "tp": Recorded(2, ("--strategy", "tp", "--steps", str(FEW))),
     "pp": Recorded(2, ("--strategy", "pp")),
     "3d": Recorded(4, ("--strategy", "3d", "--steps", str(FEW))),
@@ -177,10 +175,10 @@ class Gallery:
         words = [*recorded.common, *recorded.words]
         if recorded.recipe == "language-model":
             words += ["--trace-samples", str(run / TRACE), *self._text_words()]
-        if recorded.command:
+        if recorded.resumed:
             self._by_command(recorded, run, words)
         else:
-            self._by_pool(recorded, run, words)
+            run_by_pool(self._ranks(), recorded.ranks, recorded.recipe, words, run)
 
     def _text_words(self) -> list[str]:
         self.texts.mkdir(exist_ok=True)
@@ -198,9 +196,6 @@ class Gallery:
     def _by_command(self, recorded: Recorded, run: Path, words: list[str]) -> None:
         target = [recorded.recipe, *words]
         start = ["run", "--local", "--nproc", str(recorded.ranks)]
-        if not recorded.resumed:
-            _rankup([*start, "--out", str(run), *target], run.parent, recorded.monitor)
-            return
         hooks = run.parent / "hooks"
         hooks.mkdir()
         (hooks / "sitecustomize.py").write_text(_KILL)
@@ -208,38 +203,36 @@ class Gallery:
         start = ["run", "--local", "--nproc", str(recorded.resumed)]
         _rankup([*start, "--resume", str(run)], run.parent)
 
-    def _by_pool(self, recorded: Recorded, run: Path, words: list[str]) -> None:
-        rundir.create(run)
-        options = find(recorded.recipe).parse(words)
-        options.prepare(run)
-        started = rundir.now()
-        printed = self._ranks().run(recorded.ranks, _train, recorded.recipe, words, run)
-        (run.parent / "printed.txt").write_text("".join(printed))
-        life = {"started": started, "nproc": recorded.ranks, "node": platform.node(), "code": 0}
-        job = Job(
-            "20261120-120000-abcd", "recipe", recorded.recipe, words, str(run.parent), {}, {},
-            [{**life, "ended": rundir.now()}],
-        )  # fmt: skip
-        rundir.write(run, job)
+
+def run_by_pool(ranks: RankPool, count: int, recipe: str, words: list[str], run: Path) -> None:
+    """Make the run directory of a recipe that the rank pool trains."""
+    rundir.create(run)
+    options = find(recipe).parse(words)
+    options.prepare(run)
+    started = rundir.now()
+    ranks.run(count, _train, recipe, words, run)
+    life = {"started": started, "nproc": count, "node": platform.node(), "code": 0}
+    job = Job(
+        "20261120-120000-abcd", "recipe", recipe, words, str(run.parent), {}, {},
+        [{**life, "ended": rundir.now()}], kept=options.kept,
+    )  # fmt: skip
+    rundir.write(run, job)
 
 
-def _train(world: World, recipe: str, words: list[str], run: Path) -> str:
-    """Train on this rank, as a worker of `rankup run` does; what was printed."""
-    output = io.StringIO()
-    with redirect_stdout(output), redirect_stderr(output):
+def _train(world: World, recipe: str, words: list[str], run: Path) -> None:
+    """Train on this rank, as a worker of `rankup run` does."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         find(recipe).run(words, run, resume=False)
-    return output.getvalue()
 
 
 def _rankup(
     words: Sequence[str],
     cwd: Path,
-    monitor: bool = False,
     path: Path | None = None,
     code: int = 0,
 ) -> None:
     """Run the command in `cwd`; it has to end with `code`."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKUP_MONITOR": "1" if monitor else "0"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, (str(path), os.environ.get("PYTHONPATH")))

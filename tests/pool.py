@@ -1,7 +1,7 @@
-"""The rank pool: a few processes, spawned once, that play the ranks of one test after another.
+"""The rank pool: a few processes, started once, that play the ranks of one test after another.
 
-Importing torch costs more than most tests, so the processes stay; every call gets a fresh gloo
-group and leaves the process as it found it.
+Importing torch costs more than most tests: one process does it, the ranks are forked from it, and
+they stay. Every call gets a fresh gloo group and leaves the process as it found it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ SPAWN_TIMEOUT = 120.0
 # After the first failure the other ranks may hang in a collective, or be about to fail as well.
 GRACE = 2.0
 
+# The one fork server of a process of tests: it imports what takes seconds, and ends with the tests.
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(["torch.distributed.pipelining", "rankup.train.loop"])
 _RELEASE = b""
 _LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -145,13 +148,12 @@ class RankPool:
         self._workers = []
 
     def _grow(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
         fresh = []
         while len(self._workers) < size:
-            ours, theirs = context.Pipe()
+            ours, theirs = FORK_SERVER.Pipe()
             handle, crash = tempfile.mkstemp(prefix="rankup-rank-", suffix=".crash")
             os.close(handle)
-            process = context.Process(target=_serve, args=(theirs, os.getpid(), crash), daemon=True)
+            process = FORK_SERVER.Process(target=_serve, args=(theirs, crash), daemon=True)
             process.start()
             theirs.close()  # or the end of the process would not show as end of file
             self._workers.append(_Worker(process, ours, Path(crash)))
@@ -238,10 +240,12 @@ def _wait_for(port: int) -> None:
         time.sleep(0.002)
 
 
-def _serve(connection: Connection, parent: int, crash: str) -> None:
+def _serve(connection: Connection, crash: str) -> None:
     """The attempt of a pool process: a call, its answer, the release; until the parent is gone."""
+    # When the fork server ends, which it does as soon as the tests have.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked to be told
+    tests = multiprocessing.parent_process()
+    if tests is None or not tests.is_alive():  # they ended before we asked to be told
         return
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     faulthandler.enable(open(crash, "w"), all_threads=True)  # noqa: SIM115 - for all its life

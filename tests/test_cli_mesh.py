@@ -17,7 +17,8 @@ from tests.conftest import RunRankup
 
 LM = "language-model"
 SMALL = ("--vocab", "byte", "--dim", "16", "--layers", "3", "--seq-len", "8")
-NOTHING = (None, None, None, None, None, None)
+NOTHING = (None,) * 7
+ONLY_CP = (None, None, None, 2, None, None, None)
 
 MODELS = """
 import torch
@@ -80,7 +81,7 @@ def test_a_recipe_in_3d(rankup_here: RunRankup) -> None:
 
 
 def test_a_function_of_the_user(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("fsdp", None, None, None, None, None)
+    asked = ("fsdp", *NOTHING[1:])
     assert show("mymodels:build_model", (), 1, 2, asked) == 0
     assert show("mymodels.py:build_model", (), 1, 2, asked) == 0
     by_module, by_file = capsys.readouterr().out.split("mymodels.py:build_model")
@@ -91,7 +92,7 @@ def test_a_function_of_the_user(here: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_warnings(capsys: pytest.CaptureFixture[str]) -> None:
-    split = (None, None, None, 4, None, None)
+    split = (None, None, None, None, 4, None, None)
     assert show(LM, (*SMALL, "--global-batch", "8"), 4, 2, split) == 0
     said = capsys.readouterr().err
     assert "warning: --tp 4 spans nodes of 2 ranks" in said
@@ -111,9 +112,9 @@ def test_a_text_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
 # TARGET and further words, ranks, the split, and what has to be said.
 Bad = tuple[str, int, tuple[str | int | None, ...], str]
 BAD: dict[str, Bad] = {
-    "product": (LM, 3, (None, None, None, 2, None, None), "nearest that come out: --shard 3"),
+    "product": (LM, 3, (None, None, None, None, 2, None, None), "nearest that come out: --shard 3"),
     "heads": (f"{LM} --heads 4 --dim 24", 3, ("tp", *NOTHING[1:]), "--tp that fits: 1, 2, 4"),
-    "schedule": (LM, 2, ("pp", None, None, None, None, "gpip"), "did you mean gpipe?"),
+    "schedule": (LM, 2, ("pp", None, None, None, None, None, "gpip"), "did you mean gpipe?"),
     "flag": (f"{LM} --layer 4", 1, NOTHING, "did you mean --layers"),
     "recipe": ("language-modle", 1, NOTHING, "did you mean language-model?"),
     "script": ("mymodels.py", 1, NOTHING, "mymodels.py:build_model"),
@@ -123,6 +124,15 @@ BAD: dict[str, Bad] = {
     "import": ("broken:build", 1, NOTHING, "broken cannot be imported: No module named"),
     "exit": ("ends:build", 1, NOTHING, "ended the program while it was imported (3)"),
     "arguments": ("mymodels:of_size", 1, NOTHING, "mymodels:of_size takes arguments (width)"),
+    "cp": ("mymodels:build_model", 2, ONLY_CP, "--cp shares sequences among ranks, and Sequential"),
+    "cp of photos": ("image-classification", 2, ONLY_CP, "photos are none"),
+    "cp and pp": (LM, 4, (None, None, None, 2, None, 2, None), "the schedules of --pp 2"),
+    "chunks": (
+        f"{LM} --dim 16 --vocab byte --seq-len 10",
+        2,
+        ONLY_CP,
+        "is no multiple of 4; give --seq-len 12",
+    ),
     "words": ("mymodels:build_model --layers 3", 1, NOTHING, "in front of TARGET"),
     "values": ("mymodels:reads_values", 2, ("fsdp", *NOTHING[1:]), "does not work on meta"),
     "no model": ("mymodels:nothing", 1, NOTHING, "returned int; a function that returns"),
@@ -147,21 +157,21 @@ def test_refused(here: Path, what: str) -> None:
 def test_what_is_proposed_comes_out(here: Path, ranks: int, tp: int | None, pp: int | None) -> None:
     """The nearest layouts of a user's model are those that it can be cut by."""
     with pytest.raises(UserError) as error:
-        show("mymodels:build_model", (), 1, ranks, (None, None, None, tp, pp, None))
+        show("mymodels:build_model", (), 1, ranks, (None, None, None, None, tp, pp, None))
     [said] = re.findall("nearest that come out: (.*?);", str(error.value))
     proposed = said.split(" or ")
     assert len(proposed) == 3
     for words in proposed:
         named = words.split()
         sizes = dict(zip(named[::2], map(int, named[1::2]), strict=True))
-        asked = (sizes.get("--dp"), sizes.get("--shard"), sizes.get("--tp"), sizes.get("--pp"))
-        assert show("mymodels:build_model", (), 1, ranks, (None, *asked, None)) == 0
+        dp, shard, *rest = map(sizes.get, ("--dp", "--shard", "--tp", "--pp"))
+        assert show("mymodels:build_model", (), 1, ranks, (None, dp, shard, None, *rest, None)) == 0
 
 
 def test_what_breaks_in_a_model_keeps_its_layouts_from_being_proposed(here: Path) -> None:
     """Also where its own method fails; copies and shards come out all the same."""
     with pytest.raises(UserError, match="nearest that come out: --shard 3 or --dp 3;"):
-        show("mymodels:Breaks", (), 1, 3, (None, None, None, None, 2, None))
+        show("mymodels:Breaks", (), 1, 3, (None, None, None, None, None, 2, None))
 
 
 def test_a_torch_without_ranks_that_are_not_there(

@@ -11,7 +11,6 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -151,7 +150,6 @@ def nobody_is_left() -> Any:
     yield
     gc.collect()
     gc.unfreeze()
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
     for _ in within(60):
         left, threads = children(), set(threading.enumerate()) - before
         if not (left or threads):

@@ -68,6 +68,7 @@ def test_the_tensor_axis_cuts_first() -> None:
         (Layout(dp_shard=3, tp=2), "1f1b"),
         (Layout(pp=2, dp_replicate=2, dp_shard=3), "1f1b"),
         (Layout(pp=2, tp=2), "interleaved"),
+        (Layout(dp_replicate=2, dp_shard=3, cp=2), "1f1b"),
     ],
     ids=str,
 )

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from rankup.base.errors import UserError
 from rankup.parallel.layout import STRATEGIES, Layout, choose, crossing, nearest_layouts
 
-# (ranks, ranks per node, strategy) -> pp, dp, shard, tp
+# (ranks, ranks per node, strategy) -> pp, dp, shard, cp, tp
 BY_NAME = {
-    (8, 4, None): (1, 8, 1, 1),
-    (8, 4, "ddp"): (1, 8, 1, 1),
-    (8, 4, "fsdp"): (1, 1, 8, 1),
-    (8, 4, "hsdp"): (1, 2, 4, 1),
-    (4, 4, "hsdp"): (1, 2, 2, 1),
-    (2, 2, "hsdp"): (1, 1, 2, 1),
-    (8, 4, "tp"): (1, 2, 1, 4),
-    (8, 4, "pp"): (8, 1, 1, 1),
-    (4, 4, "3d"): (2, 1, 1, 2),
-    (16, 4, "3d"): (2, 1, 4, 2),
-    (1, 1, "fsdp"): (1, 1, 1, 1),
+    (8, 4, None): (1, 8, 1, 1, 1),
+    (8, 4, "ddp"): (1, 8, 1, 1, 1),
+    (8, 4, "fsdp"): (1, 1, 8, 1, 1),
+    (8, 4, "hsdp"): (1, 2, 4, 1, 1),
+    (4, 4, "hsdp"): (1, 2, 2, 1, 1),
+    (2, 2, "hsdp"): (1, 1, 2, 1, 1),
+    (8, 4, "tp"): (1, 2, 1, 1, 4),
+    (8, 4, "pp"): (8, 1, 1, 1, 1),
+    (4, 4, "3d"): (2, 1, 1, 1, 2),
+    (16, 4, "3d"): (2, 1, 4, 1, 2),
+    (1, 1, "fsdp"): (1, 1, 1, 1, 1),
 }
 
 
@@ -36,14 +36,17 @@ def test_a_strategy_alone_says_it_all(asked: tuple[int, int, str | None]) -> Non
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ({"tp": 2}, (1, 4, 1, 2)),
-        ({"pp": 2, "tp": 2}, (2, 2, 1, 2)),
-        ({"strategy": "fsdp", "shard": 8}, (1, 1, 8, 1)),
-        ({"strategy": "hsdp", "shard": 2}, (1, 4, 2, 1)),
-        ({"strategy": "hsdp", "dp": 4}, (1, 4, 2, 1)),
-        ({"strategy": "pp", "pp": 4}, (4, 2, 1, 1)),
-        ({"strategy": "3d", "dp": 2}, (2, 2, 1, 2)),
-        ({"strategy": "3d", "tp": 4}, (2, 1, 1, 4)),
+        ({"tp": 2}, (1, 4, 1, 1, 2)),
+        ({"pp": 2, "tp": 2}, (2, 2, 1, 1, 2)),
+        ({"strategy": "fsdp", "shard": 8}, (1, 1, 8, 1, 1)),
+        ({"strategy": "hsdp", "shard": 2}, (1, 4, 2, 1, 1)),
+        ({"strategy": "hsdp", "dp": 4}, (1, 4, 2, 1, 1)),
+        ({"strategy": "pp", "pp": 4}, (4, 2, 1, 1, 1)),
+        ({"strategy": "3d", "dp": 2}, (2, 2, 1, 1, 2)),
+        ({"strategy": "3d", "tp": 4}, (2, 1, 1, 1, 4)),
+        ({"cp": 2}, (1, 4, 1, 2, 1)),
+        ({"strategy": "fsdp", "cp": 2}, (1, 1, 4, 2, 1)),
+        ({"strategy": "tp", "cp": 2, "tp": 2}, (1, 2, 1, 2, 2)),
     ],
     ids=str,
 )
@@ -58,6 +61,9 @@ def test_open_sizes_are_filled(sizes: dict[str, Any], expected: tuple[int, ...])
         ({"dp": 3, "tp": 2}, ["is 6 ranks, and there are 8", "--dp 4 --tp 2"]),
         ({"strategy": "ddp", "tp": 2}, ["--strategy ddp and --tp 2 contradict"]),
         ({"strategy": "fsdp", "pp": 2}, ["--strategy fsdp and --pp 2 contradict"]),
+        ({"strategy": "ddp", "cp": 2}, ["--strategy ddp and --cp 2 contradict"]),
+        ({"strategy": "gossip", "cp": 2}, ["--cp 2 does not go with it"]),
+        ({"cp": 3}, ["cp 3 x tp 1 is 3 ranks, and there are 8", "--cp 4"]),
         ({"strategy": "zero"}, ["unknown strategy 'zero'", "hsdp"]),
         ({"tp": 0}, ["--tp 0 is no number of ranks"]),
         ({"pp": 16}, ["is 16 ranks, and there are 8"]),
@@ -79,20 +85,24 @@ def test_a_chosen_layout_always_is_the_world(ranks: int, strategy: str) -> None:
         assert choose(ranks, ranks, strategy).world_size == ranks
 
 
-@given(st.tuples(*[st.integers(1, 4)] * 4))
-def test_coordinates_number_the_ranks(sizes: tuple[int, int, int, int]) -> None:
+@given(st.tuples(*[st.integers(1, 4)] * 5))
+def test_coordinates_number_the_ranks(sizes: tuple[int, int, int, int, int]) -> None:
     layout = Layout(*sizes)
     places = [layout.coordinates(rank) for rank in range(layout.world_size)]
     assert places == sorted(set(places))
     parts = {layout.data_rank(rank) for rank in range(layout.world_size)}
     assert parts == set(range(layout.data_size))
+    held = {layout.shard_rank(rank) for rank in range(layout.world_size)}
+    assert held == set(range(layout.shard_size))
 
 
-@given(st.tuples(*[st.integers(1, 5)] * 4), st.integers(1, 32))
-def test_nearest_layouts_come_out(sizes: tuple[int, int, int, int], ranks: int) -> None:
+@given(st.tuples(*[st.integers(1, 5)] * 5), st.integers(1, 32))
+def test_nearest_layouts_come_out(sizes: tuple[int, int, int, int, int], ranks: int) -> None:
     found = nearest_layouts(Layout(*sizes), ranks)
     assert found
     assert {math.prod(layout.sizes) for layout in found} == {ranks}
+    if sizes[3] == 1:  # few models can share a sequence
+        assert {layout.cp for layout in found} == {1}
     if math.prod(sizes) == ranks:
         assert found[0] == Layout(*sizes)
 

@@ -24,6 +24,7 @@ LAYOUTS = {
     "ddp": (2, {"strategy": "ddp"}),
     "fsdp": (2, {"strategy": "fsdp"}),
     "fsdp of 3": (3, {"strategy": "fsdp"}),
+    "cp": (2, {"cp": 2}),
     "tp": (2, {"strategy": "tp"}),
     "pp": (2, {"strategy": "pp"}),
     "interleaved": (2, {"strategy": "pp", "pp_schedule": "interleaved"}),
@@ -56,7 +57,7 @@ def _assert_goes_on(ranks: RankPool, root: Path, first: str, then: list[str]) ->
 
 
 def test_from_one_strategy_to_the_next(ranks: RankPool, tmp_path: Path) -> None:
-    _assert_goes_on(ranks, tmp_path, "fsdp", ["pp"])
+    _assert_goes_on(ranks, tmp_path, "fsdp", ["pp", "cp", "one"])
 
 
 def test_another_model_is_refused_on_all_ranks(ranks: RankPool, tmp_path: Path) -> None:

@@ -43,12 +43,12 @@ class Case:
 
     @property
     def asked(self) -> dict[str, Any]:
-        pp, dp, shard, tp = self.layout.sizes
-        return {"pp": pp, "dp": dp, "shard": shard, "tp": tp, **self.options}
+        pp, dp, shard, cp, tp = self.layout.sizes
+        return {"pp": pp, "dp": dp, "shard": shard, "cp": cp, "tp": tp, **self.options}
 
 
-def _case(name: str, pp: int, dp: int, shard: int, tp: int, **options: Any) -> Case:
-    return Case(name, Layout(pp, dp, shard, tp), options)
+def _case(name: str, pp: int, dp: int, shard: int, tp: int, cp: int = 1, **options: Any) -> Case:
+    return Case(name, Layout(pp, dp, shard, cp, tp), options)
 
 
 CORE = [
@@ -67,6 +67,10 @@ REST = [
         activation_checkpointing="selective",
     ),
     _case("fsdp in host memory", 1, 1, 2, 1, offload=True),
+    _case("shard x cp, recomputed", 1, 1, 2, 1, cp=2, activation_checkpointing="full"),
+    _case("cp x tp, half recomputed", 1, 1, 1, 2, cp=2, activation_checkpointing="selective"),
+    _case("dp x cp, kept", 1, 2, 1, 1, cp=2, reshard=False),
+    _case("cp of 4", 1, 1, 1, 1, cp=4),
     _case("pp, zero bubble", 2, 1, 1, 1, pp_schedule="InterleavedZeroBubble"),
 ]  # fmt: skip
 ALL_BUT_COPIES = _case("shard x tp x pp", 2, 1, 2, 2)  # the only one here of eight ranks

@@ -349,8 +349,10 @@ def jureca(tmp_path: Path) -> FakeSlurm:
     return fake
 
 
-@pytest.mark.parametrize("gpus", ["2", "8", "96"])
-@pytest.mark.parametrize("kind", ["recipe", "shape", "script"])
+@pytest.mark.parametrize(
+    ("kind", "gpus"),
+    [("recipe", "2"), ("recipe", "96"), ("shape", "8"), ("script", "2"), ("script", "96")],
+)
 def test_run_takes_the_command_that_is_proposed(
     rankup_here: RunRankup, jureca: FakeSlurm, tmp_path: Path, kind: str, gpus: str
 ) -> None:

@@ -305,6 +305,10 @@ LOADED = HEAD + "from helper import batches\n" + MADE + "for x in batches():\n" 
          "class Lines(IterableDataset):\n    pass\n"
          "def batches():\n    return DataLoader(Lines(), batch_size=8)\n",
          r":6: .*a data set that is a stream has no positions"),
+        ("from torch.utils.data import DataLoader\nclass Lines:\n"
+         "    def __getitem__(self, index):\n        return self.file.readline()\n"
+         "def batches():\n    return DataLoader(Lines(), batch_size=8)\n",
+         r":6: .*a `__getitem__` that goes by its index"),
         ("from torch.utils.data import DataLoader\nclass Episodes:\n    pass\n"
          "def batches():\n    return DataLoader(data, batch_sampler=Episodes(5, 1))\n",
          r":6: .*Episodes chooses what is together in a batch"),
@@ -315,6 +319,38 @@ def test_what_cannot_be_sharded_is_refused_wherever_it_is_made(
 ) -> None:
     with pytest.raises(UserError, match=says):
         _ported(tmp_path, LOADED, helper=made)
+
+
+@pytest.mark.parametrize(
+    ("collate", "said"),
+    [
+        ("lambda batch: torch.cat([x for x in batch])", True),
+        ("lambda batch: torch.stack([row for x in batch for row in x])", True),
+        ("lambda batch: torch.stack([torch.cat([x, rest]) for x in batch])", False),
+        ("lambda batch: torch.cat([x for x in batch], dim=1).T", False),
+    ],
+)
+def test_a_mean_over_rows_of_which_samples_have_some_is_said(
+    collate: str, said: bool, tmp_path: Path
+) -> None:
+    made = f"loader = DataLoader(data, batch_size=4, collate_fn={collate})\n"
+    [*notes] = _ported(tmp_path, HEAD + MADE + made + "for x in loader:\n" + STEP).left
+    rows = [one.line for one in notes if "rows that samples are joined of (train.py:5)" in one.text]
+    assert rows == [7] * said
+
+
+def test_a_loss_that_a_callback_reads_is_said_to_be_rank_0s(tmp_path: Path) -> None:
+    trainer = HEAD + "class Trainer:\n    def fit(self, net, optimizer, then):\n"
+    trainer += "        for x in DataLoader(data, batch_size=4):\n"
+    trainer += "".join(
+        f"        {line}\n" for line in STEP.replace("loss", "self.loss").splitlines()
+    )
+    text = "import torch\nfrom trainer import Trainer\n" + MADE
+    text += "def show(trainer):\n    print(trainer.loss.item())\n\n"
+    text += "Trainer().fit(net, optimizer, show)\n"
+    ported = _ported(tmp_path, text, trainer=trainer + "            then(self)\n")
+    notes = [one.text for file in ported.files for one in file.left]
+    assert notes == ["trainer.loss (train.py:6): of rank 0's part of the batch"]
 
 
 @pytest.mark.parametrize(

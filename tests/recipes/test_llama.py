@@ -19,6 +19,8 @@ from rankup.recipes.llama import SIZES, shape_of
 from rankup.recipes.models.llama import Llama
 
 from ..conftest import RunRankup
+from ..gallery import run_by_pool
+from ..pool import RankPool
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 256,
@@ -195,54 +197,49 @@ def test_a_run_goes_on_without_the_folder_that_its_model_came_from(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_same_run_from_their_weights_under_any_layout_and_back(
-    tmp_path: Path, run_rankup: RunRankup
+    tmp_path: Path, ranks: RankPool, run_rankup: RunRankup, rankup_here: RunRankup
 ) -> None:
     folder = _folder(tmp_path / "theirs")
     text = tmp_path / "text.txt"
     text.write_text("the same run, only faster. " * 200)
     small = "--vocab byte --steps 3 --valid-every 3 --global-batch 8 --micro-batch 2 --seq-len 16"
-    words = [
-        *small.split(),
-        "--optimizer",
-        "sgd",
-        "--lr",
-        "0.1",
-        "--init",
-        str(folder),
-        "--train",
-        str(text),
-    ]
-    command: list[str | Path]
+    words = [*small.split(), "--optimizer", "sgd", "--lr", "0.1"]
+    words += ["--init", str(folder), "--train", str(text)]
+
+    def lines(strategy: str) -> list[dict[str, Any]]:
+        text = (tmp_path / strategy / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
     losses: dict[str, list[float]] = {}
-    for layout in ("1 ddp", "2 fsdp", "2 tp", "2 pp", "4 3d"):
-        count, strategy = layout.split()
-        out = tmp_path / strategy
-        command = ["run", "--local", "--nproc", count, "--out", out, "language-model", *words]
-        done = run_rankup([*command, "--strategy", strategy], timeout=300)
-        assert done.returncode == 0, done.stderr
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        losses[layout] = [line["loss"] for line in lines if "loss" in line]
-    assert len(losses["1 ddp"]) == 3
+    for count, strategy in ((1, "ddp"), (2, "fsdp"), (2, "tp"), (2, "pp"), (4, "3d")):
+        own = [*words, "--strategy", strategy]
+        run_by_pool(ranks, count, "language-model", own, tmp_path / strategy)
+        losses[strategy] = [line["loss"] for line in lines(strategy) if "loss" in line]
+    first = losses["ddp"][0]
+    assert len(losses["ddp"]) == 3
     for found in losses.values():
-        assert found == pytest.approx(losses["1 ddp"], rel=1e-5)
+        assert found == pytest.approx(losses["ddp"], rel=1e-5)
     # Strategies whose copies meet seldom begin with the same weights, and meet with them.
+    seldom = [*words, "--lr", "1e-6", "--strategy"]
+    own = [*seldom, "diloco", "--sync-every", "1", "--outer-lr", "1"]
+    run_by_pool(ranks, 2, "language-model", own, tmp_path / "diloco")
+    command = ["run", "--local", "--nproc", "2", "--out", str(tmp_path / "gossip")]
+    done = run_rankup([*command, "language-model", *seldom, "gossip"], timeout=300)
+    assert done.returncode == 0, done.stderr
     for strategy in ("diloco", "gossip"):
-        out = tmp_path / strategy
-        command = ["run", "--local", "--nproc", "2", "--out", out, "language-model", *words]
-        meet = ["--sync-every", "1", "--outer-lr", "1"] if strategy == "diloco" else []
-        done = run_rankup([*command, "--lr", "1e-6", "--strategy", strategy, *meet], timeout=300)
+        assert lines(strategy)[0]["loss"] == pytest.approx(first, rel=0.1)
+        assert lines(strategy)[-1]["valid_loss"] == pytest.approx(first, rel=0.1)
+
+    def export(strategy: str, out: str) -> str:
+        words = ["export", tmp_path / strategy, "--to", "hf", "--out", tmp_path / out]
+        done = rankup_here(words)
         assert done.returncode == 0, done.stderr
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        assert lines[0]["loss"] == pytest.approx(losses["1 ddp"][0], rel=0.1)
-        assert lines[-1]["valid_loss"] == pytest.approx(losses["1 ddp"][0], rel=0.1)
+        return done.stdout
+
     # The trained model, out of shards of four ranks.
-    done = run_rankup(["export", tmp_path / "3d", "--to", "hf", "--out", tmp_path / "out"])
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"step 3, 39 tensors", done.stdout)
-    done = run_rankup(["export", tmp_path / "ddp", "--to", "hf", "--out", tmp_path / "one"])
-    assert done.returncode == 0, done.stderr
+    assert re.search(r"step 3, 39 tensors", export("3d", "out"))
+    export("ddp", "one")
     tokens = torch.arange(60).reshape(2, 30)
     torch.testing.assert_close(
         _logits_of_theirs(tmp_path / "out", tokens),
@@ -256,9 +253,6 @@ def test_the_same_run_from_their_weights_under_any_layout_and_back(
         ["run", "--local", "--resume", tmp_path / "ddp", "language-model", "--steps", "4"]
     )
     assert resumed.returncode == 0, resumed.stderr
-    for command in (
-        ["export", tmp_path / "ddp", "--to", "hf", "--out", tmp_path / "gone-on"],
-        ["generate", tmp_path / "ddp", "the same", "--max-tokens", "2"],
-    ):
-        done = run_rankup(command)
-        assert done.returncode == 0, done.stderr
+    export("ddp", "gone-on")
+    done = rankup_here(["generate", tmp_path / "ddp", "the same", "--max-tokens", "2"])
+    assert done.returncode == 0, done.stderr

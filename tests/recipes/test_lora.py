@@ -17,8 +17,7 @@ from rankup.recipes.language_model import model_of
 from rankup.recipes.llama import LlamaShape
 from rankup.recipes.models.llama import Llama
 from rankup.runtime.world import World
-from rankup.site import rundir
-from rankup.site.rundir import Job
+from tests.gallery import run_by_pool
 from tests.pool import RankPool
 from tests.train.runs import final_model, losses
 
@@ -52,30 +51,8 @@ def _words(base: Path, *more: str) -> list[str]:
     return [*WORDS, "--init", str(base), "--train", str(base / "text.txt"), *more]
 
 
-def _train(world: World, words: list[str], run: Path, resume: bool) -> None:
-    find("language-model").run(words, run, resume)
-
-
-def _run(ranks: RankPool, run: Path, count: int, words: list[str], resume: bool = False) -> Path:
-    if not resume:
-        rundir.create(run)
-        find("language-model").parse(words).prepare(run)
-        now = rundir.now()
-        rundir.write(
-            run,
-            Job(
-                "20261126-200000-abcd",
-                "recipe",
-                "language-model",
-                words,
-                str(run.parent),
-                {},
-                {},
-                [{"started": now, "nproc": count}],
-            ),
-        )
-    ranks.run(count, _train, words, run, resume)
-    return run
+def _resumed(world: World, words: list[str], run: Path) -> None:
+    find("language-model").run(words, run, resume=True)
 
 
 def test_it_begins_with_the_model_as_it_was_and_trains_the_adapters_alone(base: Path) -> None:
@@ -119,7 +96,9 @@ def test_what_cannot_be_adapted_is_refused(words: str, said: str) -> None:
 
 @pytest.fixture(scope="module")
 def one(ranks: RankPool, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _run(ranks, tmp_path_factory.mktemp("one") / "run", 1, _words(base))
+    run = tmp_path_factory.mktemp("one") / "run"
+    run_by_pool(ranks, 1, "language-model", _words(base), run)
+    return run
 
 
 @pytest.mark.parametrize(
@@ -135,7 +114,8 @@ def one(ranks: RankPool, base: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_same_run_under_every_layout(
     ranks: RankPool, base: Path, one: Path, tmp_path: Path, count: int, strategy: str
 ) -> None:
-    run = _run(ranks, tmp_path / "run", count, _words(base, "--strategy", strategy))
+    run = tmp_path / "run"
+    run_by_pool(ranks, count, "language-model", _words(base, "--strategy", strategy), run)
     assert losses(run) == pytest.approx(losses(one), rel=1e-5)
     ours, theirs = final_model(run), final_model(one)
     assert ours.keys() == theirs.keys()
@@ -148,19 +128,22 @@ def test_the_same_run_under_every_layout(
     for part in sorted((checkpoints / "step-00000004").iterdir()):
         part.unlink()
     (checkpoints / "step-00000004").rmdir()
-    _run(ranks, run, 1, _words(base), resume=True)
+    ranks.run(1, _resumed, _words(base), run)
     assert losses(run) == pytest.approx(losses(one), rel=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["gossip", "diloco"])
 def test_strategies_that_meet_seldom_leave_what_is_frozen(
-    run_rankup: RunRankup, base: Path, tmp_path: Path, strategy: str
+    run_rankup: RunRankup, ranks: RankPool, base: Path, tmp_path: Path, strategy: str
 ) -> None:
     words = _words(base, "--strategy", strategy, "--freeze", "blocks.0.*")
-    command = ["run", "--local", "--nproc", "2", "--out", tmp_path / "run", "language-model"]
-    done = run_rankup([*command, *words], timeout=300)
-    assert done.returncode == 0, done.stderr
+    if strategy == "gossip":  # whose workers are in no process group
+        command = ["run", "--local", "--nproc", "2", "--out", tmp_path / "run", "language-model"]
+        done = run_rankup([*command, *words], timeout=300)
+        assert done.returncode == 0, done.stderr
+    else:
+        run_by_pool(ranks, 2, "language-model", words, tmp_path / "run")
     found = final_model(tmp_path / "run")
     start = model_of(find("language-model").parse(words), 256)
     held = {n: p.detach() for n, p in start.named_parameters() if not lora.is_adapter(n)}

@@ -33,6 +33,7 @@ from rankup.recipes.windows import Mix, Several, Windows
 from rankup.train.task import Named
 
 from ..conftest import RunRankup
+from ..gallery import run_by_pool
 from ..pool import RankPool
 from ..train.runs import losses, train_text
 
@@ -198,45 +199,42 @@ def test_a_replaced_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:
         options("--train", folder).prepare(tmp_path / "run")
 
 
-@pytest.mark.slow  # three launches
+@pytest.mark.slow
 def test_a_mix_is_the_same_run_and_goes_on_anywhere(
-    corpus: Path, tmp_path: Path, run_rankup: RunRankup
+    corpus: Path,
+    tmp_path: Path,
+    ranks: RankPool,
+    run_rankup: RunRankup,
+    rankup_here: RunRankup,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Half of it on one rank and the rest on two."""
-    said: dict[str, str] = {}
-
-    def run(name: str, ranks: int, *words: Any) -> list[float]:
-        where = ["--nproc", str(ranks), *map(str, words)]
-        done = run_rankup(["run", "--local", *where])
-        assert done.returncode == 0, done.stderr
-        said[name] = done.stderr
-        text = (tmp_path / name / "metrics.jsonl").read_text()
-        return [line["loss"] for line in map(json.loads, text.splitlines()) if "loss" in line]
-
     corpus = shutil.copytree(corpus, tmp_path / "corpus")
-    words = [
-        *("language-model", "--tiny", "--dropout", 0, "--train", corpus, "--schedule", "constant"),
-        *("--mix", "web:0.7,code:0.3", "--optimizer", "sgd", "--lr", 0.1, "--steps"),
-    ]
     trace = tmp_path / "trace.jsonl"
-    one = run("one", 1, "--out", tmp_path / "one", *words, 6, "--trace-samples", trace)
-    assert "--mix: web is 0.7 of the samples" in said["one"]
+    words = ["--tiny", "--dropout", "0", "--train", str(corpus), "--schedule", "constant"]
+    words += ["--mix", "web:0.7,code:0.3", "--optimizer", "sgd", "--lr", "0.1", "--steps"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    traced = [*words, "6", "--trace-samples", str(trace)]
+    run_by_pool(ranks, 1, "language-model", traced, one)
+    assert "--mix: web is 0.7 of the samples" in capfd.readouterr().err
     drawn = [n for line in trace.read_text().splitlines() for n in json.loads(line)["samples"]]
     own = task(tmp_path / "task", "--train", corpus, "--mix", "web:0.7,code:0.3", "--steps", 6)
     order = own.order()
     assert order is not None
     assert drawn == order.slice(0, 0, 6 * 16).tolist()
-    run("two", 1, "--out", tmp_path / "two", *words, 3)
-    resumed = ["--resume", tmp_path / "two", "language-model", "--steps", 6]
-    assert run("two", 2, *resumed) == pytest.approx(one, rel=1e-5)
-    last = json.loads((tmp_path / "two" / "metrics.jsonl").read_text().splitlines()[-1])
+    run_by_pool(ranks, 1, "language-model", [*words, "3"], two)
+    go_on = ["run", "--local", "--nproc", "2", "--resume", two, "language-model", "--steps", "6"]
+    done = run_rankup(go_on)
+    assert done.returncode == 0, done.stderr
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    last = json.loads((two / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"valid_loss", "valid_loss_web", "valid_loss_code"} <= last.keys()
     # A prompt needs none of the tokens; a run that would go on does, and the same ones.
     os.truncate(corpus / "web" / "tokens-00000.bin", 4000)
-    done = run_rankup(["generate", tmp_path / "two", "the", "--max-tokens", "3"])
+    done = rankup_here(["generate", two, "the", "--max-tokens", "3"])
     assert done.returncode == 0, done.stderr
     (corpus / "web" / "tokens.json").write_text("{}")
-    done = run_rankup(["run", "--local", "--resume", tmp_path / "two", "language-model"])
+    done = rankup_here(["run", "--local", "--resume", two, "language-model"])
     assert "holds no complete tokens.json" in done.stderr
 
 

@@ -234,6 +234,25 @@ def test_rank0_first(
     assert not followers or max(leaders) <= min(followers)
 
 
+def _loaded(folder: Path) -> int:
+    """What a data set of another file does: it loads what a further call made, and waits for it."""
+    if not folder.exists():
+        with rank0_first():
+            folder.mkdir()
+        barrier()
+    return len(list(folder.parent.iterdir()))
+
+
+def _first_within_first(world: World, folder: Path) -> int:
+    made = rank0_first(_loaded, folder / "made")
+    barrier()  # which waits again
+    return made
+
+
+def test_a_call_within_rank0_first_waits_for_no_rank(ranks: RankPool, tmp_path: Path) -> None:
+    assert ranks.run(2, _first_within_first, tmp_path) == [1, 1]
+
+
 def _drawn_by_the_first(world: World) -> tuple[float, float]:
     with rank0_first():
         if world.rank == 0:  # as where a file is missing

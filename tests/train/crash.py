@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -15,32 +14,21 @@ from typing import Any
 
 from rankup.runtime.world import leave, setup
 from rankup.train.options import TrainOptions
-from tests.pool import free_port
+from tests.pool import FORK_SERVER, free_port
 
 from .runs import train_images
 
 # What a program does to files, as Python's audit hooks see it, just before it is done.
 FILE_EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree"}
-_context = multiprocessing.get_context("forkserver")
-
-
-def preload() -> None:
-    """Have new processes begin with torch imported."""
-    _context.set_forkserver_preload([__name__])
-
-
-def stop_server() -> None:
-    """End the process that the others are forked from."""
-    from multiprocessing.forkserver import _forkserver
-
-    _forkserver._stop()  # type: ignore[attr-defined]
 
 
 def start(world_size: int, function: Callable[..., None], *args: Any) -> list[BaseProcess]:
     """Call `function(rank, *args)` in `world_size` processes that may form a group."""
     port = free_port()
     processes: list[BaseProcess] = [
-        _context.Process(target=_rank, args=(rank, world_size, port, function, args), daemon=True)
+        FORK_SERVER.Process(
+            target=_rank, args=(rank, world_size, port, function, args), daemon=True
+        )
         for rank in range(world_size)
     ]
     for process in processes:

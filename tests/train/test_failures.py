@@ -75,7 +75,6 @@ def test_a_finite_loss_with_an_infinite_gradient_is_not_kept(
     assert len(losses(tmp_path)) == 10
 
 
-@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("event", ["raise", pytest.param("kill", marks=pytest.mark.slow)])
 def test_one_rank_that_fails_ends_all(tmp_path: Path, event: Event) -> None:
     shape = _shape(step=3, position=13, event=event)

@@ -33,7 +33,6 @@ OPTIONS = TrainOptions(
     24, 8, 6, optimizer="sgd", lr=0.05, seed=2, checkpoint_every=1, valid_every=1,
     async_checkpoints=False,
 )  # fmt: skip
-pytestmark = pytest.mark.usefixtures("forks")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +63,7 @@ def _assert_goes_on(ranks: RankPool, directory: Path, whole: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def events(forks: None, tmp_path_factory: pytest.TempPathFactory) -> int:
+def events(tmp_path_factory: pytest.TempPathFactory) -> int:
     """How often a run touches files after its first complete checkpoint."""
     directory = tmp_path_factory.mktemp("counted") / "run"
     assert not _killed_at(directory, -1)

@@ -37,7 +37,7 @@ def _same_on(
         assert_same_run(root / str(world_size), root / "1")
 
 
-@pytest.mark.parametrize("name", ["2", "3", "4", "fsdp", "hsdp", "tp", "pp", "3d", "resumed"])
+@pytest.mark.parametrize("name", ["2", "3", "4", "fsdp", "hsdp", "cp", "tp", "pp", "3d", "resumed"])
 def test_the_recorded_runs(gallery: Gallery, name: str) -> None:
     """World sizes 1 to 4, each synchronous strategy, and a resume at another world size."""
     one, other = gallery.run("1"), gallery.run(name)

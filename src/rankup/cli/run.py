@@ -186,6 +186,7 @@ def mesh(
     ] = None,
     dp: Annotated[int | None, typer.Option(help="Copies of the model.")] = None,
     shard: Annotated[int | None, typer.Option(help="Ranks that share one copy.")] = None,
+    cp: Annotated[int | None, typer.Option(help="Ranks that share each sequence.")] = None,
     tp: Annotated[int | None, typer.Option(help="Ranks that share each matrix product.")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages.")] = None,
     pp_schedule: Annotated[
@@ -195,7 +196,7 @@ def mesh(
     """Show which rank holds which part of a model, without starting ranks."""
     from ..launch.mesh.command import show
 
-    asked = (strategy, dp, shard, tp, pp, pp_schedule)
+    asked = (strategy, dp, shard, cp, tp, pp, pp_schedule)
     raise typer.Exit(show(target, tuple(args or ()), nodes, nproc, asked))
 
 

@@ -1,6 +1,7 @@
 """From a model file to a model on all ranks, always in the same order.
 
-pipeline cut → tensor parallel → activation checkpointing → compile → FSDP2 or DDP → values
+pipeline cut → tensor parallel → shared sequences → activation checkpointing → compile → FSDP2 or
+DDP → values
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..runtime.keys import derive
 from ..runtime.model import exchange_by, no_buffer_sync
 from ..runtime.world import World
 from .choices import Choices, Recompute, check
+from .context import SharedSequence, share
 from .gradients import finish_gradients
 from .initial import Initial, initialize, materialize
 from .layout import Layout
@@ -97,6 +99,12 @@ class Built:
         """Whether this rank's losses are added up: the other ranks of its tensor and pipeline
         groups have computed the same ones, or none."""
         return self.mesh.tp == 0 and (self.pipeline is None or self.pipeline.has_last)
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether this rank's samples are added up: ranks that share a sequence have parts of its
+        loss, and the same samples."""
+        return self.counts and self.mesh.cp == 0
 
     @property
     def copied(self) -> frozenset[int]:
@@ -179,8 +187,9 @@ def build(
     # What is offloaded comes to the device part by part; buffers are needed there all the time.
     materialize(built.model, device, torch.device("cpu") if choices.offload else device)
     initial.fill(built.model, built.whole, built.copies, given)
-    # Stages that drew alike would drop the same places of each layer.
+    # Stages that drew alike would drop the same places of each layer, as would parts of a sequence.
     built.draws_apart = ("stage", mesh.pp) if layout.pp > 1 else ()
+    built.draws_apart += ("context", mesh.cp) if layout.cp > 1 else ()
     if layout.pp > 1:
         group = mesh.group("pp")
         built.pipeline = Pipeline(stages, group, device, choices.schedule, built.precision)
@@ -211,10 +220,12 @@ def split(
         roots = list[nn.Module](stages)
     if layout.tp > 1:
         apply(model, built.plan, mesh.device_mesh["tp"])
+    if isinstance(mesh.sequence, SharedSequence):
+        share(model, mesh.sequence)
     recompute(units, choices.recompute)
     if choices.compiled:
         _compile(units, choices.compiled)
-    sharded = mesh.at_step.data_size > 1 or choices.offload
+    sharded = mesh.at_step.dp_replicate * layout.shard_size > 1 or choices.offload
     half = None if choices.half is None else getattr(torch, choices.half)
     built.autocast = None if sharded else half
     if sharded:

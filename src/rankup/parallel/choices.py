@@ -105,6 +105,12 @@ def check(
         UserError: says what, and the way out.
     """
     torch_name(choices.schedule)
+    if layout.cp > 1 and layout.pp > 1:
+        raise UserError(
+            f"{spell('cp', layout.cp)} gathers keys and values in every layer, which the schedules "
+            f"of {spell('pp', layout.pp)} are not made for; split the layers by "
+            f"{spell('shard')} or {spell('tp')} instead"
+        )
     if choices.offload and layout.only_replicas:
         raise UserError(
             f"{spell('offload', True)} keeps shards of a model in host memory, and here every rank "
@@ -140,7 +146,9 @@ def without_effect(layout: Layout, choices: Choices, spell: Spelling = as_flag) 
     if layout.pp == 1 and torch_name(choices.schedule) != "1F1B":
         schedule = spell("pp_schedule", choices.schedule)
         found.append(f"{schedule} does nothing without {spell('pp')}")
-    if not choices.reshard and (layout.only_replicas or layout.data_size == 1):
+    if not choices.reshard and (
+        layout.only_replicas or layout.dp_replicate * layout.shard_size == 1
+    ):
         found.append(
             f"{spell('reshard', False)} does nothing where weights are not sharded "
             f"({spell('shard')})"

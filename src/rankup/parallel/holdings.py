@@ -79,12 +79,12 @@ def chunk(size: int, parts: int, index: int) -> int:
 
 
 def local_shape(piece: Piece, layout: Layout, shard: int, tp: int) -> tuple[int, ...]:
-    """Shape of what the rank at these places of the dp_shard and tp axes holds of a piece."""
+    """Shape of what the rank with the part `shard` of `shard_size` and this place on tp holds."""
     shape = list(piece.shape)
     if piece.tp_dim is not None:
         shape[piece.tp_dim] = chunk(shape[piece.tp_dim], layout.tp, tp)
     if piece.shard_dim is not None:
-        shape[piece.shard_dim] = chunk(shape[piece.shard_dim], layout.dp_shard, shard)
+        shape[piece.shard_dim] = chunk(shape[piece.shard_dim], layout.shard_size, shard)
     return tuple(shape)
 
 
@@ -98,12 +98,13 @@ def holdings(layout: Layout, parts: Sequence[Part], states: int) -> list[Holding
     shapes = {
         (part.pp, shard, tp): tuple(local_shape(p, layout, shard, tp) for p in part.pieces)
         for part in parts
-        for shard in range(layout.dp_shard)
+        for shard in range(layout.shard_size)
         for tp in range(layout.tp)
     }
     alike: dict[tuple[int, tuple[tuple[int, ...], ...]], list[int]] = {}
     for rank in range(layout.world_size):
-        pp, _, shard, tp = layout.coordinates(rank)
+        pp, *_, tp = layout.coordinates(rank)
+        shard = layout.shard_rank(rank)
         alike.setdefault((pp, shapes[pp, shard, tp]), []).append(rank)
     by_place = {part.pp: part for part in parts}
     return [_holding(ranks, by_place[pp], held, states) for (pp, held), ranks in alike.items()]
@@ -152,7 +153,7 @@ def rows(layout: Layout, per_node: int, most: int = 16) -> list[Block]:
             for start in range(0, size, per_node)
             for block in _merged(layout, every[start : start + per_node])
         ]
-    copy = layout.dp_shard * layout.tp
+    copy = layout.shard_size * layout.tp
     step = copy if size // copy <= 2 * most else size // layout.pp
     return [_block(layout, range(start, start + step)) for start in range(0, size, step)]
 

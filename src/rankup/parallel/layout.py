@@ -1,8 +1,9 @@
-"""How many ranks share what: the sizes of the mesh's four axes. No torch here.
+"""How many ranks share what: the sizes of the mesh's five axes. No torch here.
 
     pp            pipeline stages: each rank holds a run of the model's layers
     dp_replicate  copies of the model, each computing other micro-batches
     dp_shard      ranks that share one copy: each holds a part of every parameter
+    cp            ranks that share each sequence, and one copy as well
     tp            ranks that share each matrix product
 
 Rank numbers run through the last axis fastest, so that ranks of one tensor-parallel group, which
@@ -18,14 +19,14 @@ from itertools import islice
 
 from ..base.errors import UserError
 
-AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "pp", "3d", "local-sgd", "diloco", "async-sgd", "gossip")
 # Copies that train apart: each may itself be shared by several ranks.
 SELDOM = ("local-sgd", "diloco")
 # Copies that do not wait for one another: each is one rank.
 WITHOUT_WAITING = ("async-sgd", "gossip")
 # What a person calls an axis: the flags of `rankup run`.
-FLAG = {"pp": "--pp", "dp_replicate": "--dp", "dp_shard": "--shard", "tp": "--tp"}
+FLAG = {"pp": "--pp", "dp_replicate": "--dp", "dp_shard": "--shard", "cp": "--cp", "tp": "--tp"}
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,12 @@ class Layout:
     pp: int = 1
     dp_replicate: int = 1
     dp_shard: int = 1
+    cp: int = 1
     tp: int = 1
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        return (self.pp, self.dp_replicate, self.dp_shard, self.tp)
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        return (self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp)
 
     @property
     def world_size(self) -> int:
@@ -51,6 +53,11 @@ class Layout:
         return self.dp_replicate * self.dp_shard
 
     @property
+    def shard_size(self) -> int:
+        """Ranks over which each parameter is cut: all of a copy that hold the same layers."""
+        return self.dp_shard * self.cp
+
+    @property
     def copy(self) -> Layout:
         """Of one copy of the model alone."""
         return replace(self, dp_replicate=1)
@@ -58,21 +65,26 @@ class Layout:
     @property
     def only_replicas(self) -> bool:
         """Whether every rank holds the whole model, as under DDP or alone."""
-        return self.pp == self.dp_shard == self.tp == 1
+        return self.pp == self.shard_size == self.tp == 1
 
-    def coordinates(self, rank: int) -> tuple[int, int, int, int]:
+    def coordinates(self, rank: int) -> tuple[int, int, int, int, int]:
         """Where `rank` stands on each axis, in the order of `AXES`."""
         found = []
         for size in reversed(self.sizes):
             rank, here = divmod(rank, size)
             found.append(here)
-        pp, replicate, shard, tp = reversed(found)
-        return pp, replicate, shard, tp
+        pp, replicate, shard, cp, tp = reversed(found)
+        return pp, replicate, shard, cp, tp
 
     def data_rank(self, rank: int) -> int:
         """Which of the `data_size` parts of a global batch `rank` computes."""
-        _, replicate, shard, _ = self.coordinates(rank)
+        _, replicate, shard, _, _ = self.coordinates(rank)
         return replicate * self.dp_shard + shard
+
+    def shard_rank(self, rank: int) -> int:
+        """Which of the `shard_size` parts of a parameter `rank` holds."""
+        _, _, shard, cp, _ = self.coordinates(rank)
+        return shard * self.cp + cp
 
     def __str__(self) -> str:
         named = [f"{FLAG[a][2:]} {n}" for a, n in zip(AXES, self.sizes, strict=True) if n > 1]
@@ -86,6 +98,7 @@ def choose(
     *,
     dp: int | None = None,
     shard: int | None = None,
+    cp: int | None = None,
     tp: int | None = None,
     pp: int | None = None,
     fits: Callable[[Layout], bool] = lambda layout: True,
@@ -106,7 +119,7 @@ def choose(
     Raises:
         UserError: the sizes do not make up the world; names those that would.
     """
-    given = {"pp": pp, "dp_replicate": dp, "dp_shard": shard, "tp": tp}
+    given = {"pp": pp, "dp_replicate": dp, "dp_shard": shard, "cp": cp, "tp": tp}
     asked = {axis: size for axis, size in given.items() if size is not None}
     if strategy is not None and strategy not in STRATEGIES:
         raise UserError(f"unknown strategy {strategy!r}; known are: {', '.join(STRATEGIES)}")
@@ -149,12 +162,12 @@ def _usual(
 
 def _refuse_contradiction(strategy: str | None, asked: dict[str, int]) -> None:
     foreign = {
-        "ddp": ("dp_shard", "tp", "pp"),
+        "ddp": ("dp_shard", "cp", "tp", "pp"),
         "fsdp": ("dp_replicate", "tp", "pp"),
         "hsdp": ("tp", "pp"),
         "tp": ("pp",),
         "pp": ("tp",),
-        **dict.fromkeys(WITHOUT_WAITING, ("dp_shard", "tp", "pp")),
+        **dict.fromkeys(WITHOUT_WAITING, ("dp_shard", "cp", "tp", "pp")),
     }.get(strategy or "", ())
     for axis in foreign:
         if asked.get(axis, 1) > 1 and strategy in WITHOUT_WAITING:
@@ -172,7 +185,8 @@ def _refuse_contradiction(strategy: str | None, asked: dict[str, int]) -> None:
 def _impossible(
     layout: Layout, world_size: int, strategy: str | None, fits: Callable[[Layout], bool]
 ) -> str:
-    product = " x ".join(f"{FLAG[a][2:]} {n}" for a, n in zip(AXES, layout.sizes, strict=True))
+    named_sizes = zip(AXES, layout.sizes, strict=True)
+    product = " x ".join(f"{FLAG[a][2:]} {n}" for a, n in named_sizes if n > 1 or a != "cp")
     near = nearest_layouts(layout, world_size, fits=fits)
     options = " or ".join(
         " ".join(f"{FLAG[a]} {n}" for a, n in zip(AXES, found.sizes, strict=True) if n > 1)
@@ -183,7 +197,7 @@ def _impossible(
     return (
         f"{named}{product} is {layout.world_size} ranks, and there are {world_size}; "
         f"nearest that come out: {options}; or another number of ranks "
-        f"(a multiple of {layout.pp * layout.tp})"
+        f"(a multiple of {layout.pp * layout.cp * layout.tp})"
     )
 
 
@@ -193,14 +207,18 @@ def nearest_layouts(
     number: int = 3,
     fits: Callable[[Layout], bool] = lambda layout: True,
 ) -> list[Layout]:
-    """Layouts of `world_size` ranks whose sizes differ least, by ratio, from those of `layout`."""
+    """Layouts of `world_size` ranks whose sizes differ least, by ratio, from those of `layout`.
+
+    Sequences are shared only where they are in `layout`: few models can.
+    """
 
     def distance(other: Layout) -> tuple[float, tuple[int, ...]]:
         ratios = (abs(math.log(a / b)) for a, b in zip(other.sizes, layout.sizes, strict=True))
         return sum(ratios), other.sizes
 
     # To try a layout on a model may take a moment, so only as many are as have to be.
-    return list(islice(filter(fits, sorted(_all(world_size), key=distance)), number))
+    every = [found for found in _all(world_size) if found.cp == 1 or layout.cp > 1]
+    return list(islice(filter(fits, sorted(every, key=distance)), number))
 
 
 def _all(world_size: int) -> Iterator[Layout]:

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..runtime.hang import recorder
 from ..runtime.world import World
+from .context import SharedSequence, WholeSequence
 from .layout import AXES, Layout
 
 
@@ -48,7 +49,7 @@ class Mesh:
     Attributes:
         layout: sizes of the axes.
         world: this process among all.
-        pp, dp_replicate, dp_shard, tp: where this rank stands on each axis.
+        pp, dp_replicate, dp_shard, cp, tp: where this rank stands on each axis.
         at_step: sizes of the axes over which a step is one: all, or those of a copy.
         step_group: the ranks that take a step together; None for all.
     """
@@ -57,10 +58,11 @@ class Mesh:
         if layout.world_size != world.world_size:
             raise ValueError(f"a layout of {layout.world_size} ranks on {world.world_size}")
         self.layout, self.world, self.apart = layout, world, apart
-        self.pp, self.dp_replicate, self.dp_shard, self.tp = layout.coordinates(world.rank)
+        self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp = layout.coordinates(world.rank)
         self.at_step = layout.copy if apart else layout
         if not layout.only_replicas:
             _ = self.device_mesh  # its groups are made by all ranks together, here
+        self._context = group_among(self.lines("cp"), "mesh_cp") if layout.cp > 1 else None
         self.step_group = self._group_of_my_copy() if apart else None
 
     def _group_of_my_copy(self) -> dist.ProcessGroup | None:
@@ -74,10 +76,16 @@ class Mesh:
 
     @cached_property
     def device_mesh(self) -> DeviceMesh:
-        """torch's mesh with the names `AXES`; its groups are as patient as that of all ranks."""
-        made = init_device_mesh(self.world.device.type, self.layout.sizes, mesh_dim_names=AXES)
+        """torch's mesh, over whose axes parameters lie; its groups are as patient as that of all.
+
+        Ranks that share a sequence are on its axis `dp_shard`: what they hold, and how gradients
+        add up, is the same as where ranks share a copy and have sequences of their own.
+        """
+        layout, names = self.layout, ("pp", "dp_replicate", "dp_shard", "tp")
+        sizes = (layout.pp, layout.dp_replicate, layout.shard_size, layout.tp)
+        made = init_device_mesh(self.world.device.type, sizes, mesh_dim_names=names)
         if patience := _patience():
-            for axis, size in zip(AXES, self.layout.sizes, strict=True):
+            for axis, size in zip(names, sizes, strict=True):
                 if size > 1:
                     dist.distributed_c10d._set_pg_timeout(patience, made.get_group(axis))
         return made
@@ -88,8 +96,15 @@ class Mesh:
         return None if self.layout.only_replicas else self.group("dp_replicate")
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The ranks that differ from this one on `axis` alone."""
+        """The ranks that differ from this one on `axis` of `device_mesh` alone."""
         return self.device_mesh.get_group(axis)
+
+    @cached_property
+    def sequence(self) -> WholeSequence:
+        """What this rank has of each sequence."""
+        if self._context is None:
+            return WholeSequence()
+        return SharedSequence(self.cp, self.layout.cp, self._context)
 
     @property
     def data_rank(self) -> int:

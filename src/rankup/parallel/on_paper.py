@@ -96,7 +96,7 @@ def fitting(build_model: Callable[[], nn.Module], choices: Choices) -> Callable[
         return True
 
     def fits(layout: Layout) -> bool:
-        axes = (Layout(pp=layout.pp), Layout(tp=layout.tp))
+        axes = (Layout(pp=layout.pp), Layout(cp=layout.cp), Layout(tp=layout.tp))
         return all(comes_out(axis) for axis in axes if not axis.only_replicas)
 
     return fits
@@ -165,7 +165,8 @@ def _check(built: Built, part: Part) -> None:
     mesh = built.mesh
     for piece, parameter in zip(part.pieces, built.model.parameters(), strict=True):
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        expected = local_shape(piece, mesh.layout, mesh.dp_shard, mesh.tp)
+        shard = mesh.layout.shard_rank(mesh.world.rank)
+        expected = local_shape(piece, mesh.layout, shard, mesh.tp)
         if tuple(local.shape) != expected:
             raise RuntimeError(
                 f"{piece.name}: torch {torch.__version__} cuts {piece.shape} to "

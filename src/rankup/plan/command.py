@@ -170,8 +170,9 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
         micro_batch = target.recipe.micro_batch
     if target.recipe is not None and target.said("--pp-schedule"):
         schedule = target.recipe.pp_schedule
+    cp = 1 if target.recipe is None else target.recipe.cp or 1
     found: list[Found] = []
-    counts = _counts(wish.gpus, target, site, batch, precision)
+    counts = _counts(wish.gpus, target, site, batch, precision, cp)
     shown = wish.layouts or (5 if len(counts) == 1 else 1)
     for count in counts:
         one = layouts(
@@ -182,11 +183,12 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
             precision=precision,
             micro_batch=micro_batch,
             schedule=schedule,
+            cp=cp,
             framework="rankup" if target.recipe is None else _framework(target.recipe),
         )
         one = _allowed(one, target, site, shown)
         if not one.fitting and one.closest is None and target.recipe is not None:
-            every = candidates(target.shape, site.of(count), count, batch, precision)
+            every = candidates(target.shape, site.of(count), count, batch, precision, cp=cp)
             one = replace(one, ruled_out=_ruled_out(list(every), target))
         found.append(one)
     steps = _steps(wish, target, batch)
@@ -194,7 +196,7 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
     chosen, why = _choice(wish, rows, found, site)
     enough = None
     if not all(one.fitting for one in found):
-        least = fewest_gpus(target.shape, site.machine, batch, precision=precision)
+        least = fewest_gpus(target.shape, site.machine, batch, precision=precision, cp=cp)
         enough = None if least is None else least.gpus
     return Plan(
         target,
@@ -222,12 +224,12 @@ def _global_batch(wish: Wish, target: Target) -> tuple[int, list[str]]:
 
 
 def _counts(
-    text: str | None, target: Target, site: machines.Site, batch: int, precision: Precision
+    text: str | None, target: Target, site: machines.Site, batch: int, precision: Precision, cp: int
 ) -> list[int]:
     """The numbers of GPUs, sorted."""
     per_node = site.machine.gpus_per_node
     if text is None:
-        least = fewest_gpus(target.shape, site.machine, batch, precision=precision)
+        least = fewest_gpus(target.shape, site.machine, batch, precision=precision, cp=cp)
         first = least.gpus if least is not None else per_node
         doubled = islice(dropwhile(lambda n: n < first, numbers_of_gpus(site.machine)), _DOUBLED)
         most = site.most_gpus
@@ -288,6 +290,7 @@ def _wanted(target: Target) -> dict[str, str | int]:
         "--strategy": recipe.strategy,
         "--dp": recipe.dp,
         "--shard": recipe.shard,
+        "--cp": recipe.cp,
         "--tp": recipe.tp,
         "--pp": recipe.pp,
     }
@@ -304,6 +307,7 @@ def _options(layout: Layout) -> dict[str, str | int]:
         "--strategy": layout.strategy,
         "--dp": layout.dp_replicate,
         "--shard": layout.dp_shard,
+        "--cp": layout.cp,
         "--tp": layout.tp,
         "--pp": layout.pp,
         "--micro-batch": layout.micro_batch,
@@ -472,7 +476,7 @@ class Job:
 
 def layout_of(options: LanguageModelOptions, gpus: int, mesh: Mesh) -> Layout:
     """The layout that a recipe's options ask for."""
-    strategy = strategy_of(mesh.tp, mesh.pp, mesh.dp_shard, mesh.dp_replicate * mesh.dp_shard)
+    strategy = strategy_of(mesh.tp, mesh.pp, mesh.shard_size, mesh.dp_replicate * mesh.shard_size)
     every = 1
     if options.strategy in SELDOM:
         strategy = options.strategy
@@ -484,13 +488,14 @@ def layout_of(options: LanguageModelOptions, gpus: int, mesh: Mesh) -> Layout:
         dp_shard=mesh.dp_shard,
         tp=mesh.tp,
         pp=mesh.pp,
+        cp=mesh.cp,
         schedule=options.pp_schedule if mesh.pp > 1 else "1f1b",
         interleave=stages_per_rank(options.pp_schedule) if mesh.pp > 1 else 1,
         micro_batch=options.micro_batch,
         global_batch=options.global_batch,
         recompute=options.activation_checkpointing,
         precision=options.precision,
-        zero=3 if mesh.dp_shard > 1 else 0,
+        zero=3 if mesh.shard_size > 1 else 0,
         sequence_parallel=mesh.tp > 1,
         inner_steps=every,
         framework=_framework(options),
@@ -504,10 +509,10 @@ def _framework(options: LanguageModelOptions) -> str:
 def layout_words(layout: Layout, target: Target) -> list[str]:
     """Return the options of a recipe that are a layout, without those that it was given."""
     has = _options(layout)
-    names = ["--dp", "--shard", "--tp", "--pp"]
+    names = ["--dp", "--shard", "--cp", "--tp", "--pp"]
     words = {name: has[name] for name in names if has[name] != 1}
     if layout.strategy in ("ddp", "fsdp", *SELDOM):
-        words = {"--strategy": layout.strategy}
+        words = {"--strategy": layout.strategy, "--cp": layout.cp}
     if layout.pp > 1 and layout.schedule != "1f1b":
         words["--pp-schedule"] = layout.schedule
     words["--micro-batch"] = layout.micro_batch

@@ -32,6 +32,7 @@ class Work:
 
     Attributes:
         tensor: exchange between tensor-parallel ranks; a backward does as much.
+        context: the same between ranks that share a sequence.
         attention_back: a backward's attention over a forward's; of all else it is 2.
         floor: what the processor needs to launch the forward's kernels.
         wrapping: what sharding and cutting add to forward and backward together.
@@ -41,25 +42,30 @@ class Work:
     attention: float
     elementwise: float
     tensor: float = 0.0
+    context: float = 0.0
     attention_back: float = 2.5
     floor: float = 0.0
     wrapping: float = 0.0
 
     @property
+    def exchange(self) -> float:
+        return self.tensor + self.context
+
+    @property
     def busy(self) -> float:
         """Forward and backward, without what the processor's launches add."""
         products = self.matmul + self.elementwise
-        return 3 * products + (1 + self.attention_back) * self.attention + 2 * self.tensor
+        return 3 * products + (1 + self.attention_back) * self.attention + 2 * self.exchange
 
     @property
     def forward(self) -> float:
-        busy = self.matmul + self.attention + self.elementwise + self.tensor
+        busy = self.matmul + self.attention + self.elementwise + self.exchange
         return max(busy, self.floor) + self.wrapping / 3
 
     @property
     def backward(self) -> float:
         busy = 2 * (self.matmul + self.elementwise) + self.attention_back * self.attention
-        return max(busy + self.tensor, 2 * self.floor) + 2 / 3 * self.wrapping
+        return max(busy + self.exchange, 2 * self.floor) + 2 / 3 * self.wrapping
 
 
 def matmul(machine: Machine, m: float, n: float, k: float, fp8: bool = False) -> float:
@@ -114,6 +120,7 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
         attention=core,
         elementwise=moved * layout.value_bytes / 2 / hbm,
         tensor=tensor_parallel(shape, layout, machine, framework),
+        context=context_parallel(shape, layout, machine, framework),
         attention_back=back,
         floor=launches * framework.launches * machine.launch,
         wrapping=(machine.tensor_layer if t > 1 else 0.0)
@@ -138,6 +145,15 @@ def tensor_parallel(shape: Shape, layout: Layout, machine: Machine, framework: F
     return seconds * (1 - framework.overlap_tensor)
 
 
+def context_parallel(shape: Shape, layout: Layout, machine: Machine, framework: Framework) -> float:
+    """Return the seconds in which one layer's keys and values are gathered in a forward; the
+    backward scatters as many gradients [Grattafiori 2024, 3.3.2]."""
+    if layout.cp == 1 or not framework.gathers_context:
+        return 0.0
+    size = layout.value_bytes * layout.micro_batch * shape.seq * 2 * shape.kv_width / layout.tp
+    return group(machine, layout.cp, layout.tp).gather(size)
+
+
 def head(shape: Shape, layout: Layout, machine: Machine) -> Work:
     """Return the work of the output layer and the loss; embeddings cost next to nothing."""
     tokens = layout.micro_batch * shape.seq / layout.cp
@@ -154,7 +170,7 @@ def recomputed(work: Work, layout: Layout, framework: Framework) -> float:
         if framework.selective is None:
             return 0.0 if framework.fused_attention else work.attention
         products = (1 - framework.selective) * work.matmul
-        return work.elementwise + products
+        return work.elementwise + products + work.context
     return 0.0
 
 

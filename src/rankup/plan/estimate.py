@@ -118,6 +118,7 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
         "launches": m * layers * (work.forward + work.backward - work.busy),
         "accumulation": m * added,
         "tensor parallel": m * layers * 2 * work.tensor,
+        "context parallel": m * layers * 2 * work.context,
         "pipeline sends": m * send,
         "bubble": bubble(layout) * busy,
         "sharded weights": m * data.per_micro_batch,
@@ -167,6 +168,7 @@ def _numbers(layout: Layout, machine: Machine, layers: int, parameters: float) -
         "element-wise": f"{machine.hbm * machine.hbm_efficiency / 1e12:.2f} TB/s",
         "launches": f"{machine.launch * 1e6:.1f} us each",
         "tensor parallel": str(tensor),
+        "context parallel": str(group(machine, layout.cp, layout.tp)),
         "bubble": f"{bubble(layout):.3g} beside {layout.micro_batches} micro-batches",
         "sharded weights": exchange,
         "gradients": exchange,
@@ -243,6 +245,10 @@ EXPLAINED = {
         "per layer 4 all-reduces of 2bsh bytes; n ranks: 2(n-1)/n S/B + 2(n-1) latencies",
         "Narayanan 2021, 3.2; nccl-tests PERFORMANCE.md",
     ),
+    "context parallel": (
+        "per layer a gather of 4bs kv/t bytes, and as much scattered backward",
+        "Grattafiori 2024 (Llama 3), 3.3.2",
+    ),
     "pipeline sends": ("2 messages of 2bsh/t bytes per micro-batch", "Narayanan 2021, 4.1"),
     "bubble": ("(p-1)/v micro-batches of the slowest stage", "Narayanan 2021, 2.2"),
     "sharded weights": (
@@ -261,6 +267,7 @@ EXPLAINED = {
 _ADVICE = {
     "bubble": "more micro-batches per step, an interleaved schedule, or fewer stages",
     "tensor parallel": "a smaller --tp, or larger micro-batches",
+    "context parallel": "a smaller --cp",
     "sharded weights": "larger micro-batches, or --strategy hsdp to gather within a node",
     "gradients": "a larger global batch, fewer GPUs, or --strategy diloco",
     "recomputation": "less activation checkpointing: more GPUs or smaller micro-batches pay for it",
@@ -273,6 +280,7 @@ _ADVICE = {
 }
 _LIMITS = {
     "tensor parallel": "tensor-parallel exchange",
+    "context parallel": "exchange of keys and values",
     "sharded weights": "exchange of sharded weights",
     "gradients": "gradient exchange",
     "element-wise": "memory bandwidth",
@@ -323,7 +331,7 @@ def band(layout: Layout, machine: Machine) -> float:
     if machine.calibrated:
         return CALIBRATED
     classes = ["tensor" if layout.tp > 1 else "whole"]
-    if not machine.gpu.startswith(MEASURED):
+    if layout.cp > 1 or not machine.gpu.startswith(MEASURED):
         classes.append("unmeasured")
     if layout.pp > 1:
         classes.append("pipeline")

@@ -28,6 +28,8 @@ class Framework:
         bucket: bytes of a bucket of gradients.
         stall: seconds that each hop of a tensor-parallel exchange waits more where its group fills
             a node and the model is a pipeline.
+        gathers_context: ranks that share a sequence gather keys and values, and keep all of them;
+            others send them round in parts, beside the computing.
         balanced: pipeline stages are cut by cost, the head included.
         sequence_parallel: tensor parallelism splits norms and residuals too.
         autocast: where weights are not sharded, autocast keeps half-precision copies of them.
@@ -53,6 +55,7 @@ class Framework:
     messages_per_layer: float = 0.0
     bucket: float = 25 * 2**20
     stall: float = 0.0
+    gathers_context: bool = False
     balanced: bool = False
     sequence_parallel: bool = False
     autocast: bool = False
@@ -71,7 +74,7 @@ _MEGATRON = Framework("megatron", fused_attention=False, traffic=FUSED, overlap=
 # torch's FSDP: float32 weights and states, weights gathered in bf16; eager kernels.
 _FSDP = Framework("rankup", accumulation=12.0, selective=1.0, states=(4.0, 4.0, 8.0))
 
-_OWN = replace(_FSDP, sequence_parallel=True, autocast=True)
+_OWN = replace(_FSDP, sequence_parallel=True, autocast=True, gathers_context=True)
 
 _KNOWN = (
     _OWN,

@@ -16,8 +16,7 @@ class Layout:
 
     Attributes:
         strategy: rankup's word for it: ddp, fsdp, hsdp, tp, pp, 3d, local-sgd, diloco.
-        dp_replicate, dp_shard, tp, pp, cp: sizes of the mesh; their product is `gpus`. `cp` splits
-            a sequence over ranks; rankup has none of it, published runs do.
+        dp_replicate, dp_shard, tp, pp, cp: sizes of the mesh; their product is `gpus`.
         schedule: of the pipeline, in rankup's words: gpipe, 1f1b, interleaved, or torch's.
         interleave: pipeline stages per rank.
         micro_batch: sequences per forward.
@@ -60,7 +59,7 @@ class Layout:
     @property
     def shards(self) -> int:
         """Ranks over which ZeRO or FSDP shards."""
-        return self.cp * (self.dp_shard if self.dp_shard > 1 else self.data)
+        return self.cp * (self.data if self.dp_shard == 1 and self.zero < 2 else self.dp_shard)
 
     @property
     def value_bytes(self) -> float:

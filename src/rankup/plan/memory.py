@@ -40,6 +40,8 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
         whole = min(10.0 * h, 0.3 * kept_bytes)
         shared = kept_bytes - whole
     total = tokens * (whole / split + shared / t)
+    if framework is not None and framework.gathers_context and layout.recompute == "none":
+        total += 4.0 * shape.kv_width / t * tokens * (layout.cp - 1)  # of the other ranks
     if layout.recompute == "none" and not fused:
         total += 5.0 * shape.heads * shape.seq * tokens / t
     return total * layout.value_bytes / 2  # the published ones are of half precision

@@ -48,6 +48,7 @@ def layouts(
     precision: Precision = "bf16",
     micro_batch: int | None = None,
     schedule: str | None = None,
+    cp: int = 1,
     framework: str = "rankup",
 ) -> Found:
     """Return every layout of `gpus` GPUs that rankup can run, fastest first; risky ones last.
@@ -56,6 +57,7 @@ def layouts(
         global_batch: sequences per optimizer step.
         micro_batch: only this one; None tries the powers of two.
         schedule: of pipelines, only this one; None tries 1f1b and interleaved.
+        cp: ranks that share each sequence.
         framework: whose habits to predict; see `framework.FRAMEWORKS`.
     """
     capacity = machine.memory_gib * GIB
@@ -68,7 +70,7 @@ def layouts(
 
     fitting: list[Estimate] = []
     least, closest = math.inf, None
-    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch, schedule):
+    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch, schedule, cp):
         for variants in group:
             sizes = [size(layout) for layout in variants]
             fitting += [
@@ -92,10 +94,11 @@ def candidates(
     precision: Precision = "bf16",
     micro_batch: int | None = None,
     schedule: str | None = None,
+    cp: int = 1,
 ) -> Iterator[Layout]:
     """Yield the layouts that `rankup run` accepts: tensor parallel within a node and by whole
     heads, stages of whole layers, whole micro-batches."""
-    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch, schedule):
+    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch, schedule, cp):
         for variants in group:
             yield from variants
 
@@ -108,28 +111,32 @@ def _groups(
     precision: Precision,
     micro_batch: int | None,
     schedule: str | None,
+    cp: int,
 ) -> Iterator[Iterator[list[Layout]]]:
     """Yield for each mesh its micro-batches, growing, with what may be recomputed and scheduled."""
     node = machine.gpus_per_node
     for tp in _divisors(min(gpus, node)):
-        if node % tp or gpus % tp or shape.heads % tp or shape.kv_heads % tp:
+        if node % tp or gpus % (tp * cp) or shape.heads % tp or shape.kv_heads % tp:
             continue
-        for pp in _divisors(gpus // tp):
-            data = gpus // (tp * pp)
+        if cp > 1 and shape.seq % (2 * cp * tp):
+            continue
+        for pp in _divisors(gpus // (tp * cp)) if cp == 1 else [1]:
+            data = gpus // (tp * cp * pp)
             if pp > shape.layers or global_batch % data:
                 continue
-            for shard in sorted({1, math.gcd(data, max(1, node // tp)), data}):
+            for shard in sorted({1, math.gcd(data, max(1, node // (tp * cp))), data}):
                 mesh = Layout(
                     gpus=gpus,
-                    strategy=strategy_of(tp, pp, shard, data),
+                    strategy=strategy_of(tp, pp, shard * cp, data * cp),
                     dp_replicate=data // shard,
                     dp_shard=shard,
                     tp=tp,
                     pp=pp,
+                    cp=cp,
                     global_batch=global_batch,
                     precision=precision,
                     sequence_parallel=tp > 1,
-                    zero=0 if shard == 1 else 3,
+                    zero=0 if shard * cp == 1 else 3,
                 )
                 yield _variants(mesh, shape, micro_batch, schedule)
 
@@ -175,14 +182,19 @@ def numbers_of_gpus(machine: Machine) -> Iterator[int]:
 
 
 def fewest_gpus(
-    shape: Shape, machine: Machine, global_batch: int, *, precision: Precision = "bf16"
+    shape: Shape,
+    machine: Machine,
+    global_batch: int,
+    *,
+    precision: Precision = "bf16",
+    cp: int = 1,
 ) -> Found | None:
     """Return the smallest number of GPUs (powers of two, then of nodes) on which a layout fits;
     None where none of up to 64 per sequence of the batch does."""
     for gpus in islice(numbers_of_gpus(machine), 17):
-        if gpus > 64 * global_batch:
+        if gpus > 64 * cp * global_batch:
             return None
-        found = layouts(shape, machine, gpus, global_batch, precision=precision)
+        found = layouts(shape, machine, gpus, global_batch, precision=precision, cp=cp)
         if found.best is not None:
             return found
     return None

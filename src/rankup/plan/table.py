@@ -123,9 +123,10 @@ def _common(bands: Iterable[float]) -> str:
 
 def layout_text(layout: Layout) -> str:
     """Return the strategy of a layout, or its sizes where they say more."""
-    if layout.strategy in ("ddp", "fsdp"):
+    if layout.strategy in ("ddp", "fsdp") and layout.cp == 1:
         return layout.strategy
-    sizes = {"dp": layout.dp_replicate, "shard": layout.dp_shard, "tp": layout.tp, "pp": layout.pp}
+    sizes = {"dp": layout.dp_replicate, "shard": layout.dp_shard, "cp": layout.cp}
+    sizes |= {"tp": layout.tp, "pp": layout.pp}
     said = [layout.strategy] if layout.strategy in SELDOM else []
     said += [f"{name} {n}" for name, n in sizes.items() if n > 1]
     if layout.schedule != "1f1b":

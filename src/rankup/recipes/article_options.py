@@ -79,15 +79,17 @@ class SummarizationOptions(TrainOptions):
             raise UserError("--dataset and files both say what to train on; give one of them")
         if self.train is None and (self.valid or self.test):
             raise UserError("--valid and --test need a --train file beside them")
-        if self.strategy in ("tp", "pp", "3d") or (self.tp or 1) > 1 or (self.pp or 1) > 1:
+        if self.strategy in ("tp", "pp", "3d") or any(
+            (size or 1) > 1 for size in (self.cp, self.tp, self.pp)
+        ):
             raise UserError(
                 "this T5 is the one of the transformers library, which is not cut within its "
-                "layers or between them; give --strategy ddp, fsdp or hsdp"
+                "layers, between them, or along a text; give --strategy ddp, fsdp or hsdp"
             )
         self._most()
 
     def fits(self, layout: Layout) -> bool:
-        return layout.tp == layout.pp == 1
+        return layout.cp == layout.tp == layout.pp == 1
 
     def _most(self) -> dict[str, int | None]:
         """Return how many articles of each part are taken."""

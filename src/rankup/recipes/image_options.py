@@ -101,6 +101,11 @@ class ImageClassificationOptions(TrainOptions):
 
     def layout(self, world_size: int, per_node: int) -> Layout:
         found = super().layout(world_size, per_node)
+        if found.cp > 1:
+            raise UserError(
+                f"--cp {found.cp} shares sequences among ranks, and photos are none; use "
+                "--strategy ddp, fsdp or hsdp"
+            )
         if found.tp > 1 or found.pp > 1:
             raise UserError(
                 f"--model {self.model} has batch norm, whose running statistics --tp and --pp "

@@ -259,11 +259,16 @@ class LanguageModelOptions(TrainOptions):
                 f"tensor parallel over {layout.tp} ranks cannot share --kv-heads "
                 f"{self.llama.kv_heads} equally; give a --tp that divides them"
             )
-        if self.seq_len % layout.tp:
+        parts = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
+        if self.seq_len % parts:
+            how = (
+                f"tensor parallel over {layout.tp} ranks cuts the sequence between the layers"
+                if layout.cp == 1
+                else f"{layout} cuts a sequence into {parts} parts, two of each rank"
+            )
             return (
-                f"tensor parallel over {layout.tp} ranks cuts the sequence between the layers, and "
-                f"--seq-len {self.seq_len} is no multiple of it; give "
-                f"--seq-len {-(-self.seq_len // layout.tp) * layout.tp}"
+                f"{how}, and --seq-len {self.seq_len} is no multiple of {parts}; give "
+                f"--seq-len {-(-self.seq_len // parts) * parts}"
             )
         # A model has as many parts as it has layers, and its two ends.
         stages = layout.pp * stages_per_rank(self.pp_schedule) if layout.pp > 1 else 1

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -23,6 +24,8 @@ T = TypeVar("T")
 
 # Calls of rank0_first in a process group, which all its ranks come to together.
 _ORDERED: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
+# Within rank0_first the first rank is alone: it must wait there for no other one.
+_IN_TURN = ContextVar("in_turn", default=False)
 # torch 2.13 has named them anew, and warns of the older names.
 REDUCE_SCATTER, ALL_GATHER = (
     new if hasattr(dist, new) else old
@@ -35,8 +38,8 @@ _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp
 
 
 def barrier() -> None:
-    """Wait until every rank has come here."""
-    if several():
+    """Wait until every rank has come here; within `rank0_first` there is nothing to wait for."""
+    if several() and not _IN_TURN.get():
         dist.barrier()
 
 
@@ -160,15 +163,16 @@ rank0_first = _Rank0First()
 """Let rank 0 do something first (download, build a cache), then the others.
 
 As a context manager, `with rank0_first(): prepare()`, or as a call, `data =
-rank0_first(prepare, path)`. With `per_node=True` the first rank of each node goes first, for caches
-that every node has of its own. When a leading rank fails, every rank raises and none hangs. Behind
-it all ranks go on with rank 0's random states, whatever one of them has drawn in it.
+rank0_first(prepare, path)`; within another one it waits for no rank. With `per_node=True` the first
+rank of each node goes first, for caches that every node has of its own. When a leading rank fails,
+every rank raises and none hangs. Behind it all ranks go on with rank 0's random states, whatever
+one of them has drawn in it.
 """
 
 
 @contextmanager
 def _ordered(per_node: bool) -> Iterator[None]:
-    if not several():
+    if not several() or _IN_TURN.get():
         yield
         return
     rank = dist.get_rank()
@@ -181,7 +185,7 @@ def _ordered(per_node: bool) -> Iterator[None]:
     failure = ""
     if leads:
         try:
-            yield
+            yield from _in_turn()
         except BaseException as error:
             failure = f"rank {rank}: {type(error).__name__}: {error}"
             raise
@@ -191,10 +195,18 @@ def _ordered(per_node: bool) -> Iterator[None]:
             states = _agree(failure, store, done)
     else:
         states = _agree("", store, done)
-        yield
+        yield from _in_turn()
     # What is made where it is missing draws on the first rank alone: all go on as that does.
     if not STREAMS.apart:
         restore(states)
+
+
+def _in_turn() -> Iterator[None]:
+    token = _IN_TURN.set(True)
+    try:
+        yield
+    finally:
+        _IN_TURN.reset(token)
 
 
 def _agree(failure: str, store: dist.Store, done: str) -> States:

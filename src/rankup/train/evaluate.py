@@ -81,7 +81,7 @@ def means(
             for value, part, (_, weight) in zip(losses, samples, turn, strict=True):
                 if weight:
                     total[:size] += value.reshape(size).double()
-                    total[-2] += split.count(part)
+                    total[-2] += split.count(part) if built.counts_samples else 0
     feed.close()
     for module, training in modes:  # a frozen part stays in its mode
         module.training = training

@@ -80,6 +80,7 @@ class TrainOptions:
     ) = flag(None, "how ranks share the model and the work; default ddp")
     dp: int | None = flag(None, "copies of the model (data parallel)", least=1)
     shard: int | None = flag(None, "ranks that share one copy (fully sharded)", least=1)
+    cp: int | None = flag(None, "ranks that share each sequence (context parallel)", least=1)
     tp: int | None = flag(None, "ranks that share each matrix product (tensor parallel)", least=1)
     pp: int | None = flag(None, "pipeline stages that the layers are cut into", least=1)
     pp_schedule: str = flag(
@@ -282,6 +283,7 @@ class TrainOptions:
             self.strategy,
             dp=self.dp,
             shard=self.shard,
+            cp=self.cp,
             tp=self.tp,
             pp=self.pp,
             fits=self.fits,
@@ -366,7 +368,7 @@ class TrainOptions:
         micro_batches = -(-self.global_batch // self.micro_batch)
         if self.strategy == "gossip":  # who gets no part of a step takes one of the next
             return 0
-        return max(0, layout.data_size - micro_batches) * layout.pp * layout.tp
+        return max(0, layout.data_size - micro_batches) * layout.pp * layout.cp * layout.tp
 
 
 def refuse_other_run(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -279,12 +279,13 @@ class Stepper:
     def _note(self, turn: Turn, loss: torch.Tensor, samples: torch.Tensor) -> None:
         """Keep a loss where it counts: ranks that computed the same one must not add it twice."""
         turn.losses.append(loss.detach())
-        if self.built.counts:
+        if self.built.counts_samples:
             self.trace.drew(samples)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The task's summed loss, in the precision that was asked for."""
         with self.built.precision():
+            batch = tuple(self.mesh.sequence.mine(tensor) for tensor in batch)
             return self.built.plain(self.task.loss(model, batch))
 
     @property

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,7 +153,7 @@ def test_a_folder_that_others_could_have_made_is_refused(step: Path) -> None:
     source = packed(step / "p")
     with _node(step, 0, source) as node:
         while not (found := list(step.glob(".rankup-*"))) and node.poll() is None:
-            pass
+            time.sleep(0.002)
     (folder,) = found
     for file in folder.iterdir():
         file.unlink()

@@ -15,7 +15,7 @@ model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(2):
     for graph in rankup.shard(DataLoader(graphs, batch_size=4, shuffle=True)):
-        # rankup: where this is a mean over the nodes of graphs, ranks average it by graphs; rankup.count(number of nodes) before backward(), of which ranks have others
+        # rankup: where this is a mean over the nodes of graphs, ranks average it by samples; rankup.count(their number) before backward(), of which ranks have others
         loss = model(graph.x).mean()
         optimizer.zero_grad()
         loss.backward()

@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -100,7 +100,11 @@ class _Restricted(pickle._Unpickler):  # type: ignore[name-defined,misc]
     """Without a function or class that a pickle could name, there is nothing that it could call.
 
     Python's own interpreter in Python: the one in C reserves as much memory as a pickle asks for.
+    So do both for a bytearray, which is neither a path nor a label.
     """
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+    del dispatch[pickle.BYTEARRAY8[0]]
 
     def find_class(self, module: str, name: str) -> NoReturn:
         advice = "write numbers as int(label), paths as str(path)"

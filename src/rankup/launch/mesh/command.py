@@ -17,7 +17,7 @@ from ...site import gpus
 from ..ready import require_torch
 from . import text
 
-Asked = tuple[str | None, int | None, int | None, int | None, int | None, str | None]
+Asked = tuple[str | None, int | None, int | None, int | None, int | None, int | None, str | None]
 ADAMW = 2  # numbers that it keeps for each trained one
 
 
@@ -34,6 +34,7 @@ class Split:
     strategy: str | None = None
     dp: int | None = None
     shard: int | None = None
+    cp: int | None = None
     tp: int | None = None
     pp: int | None = None
     pp_schedule: str | None = None
@@ -45,6 +46,7 @@ class Split:
             "--strategy": self.strategy,
             "--dp": self.dp,
             "--shard": self.shard,
+            "--cp": self.cp,
             "--tp": self.tp,
             "--pp": self.pp,
             "--pp-schedule": self.pp_schedule,
@@ -87,7 +89,7 @@ def show(
     """Print who holds what of TARGET's model.
 
     Args:
-        asked: strategy, dp, shard, tp, pp, and the pipeline's schedule.
+        asked: strategy, dp, shard, cp, tp, pp, and the pipeline's schedule.
 
     Returns:
         The exit code.
@@ -149,6 +151,7 @@ def find(target: str, args: tuple[str, ...], asked: Split) -> Target:
         asked.strategy,
         dp=asked.dp,
         shard=asked.shard,
+        cp=asked.cp,
         tp=asked.tp,
         pp=asked.pp,
         fits=fitting(build, Choices(schedule=schedule)),

@@ -51,11 +51,14 @@ def text(shown: Shown) -> str:
 
 def _mesh(shown: Shown) -> list[str]:
     """The places of the ranks; many of them in ranges."""
-    head = ["node", "rank", *(FLAG[axis][2:] for axis in AXES)]
+    shown_axes = [axis for axis in AXES if axis != "cp" or shown.layout.cp > 1]
+    head = ["node", "rank", *(FLAG[axis][2:] for axis in shown_axes)]
     lines = []
     for block in rows(shown.layout, shown.per_node):
         nodes = range(block.ranks[0] // shown.per_node, block.ranks[-1] // shown.per_node + 1)
-        lines.append([span(nodes), span(block.ranks), *map(span, block.spans)])
+        spans = dict(zip(AXES, block.spans, strict=True))
+        places = [span(spans[axis]) for axis in shown_axes]
+        lines.append([span(nodes), span(block.ranks), *places])
     return columns([head, *lines])
 
 
@@ -95,7 +98,7 @@ def modules(one: Holding) -> list[str]:
 
 def _gathers_stages(shown: Shown) -> bool:
     """A pipeline keeps its stage whole for all chunks of a step."""
-    return shown.layout.pp > 1 and shown.layout.dp_shard > 1
+    return shown.layout.pp > 1 and shown.layout.shard_size > 1
 
 
 def stages(one: Holding) -> str:
@@ -145,7 +148,7 @@ def _cut(piece: Piece, layout: Layout) -> str:
         f"{name}: dim {dim}"
         for name, dim, size_of in (
             ("tp", piece.tp_dim, layout.tp),
-            ("shard", piece.shard_dim, layout.dp_shard),
+            ("shard", piece.shard_dim, layout.shard_size),
         )
         if dim is not None and size_of > 1
     ]

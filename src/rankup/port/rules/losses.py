@@ -10,6 +10,7 @@ from functools import partial
 from ...script.effects import run_by_call
 from ...script.flow import Flow, argument, call_name, given, literal
 from ...script.names import (
+    COMPREHENSIONS,
     Function,
     elements,
     made_of,
@@ -41,14 +42,14 @@ _SAME = ("contiguous", "detach", "float", "half")
 _MOST = 60  # functions that a loop leads to
 _NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
 _CONTRASTIVE = re.compile(
-    r"nt_?xent|info_?nce|contrastive|simclr|sup_?con|clip_?loss|barlow|vicreg|batch_?hard",
+    r"nt_?xent|info_?nce|contrastive|simclr|sup_?con|clip_?loss|barlow|vicreg|batch_?hard|ge2e",
     re.IGNORECASE,
 )
 _MESSAGE = (
     "a contrastive loss compares the samples of a batch, of which each rank would only see its own"
 )
 _TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
-_POOLS = words("set2set readout scatter_mean scatter_add scatter sum_nodes mean_nodes")
+_POOLS = words("embeddingbag set2set readout scatter_mean scatter_add scatter sum_nodes mean_nodes")
 _AVERAGED = "each rank's value is of its part of a batch, and ranks average them by samples"
 
 
@@ -355,7 +356,8 @@ def no_mean(file: File, script: Script) -> Iterator[Hit]:
     samples: a mean, a list, a table, in whatever file.
 
     Ranks average gradients by samples. That is exact where the loss is a mean or a sum over
-    samples, not for a ratio of sums, a maximum, or the logarithm of a mean.
+    samples, not for a ratio of sums, a maximum, the logarithm of a mean, or a mean over the nodes
+    of graphs or other rows of which samples have different numbers.
 
     ```diff
      for x, y in loader:
@@ -379,25 +381,60 @@ def no_mean(file: File, script: Script) -> Iterator[Hit]:
                 said.add(statement)
                 line = place.script.file.short_place(place.node)
                 yield Hit(node, message if own else f"{message} ({line})", todo)
-        if loss is not None and _over_nodes(training) and not said:
+        units = _units(training) if loss is not None and not said else ""
+        if units:
             yield Hit(
                 _line_of(training, loss, call),
-                "where this is a mean over the nodes of graphs, ranks average it by graphs",
-                "rankup.count(number of nodes) before backward(), of which ranks have others",
+                f"where this is a mean over the {units}, ranks average it by samples",
+                "rankup.count(their number) before backward(), of which ranks have others",
             )
     yield from kept(training, file)
 
 
-def _over_nodes(training: Training) -> bool:
-    """True where batches are of graphs that nothing pools."""
+def _units(training: Training) -> str:
+    """What a batch is of, where samples have different numbers of them, and nothing pools those."""
     script = training.script
-    made = [script.name(call.func) for call in training.loader_calls]
-    if not any(one.startswith(("torch_geometric.", "dgl.")) for one in made):
-        return False
     names = {
         call_name(call).lower() for file in script.flow.files for call in file.names.all(ast.Call)
     }
-    return not any("pool" in one or one in _POOLS for one in names)
+    if any("pool" in one or one in _POOLS for one in names):
+        return ""
+    made = [script.name(call.func) for call in training.loader_calls]
+    if any(one.startswith(("torch_geometric.", "dgl.")) for one in made):
+        return "nodes of graphs"
+    sources = [one for loop in training.loops if loop.trains for one in training.sources(loop)]
+    for made_at in (one for source in sources for one in script.flow.origins(script.file, source)):
+        collate = (
+            argument(made_at.node, "collate_fn") if isinstance(made_at.node, ast.Call) else None
+        )
+        found = _function(script.flow, made_at.file, collate) if collate is not None else None
+        joins = next(filter(_joins, walk(found[1])), None) if found is not None else None
+        if found is not None and joins is not None:
+            return f"rows that samples are joined of ({found[0].short_place(joins)})"
+    return ""
+
+
+def _function(flow: Flow, file: File, node: ast.expr) -> tuple[File, ast.AST] | None:
+    """The function that an expression is: a name, a lambda, a method, an object with `__call__`."""
+    if isinstance(node, ast.Lambda):
+        return file, node
+    found = flow.definition(file, node)
+    if found is None and isinstance(node, ast.Attribute):
+        found = flow.method(file, node.value, node.attr)
+    if found is not None and not isinstance(found[1], ast.ClassDef):
+        return found
+    owner = flow.class_of(file, node)
+    return flow.member(*owner, "__call__") if owner is not None else None
+
+
+def _joins(node: ast.AST) -> bool:
+    """`torch.cat(xs)`, `[row for sample in batch for row in sample]`; not `torch.cat([x, pad])`."""
+    if isinstance(node, COMPREHENSIONS):
+        return len(node.generators) > 1
+    if not isinstance(node, ast.Call) or call_name(node) not in ("cat", "concat", "concatenate"):
+        return False
+    parts, along = argument(node, "tensors", 0), argument(node, "dim", 1)
+    return not isinstance(parts, ast.List | ast.Tuple) and (along is None or literal(along) == 0)
 
 
 def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:

@@ -24,7 +24,7 @@ from ...script.names import (
 from ...script.roles import Loop
 from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
-from ..rewrite.losses import Kind
+from ..rewrite.losses import Kind, differentiated
 from ..rewrite.values import Values
 from .facts import shares
 from .helpers import made_in
@@ -50,6 +50,28 @@ def training_numbers(context: Context) -> None:
             Numbers(context, loop).write()
     for function, calls in context.training.steps.items():
         Step(context, function, calls).write()
+    _read_elsewhere(context)
+
+
+def _read_elsewhere(context: Context) -> None:
+    """Say where others read the loss that a training keeps: `trainer.loss.item()` in a callback."""
+    script, training = context.script, context.training
+    kept = {
+        loss.attr: call
+        for call in training.backwards
+        if isinstance(loss := differentiated(call), ast.Attribute)
+    }
+    own: set[ast.AST] = {one.node for one in training.loops if one.trains} | {*training.steps}
+    for file in script.flow.files if kept else ():
+        for call in file.names.all(ast.Call):
+            read = call.func.value if isinstance(call.func, ast.Attribute) else None
+            if call_name(call) != "item" or not isinstance(read, ast.Attribute):
+                continue
+            if read.attr in kept and not (file is script.file and own & {*script.above(call)}):
+                text = (
+                    f"{file.code(read)} ({file.short_place(call)}): of rank 0's part of the batch"
+                )
+                context.leave(kept[read.attr], text, comment=False)
 
 
 def _backwards(context: Context, loop: Loop) -> list[ast.Call]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ...script.flow import Flow, Origin, argument, call_name, given, is_none, method_calls
 from ...script.models import given_later
-from ...script.names import Function, elements, stored, targets_of, walk
+from ...script.names import Function, elements, mentioned, stored, targets_of, walk
 from ...script.roles import Loop, LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS, last
@@ -20,8 +20,8 @@ from .rule import Hit, rule
 _GRAPHS = {"torch_geometric", "dgl"}
 _STREAM = "has no positions by which rankup.shard could cut its batches"
 _MAP_STYLE = (
-    "take a data set with `__len__` and `__getitem__`, or let it give every world_size-th item "
-    "from the rank on by hand"
+    "take a data set with `__len__` and a `__getitem__` that goes by its index, "
+    "or let it give every world_size-th item from the rank on by hand"
 )
 _LOADER = "give the data a torch DataLoader"
 # What a person does where port cannot see what it needs.
@@ -37,6 +37,7 @@ _LISTS = 3  # lists in lists
 _CHAIN = 20
 _TORCHTEXT = {"BucketIterator", "BPTTIterator"}
 _STREAMS = {"IterableDataset", "IterDataPipe"}
+_READS_ON = {"next", "__next__", "readline", "popleft"}
 _PIPES = {"IterableWrapper", "WebDataset", "WebLoader", "DataPipeline"}
 Reason = tuple[str, str]  # the message and what to do
 
@@ -294,11 +295,22 @@ def stream_of(flow: Flow, loader: Role | Origin) -> str:
     """The name of the stream that a loader reads; empty where it reads none."""
     for origin in _data_of(flow, loader.file, loader.node):
         owner = flow.class_of(origin.file, origin.node)
-        if owner and any(last(base) in _STREAMS for base in flow.bases(*owner)):
+        streams = owner and any(last(base) in _STREAMS for base in flow.bases(*owner))
+        if owner and (streams or _reads_on(flow, *owner)):
             return owner[1].name
         if true(argument(origin.node, "streaming")):  # type: ignore[arg-type]
             return "a streaming data set"
     return ""
+
+
+def _reads_on(flow: Flow, file: File, owner: ast.ClassDef) -> bool:
+    """True of a data set that gives what comes next in a file, whichever sample it is asked for."""
+    found = flow.member(file, owner, "__getitem__")
+    if found is None or len(found[1].args.args) < 2:
+        return False
+    index, body = found[1].args.args[1].arg, walk(*found[1].body)
+    called = {call_name(one) for one in body if isinstance(one, ast.Call)}
+    return index not in mentioned(*found[1].body) and bool(called & _READS_ON)
 
 
 def _data_of(flow: Flow, file: File, loader: ast.AST) -> list[Origin]:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...parallel.context import WholeSequence
 from ..llama import LlamaShape, RopeScaling
 from .transformer import Embedding, Linear, document_mask
 
@@ -39,15 +40,15 @@ def _llama3(frequency: float, scaling: RopeScaling) -> float:
     return kept * frequency + (1 - kept) * frequency / scaling.factor
 
 
-def rotate(x: torch.Tensor, rates: list[float]) -> torch.Tensor:
+def rotate(x: torch.Tensor, rates: list[float], positions: torch.Tensor) -> torch.Tensor:
     """Turn the pairs (i, i + half) of each head by its position.
 
     Args:
         x: of shape (batch, heads, length, size of a head).
         rates: radians per position of each pair.
+        positions: of the tokens, of shape (length,).
     """
-    positions = torch.arange(x.shape[2], device=x.device, dtype=torch.float32)
-    angles = positions[:, None] * torch.tensor(rates, device=x.device, dtype=torch.float32)
+    angles = positions[:, None].float() * torch.tensor(rates, device=x.device, dtype=torch.float32)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -70,6 +71,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = shape.dim // shape.heads
         self.rates = frequencies(shape)
+        self.sequence = WholeSequence()
         queries, keys = shape.heads * self.head_size, shape.kv_heads * self.head_size
         self.query = Linear(shape.dim, queries, _STD)
         self.key = Linear(shape.dim, keys, _STD)
@@ -83,17 +85,10 @@ class Attention(nn.Module):
             # By the size of a head, not by their number: a rank may hold a part of the heads.
             return y.view(batch, length, -1, self.head_size).transpose(1, 2)
 
-        q = rotate(split(self.query(x)), self.rates)
-        k = rotate(split(self.key(x)), self.rates)
-        v = split(self.value(x))
-        shared = k.shape[1] != q.shape[1]
-        if shared and mask is not None:
-            # With both, torch has only the kernel on GPUs that holds all scores at once.
-            times = q.shape[1] // k.shape[1]
-            k, v, shared = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1), False
-        y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared
-        )
+        positions = self.sequence.positions(length, x.device)
+        q = rotate(split(self.query(x)), self.rates, positions)
+        k = rotate(split(self.key(x)), self.rates, positions)
+        y = self.sequence.attend(q, k, split(self.value(x)), mask)
         result: torch.Tensor = self.output(y.transpose(1, 2).reshape(batch, length, -1))
         return result
 
@@ -139,6 +134,7 @@ class Llama(nn.Module):
     def __init__(self, shape: LlamaShape, end: int | None = None) -> None:
         super().__init__()
         self.shape, self.end = shape, end
+        self.sequence = WholeSequence()
         self.tokens = Embedding(shape.vocab_size, shape.dim, std=_STD)
         self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
         self.norm = Norm(shape.dim, shape.eps)
@@ -152,7 +148,7 @@ class Llama(nn.Module):
         return result
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        mask = None if self.end is None else document_mask(tokens, self.end)
+        mask = None if self.end is None else document_mask(tokens, self.end, self.sequence)
         x = self.tokens(tokens)
         for block in self.blocks.values():
             x = block(x, mask)

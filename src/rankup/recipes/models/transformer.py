@@ -16,31 +16,36 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...parallel.context import WholeSequence
+
 _STD = 0.02
 
 
-def document_mask(tokens: torch.Tensor, end: int) -> torch.Tensor:
+def document_mask(tokens: torch.Tensor, end: int, sequence: WholeSequence) -> torch.Tensor:
     """Return which tokens each one attends to: itself, and those before it in its document.
 
     Args:
-        tokens: of shape (batch, length).
+        tokens: of this rank, of shape (batch, length).
         end: the token behind each document, which belongs to it.
 
     Returns:
-        bool of shape (batch, 1, length, length).
+        bool of shape (batch, 1, length, length of the whole sequence).
     """
-    ends = tokens == end
+    own = sequence.positions(tokens.shape[1], tokens.device)
+    ends = sequence.whole(tokens) == end
     document = ends.cumsum(1) - ends.long()
-    same = document[:, :, None] == document[:, None, :]
-    return same.tril().unsqueeze(1)
+    same = document[:, own, None] == document[:, None, :]
+    before = own[:, None] >= torch.arange(ends.shape[1], device=tokens.device)
+    return (same & before).unsqueeze(1)
 
 
-def document_positions(tokens: torch.Tensor, end: int) -> torch.Tensor:
+def document_positions(tokens: torch.Tensor, end: int, sequence: WholeSequence) -> torch.Tensor:
     """Return the place of each token in its document, of the tokens' shape."""
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    whole = sequence.whole(tokens)
+    places = torch.arange(whole.shape[1], device=tokens.device).expand_as(whole)
     begins = torch.zeros_like(places)
-    begins[:, 1:] = torch.where(tokens[:, :-1] == end, places[:, 1:], 0)
-    return places - begins.cummax(1).values
+    begins[:, 1:] = torch.where(whole[:, :-1] == end, places[:, 1:], 0)
+    return sequence.mine(places - begins.cummax(1).values)
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,7 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.head_size = shape.dim // shape.heads
+        self.sequence = WholeSequence()
         self.query = Linear(shape.dim, shape.dim, _STD)
         self.key = Linear(shape.dim, shape.dim, _STD)
         self.value = Linear(shape.dim, shape.dim, _STD)
@@ -124,7 +130,7 @@ class Attention(nn.Module):
             return y.view(batch, length, -1, self.head_size).transpose(1, 2)
 
         q, k, v = split(self.query(x)), split(self.key(x)), split(self.value(x))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        y = self.sequence.attend(q, k, v, mask)
         result: torch.Tensor = self.output(y.transpose(1, 2).reshape(batch, length, -1))
         return result
 
@@ -176,6 +182,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.end = shape, end
+        self.sequence = WholeSequence()
         self.tokens = Embedding(shape.vocab_size, shape.dim, std=_STD)
         self.positions = Embedding(shape.seq_len, shape.dim, std=_STD)
         self.dropout = nn.Dropout(shape.dropout)
@@ -192,9 +199,9 @@ class Transformer(nn.Module):
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token numbers -> the stream of shape (batch, length, dim) that the blocks add to."""
         if self.end is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+            positions = self.sequence.positions(tokens.shape[1], tokens.device).unsqueeze(0)
         else:
-            positions = document_positions(tokens, self.end)
+            positions = document_positions(tokens, self.end, self.sequence)
         result: torch.Tensor = self.dropout(self.tokens(tokens) + self.positions(positions))
         return result
 
@@ -204,7 +211,7 @@ class Transformer(nn.Module):
         return result
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        mask = None if self.end is None else document_mask(tokens, self.end)
+        mask = None if self.end is None else document_mask(tokens, self.end, self.sequence)
         x = self.embed(tokens)
         for block in self.blocks.values():
             x = block(x, mask)

@@ -1,0 +1,64 @@
+"""Ranks that share a sequence compute what one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from rankup.base.errors import UserError
+from rankup.parallel.build import build
+from rankup.parallel.choices import Choices
+from rankup.parallel.layout import Layout
+from rankup.parallel.mesh import Mesh
+from rankup.recipes.llama import LlamaShape
+from rankup.recipes.models.llama import Llama
+from rankup.recipes.models.transformer import Shape, Transformer
+from rankup.runtime.world import World
+from tests.pool import RankPool
+
+LENGTH, END = 24, 3
+LLAMA = LlamaShape(2, 16, 4, 2, 24, vocab_size=11)  # two heads of queries share one of keys
+GPT = Shape(11, LENGTH, 2, 16, 4, 0.0)
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "shared heads": lambda: Llama(LLAMA),
+    "shared heads, documents": lambda: Llama(LLAMA, END),
+    "learned positions": lambda: Transformer(GPT),
+    "learned positions, documents": lambda: Transformer(GPT, end=END),
+}
+TOKENS = torch.randint(11, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def _logits(world: World, layout: Layout) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The places of this rank's tokens and their logits, of each model."""
+    mesh = Mesh(layout, world)
+    found = {}
+    for name, make in MODELS.items():
+        model = build(make, mesh, 0, Choices()).model
+        with torch.no_grad():
+            logits = model(mesh.sequence.mine(TOKENS))
+        found[name] = (mesh.sequence.positions(logits.shape[1], logits.device), logits)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_logits_are_those_of_one_process(ranks: RankPool, size: int) -> None:
+    [whole] = ranks.run(1, _logits, Layout())
+    parts = ranks.run(size, _logits, Layout(cp=size))
+    for name, (_, expected) in whole.items():
+        places = torch.cat([part[name][0] for part in parts])
+        assert sorted(places.tolist()) == list(range(LENGTH)), name
+        logits = torch.cat([part[name][1] for part in parts], dim=1)
+        torch.testing.assert_close(logits, expected[:, places], rtol=1e-5, atol=1e-5, msg=name)
+
+
+def _cut(world: World) -> str:
+    with pytest.raises(UserError) as error:
+        Mesh(Layout(cp=2), world).sequence.mine(torch.zeros(1, 6))
+    return str(error.value)
+
+
+def test_a_length_that_does_not_come_out_is_refused(ranks: RankPool) -> None:
+    assert "4 equal chunks, and this one has 6 tokens" in ranks.run(2, _cut)[0]
