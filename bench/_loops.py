@@ -335,6 +335,7 @@ LOOPS: dict[str, Callable[[Job], None]] = {
     "rankup": by_rankup,
     "by hand": by_hand,
     "transformers by hand": partial(by_hand, theirs=True),
+    "transformers by hand, memory kept": partial(by_hand, theirs=True),
     "accelerate": by_accelerate,
     "rankup, fsdp": partial(by_rankup, strategy="fsdp"),
     "FSDP2 by hand": partial(by_hand, sharded=True),

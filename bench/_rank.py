@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -29,6 +30,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from _loops import LOOPS, Job
+from rankup.launch.worker import keep_memory
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.runtime.world import World, setup
@@ -132,10 +134,12 @@ class Contestant:
         self._task = PausedTask(options, directory / TOKENS, self._turns.stepped)
 
     def slice(self, steps: int) -> dict[str, Any]:
-        """Run a slice; return bytes sent and seconds of the processor per step, and bytes held."""
-        before, clock = sent(), time.process_time()
+        """Run a slice; return bytes sent, seconds of the processor and page faults per step, and
+        bytes held."""
+        before, clock, faults = sent(), time.process_time(), page_faults()
         self._turns.take(steps)
         spent = {"sent": sent() - before, "cpu": time.process_time() - clock}
+        spent["faults"] = page_faults() - faults
         return {n: value / steps for n, value in spent.items()} | asdict(self._task.held())
 
     def _run(self) -> None:
@@ -158,6 +162,11 @@ def sent() -> int:
     return total
 
 
+def page_faults() -> int:
+    """Return how often the kernel has given this process a page of memory so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def die_with_parent() -> None:
     """Ask Linux to kill this process when the bench ends, however that ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -170,6 +179,8 @@ def main() -> None:
     os.dup2(2, 1)  # what contestants print goes to the log
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
+    if spec["keep"]:
+        keep_memory()
     world = setup()
     options = LanguageModelOptions(**spec["options"])
     places = Path(spec["directory"]), Path(spec["runs"])

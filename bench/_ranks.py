@@ -56,6 +56,7 @@ class Team:
         options: of the language-model recipe.
         contestants: names in `_loops.LOOPS`.
         device: `cpu` or `cuda`.
+        keep: keep freed memory, as the ranks of `rankup run` do on the CPU.
     """
 
     def __init__(
@@ -65,9 +66,11 @@ class Team:
         options: Mapping[str, Any],
         contestants: Sequence[str],
         device: str = "cpu",
+        keep: bool = False,
     ) -> None:
         self._runs = Path(tempfile.mkdtemp(prefix="runs-", dir=directory))
         spec = {"directory": str(directory), "runs": str(self._runs), "options": dict(options)}
+        spec["keep"] = keep
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the ranks live
         environments = rank_environments(world_size, device)
         spec["contestants"] = list(contestants)
@@ -241,6 +244,8 @@ def rank_environments(world_size: int, device: str = "cpu") -> list[dict[str, st
     base = {name: v for name, v in os.environ.items() if name not in (*launcher, *slurm)}
     if device == "cpu":
         base |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        # Contestants are threads, and are to have the memory of a program's main one.
+        base |= {"MALLOC_ARENA_MAX": "1"}
     if world_size == 1:
         return [base]
     with socket.socket() as probe:

@@ -118,7 +118,7 @@ def many_runs(folder: Path, rounds: int) -> list[float]:
         asked(path, str(number))
         record(path, job=str(number), start=1000, nodes="n1")
         ends = "2026-11-20T10:00:00|2026-11-20T11:00:00"
-        rows.append(f"{number}|TIMEOUT|0:0|{ends}|n1|None")
+        rows.append(f"{number}|TIMEOUT|0:0|{ends}|n1|None|{path}")
     slurm.answers("squeue")
     slurm.answers("sacct", out="\n".join(rows))
     return [

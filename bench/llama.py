@@ -3,7 +3,9 @@
 Claims:
 `llama.160m.1`, `llama.160m.2`: tokens/s on 1 and 2 ranks of one thread each, of the recipe's loop
 and model to the loop by hand (`_loops.py`, DDP on 2 ranks) with transformers' `LlamaForCausalLM`,
-both in float32 with AdamW.
+both in float32 with AdamW. Ours keeps the memory that it frees, as a rank of `rankup run` does on
+the CPU, the loop by hand in its own processes does not; on 1 rank a loop by hand that does is shown
+beside.
 `llama.load`: the most memory that a rank takes beside torch's own while 4 ranks under FSDP read a
 model of 1.0 billion parameters in bfloat16 from a Hugging Face folder (`--init`), to a rank's part
 in float32 and one layer; lower is better. Anonymous memory: the file's pages are the kernel's.
@@ -20,16 +22,17 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from _ranks import Team, claimed, interleave, run_ranks, show_rates, write_text
-from common import Effort, claim, machine, median, parse_effort
+from common import Effort, claim, machine, median, paired, parse_effort
 from rankup.recipes.llama import CONFIG, SIZES, LlamaShape, theirs
 
 OURS, PEER = "rankup", "transformers by hand"
+KEPT = f"{PEER}, memory kept"
 VOCABULARY = 32_000
 SMALL = replace(SIZES["llama-160m"], vocab_size=VOCABULARY)
 LARGE = replace(SIZES["llama-1b"], vocab_size=VOCABULARY)
@@ -48,21 +51,38 @@ def rates(world_size: int, effort: Effort) -> str:
     """Measure and print the training loop; return its claim line."""
     length = 32 if effort.quick else 128
     sizes = {"seq_len": length, "micro_batch": 1, "global_batch": 2 * world_size, "warmup": 100}
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
         config = directory / "model"
         model = {**options_of(SMALL, config), "model": str(config), **sizes}
         options = write_text(directory, model, 160 * sizes["global_batch"])
-        with closing(Team(world_size, directory, options, [OURS, PEER])) as team:
-            found = interleave({OURS: team, PEER: team}, effort, least=3)
+
+        def team(contestant: str, keep: bool) -> Team:
+            made = Team(world_size, directory, options, [contestant], keep=keep)
+            return stack.enter_context(closing(made))
+
+        teams = {OURS: team(OURS, keep=True), PEER: team(PEER, keep=False)}
+        if world_size == 1:  # of several ranks memory would not hold a third
+            teams[KEPT] = team(KEPT, keep=True)
+        found = interleave(teams, effort, least=3)
     seconds = {name: [one.seconds for one in slices] for name, slices in found.items()}
     what = (
         f"{world_size} rank{'s' * (world_size > 1)}, 2 micro-batches of {length} tokens per rank, "
         f"llama-160m with {VOCABULARY:,} tokens, load {os.getloadavg()[0]:.1f} at the end"
     )
     show_rates(seconds, PEER, what)
-    clock = {name: median([one.ranks[0]["cpu"] for one in found[name]]) for name in found}
-    what += f"; by seconds of the processor {clock[PEER] / clock[OURS]:.2f}"
+    spent = {
+        name: {kind: median([one.ranks[0][kind] for one in slices]) for kind in ("cpu", "faults")}
+        for name, slices in found.items()
+    }
+    for name, of in spent.items():
+        print(f"{name}: a step takes {of['cpu']:.3f} CPU s, {of['faults']:,.0f} page faults")
+    what += f"; by seconds of the processor {spent[PEER]['cpu'] / spent[OURS]['cpu']:.2f}"
+    if world_size == 1:
+        what += (
+            f"; to the loop by hand with memory kept {paired(seconds[KEPT], seconds[OURS])}, "
+            f"by seconds of the processor {spent[KEPT]['cpu'] / spent[OURS]['cpu']:.2f}"
+        )
     amount = sizes["global_batch"] * length
     name = f"llama.160m.{world_size}"
     return claimed(name, seconds, OURS, PEER, what, amount, "tokens/s")

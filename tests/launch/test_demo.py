@@ -63,8 +63,8 @@ def test_table() -> None:
     assert two == ["2", "4.00000", "1.00000", "1.50000", "23,000", "16.0", "s", "1.88"]
 
 
-def test_samples_to_try_things_on(run_rankup: RunRankup, tmp_path: Path) -> None:
-    done = run_rankup(["demo", "--files", "samples"])
+def test_samples_to_try_things_on(rankup_here: RunRankup, tmp_path: Path) -> None:
+    done = rankup_here(["demo", "--files", "samples"])
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "samples"
     assert {path.name for path in folder.iterdir()} == {
@@ -75,13 +75,13 @@ def test_samples_to_try_things_on(run_rankup: RunRankup, tmp_path: Path) -> None
     }
     commands = re.findall(r"rankup (.*)", done.stdout)
     assert len(commands) == 4
-    assert run_rankup(commands[0].split(), cwd=folder).returncode == 1  # its findings
-    packed = run_rankup(commands[1].split(), cwd=folder)
+    assert rankup_here(commands[0].split(), cwd=folder).returncode == 1  # its findings
+    packed = rankup_here(commands[1].split(), cwd=folder)
     assert "files: 400 files -> 3 files" in packed.stdout
-    again = run_rankup(["demo", "--files", "samples"])
+    again = rankup_here(["demo", "--files", "samples"])
     assert again.returncode == 2
     assert again.stderr == "rankup: samples/train.py is there already; name a new folder\n"
-    file = run_rankup(["demo", "--files", "samples/train.py/folder"])
+    file = rankup_here(["demo", "--files", "samples/train.py/folder"])
     assert (file.returncode, file.stderr.count("\n")) == (2, 1)
     assert "cannot be written into samples/train.py/folder" in file.stderr
 

@@ -422,18 +422,20 @@ def test_a_report_that_cannot_be_made_says_why(run_rankup: RunRankup, tmp_path: 
     assert "old.jsonl holds samples as the first version" in said
 
 
-def test_what_a_run_here_prints_is_kept(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_what_a_run_here_prints_is_kept(
+    run_rankup: RunRankup, rankup_here: RunRankup, tmp_path: Path
+) -> None:
     path = script(tmp_path, "import sys\nprint('kept')\nsys.exit('the reason')\n")
     done = run_rankup(["run", "--local", "--no-monitor", path])
     assert done.returncode == 1
     assert done.stdout == "kept\n"
     assert "the reason" in done.stderr
-    shown = run_rankup(["logs"])
+    shown = rankup_here(["logs"])
     assert shown.stdout.splitlines()[0] == "kept"
     assert "the reason" in shown.stdout
     path.write_text("print('second')\n")
     run_rankup(["run", "--local", "--no-monitor", "--resume", "last"])
-    assert run_rankup(["logs"]).stdout.splitlines() == ["second"], "of the newest start"
+    assert rankup_here(["logs"]).stdout.splitlines() == ["second"], "of the newest start"
     [kept] = (tmp_path / "runs").glob("*/*/log/run.out")
     assert kept.stat().st_mode & 0o777 == 0o600
 

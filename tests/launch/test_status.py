@@ -116,7 +116,7 @@ def test_one_squeue_and_one_sacct_for_all_runs(tmp_path: Path) -> None:
     slurm.answers("squeue", out=f"23|RUNNING|2026-11-20T10:00:00|n1|None|{uid}|{run}\n")
     slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
     rows = [
-        f"{job}|{state}|0:0|2026-11-20T10:00:00|2026-11-20T11:00:00|n1|None"
+        f"{job}|{state}|0:0|2026-11-20T10:00:00|2026-11-20T11:00:00|n1|None|"
         for job, state in ((20, "TIMEOUT"), (21, "NODE_FAIL"), (22, "OUT_OF_MEMORY"))
     ]
     slurm.answers("sacct -j 24,22,21,20", out="\n".join(rows))
@@ -155,7 +155,7 @@ def test_a_job_without_a_number_keeps_accounting_from_no_other_run(
 ) -> None:
     slurm = FakeSlurm(tmp_path)
     slurm.answers("squeue")
-    row = "12|TIMEOUT|0:0|2026-11-20T10:00:00|2026-11-20T11:00:00|n1|None\n"
+    row = "12|TIMEOUT|0:0|2026-11-20T10:00:00|2026-11-20T11:00:00|n1|None|\n"
     slurm.answers("sacct", err="sacct: fatal: Bad job/step specified\n", code=1)
     slurm.answers("sacct -j 12", out=row)
     slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
@@ -267,7 +267,7 @@ def test_a_job_that_stopped_and_was_cancelled_before_its_next_start_says_so(tmp_
     slurm.answers("sacct")
     ((short,), _) = status.newest(tmp_path / "runs", client)
     assert (short.state, short.words[:28]) == ("COMPLETED", "It stopped with a checkpoint")
-    slurm.answers("sacct", out="12|CANCELLED by 0|0:0|None|2026-11-20T11:00:00|None|None\n")
+    slurm.answers("sacct", out="12|CANCELLED by 0|0:0|None|2026-11-20T11:00:00|None|None|\n")
     ((short,), _) = status.newest(tmp_path / "runs", client)
     page = status.report(path, Config(), client).summary
     assert (short.state, page.state) == ("CANCELLED", "CANCELLED")
@@ -332,7 +332,7 @@ def test_the_table_shows_what_a_rank_wrote_down(tmp_path: Path) -> None:
     slurm = FakeSlurm(tmp_path)
     slurm.answers("squeue")
     slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
-    slurm.answers("sacct", out="13|CANCELLED by 0|0:0|None|2026-11-20T11:00:00|None|None\n")
+    slurm.answers("sacct", out="13|CANCELLED by 0|0:0|None|2026-11-20T11:00:00|None|None|\n")
     client = Client(environment=slurm.environment)
     (short,), _ = status.newest(tmp_path / "runs", client)
     assert (short.state, short.words) == ("CANCELLED", "It was cancelled.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -99,3 +100,43 @@ def test_a_full_disk_ends_no_run_and_prints_no_tracebacks_of_logging(
     done = _agent(tmp_path, script)
     assert done.returncode == 3, done.stderr
     assert "Logging error" not in done.stderr
+
+
+# A block of 64 MiB of new pages is 16,384 page faults; of pages that the process has, none.
+_ALLOCATING = """
+import resource, sys
+size = 2**26 if sys.argv else 0  # known at run time alone: no constant is kept
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+block = b"x" * size
+del block
+before = faults()
+block = b"x" * size
+print(faults() - before > 8192)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
+@pytest.mark.parametrize(
+    ("given", "new_pages"),
+    [
+        ({}, False),
+        ({"MALLOC_MMAP_THRESHOLD_": "131072"}, True),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}, True),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, True),
+    ],
+)
+def test_a_rank_on_the_cpu_reuses_memory_unless_the_user_has_set_malloc(
+    tmp_path: Path, given: dict[str, str], new_pages: bool
+) -> None:
+    (tmp_path / "train.py").write_text(_ALLOCATING)
+    clean = {n: v for n, v in os.environ.items() if not n.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("rankup-rank"), tmp_path / "train.py"],
+        env={**clean, "CUDA_VISIBLE_DEVICES": "", "RANK": "0", **given},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert done.stdout == f"{new_pages}\n"

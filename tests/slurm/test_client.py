@@ -282,7 +282,7 @@ def test_accounting_lists_the_attempts_of_a_job(fake: FakeSlurm, client: Client)
     assert attempts[1].nodes == ("jwb0001", "jwb0002")
     assert (attempts[1].exit_code, attempts[2].signal) == (1, 125)
     fake.answers(
-        "sacct", out="5|CANCELLED by 1000|0:15|Unknown|2026-11-20T10:00:00|None assigned|x\n"
+        "sacct", out="5|CANCELLED by 1000|0:15|Unknown|2026-11-20T10:00:00|None assigned|x|/x\n"
     )
     (cancelled,) = client.account_records(["5"])
     assert (cancelled.state, cancelled.nodes, cancelled.start) == ("CANCELLED", (), None)

@@ -114,7 +114,7 @@ def test_forgotten_tasks_of_an_array_come_from_accounts_and_own_records(
 ) -> None:
     line = shown("43", "RUNNING", nodes="n1", ArrayJobId="40", ArrayTaskId="3")
     fake.answers("scontrol show job", out=line)
-    rows = "40_0|COMPLETED|0:0|2026-11-20T10:00:00|2026-11-20T10:01:00|n1|None\n"
+    rows = "40_0|COMPLETED|0:0|2026-11-20T10:00:00|2026-11-20T10:01:00|n1|None|\n"
     fake.answers("sacct", out=rows)
     own = [
         {"job": "40", "task": "1", "restart": 0, "start": 1700000000, "nodes": "n2"},
@@ -134,8 +134,23 @@ def test_accounting_tells_the_last_attempt(fake: FakeSlurm, client: Client) -> N
     assert "main memory" in found.words
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("ours", [True, False])
+def test_accounts_of_another_folder_are_of_an_older_job_of_the_number(
+    fake: FakeSlurm, client: Client, tmp_path: Path, ours: bool, at_once: bool
+) -> None:
+    folder = tmp_path if ours else "/an/older/run"
+    ends = "2026-11-20T10:00:00|2026-11-20T11:00:00"
+    fake.answers("scontrol show job", err="Invalid job id specified\n", code=1)
+    fake.answers("sacct", out=f"123|TIMEOUT|0:0|{ends}|n1|None|{folder}\n")
+    rows = client.account_records(["123"]) if at_once else None
+    (found,) = states(client, "123", [START], tmp_path, rows)
+    expected = ("TIMEOUT", "sacct") if ours else ("UNKNOWN", "own record")
+    assert (found.state, found.source) == expected
+
+
 def test_accounts_that_lag_behind_do_not_make_a_job_live(fake: FakeSlurm, client: Client) -> None:
-    fake.answers("sacct", out="123|RUNNING|0:0|2026-11-20T10:00:00|Unknown|n1|None\n")
+    fake.answers("sacct", out="123|RUNNING|0:0|2026-11-20T10:00:00|Unknown|n1|None|\n")
     (found,) = states(client, "123", [START, END])
     assert (found.state, found.live, found.source) == ("FAILED", False, "own record")
 
@@ -194,7 +209,7 @@ def test_another_job_of_the_same_number_is_not_this_one(
     folder = "/elsewhere" if not ours and wrong == "folder" else str(tmp_path)
     line = f"JobId=123 JobName=x UserId=ada({uid}) GroupId=x(1) JobState=RUNNING NodeList=n1 "
     fake.answers("scontrol show job", out=f"{line}Command=/x WorkDir={folder} StdErr=/x\n")
-    fake.answers("sacct", out="123|RUNNING|0:0|2026-11-20T10:00:00|Unknown|n1|None\n")
+    fake.answers("sacct", out="123|RUNNING|0:0|2026-11-20T10:00:00|Unknown|n1|None|\n")
     (found,) = states(client, "123", [START, END], tmp_path)
     assert (found.state, found.source) == (
         ("RUNNING", "scontrol") if ours else ("FAILED", "own record")

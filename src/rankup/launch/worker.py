@@ -16,12 +16,15 @@ from .. import recipes
 from ..base.errors import UserError
 from ..base.text import say
 from ..parallel.lowcomm.gossip.alive import WORKER
-from ..site.gpus import cores_near
+from ..site.gpus import cores_near, visible_gpus
 from . import failure
 
 AGENT = "--agent"  # the first word of a process that starts ranks
 PARENT = "RANKUP_PARENT"  # process id of whoever starts the next process
 _PR_SET_PDEATHSIG = 1
+# Parameters of glibc's mallopt (malloc.h), and the variables by which a user sets the same.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_OF_MALLOC = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
 def main() -> None:
@@ -38,6 +41,7 @@ def main() -> None:
     # A worker takes SIGTERM as the wish to end the run, of which its crew is only a part.
     die_with_parent(signal.SIGKILL if WORKER in os.environ else signal.SIGTERM)
     _bind()
+    keep_memory()
     module = sys.argv[1] == "-m" and len(sys.argv) > 2
     rank, (target, *args) = int(number), sys.argv[1 + module :]
     recipe = not module and target in recipes.RECIPES
@@ -81,6 +85,23 @@ def _bind() -> None:
         return
     if own := cores_near(int(local), os.environ) & os.sched_getaffinity(0):
         os.sched_setaffinity(0, own)
+
+
+def keep_memory() -> None:
+    """Let this process reuse the memory that it frees, where it computes on the CPU (glibc; else
+    nothing).
+
+    glibc gives large blocks back to the kernel as they are freed, and every gradient of every step
+    would be made of new pages, which cost more than the optimizer. The user's own settings of
+    malloc win.
+    """
+    chosen = any(name in os.environ for name in _OF_MALLOC)
+    if chosen or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and visible_gpus(os.environ) == 0:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def _script(path: str, args: list[str]) -> None:

@@ -81,18 +81,11 @@ def check_python(file: File, known: dict[str, File] | None = None) -> list[Findi
         return [Finding(SYNTAX, "error", place, "nested too deeply to be understood")]
 
 
-def is_batch_file(path: Path) -> bool:
-    """Return True for a file for `sbatch`; others are taken for Python."""
+def _check_file(path: Path, known: dict[str, File]) -> Iterable[Finding]:
     from . import sbatch
 
-    return sbatch.is_batch(path)
-
-
-def _check_file(path: Path, known: dict[str, File]) -> Iterable[Finding]:
     try:
-        if is_batch_file(path):
-            from . import sbatch
-
+        if sbatch.is_batch(path):
             return sbatch.check(path)
         real = os.path.realpath(path)
         file = known.get(real)
@@ -138,7 +131,6 @@ def _in_folder(folder: Path) -> list[Path]:
 
 def _known(wanted: str) -> None:
     from . import sbatch
-    from .rules import RULES
 
     codes = {SYNTAX, *(rule.code for rule in RULES), *(rule.code for rule in sbatch.RULES)}
     prefixed = re.fullmatch(r"RK[123]?\d{0,2}", wanted)

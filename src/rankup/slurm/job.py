@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -92,6 +93,7 @@ def states(
     """
     found: dict[str, Attempt] = {}
     reached, foreign = True, False
+    accounted = None if accounted is None else _of_folder(accounted, folder)
     if accounted and (ended := _ended(accounted, by_records(job_id, own))):
         found = ended
     else:
@@ -100,7 +102,7 @@ def states(
     if not foreign and (not found or any("_" in name for name in found)):
         with suppress(SlurmError):
             if accounted is None:
-                accounted = client.account_records([job_id])
+                accounted = _of_folder(client.account_records([job_id]), folder)
             for state in _from_sacct(accounted):
                 # It lags: what a controller that answers does not know does not live.
                 if not (state.live and reached):
@@ -161,6 +163,16 @@ def _from_controller(
     known = [record for record in shown if folder is None or _is_ours(record, folder)]
     found = {state.job or job_id: state for state in _from_scontrol(known, job_id)}
     return found, True, len(known) < len(shown)
+
+
+def _of_folder(accounted: Sequence[Accounted], folder: Path | None) -> list[Accounted]:
+    """Return the rows of this user's job in that folder: numbers are used again."""
+    uid = os.getuid()  # sacct was asked for this user's alone
+    return [
+        row
+        for row in accounted
+        if folder is None or not row.work_dir or is_ours(uid, row.work_dir, folder)
+    ]
 
 
 def _is_ours(record: Mapping[str, str], folder: Path) -> bool:

@@ -13,7 +13,7 @@ from .hostlist import expand
 
 # squeue: what may hold anything comes last, the reason and the working directory.
 QUEUE_FORMAT = "%i|%T|%S|%N|%r|%U|%Z"
-ACCOUNT_FIELDS = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "Reason")
+ACCOUNT_FIELDS = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "Reason", "WorkDir")
 
 # In `scontrol show job` free text stands in JobName, and in all that follows Network.
 _HEAD = re.compile(r"^(.*?)(?:^| )JobName=(.*?) (?=UserId=[^=]*\(\d+\) GroupId=)(.*)$", re.DOTALL)
@@ -59,7 +59,11 @@ class Queued:
 
 @dataclass(frozen=True)
 class Accounted:
-    """One attempt of a job, or of one task of an array, in Slurm's accounting; unix seconds."""
+    """One attempt of a job, or of one task of an array, in Slurm's accounting; unix seconds.
+
+    Attributes:
+        work_dir: the folder that it was submitted from; empty where that was not kept.
+    """
 
     job_id: str
     state: str
@@ -69,6 +73,7 @@ class Accounted:
     start: float | None
     end: float | None
     reason: str
+    work_dir: str = ""
 
 
 def queue_rows(text: str) -> list[Queued]:
@@ -93,13 +98,12 @@ def account_rows(text: str) -> list[Accounted]:
     for line in text.splitlines():
         fields = line.strip().split("|", len(ACCOUNT_FIELDS) - 1)
         if len(fields) == len(ACCOUNT_FIELDS) and fields[0][:1].isdigit():
-            job_id, state, code, start, end, nodes, reason = fields
+            job_id, state, code, start, end, nodes, reason, folder = fields
             # "CANCELLED by 1000"
             state = state.split(" ", 1)[0].rstrip("+")
-            times = moment(start), moment(end)
-            rows.append(
-                Accounted(job_id, state, *exit_code(code), node_names(nodes), *times, reason)
-            )
+            when = moment(start), moment(end)
+            how = exit_code(code)
+            rows.append(Accounted(job_id, state, *how, node_names(nodes), *when, reason, folder))
     return rows
 
 

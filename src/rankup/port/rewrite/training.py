@@ -344,16 +344,17 @@ class Training:
     def _reaching(self, calls: list[ast.Call]) -> set[Function]:
         script = self.script
         reach = {scope for call in calls if isinstance(scope := script.scope(call), Function)}
-        while True:
-            more = {
+        while (
+            more := {
                 scope
                 for function in reach
                 for call in script.calls_of.get(function, [])
                 if isinstance(scope := script.scope(call), Function)
-            } - reach
-            if not more:
-                return reach
+            }
+            - reach
+        ):
             reach |= more
+        return reach
 
     def trains(self, node: Where) -> bool:
         """True where running a statement reaches a backward, here or in another file."""
