@@ -97,9 +97,11 @@ def look(entry: dict[str, Any], folder: Path, seconds: float, known: Sequence[Ro
         key = hashlib.sha256(f"{ported.text}{given}".encode()).hexdigest()[:16]
         same = next((row.verified for row in known if row.key == key), None)
         verified = same or _verify(path, ported, entry, seconds)
-    outcome = "needs a person" if ported.left else "ported"
-    places = [f"line {note.line}: " if note.line else "" for note in ported.left]
-    left = "; ".join(at + note.text for at, note in zip(places, ported.left, strict=True))
+    notes = [(one, note) for one in ported.files for note in one.left]
+    outcome = "needs a person" if notes else "ported"
+    lines = {one: "line " if one is ported else f"{one.path.name}:" for one in ported.files}
+    places = [f"{lines[one]}{note.line}: " if note.line else "" for one, note in notes]
+    left = "; ".join(at + note.text for at, (_, note) in zip(places, notes, strict=True))
     return Row(name, expected, outcome, codes, verified, left, remark, key)
 
 
@@ -123,13 +125,14 @@ def _copy(entry: dict[str, Any], source: Path, target: Path) -> Path:
 def _verify(path: Path, ported: Ported, entry: dict[str, Any], seconds: float) -> str:
     """What `rankup verify` says of the port."""
     args = shlex.split(entry.get("args", ""))
-    target = path.with_name(ported.target.name)
-    target.write_bytes(ported.text.encode("utf-8", "surrogateescape"))
+    for one in ported.files:
+        one.target.write_bytes(one.text.encode("utf-8", "surrogateescape"))
     options = ["--time", str(seconds)]
     for group in entry.get("stand_ins", ("pictures", "others")):
         options += ["--stand-ins", str(_HERE / "stand_ins" / group)]
+    scripts = [path.name, ported.target.name]
     done = subprocess.run(
-        [sys.executable, "-m", "rankup", "verify", *options, path.name, target.name, "--", *args],
+        [sys.executable, "-m", "rankup", "verify", *options, *scripts, "--", *args],
         cwd=path.parent,
         capture_output=True,
         text=True,

@@ -11,11 +11,10 @@ import pytest
 
 from tests.conftest import RunRankup, TextFiles
 from tests.gallery import SAMPLES as PER_RUN
-from tests.gallery import TRACE, Gallery
+from tests.gallery import TRACE, Gallery, run_by_pool
 from tests.pool import RankPool
 
 from .live import TINY, live, losses, records
-from .undisturbed import train
 
 ENV = {"OMP_NUM_THREADS": "1"}
 BATCH, EPOCHS = 24, 1
@@ -103,7 +102,8 @@ def test_kill_at_any_step_and_resume(
 ) -> None:
     """On as many ranks as before: bit for bit what nothing interrupted."""
     whole, out = tmp_path / "whole", tmp_path / "out"
-    train(ranks, 2, whole, _recipe(small_text, whole))
+    recipe, *words = _recipe(small_text, whole)
+    run_by_pool(ranks, 2, recipe, words, whole)
     _each_once(whole.with_suffix(".trace"))
     dice = random.Random(1)
     last = _killed(_args(small_text, out, 2), out, dice.randint(9, 40), dice.randrange(2), 2)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RunRankup, TextFiles
+from tests.gallery import run_by_pool
 from tests.pool import RankPool
 from tests.slurm.cluster import Cluster
 
 from .live import TINY, losses, records
 from .on_slurm import SECONDS, Site
-from .undisturbed import train
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def test_3d_over_two_nodes_trains_as_one_rank_does(
     job, away = site.submit("--nodes", "2", "--nproc", "2", *words, "--strategy", "3d")
     # Four processes import torch and make their groups on what may be two busy cores.
     site.ended(job, "COMPLETED", away, timeout=2 * SECONDS)
-    here = train(ranks, 1, site.folder / "local", words)
+    here = site.folder / "local"
+    run_by_pool(ranks, 1, "language-model", list(map(str, words[1:])), here)
     assert sorted(losses(away)) == [1, 2, 3, 4]
     assert losses(away) == pytest.approx(losses(here), rel=1e-4)
     for name in ("valid_loss", "test_loss"):

@@ -105,6 +105,8 @@ def test_a_full_disk_ends_no_run_and_prints_no_tracebacks_of_logging(
 # A block of 64 MiB of new pages is 16,384 page faults; of pages that the process has, none.
 _ALLOCATING = """
 import resource, sys
+from rankup.launch.worker import keep_memory
+keep_memory()
 size = 2**26 if sys.argv else 0  # known at run time alone: no constant is kept
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -126,14 +128,13 @@ print(faults() - before > 8192)
         ({"CUDA_VISIBLE_DEVICES": "0"}, True),
     ],
 )
-def test_a_rank_on_the_cpu_reuses_memory_unless_the_user_has_set_malloc(
-    tmp_path: Path, given: dict[str, str], new_pages: bool
+def test_a_recipe_on_the_cpu_reuses_memory_unless_the_user_has_set_malloc(
+    given: dict[str, str], new_pages: bool
 ) -> None:
-    (tmp_path / "train.py").write_text(_ALLOCATING)
     clean = {n: v for n, v in os.environ.items() if not n.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
-        [Path(sys.executable).with_name("rankup-rank"), tmp_path / "train.py"],
-        env={**clean, "CUDA_VISIBLE_DEVICES": "", "RANK": "0", **given},
+        [sys.executable, "-c", _ALLOCATING],
+        env={**clean, "CUDA_VISIBLE_DEVICES": "", **given},
         capture_output=True,
         text=True,
         timeout=300,

@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
+from rankup import recipes
 from rankup.base.errors import UserError
+from rankup.parallel.initial import on_meta
+from rankup.plan.estimate import estimate
+from rankup.plan.layout import Layout
+from rankup.plan.machine import machine
 from rankup.plan.target import Sizes, find, guessed
+from rankup.recipes.language_model import model_of
+from rankup.train.start import freeze
 
 LLAMA = {
     "model_type": "llama",
@@ -292,3 +301,51 @@ def test_a_gate_and_shared_heads_are_seen_in_the_shapes(fused: bool) -> None:
     assert (shape.heads, shape.kv_heads, shape.gated, shape.ffn) == (4, 2, True, 704)
     assert (shape.tied, shape.positions) == (False, 0)
     assert any("--heads 4 is assumed" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--lora", 8, "--lora-on", "query,down"],
+        ["--freeze", "blocks.0.*,blocks.*.attention.*"],
+        ["--freeze", "tokens.*,positions.*,blocks.[01].*"],
+        ["--model", "llama-160m", "--freeze", "head.weight,*norm.weight"],
+    ],
+)
+def test_what_is_trained_is_what_the_model_trains(words: list[Any], tmp_path: Path) -> None:
+    """By memory, as many states as there are numbers to train; less work; the average beside."""
+    args = ["--layers", 3, "--vocab", "byte"]
+    if "--lora" in words:
+        config = _written(tmp_path, {**LLAMA, "num_hidden_layers": 3})
+        args = ["--vocab", "byte", "--init", config]
+    model = ["--model", "llama-160m"] if "--model" in words else []
+    plain = find("language-model", [*map(str, args), *model, "--ema", "0.9"], Sizes()).shape
+    args = [*map(str, [*args, *words]), "--ema", "0.9"]
+    shape = find("language-model", args, Sizes()).shape
+    options = recipes.find("language-model").parse(args)
+
+    def build() -> nn.Module:
+        built = model_of(options, shape.vocab)
+        freeze(built, options.freeze)
+        return built
+
+    parameters = on_meta(build, 0).parameters()
+    trained = sum(one.numel() for one in parameters if one.requires_grad)
+    layout, gpu = Layout(1, micro_batch=8, global_batch=16), machine("A100-80GB")
+    found = estimate(shape, layout, gpu)
+    memory = dict(found.memory)
+    assert memory["gradients"] == pytest.approx(4 * trained, rel=0.01)
+    assert memory["optimizer"] == pytest.approx(8 * trained, rel=0.01)
+    assert memory["average of the weights"] == memory["gradients"]
+    assert found.seconds < estimate(plain, layout, gpu).seconds
+    assert found.memory_total < estimate(plain, layout, gpu).memory_total
+
+
+def test_a_mask_takes_time_and_memory() -> None:
+    plain = find("language-model", ["--vocab", "byte", "--seq-len", "2048"], Sizes()).shape
+    layout, gpu = Layout(1, micro_batch=4, global_batch=4), machine("A100-80GB")
+    one, other = (estimate(replace(plain, masked=it), layout, gpu) for it in (False, True))
+    masks = 2 * 4 * 2048**2 * plain.layers  # bytes of half precision, in each layer
+    more = dict(other.memory)["activations"] - dict(one.memory)["activations"]
+    assert more == pytest.approx(masks)
+    assert other.seconds > one.seconds

@@ -80,7 +80,7 @@ def test_what_is_refused_or_missing_has_its_row(tool: ModuleType, tmp_path: Path
 
 def test_the_list_names_each_script_once_and_what_there_is(tool: ModuleType) -> None:
     found = json.loads((TOOLS / "public_scripts.json").read_text(encoding="utf-8"))
-    assert len({(one["repo"], one["path"]) for one in found}) == len(found) == 31
+    assert len({(one["repo"], one["path"]) for one in found}) == len(found) == 35
     kinds = {kind for one in found for kind in one.get("data", {}).values()}
     assert kinds <= set(tool.drawn_data.KINDS)
     beside = {file for one in found for file in one.get("beside", ())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -12,11 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rankup.sandbox.events import Journal
 from rankup.sandbox.inside.spec import STATE
 from rankup.sandbox.processes import Tree, marked
 from rankup.sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
 
 ROOMY = 4 * 10**9
+_EVENT = json.dumps({"event": "url", "time": 1.0, "pid": 7, "url": "http://a/b"}).encode() + b"\n"
 
 
 def _watch(
@@ -176,3 +179,15 @@ def test_a_program_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -
 
 def test_the_default_memory_is_half_of_what_is_free_at_most() -> None:
     assert 0 < default_memory() <= min(16 * 10**9, psutil.virtual_memory().total // 2)
+
+
+def test_a_line_of_the_journal_that_is_not_whole_yet_is_left(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    journal = Journal(file)
+    assert journal.read_all() == ()
+    file.write_bytes(_EVENT + _EVENT[:20])
+    assert len(journal.read()) == 1
+    with file.open("ab") as more:
+        more.write(_EVENT[20:])
+    assert len(journal.read()) == 1
+    assert len(journal.events) == 2

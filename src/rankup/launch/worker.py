@@ -41,7 +41,6 @@ def main() -> None:
     # A worker takes SIGTERM as the wish to end the run, of which its crew is only a part.
     die_with_parent(signal.SIGKILL if WORKER in os.environ else signal.SIGTERM)
     _bind()
-    keep_memory()
     module = sys.argv[1] == "-m" and len(sys.argv) > 2
     rank, (target, *args) = int(number), sys.argv[1 + module :]
     recipe = not module and target in recipes.RECIPES
@@ -54,6 +53,7 @@ def main() -> None:
         elif given is None:
             raise UserError("a recipe needs RANKUP_RUN_DIR, its run directory: use `rankup run`")
         else:
+            keep_memory()
             resume = os.environ.get("RANKUP_RESUME") == "1"
             recipes.find(target).run(args, Path(given), resume=resume)
         if WORKER in os.environ:
@@ -93,7 +93,7 @@ def keep_memory() -> None:
 
     glibc gives large blocks back to the kernel as they are freed, and every gradient of every step
     would be made of new pages, which cost more than the optimizer. The user's own settings of
-    malloc win.
+    malloc win. For recipes alone: a script of the user's may count on freed memory going back.
     """
     chosen = any(name in os.environ for name in _OF_MALLOC)
     if chosen or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):

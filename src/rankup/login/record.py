@@ -25,6 +25,8 @@ from ..base.secrets import without
 from ..site.config import Config, Url
 
 Proof = Literal["namespace", "blocked", "failed", "none"]
+# How a start without a network was made sure to have none.
+HOW = {"namespace": "network namespace", "blocked": "Python's connections blocked"}
 _FOLDER = Path(".rankup") / "fetched"
 _SCRIPT = "script:"
 
@@ -100,7 +102,7 @@ class Record:
     @property
     def proved(self) -> bool:
         """It started, or loaded, without a network."""
-        return self.proof in ("namespace", "blocked")
+        return self.proof in HOW
 
     def missing(self) -> list[str]:
         """Return what of it a job would not find, one line each."""

@@ -426,8 +426,7 @@ def doubts(
 ) -> list[str]:
     """Return what a plan has against a recipe's run: that it does not fit, or ends too late.
 
-    Empty where the recipe, or the partition's GPU, is not one that is predicted; and for --lora
-    and --freeze, which take less.
+    Empty where the recipe, or the partition's GPU, is not one that is predicted.
     """
     if name != RECIPE:
         return []
@@ -438,8 +437,6 @@ def doubts(
         return []
     options = target.recipe
     assert options is not None
-    if options.lora is not None or options.freeze is not None:  # counted as if all were trained
-        return []
     ranks = job.nodes * job.per_node
     layout = layout_of(options, ranks, options.layout(ranks, job.per_node))
     site = site.tf32() if options.tf32 else site

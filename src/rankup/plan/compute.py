@@ -24,6 +24,8 @@ _OPTIMIZER_BYTES = 32.0  # read weight, gradient, two moments; write weight, mom
 # parallelism adds.
 _LAUNCHES = 40
 _TENSOR_LAUNCHES = 80
+_MASKED = 0.5  # speed of the kernel that takes a mask, over FlashAttention's; not measured by us
+_AVERAGE_BYTES = 12.0  # read average and weight, write the average
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,10 @@ class Work:
     Attributes:
         tensor: exchange between tensor-parallel ranks; a backward does as much.
         context: the same between ranks that share a sequence.
-        attention_back: a backward's attention over a forward's; of all else it is 2.
+        attention_back: a backward's attention over a forward's.
+        products_back: a backward's products over a forward's: 2, of which a frozen weight saves
+            one; of element-wise work it is 2.
+        reached: share of the layers that a backward goes through.
         floor: what the processor needs to launch the forward's kernels.
         wrapping: what sharding and cutting add to forward and backward together.
     """
@@ -44,6 +49,8 @@ class Work:
     tensor: float = 0.0
     context: float = 0.0
     attention_back: float = 2.5
+    products_back: float = 2.0
+    reached: float = 1.0
     floor: float = 0.0
     wrapping: float = 0.0
 
@@ -54,18 +61,25 @@ class Work:
     @property
     def busy(self) -> float:
         """Forward and backward, without what the processor's launches add."""
-        products = self.matmul + self.elementwise
-        return 3 * products + (1 + self.attention_back) * self.attention + 2 * self.exchange
+        return self._forward + self.reached * self._backward
+
+    @property
+    def _forward(self) -> float:
+        return self.matmul + self.attention + self.elementwise + self.exchange
+
+    @property
+    def _backward(self) -> float:
+        """A backward through a layer that it reaches."""
+        back = self.products_back * self.matmul + self.attention_back * self.attention
+        return back + 2 * self.elementwise + self.exchange
 
     @property
     def forward(self) -> float:
-        busy = self.matmul + self.attention + self.elementwise + self.exchange
-        return max(busy, self.floor) + self.wrapping / 3
+        return max(self._forward, self.floor) + self.wrapping / 3
 
     @property
     def backward(self) -> float:
-        busy = 2 * (self.matmul + self.elementwise) + self.attention_back * self.attention
-        return max(busy + self.exchange, 2 * self.floor) + 2 / 3 * self.wrapping
+        return self.reached * (max(self._backward, 2 * self.floor) + 2 / 3 * self.wrapping)
 
 
 def matmul(machine: Machine, m: float, n: float, k: float, fp8: bool = False) -> float:
@@ -99,6 +113,9 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
         matmul(machine, tokens, weights / inner, inner, fp8)
         for weights, inner in zip(products, widths, strict=True)
     )
+    seconds += sum(
+        matmul(machine, tokens, outputs / t, inputs, fp8) for inputs, outputs in shape.adapters
+    )
     hbm = machine.hbm * machine.hbm_efficiency
     split = t if layout.sequence_parallel else 1
     gate = _GATE_BYTES if shape.gated else _GELU_BYTES
@@ -109,12 +126,16 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
     if framework.fused_attention:
         speed = framework.attention if machine.fp8_speedup else 1.0  # Hopper and later have fp8
         core = flops / 2 / (machine.peak_flops * machine.attention_efficiency * speed)
+        if shape.masked:  # another kernel, which computes what the mask leaves out
+            core = flops / (machine.peak_flops * machine.attention_efficiency * _MASKED)
         back = 2.5
     else:
         softmax = _SOFTMAX_BYTES * pairs * shape.heads / t / hbm
         core = flops / (machine.peak_flops * machine.matmul_efficiency * 0.7) + softmax
         back = 2.0
-    launches = _LAUNCHES + (_TENSOR_LAUNCHES if t > 1 else 0)
+    # Layers that no backward goes through are frozen whole.
+    frozen = (shape.frozen_layer - shape.still) / (1 - shape.still) if shape.still < 1 else 1.0
+    launches = _LAUNCHES + (_TENSOR_LAUNCHES if t > 1 else 0) + 2 * len(shape.adapters)
     return Work(
         matmul=seconds,
         attention=core,
@@ -122,6 +143,8 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
         tensor=tensor_parallel(shape, layout, machine, framework),
         context=context_parallel(shape, layout, machine, framework),
         attention_back=back,
+        products_back=2.0 - frozen,
+        reached=1 - shape.still,
         floor=launches * framework.launches * machine.launch,
         wrapping=(machine.tensor_layer if t > 1 else 0.0)
         + (machine.sharded_layer if layout.zero == 3 else 0.0),
@@ -159,7 +182,8 @@ def head(shape: Shape, layout: Layout, machine: Machine) -> Work:
     tokens = layout.micro_batch * shape.seq / layout.cp
     product = matmul(machine, tokens, shape.vocab / layout.tp, shape.hidden)
     moved = _LOGITS_BYTES * tokens * shape.vocab / layout.tp
-    return Work(product, 0.0, moved / (machine.hbm * machine.hbm_efficiency))
+    elementwise = moved / (machine.hbm * machine.hbm_efficiency)
+    return Work(product, 0.0, elementwise, products_back=1.0 if shape.frozen_head else 2.0)
 
 
 def recomputed(work: Work, layout: Layout, framework: Framework) -> float:
@@ -183,3 +207,8 @@ def optimizer(parameters: float, machine: Machine) -> float:
     """Return the seconds of Adam over `parameters` of this rank: bytes moved / memory bandwidth."""
     rate = machine.optimizer_rate or machine.hbm * machine.hbm_efficiency
     return _OPTIMIZER_BYTES * parameters / rate
+
+
+def average(parameters: float, machine: Machine) -> float:
+    """Return the seconds in which a moving average takes in `parameters` of this rank."""
+    return _AVERAGE_BYTES * parameters / (machine.hbm * machine.hbm_efficiency)

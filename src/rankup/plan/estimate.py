@@ -102,29 +102,33 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
         # Layers are whole: the longest stage has at least one, or the head.
         even = (shape.layers * one_layer + head) / layout.pp
         head = max(0.0, max(even, head, one_layer) - layers * one_layer)
-    parameters = stage_parameters(shape, layout, layout.pp - 1)
-    data = data_parallel(shape, layout, machine, framework, work, layers, parameters, again)
+    parameters, trained = stage_parameters(shape, layout, layout.pp - 1)
+    exchanged = (parameters, trained, again)
+    data = data_parallel(shape, layout, machine, framework, work, layers, *exchanged)
     shard = layout.shards
-    own = parameters / shard if layout.zero >= 2 and layout.pp == 1 else parameters
+    own = trained / shard if layout.zero >= 2 and layout.pp == 1 else trained
     added = compute.accumulation(own, machine, framework) if m > 1 else 0.0
     send = pipeline_send(shape, layout, machine)
     busy = layers * one_layer + head + added + send + data.per_micro_batch
     seconds = {
-        "matmul": m * layers * 3 * work.matmul,
-        "attention": m * layers * (1 + work.attention_back) * work.attention,
-        "element-wise": m * layers * 3 * work.elementwise,
+        "matmul": m * layers * (1 + work.reached * work.products_back) * work.matmul,
+        "attention": m * layers * (1 + work.reached * work.attention_back) * work.attention,
+        "element-wise": m * layers * (1 + work.reached * 2) * work.elementwise,
         "head": m * head,
         "recomputation": m * layers * again,
         "launches": m * layers * (work.forward + work.backward - work.busy),
         "accumulation": m * added,
-        "tensor parallel": m * layers * 2 * work.tensor,
-        "context parallel": m * layers * 2 * work.context,
+        "tensor parallel": m * layers * (1 + work.reached) * work.tensor,
+        "context parallel": m * layers * (1 + work.reached) * work.context,
         "pipeline sends": m * send,
         "bubble": bubble(layout) * busy,
         "sharded weights": m * data.per_micro_batch,
         "gradients": data.per_step + tied_embedding(shape, layout, machine, framework),
-        "optimizer": compute.optimizer(parameters / (shard if layout.zero else 1), machine),
+        "optimizer": compute.optimizer(trained / (shard if layout.zero else 1), machine),
     }
+    if shape.averaged:
+        held = trained / (shard if layout.zero >= 3 else 1)
+        seconds["average of the weights"] = compute.average(held, machine)
     numbers = _numbers(layout, machine, layers, parameters)
     terms = tuple(
         Term(name, spent, *EXPLAINED[name], numbers.get(name, ""))
@@ -259,6 +263,7 @@ EXPLAINED = {
         "all-reduce or reduce-scatter and gather per step, less what the last backward hides",
         "Li 2020 (DDP); Rajbhandari 2020 (ZeRO)",
     ),
+    "average of the weights": ("12 bytes per trained parameter / memory bandwidth", "counted"),
     "optimizer": ("32 bytes per parameter of this rank / memory bandwidth", "Adam, counted"),
 }
 

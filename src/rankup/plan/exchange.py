@@ -39,9 +39,12 @@ def data_parallel(
     work: Work,
     layers: int,
     parameters: float,
+    trained: float,
     again: float,
 ) -> Data:
     """Return the exposed exchange of a rank with `layers` layers and `parameters` parameters.
+
+    Of those that are `trained` gradients are exchanged.
 
     DDP and ZeRO-1 once per step: all-reduce of the gradients, or reduce-scatter and the gathering
     of the updated weights, beside the last micro-batch's backward. FSDP in every micro-batch: each
@@ -55,15 +58,15 @@ def data_parallel(
     backward = layers * (work.backward + again)
     if layout.zero < 2:
         ranks = group(machine, layout.data * layout.cp, stride)
-        size = framework.gradient_bytes * parameters
+        size = framework.gradient_bytes * trained
         count = framework.messages_per_layer * layers or max(1.0, size / framework.bucket)
         if layout.strategy in ("local-sgd", "diloco"):
-            return Data(0.0, ranks.reduce(4 * parameters) / layout.inner_steps)
+            return Data(0.0, ranks.reduce(4 * trained) / layout.inner_steps)
         if layout.zero == 0:
             exchange, after = ranks.reduce(size, count), 0.0
         else:
             exchange = ranks.gather(size, count)
-            after = ranks.gather(2 * parameters, count)
+            after = ranks.gather(2 * trained, count)
         if framework.overlap:
             exchange = hidden(exchange, backward, machine)
         if framework.overlap_gather:
@@ -71,16 +74,16 @@ def data_parallel(
         return Data(0.0, exchange + after)
     shard = layout.shards
     ranks = group(machine, shard, stride)
-    one = parameters / layers if layers else parameters
+    one, own = (count / max(1, layers) for count in (parameters, trained))
     if layout.pp > 1:  # once per step, the reduction beside the last backward
-        scatter = ranks.gather(framework.gradient_bytes * parameters, layers)
+        scatter = ranks.gather(framework.gradient_bytes * trained, layers)
         gather = ranks.gather(layout.value_bytes * parameters, layers)
         return Data(0.0, gather + hidden(scatter, backward, machine))
     gather = ranks.gather(layout.value_bytes * one)
-    scatter = ranks.gather(framework.gradient_bytes * one)
+    scatter = ranks.gather(framework.gradient_bytes * own)
     if layout.dp_replicate > 1:
         copies = group(machine, layout.dp_replicate, stride * shard)
-        scatter += copies.reduce(framework.gradient_bytes * one / shard)
+        scatter += copies.reduce(framework.gradient_bytes * own / shard)
     forward = hidden(gather, work.forward, machine)
     scatter += gather if layout.zero == 3 else 0.0
     back = hidden(scatter, work.backward + again, machine)

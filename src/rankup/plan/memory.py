@@ -44,6 +44,8 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
         total += 4.0 * shape.kv_width / t * tokens * (layout.cp - 1)  # of the other ranks
     if layout.recompute == "none" and not fused:
         total += 5.0 * shape.heads * shape.seq * tokens / t
+    if layout.recompute == "none" and shape.masked:  # each layer keeps a mask of its own, of values
+        total += 2.0 * shape.seq * tokens
     return total * layout.value_bytes / 2  # the published ones are of half precision
 
 
@@ -55,13 +57,18 @@ def _products(shape: Shape, share: float) -> float:
     return 4.0 * h + 2.0 * share * outputs
 
 
-def states(layout: Layout, framework: Framework, parameters: float) -> tuple[float, float, float]:
+def states(
+    layout: Layout, framework: Framework, parameters: float, trained: float | None = None
+) -> tuple[float, float, float]:
     """Return the bytes of weights, gradients and optimizer states of `parameters` parameters.
 
+    Only those that are `trained`, by default all, have a gradient and states.
     ZeRO [Rajbhandari 2020]: stage 1 shards the optimizer's over the data-parallel ranks, 2
     gradients too, 3 weights too. In a pipeline gradients stay whole until the last micro-batch.
     """
-    weights, gradients, optimizer = (one * parameters for one in framework.states)
+    trained = parameters if trained is None else trained
+    each = zip(framework.states, (parameters, trained, trained), strict=True)
+    weights, gradients, optimizer = (one * count for one, count in each)
     shard = layout.shards
     optimizer /= shard if layout.zero >= 1 else 1
     gradients /= shard if layout.zero >= 2 and layout.pp == 1 else 1
@@ -69,16 +76,26 @@ def states(layout: Layout, framework: Framework, parameters: float) -> tuple[flo
     return weights, gradients, optimizer
 
 
-def stage_parameters(shape: Shape, layout: Layout, stage: int) -> float:
-    """Return the parameters of a rank of `stage`: of its layers, and of the ends."""
+def stage_parameters(shape: Shape, layout: Layout, stage: int) -> tuple[float, float]:
+    """Return the parameters of a rank of `stage`, of its layers and of the ends; and the trained.
+
+    Which layers are frozen is not known here: each counts as their mean.
+    """
     layers = stage_layers(layout, shape.layers)
-    total = float(layers * shape.layer_parameters)
+    beside = layers * shape.adapter_parameters
+    total = float(layers * shape.layer_parameters + beside)
+    trained = total * (1 - shape.frozen_layer) + beside * shape.frozen_layer
+    ends = []
     if stage == 0:
-        total += shape.embedding_parameters
+        ends.append((shape.embedding_parameters, shape.frozen_embedding))
     if stage == layout.pp - 1:
         # A tied head is a second copy where it lies on another rank than the embedding.
-        total += shape.vocab * shape.hidden if layout.pp > 1 else shape.head_parameters
-    return total / layout.tp
+        head = shape.vocab * shape.hidden if layout.pp > 1 else shape.head_parameters
+        ends.append((head, shape.frozen_head))
+    for count, frozen in ends:
+        total += count
+        trained += 0 if frozen else count
+    return total / layout.tp, trained / layout.tp
 
 
 def memory(shape: Shape, layout: Layout, framework: Framework) -> Parts:
@@ -92,9 +109,10 @@ def memory(shape: Shape, layout: Layout, framework: Framework) -> Parts:
 def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Parts:
     layers = stage_layers(layout, shape.layers)
     tokens = layout.micro_batch * shape.seq / layout.cp
-    parameters = stage_parameters(shape, layout, stage)
-    weights, gradients, optimizer = states(layout, framework, parameters)
+    parameters, trained = stage_parameters(shape, layout, stage)
+    weights, gradients, optimizer = states(layout, framework, parameters, trained)
     kept_bytes = layers * kept(layout, stage) * activations(shape, layout, framework)
+    kept_bytes *= 1 - shape.still
     if layout.recompute != "none":  # the layer that is being computed again has all of its own
         whole = activations(shape, replace(layout, recompute="none"), framework)
         kept_bytes += whole - activations(shape, layout, framework)
@@ -110,12 +128,16 @@ def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Pa
     copies = 0.0
     if framework.autocast and layout.zero < 3 and layout.precision != "fp32":
         copies = layout.value_bytes * parameters
+    average = 0.0
+    if shape.averaged:
+        average = 4.0 * trained / (layout.shards if layout.zero >= 3 else 1)
     buffers = 2 * 25 * 2**20 if layout.data > 1 and layout.zero < 3 else 0.0
     parts = [
         ("weights", weights),
         ("half-precision copies", copies),
         ("gradients", gradients),
         ("optimizer", optimizer),
+        ("average of the weights", average),
         ("outer optimizer", OUTER.get(layout.strategy, 0.0) * parameters),
         ("activations", kept_bytes),
         ("logits", logits),

@@ -16,6 +16,12 @@ class Shape:
         gated: the feed-forward layer has a gate (SwiGLU), a third matrix.
         tied: the head shares the embedding's weights.
         positions: learned position embeddings, 0 for rotary ones.
+        adapters: inputs and outputs of the low-rank products beside the maps of a layer.
+        frozen_layer: share of the layers' parameters that are not trained.
+        frozen_embedding, frozen_head: these are not.
+        still: share of the layers, the first ones, that no backward goes through.
+        averaged: a moving average of what is trained is kept.
+        masked: attention is given a mask of s x s.
     """
 
     layers: int
@@ -29,11 +35,28 @@ class Shape:
     tied: bool = True
     positions: int = 0
     name: str = ""
+    adapters: tuple[tuple[int, int], ...] = ()
+    frozen_layer: float = 0.0
+    frozen_embedding: bool = False
+    frozen_head: bool = False
+    still: float = 0.0
+    averaged: bool = False
+    masked: bool = False
 
     @property
     def kv_width(self) -> int:
         """Columns of the key projection, and of the value projection."""
         return self.hidden * self.kv_heads // self.heads
+
+    @property
+    def maps(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the linear maps of a layer, by the recipe's names for them."""
+        h, kv = self.hidden, self.kv_width
+        found = {"query": (h, h), "key": (h, kv), "value": (h, kv), "output": (h, h)}
+        found = {f"attention.{name}": widths for name, widths in found.items()}
+        if self.gated:
+            found["feed_forward.gate"] = (h, self.ffn)
+        return {**found, "feed_forward.up": (h, self.ffn), "feed_forward.down": (self.ffn, h)}
 
     @property
     def attention_weights(self) -> int:
@@ -50,6 +73,11 @@ class Shape:
         """Parameters of one layer; where nothing is gated, biases too (13h) [Narayanan 2021]."""
         matrices = self.attention_weights + self.ffn_weights
         return matrices + (2 if self.gated else 13) * self.hidden
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Parameters of the low-rank adapters of one layer."""
+        return sum(inputs * outputs for inputs, outputs in self.adapters)
 
     @property
     def embedding_parameters(self) -> int:

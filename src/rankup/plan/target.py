@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -263,24 +264,56 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
         positions=0 if llama else options.seq_len,
         name=name,
     )
-    return Target(checked(shape, names), (name, *args), options, (note, *_uncounted(options)))
+    shape = _with_training(checked(shape, names), options)
+    notes = [note]
+    if shape.masked:
+        notes.append(
+            "--documents mask: the kernel that takes a mask is counted at half of the speed of "
+            "FlashAttention, which is not measured"
+        )
+    return Target(shape, (name, *args), options, tuple(notes))
 
 
-def _uncounted(options: LanguageModelOptions) -> list[str]:
-    """Return what a recipe asks for that changes memory or time, and is not predicted."""
-    notes = []
-    if options.lora is not None or options.freeze is not None:
-        notes.append(
-            f"{'--lora' if options.lora is not None else '--freeze'}: every weight is counted as "
-            "trained, so that memory and time are less than this"
-        )
-    if options.ema is not None:
-        notes.append("--ema takes 4 bytes per parameter of a rank more than is counted")
-    if options.documents == "mask":
-        notes.append(
-            "--documents mask: attention is counted without a mask, whose kernel is slower"
-        )
-    return notes
+def _with_training(shape: Shape, options: LanguageModelOptions) -> Shape:
+    """Return a shape with what the recipe trains of it, and what it keeps beside."""
+    shape = replace(shape, averaged=options.ema is not None, masked=options.documents == "mask")
+    if options.lora is not None:
+        pairs: list[tuple[int, int]] = []
+        for name, (inputs, outputs) in shape.maps.items():
+            if name.partition(".")[2] in options.adapted:
+                pairs += [(inputs, options.lora), (options.lora, outputs)]
+        return replace(_frozen(shape, ["*"]), adapters=tuple(pairs), still=0.0)
+    return shape if options.freeze is None else _frozen(shape, options.freeze.split(","))
+
+
+def _frozen(shape: Shape, patterns: Sequence[str]) -> Shape:
+    """Return a shape of which the parameters that a pattern matches are not trained."""
+
+    def matched(name: str) -> bool:
+        return any(fnmatchcase(name, pattern.strip()) for pattern in patterns)
+
+    sizes = {f"{name}.weight": a * b for name, (a, b) in shape.maps.items()}
+    sizes |= {f"{name}.weight": shape.hidden for name in ("attention_norm", "feed_forward_norm")}
+    if not shape.gated:
+        sizes |= {f"{name}.bias": b for name, (_, b) in shape.maps.items()}
+        sizes |= {f"{name}.bias": shape.hidden for name in ("attention_norm", "feed_forward_norm")}
+    shares = [
+        sum(size for name, size in sizes.items() if matched(f"blocks.{layer}.{name}"))
+        / sum(sizes.values())
+        for layer in range(shape.layers)
+    ]
+    embedding, head = matched("tokens.weight"), matched("head.weight")
+    if shape.tied:
+        embedding = head = embedding or head
+    first = next((layer for layer, share in enumerate(shares) if share < 1), shape.layers)
+    below = embedding and (not shape.positions or matched("positions.weight"))
+    return replace(
+        shape,
+        frozen_layer=sum(shares) / shape.layers,
+        frozen_embedding=embedding,
+        frozen_head=head,
+        still=first / shape.layers if below else 0.0,
+    )
 
 
 def _config(target: str, sizes: Sizes) -> Target:

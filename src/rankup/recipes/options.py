@@ -410,14 +410,17 @@ class LanguageModelOptions(TrainOptions):
                 f"the text has {tokens.vocab_size:,} different tokens, and the model of "
                 f"{self.init or self.model} knows {known:,}; give its --tokenizer"
             )
-        for name, text in tokens.splits.items():
-            split = min(text.parts, key=len) if isinstance(text, tokenized.Joined) else text
-            if len(split) <= self.seq_len:
-                raise UserError(
-                    f"--seq-len {self.seq_len} is longer than the {name} text, which has "
-                    f"{len(split)} tokens; give a longer text"
-                    + (f" or --seq-len {len(split) - 1} or less" if len(split) > 1 else "")
-                )
+        lengths = {
+            name: min(map(len, text.parts)) if isinstance(text, tokenized.Joined) else len(text)
+            for name, text in tokens.splits.items()
+        }
+        name = min(lengths, key=lengths.__getitem__)
+        if (most := lengths[name]) <= self.seq_len:
+            raise UserError(
+                f"--seq-len {self.seq_len} is longer than the {name} text, which has {most} "
+                "tokens; give a longer text"
+                + (f" or --seq-len {most - 1} or less" if most > 1 else "")
+            )
 
 
 def _sizes(

@@ -20,7 +20,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -65,9 +65,9 @@ class Sandbox:
         """The events of the script, from its start."""
         return Journal(self.folder / spec.EVENTS)
 
-    def write_spec(self, values: Mapping[str, object]) -> None:
+    def ask(self, request: spec.Spec) -> None:
         """Write the request to the child."""
-        write_json(self.folder / spec.SPEC, values, private=True)
+        write_json(self.folder / spec.SPEC, asdict(request), private=True)
 
     def inside(self, path: str | Path) -> Path:
         """Return the place in the copy of an absolute path."""

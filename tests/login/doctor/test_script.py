@@ -111,8 +111,8 @@ def test_a_folder_with_modules_that_the_script_imports_is_not_missing(train: Pat
 @pytest.mark.parametrize(
     ("fetched", "args", "level", "part"),
     [
-        (Record("", "now", proof="namespace"), (), "ok", "in a network namespace"),
-        (Record("", "now", proof="blocked"), (), "ok", "with blocked sockets"),
+        (Record("", "now", proof="namespace"), (), "ok", "(network namespace)"),
+        (Record("", "now", proof="blocked"), (), "ok", "connections blocked"),
         (Record("", "now", proof="blocked"), ("--lr", "1"), "warning", "other arguments"),
         (Record("", "now", proof="none", note="--no-run"), (), "warning", "(--no-run)"),
         (Record("", "now", proof="failed", note="wants x"), (), "error", "wants x"),

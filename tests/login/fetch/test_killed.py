@@ -18,6 +18,7 @@ from rankup.sandbox import namespace
 from rankup.sandbox.processes import marked
 
 from ...conftest import RunRankup
+from ..stage import Stage, until
 from ..web import Web
 
 # It overwrites, appends, removes, renames and downloads; at `STOP` it says so, and hangs.
@@ -80,6 +81,12 @@ os.link = moved
 sys.argv = ["rankup", "fetch", "train.py"]
 from rankup.__main__ import main
 sys.exit(main())
+"""
+STANDS_STILL = """
+import os, time
+open("report.txt", "w").write("half")
+open(os.environ["READY"], "w").close()
+time.sleep(600)
 """
 BEFORE = {
     "results.txt": b"of last week, too",
@@ -263,3 +270,32 @@ def test_where_no_namespace_is_allowed_python_refuses_connections(
     assert "error 101" in done.stdout
     assert "Python's connections blocked" in done.stdout
     assert "it does without 192.0.2.1:80 (tiny.py:2)" in done.stderr
+
+
+def test_one_that_stood_still_while_another_went_on_leaves_nothing(
+    stage: Stage,
+) -> None:
+    ready = stage.home / "ready"
+    (stage.project / "train.py").write_text(STANDS_STILL)
+    (stage.project / "report.txt").write_text("of last week")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankup", "fetch", "train.py"],
+        cwd=stage.project,
+        env={**os.environ, **stage.environment, "READY": str(ready)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(ready.exists)
+        [folder] = (stage.project / ".rankup").glob("fetch-*")
+        (stage.project / ".rankup" / ".project.lock").unlink()  # as who takes it over
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1, errors
+    assert "another one has gone on with project" in errors
+    assert not marked(str(folder))
+    assert not folder.exists()
+    assert (stage.project / "report.txt").read_text() == "of last week"

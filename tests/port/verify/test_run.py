@@ -101,9 +101,9 @@ def _words(process: psutil.Process) -> list[str]:
 
 def test_a_correct_port_is_proved_and_a_wrong_one_is_not(project: Path) -> None:
     script, *ports = (
-        text.replace('"--epochs", type=int, default=20', '"--epochs", type=int, default=2').replace(
-            "num_workers=2", "num_workers=0"
-        )
+        text.replace('"--epochs", type=int, default=20', '"--epochs", type=int, default=2')
+        .replace("num_workers=2", "num_workers=0")
+        .replace("__init__()\n", "__init__()\n        self.unused = nn.Linear(2, 2)\n")
         for text in (ONE, PORT, BROKEN["losses"])
     )
     found = results(project, script, dict(zip(("right", "wrong"), ports, strict=True)))

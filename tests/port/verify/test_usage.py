@@ -16,8 +16,8 @@ from tests.conftest import RunRankup
     ("name", "text", "word"),
     [
         ("a.ipynb", "{}", "notebook"),
-        ("a.py", "def f(:\n", "a.py:1 is no Python"),
-        ("a.py", "x = '\0'\n", "is no Python"),
+        ("a.py", "def f(:\n", "a.py:1: no valid Python"),
+        ("a.py", "x = '\0'\n", "no valid Python"),
         ("b.py", "", "no script 'a.py'"),
     ],
 )

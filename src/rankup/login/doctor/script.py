@@ -226,8 +226,7 @@ def _fetched(facts: Facts, found: record.Record, exact: bool) -> Finding:
     if not exact:
         todo = f"{again} where these ask for other data"
         return warning(f"{items}; that was with other arguments", todo)
-    how = "in a network namespace" if found.proof == "namespace" else "with blocked sockets"
-    return ok(f"{items}; it started without a network ({how})")
+    return ok(f"{items}; it started without a network ({record.HOW[found.proof]})")
 
 
 def _never_fetched(facts: Facts, downloads: Sequence[Download]) -> Finding:

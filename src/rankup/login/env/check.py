@@ -43,7 +43,7 @@ class Environment:
     @cached_property
     def inside(self) -> dict[str, Any] | None:
         """The object that `inside.py` prints in the activated environment; None where it cannot."""
-        if state.elsewhere(self.folder, self.stamps.made):
+        if self.stamps.elsewhere:
             return None
         words = [self.folder / "activate.sh", _INSIDE]
         script = 'source "$1" >&2 || exit 1; shift; exec python "$@"'
@@ -90,7 +90,7 @@ def finished(it: Environment) -> Iterator[Finding]:
         yield error(f"{venv} is not there", it.create)
     elif not it.stamps.made or not it.stamps.installed:
         yield error(f"{venv} is not finished", it.create)
-    elif not state.elsewhere(it.folder, it.stamps.made):
+    elif not it.stamps.elsewhere:
         yield ok(f"{it.stamps.kind}, Python {it.stamps.made.get('python', '')}")
 
 
@@ -112,7 +112,7 @@ def works(it: Environment) -> Iterator[Finding]:
     takes a minute. Where a module is missing, `module spider NAME` lists the versions that there
     are: write one into `modules.sh`.
     """  # noqa: E501
-    if why := state.elsewhere(it.folder, it.stamps.made):
+    if why := it.stamps.elsewhere:
         yield error(f"{it.folder / 'venv'}: {why}", it.create)
     elif it.inside is None:
         yield error(it.failure, it.create, "activate.sh")
@@ -143,7 +143,7 @@ def age(it: Environment) -> Iterator[Finding]:
     if path.is_file() and f"# requirements: {digest}".encode() not in top:
         todo = f"rankup env lock {shlex.quote(str(it.folder))}, or remove it"
         yield error("requirements.lock was made from another requirements.txt", todo, "lock")
-    if names := state.changed(it.folder, it.stamps):
+    if names := it.stamps.changed:
         yield warning(f"{' and '.join(names)} changed since it was made", it.create)
     else:
         yield ok("nothing has changed since it was made")

@@ -31,8 +31,9 @@ _IMPOSSIBLE = frozenset(':$`"\\')
 
 @dataclass(frozen=True)
 class State:
-    """Both stamps, each empty where it is not there."""
+    """The folder of an environment, and both stamps, each empty where it is not there."""
 
+    folder: Path
     made: Mapping[str, str]
     installed: Mapping[str, str]
 
@@ -41,40 +42,40 @@ class State:
         """`modules` or `wheels`; empty where not known."""
         return self.made.get("kind", "")
 
+    @property
+    def elsewhere(self) -> str:
+        """Why the venv does not work where it lies, or on this machine; empty where it does."""
+        made, venv = self.made, self.folder / "venv"
+        python = venv / "bin" / "python"
+        try:
+            here = os.path.samefile(made.get("path", ""), venv)
+        except (OSError, ValueError):  # a null byte in it
+            here = False
+        if not here:
+            return f"it was made as {made.get('path')}, and moved or copied here"
+        machine = platform.machine()
+        if made.get("machine") != machine:
+            return f"it was made for {made.get('machine')}, and this machine is {machine}"
+        if not os.access(python, os.X_OK):
+            return f"its Python, {os.path.realpath(python)}, is not there"
+        return ""
+
+    @property
+    def changed(self) -> list[str]:
+        """The names of the files that are others than those the environment was made from."""
+        folder, done = self.folder, self.installed
+        now = {
+            "requirements.txt": (done.get("requirements"), digest(folder / "requirements.txt")),
+            "requirements.lock": (done.get("lock"), _sum(folder / "requirements.lock")),
+        }
+        if self.kind == "modules":
+            now["modules.sh"] = (self.made.get("modules"), _sum(folder / "modules.sh"))
+        return [name for name, (then, found) in now.items() if then != found]
+
 
 def read(folder: Path) -> State:
-    """Return the stamps of an environment."""
-    return State(_stamp(folder / MADE), _stamp(folder / INSTALLED))
-
-
-def elsewhere(folder: Path, made: Mapping[str, str]) -> str:
-    """Return why the venv does not work where it lies, or on this machine; empty where it does."""
-    venv = folder / "venv"
-    try:
-        here = os.path.samefile(made.get("path", ""), venv)
-    except (OSError, ValueError):  # a null byte in it
-        here = False
-    if not here:
-        return f"it was made as {made.get('path')}, and moved or copied here"
-    if made.get("machine") != platform.machine():
-        return f"it was made for {made.get('machine')}, and this machine is {platform.machine()}"
-    if not os.access(venv / "bin" / "python", os.X_OK):
-        return f"its Python, {os.path.realpath(venv / 'bin' / 'python')}, is not there"
-    return ""
-
-
-def changed(folder: Path, state: State) -> list[str]:
-    """Return the names of the files that are others than those the environment was made from."""
-    now = {
-        "requirements.txt": (
-            state.installed.get("requirements"),
-            digest(folder / "requirements.txt"),
-        ),
-        "requirements.lock": (state.installed.get("lock"), _sum(folder / "requirements.lock")),
-    }
-    if state.kind == "modules":
-        now["modules.sh"] = (state.made.get("modules"), _sum(folder / "modules.sh"))
-    return [name for name, (then, found) in now.items() if then != found]
+    """Return the state of an environment."""
+    return State(folder, _stamp(folder / MADE), _stamp(folder / INSTALLED))
 
 
 def staleness(environment: Path) -> str:
@@ -91,9 +92,9 @@ def staleness(environment: Path) -> str:
         return ""
     if not state.installed:
         return f"{folder} is not finished"
-    if why := elsewhere(folder, state.made):
+    if why := state.elsewhere:
         return f"{folder}: {why}"
-    if names := changed(folder, state):
+    if names := state.changed:
         return f"{folder} is older than its {' and '.join(names)}"
     return ""
 

@@ -206,11 +206,8 @@ def _where(one: Download) -> str:
 
 
 def _show(done: Record, lines: list[str]) -> None:
-    proofs = {
-        "namespace": ", loads without a network (network namespace)",
-        "blocked": ", loads without a network (Python's connections blocked)",
-    }
-    for line in table(done.key, done.items, proofs.get(done.proof, "")):
+    proof = f", loads without a network ({record.HOW[done.proof]})" if done.proved else ""
+    for line in table(done.key, done.items, proof):
         print(line)
     for line in lines:
         print(clean(f"  {line}"))

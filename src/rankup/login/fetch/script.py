@@ -208,21 +208,22 @@ class _Fetch:
 
     def _watch(self, box: Sandbox, without: record.Proof) -> tuple[Ended, tuple[Event, ...]]:
         threads, memory = self._request.threads, self._limits.memory
-        values = {
-            "script": str(box.inside(self._script)),
-            "args": list(self._request.args),
-            "shadow": str(box.copy),
-            "earlier": self._journals,
-            "free": [str(one) for one in self._cache_folders],
-            "temporary": str(box.temporary),
-            "block": without == "blocked",
-            "pretend": self._pretend,
-            "threads": threads,
+        request = spec.Spec(
+            folder=str(box.folder),
+            script=str(box.inside(self._script)),
+            args=self._request.args,
+            shadow=str(box.copy),
+            earlier=self._journals,
+            free=[str(one) for one in self._cache_folders],
+            temporary=str(box.temporary),
+            block=without == "blocked",
+            pretend=self._pretend,
+            threads=threads,
             # Room for stacks and for what is asked for and never touched; the rest is weighed.
-            "data_limit": memory + memory // 2,
-            "deadline": time.time() + self._limits.seconds - _STACKS_SECONDS,
-        }
-        box.write_spec(values)
+            data_limit=memory + memory // 2,
+            deadline=time.time() + self._limits.seconds - _STACKS_SECONDS,
+        )
+        box.ask(request)
         own = child_environment(os.environ, self._caches, box.folder, box.temporary, threads)
         told = self._offline if without != "none" else {}
         folder = box.inside(Path.cwd())
@@ -309,9 +310,8 @@ class _Fetch:
         notes += [f"not reached by this start, and not here: {line}" for line in missed]
         for line in notes:
             say(f"note: {line}")
-        how = "network namespace" if self._proof == "namespace" else "Python's connections blocked"
         at = f"reached its {reached} in {done.ended.seconds:.0f} s"
-        self._print(f"proved: starts without a network ({how}), {at}")
+        self._print(f"proved: starts without a network ({record.HOW[self._proof]}), {at}")
         return self._record(self._proof, "; ".join(notes)), 0
 
     def _move_in(self, done: _Attempt) -> list[str]:

@@ -167,7 +167,7 @@ def _script(name: str) -> File:
         raise UserError(f"no script {name!r} in {Path.cwd()}")
     file = source.read(path)
     if (error := file.error) is not None:
-        raise UserError(f"{path}:{error.line} is no Python: {error.message}")
+        raise UserError(f"{path}:{error.line}: {error.message}")
     return file
 
 

@@ -78,6 +78,8 @@ class Steps:
         @replaces(module, "backward")
         def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             root = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+            if type(getattr(root, "grad_fn", None)).__name__ == "_NoGradientBackward":
+                return original(tensors, *args, **kwargs)  # rankup's, for unused parameters
             fields = {**self._weights(), "aside": self._progress.aside(root)}
             result = original(tensors, *args, **kwargs)
             self._progress.backwards += 1
