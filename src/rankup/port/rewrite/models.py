@@ -170,9 +170,6 @@ def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
                 values = [value for _, value in made]
                 if any(_holds_models(script, value) for value in values):
                     return []
-                taken = all(isinstance(value, ast.Attribute) for value in values)
-                if taken and script.file in script.understood.also:
-                    return []  # `net = trainer.model`: the trainer calls it by that name
                 forms = {_form(value) for value in values}
                 each = forms.pop() if len(forms) == 1 else ""
                 return [Model(script, written, near, tuple(node for node, _ in made), each=each)]
