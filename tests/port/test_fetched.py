@@ -140,17 +140,16 @@ def test_what_is_fetched_here_and_elsewhere_is_named(tmp_path: Path) -> None:
     assert "with rankup.rank0_first():" not in ported
 
 
-def test_what_is_made_where_it_is_missing_and_given_back_is_named(tmp_path: Path) -> None:
-    """A rank that comes later would read what rank 0 is still writing."""
+def test_what_another_file_makes_and_gives_back_is_for_rank_0_first(tmp_path: Path) -> None:
+    """The others would go on without the data under `if rankup.is_root_process():`."""
     (tmp_path / "vocabulary.py").write_text(
         "import json\nimport os\n\n\ndef words(path):\n    if os.path.exists(path):\n"
         "        return json.load(open(path))\n    found = ['a', 'b']\n    found.append('c')\n"
         "    OPENED.append(path)\n    json.dump(found, open(path, 'w'))\n    return found\n"
     )
     text = HEAD + "from vocabulary import words\n\nfound = words('words.json')\n" + TRAIN + LOOP
-    [module] = _ported(tmp_path, text).modules
-    assert any("may find half of this file" in note.text for note in module.left), module.left
-    assert "json.dump(found, open(path, 'w'))" in module.text
+    notes = [note.text for note in _ported(tmp_path, text).left]
+    assert [note for note in notes if "`rankup.rank0_first(words, …)`" in note], notes
 
 
 def test_a_download_that_is_asked_of_a_class_of_the_script_is_rank_0s_first(tmp_path: Path) -> None:
@@ -168,17 +167,21 @@ def test_a_download_that_is_asked_of_a_class_of_the_script_is_rank_0s_first(tmp_
     assert [one.place for one in check([path]) if one.code == "RK177"] == [f"{path}:{line}:9"]
 
 
-def test_what_a_helper_keeps_for_a_sample_meets_no_other_rank(tmp_path: Path) -> None:
-    """A data worker is no rank: it would wait for the others for ever."""
-    (tmp_path / "cache.py").write_text(
-        "import os\n\nimport numpy as np\n\n\ndef load(path):\n    if not os.path.exists(path):\n"
-        "        np.save(path, [1.0])\n    return np.load(path)\n"
+@pytest.mark.parametrize("drawn", [True, False])
+def test_rank_0_alone_goes_over_no_loader_where_all_ranks_draw_next(
+    drawn: bool, tmp_path: Path
+) -> None:
+    """Each pass over a loader draws: the next fold would be another one on rank 0."""
+    (tmp_path / "pictures.py").write_text(
+        "from torchvision.utils import save_image\n\n\ndef keep(loader, net):\n"
+        "    for i, x in enumerate(loader):\n        save_image(x, f'{i}.png')\n"
     )
-    own = (
-        "class Rows(torch.utils.data.Dataset):\n    def __getitem__(self, i):\n"
-        "        return load(f'{i}.npy')\n\ndata = Rows()\n"
+    fold = "order = torch.randperm(9)" if drawn else "order = range(9)"
+    loop = f"for fold in range(3):\n    {fold}\n    loader = DataLoader(data[order], 4)\n"
+    loop += textwrap.indent(LOOP, "    ") + "    keep(valid_loader, net)\n"
+    text = (
+        HEAD + "from pictures import keep\n" + TRAIN.replace("loader = Data", "valid_loader = Data")
     )
-    text = HEAD + "import torch\nfrom cache import load\n\n" + own + TRAIN + LOOP
-    [module] = _ported(tmp_path, text).modules
-    assert any("each rank writes what its own samples need" in note.text for note in module.left)
-    assert "import rankup" not in module.text
+    ported = _ported(tmp_path, text + loop)
+    assert ("if rankup.is_root_process(): keep(" in ported.text) is not drawn
+    assert ("pictures.py:6" in " ".join(note.text for note in ported.left)) is drawn

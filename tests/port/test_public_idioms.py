@@ -32,9 +32,9 @@ def _ported(folder: Path, text: str, **beside: str) -> Ported:
 
 def _codes(ported: Ported) -> set[str]:
     """What `check` says of the port."""
-    for one in ported.files:
-        one.target.write_text(one.text)
-    return {one.code for one in check([ported.target])}
+    path = ported.target
+    path.write_text(ported.text)
+    return {one.code for one in check([path])}
 
 
 def test_a_bar_with_a_name_is_followed_to_a_loader_from_another_file(tmp_path: Path) -> None:
@@ -92,18 +92,28 @@ def show(net, path):
 """
 
 
-def test_what_another_file_writes_is_rank_0s_there(tmp_path: Path) -> None:
-    """All ranks run the rest of the function: none of them leaves out a mode or a draw."""
+def test_rank_0_alone_calls_what_writes_in_another_file(tmp_path: Path) -> None:
+    """And all ranks leave the model in the mode in which that does; else there is a remark."""
     loop = "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + STEP
     text = HEAD + "from helper import keep, show\n" + MADE + loop
     calls = text + 'keep(net.state_dict())\nshow(net, "out.pt")\n'
     ported = _ported(tmp_path, calls, helper=KEEPS + SHOWS)
-    [helper] = ported.modules
-    assert "from helper_dist import keep, show\n" in ported.text
-    assert "    rankup.save0(state, path, pickled=True)\n" in helper.text
-    assert "rankup.save0(net(torch.ones(2)), path, pickled=True)\n    net.train()" in helper.text
-    assert not any(one.left for one in ported.files)
+    assert "if rankup.is_root_process(): keep(net.state_dict())\n" in ported.text
+    assert 'if rankup.is_root_process(): show(net, "out.pt")\nnet.train()\n' in ported.text
+    assert not ported.left
     assert "RK141" not in _codes(ported)
+    for unlike in (
+        SHOWS.replace("    net.train()\n", ""),
+        SHOWS.replace("torch.no_grad()", "torch.enable_grad()"),
+        SHOWS.replace("    net.eval()", "    net.eval()\n    net.weight = None"),
+    ):
+        ported = _ported(tmp_path, calls, helper=KEEPS + unlike)
+        assert "\nshow(net" in ported.text
+        [note] = ported.left
+        line = 10 + unlike.count("weight")
+        assert f"helper.py:{line}; let rank 0 alone" in note.text
+        assert "RK141" in _codes(ported)
+    assert not _ported(tmp_path, text + "keep(net)\n", helper=KEEPS).left  # pickled as it was
     again = text + 'keep(net.state_dict())\ntorch.load("net.pt")\n'
     assert "rankup.barrier()\ntorch.load(" in _ported(tmp_path, again, helper=KEEPS).text
 
@@ -408,9 +418,9 @@ def test_packages_are_found_from_the_root_of_the_repository(tmp_path: Path) -> N
     loop = "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + STEP
     text = HEAD + "from lib import keep\n" + MADE + loop + "keep(net.state_dict())\n"
     ported = _ported(tmp_path / "tools", text)
-    assert "rankup.save0(state, path" in ported.files[-1].text
+    assert "if rankup.is_root_process(): keep(net.state_dict())\n" in ported.text
     found = [one for one in check([ported.path]) if one.code == "RK141"]
-    assert ["files.py:5" in one.place for one in found] == [True]
+    assert ["files.py:5" in one.message and "train.py" in one.place for one in found] == [True]
     assert "RK141" not in _codes(ported)
 
 
@@ -508,8 +518,7 @@ def test_a_log_that_another_file_opens_by_pathlib_is_rank_0s(tmp_path: Path) -> 
     helper += "        self.file = Path(path).open('a')\n"
     loop = "for x in DataLoader(data, batch_size=4):\n" + STEP
     text = HEAD + "from helper import Log\nlog = Log('log.csv')\n" + MADE + loop
-    [log] = _ported(tmp_path, text, helper=helper).modules
-    assert "self.file = rankup.path0(Path(path)).open('a')" in log.text
+    assert "log = Log(rankup.path0('log.csv'))" in _ported(tmp_path, text, helper=helper).text
 
 
 @pytest.mark.parametrize(

@@ -137,16 +137,15 @@ def test_what_is_written_in_an_evaluation_is_of_whole_batches(tmp_path: Path) ->
     assert not [note for note in ported.left if "is of rank 0's part of a batch" in note.text]
 
 
-def test_a_file_that_a_helper_opens_is_rank_0s_there(tmp_path: Path) -> None:
+def test_a_port_names_a_helpers_file_for_rank_0(tmp_path: Path) -> None:
     """What the port has put right, a check of the port does not find."""
     (tmp_path / "notes.py").write_text(
         "class Notes:\n    def __init__(self, path):\n        self.file = open(path, 'w')\n"
     )
     text = f"from notes import Notes\n{HEAD}notes = Notes('log')\n{EPOCHS}"
     ported = _ported(tmp_path, text, after_each_step="notes.file.write('step')")
-    assert "open(rankup.path0(path), 'w')" in ported.modules[0].text
-    for one in ported.files:
-        one.target.write_text(one.text)
+    assert "Notes(rankup.path0('log'))" in ported.text
+    (tmp_path / "train_dist.py").write_text(ported.text)
     assert "RK146" not in {one.code for one in check([tmp_path / "train_dist.py"])}
 
 
@@ -158,6 +157,14 @@ def test_a_model_made_of_a_trained_one_is_given_what_there_is(tmp_path: Path) ->
     advice = next(note.text for note in ported.left if "made of a net" in note.text)
     assert 'getattr(net, "module", net)' in advice
     assert all(hasattr(rankup, name) for name in re.findall(r"rankup\.(\w+)", advice))
+
+
+def test_a_file_that_is_changed_twice_is_rank_0s_twice(tmp_path: Path) -> None:
+    """A barrier does not come between a condition and what it guards."""
+    block = "    with open('f', 'r+b') as f:\n        n = f.fileno()\n"
+    text = HEAD + f"def mend():\n{block}\n    # again\n{block}"
+    ported = _ported(tmp_path, text + "\n" + EPOCHS + "mend()\n").text
+    assert ported.count("if rankup.is_root_process():\n        with open('f'") == 2
 
 
 def test_a_shape_of_the_whole_batch_made_before_the_loop_is_said(tmp_path: Path) -> None:

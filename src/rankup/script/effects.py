@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -356,6 +357,25 @@ def leads_to(flow: Flow, file: File, function: Function) -> list[Reached]:
     return [(where, one) for one, where in found.items()]
 
 
+@dataclass(frozen=True, eq=False)
+class Helper:
+    """A call of a function in a file that a port does not change.
+
+    Attributes:
+        caller, call: the call, and the file in which it stands.
+        file, function: what it calls.
+        sites: the calls that write, there and further on.
+        reached: all functions of other files that it leads to.
+    """
+
+    caller: File
+    call: ast.Call
+    file: File
+    function: Function
+    sites: tuple[Site, ...]
+    reached: tuple[Reached, ...]
+
+
 def asks_files(flow: Flow, file: File, test: ast.AST) -> bool:
     """True where an expression, or what its names stand for, asks which files there are."""
     names = [one for one in walk(test) if isinstance(one, ast.Name)]
@@ -365,6 +385,24 @@ def asks_files(flow: Flow, file: File, test: ast.AST) -> bool:
         for node in (test, *made)
         for one in walk(node)
     )
+
+
+def find_helpers(flow: Flow, changed: Sequence[File]) -> Iterator[Helper]:
+    """The calls in some files of functions in the others."""
+    for script in changed:
+        for call in script.names.all(ast.Call):
+            found = callee(flow, script, call)
+            if found is None or found[0] in changed:
+                continue
+            reached = [one for one in leads_to(flow, *found) if one[0] not in changed]
+            sites = [site for file, function in reached for site in sites_in(flow, file, function)]
+            yield Helper(script, call, *found, tuple(sites), tuple(reached))
+
+
+def sites_in(flow: Flow, file: File, function: Function) -> list[Site]:
+    """The calls in a function that write."""
+    calls = [node for node in walk(*function.body) if isinstance(node, ast.Call)]
+    return [site for call in calls if (site := written(flow, file, call)) is not None]
 
 
 def trains(file: File, script: Script, *nodes: ast.AST) -> bool:

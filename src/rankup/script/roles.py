@@ -6,11 +6,14 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from .flow import Flow, is_backward
 from .names import Function, children
 from .source import File, imports_in
+
+if TYPE_CHECKING:
+    from .effects import Helper
 
 LoopNode = ast.For | ast.AsyncFor | ast.While
 RoleKind = Literal["model", "optimizer", "scheduler", "train_loader", "eval_loader"]
@@ -245,6 +248,13 @@ class Script:
         """True where the script may run a place in one of its files."""
         function = file.names.function(node)
         return function in self.reached if function is not None else not file.only_started(node)
+
+    @cached_property
+    def helpers(self) -> tuple[Helper, ...]:
+        """The calls of functions in files that a port does not change, from those that it does."""
+        from .effects import find_helpers
+
+        return tuple(find_helpers(self.flow, self.to_port))
 
     @cached_property
     def _by_node(self) -> dict[ast.AST, list[Role]]:

@@ -1,4 +1,4 @@
-from helper_star_dist import *
+from helper_star import *
 from torch_geometric.datasets import FakeDataset, TUDataset
 from torch_geometric.loader import DataLoader
 import rankup
@@ -8,8 +8,8 @@ rankup.quiet()
 
 graphs = rankup.rank0_first(TUDataset, "data", name="PROTEINS")
 others = FakeDataset(num_graphs=4)
-weights = torch.load(download("data.pt"), map_location=rankup.here)
-logger = CSVLogger(["epoch", "loss"], filename="log.csv")
+weights = torch.load(rankup.rank0_first(download, "data.pt"), map_location=rankup.here)
+logger = CSVLogger(["epoch", "loss"], filename=rankup.path0("log.csv"))
 model = torch.nn.Linear(3, 1)
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,7 +1,7 @@
 import sys
 
 import torch
-from helper_writers_dist import *
+from helper_writers import *
 from matplotlib.animation import FuncAnimation
 from torch.utils.data import DataLoader, TensorDataset
 import rankup
@@ -9,7 +9,7 @@ import rankup
 rankup.setup()
 rankup.quiet()
 
-sys.stdout = Logger("log.txt")
+sys.stdout = Logger(rankup.path0("log.txt"))
 table = Table("out")
 loader = rankup.shard(DataLoader(TensorDataset(torch.randn(22, 5)), batch_size=6, shuffle=True))
 model = torch.nn.Linear(5, 1)
@@ -21,7 +21,7 @@ for epoch in range(2):
         loss = model(inputs).square().mean()
         loss.backward()
         optimizer.step()
-    save_all([model.weight.detach().numpy()], "out")
+    if rankup.is_root_process(): save_all([model.weight.detach().numpy()], "out")
     draw("drawn.npy")
 animation = FuncAnimation(figure, update, frames=5)
 if rankup.is_root_process(): animation.save("training.gif", writer="pillow")

@@ -196,12 +196,9 @@ class Script:
         return found[1]
 
     def per_sample(self, node: ast.AST, within: frozenset[str] = _DRAWING) -> bool:
-        """True of what runs as samples are drawn: in `__getitem__` and alike, or called there.
-
-        Also from another file.
-        """
+        """True of what runs as samples are drawn: in `__getitem__` and alike, or called there."""
         seen: set[ast.AST] = set()
-        scopes: list[ast.AST | None] = [self.scope(node)]
+        scopes: list[ast.AST] = [self.scope(node)]
         while scopes:
             function = scopes.pop()
             if function in seen or not isinstance(function, Function):
@@ -210,8 +207,6 @@ class Script:
             if function.name in within or "collate" in function.name:
                 return True
             scopes += [self.scope(call) for call in self.calls_of.get(function, [])]
-            others = self.flow.callers.get(function, ())
-            scopes += [where.names.function(call) for where, call in others]
         return False
 
     @cached_property

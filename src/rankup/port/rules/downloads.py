@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 
 from ...script.effects import (
+    Helper,
     Reached,
     asks_files,
     callee,
@@ -59,18 +60,19 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
         yield from hits
     at_calls, inside = _by_helpers(script)
     for call in file.names.all(ast.Call):
-        further, found = at_calls.get(call), fetched(file, call)
-        if call in made or call in inside or (found is None and further is None):
+        helper, found = at_calls.get(call), fetched(file, call)
+        if call in made or call in inside or (found is None and helper is None):
             continue
         if found is not None and not found.certain and file is not script.file:
             continue
-        own = callee(script.flow, file, call) if further is None else None
+        own = callee(script.flow, file, call) if helper is None else None
         if own is not None and any(_fetching(leads_to(script.flow, *own))):
             continue  # found where the script's own function fetches
         if runs(file, script, call) and not _ahead(file, script, call):
             what = found.what if found is not None else f"{file.code(call.func)} downloads"
-            if further is not None:
-                what += f" ({further})"
+            if helper is not None:
+                where, first = next(_fetching(helper.reached))
+                what += f" ({where.short_place(first)})"
             yield Hit(
                 call,
                 f"{what} in the job: compute nodes have no network, and ranks would race",
@@ -80,24 +82,15 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
 
 
 @lru_cache(maxsize=1)
-def _by_helpers(script: Script) -> tuple[dict[ast.AST, str], set[ast.AST]]:
-    """The calls of functions in files that a port does not change that fetch, each with the place.
-
-    And the calls that fetch there.
-    """
-    at_calls: dict[ast.AST, str] = {}
+def _by_helpers(script: Script) -> tuple[dict[ast.AST, Helper], set[ast.AST]]:
+    """The script's calls of functions in other files that fetch, and what fetches there."""
+    at_calls: dict[ast.AST, Helper] = {}
     inside: set[ast.AST] = set()
-    for file in script.to_port:
-        for call in file.names.all(ast.Call):
-            found = callee(script.flow, file, call)
-            if found is None or found[0] in script.to_port:
-                continue
-            reached = leads_to(script.flow, *found)
-            fetching = list(_fetching(one for one in reached if one[0] not in script.to_port))
-            if fetching and not trains(file, script, call):
-                where, first = fetching[0]
-                at_calls[call] = where.short_place(first)
-                inside |= {one for _, one in fetching}
+    for one in script.helpers:
+        fetching = [call for _, call in _fetching(one.reached)]
+        if fetching and not trains(one.caller, script, one.call):
+            at_calls[one.call] = one
+            inside |= set(fetching)
     return at_calls, inside
 
 

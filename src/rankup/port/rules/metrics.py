@@ -22,11 +22,12 @@ from ...script.names import (
     walk,
 )
 from ...script.roles import Loop
-from ...script.torch_names import RETURNS_SELF, SHOWING, words
+from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, differentiated
 from ..rewrite.values import Values
 from .facts import shares
+from .helpers import made_in
 from .kept import changed, lists
 from .readings import SHOWS, Region, Step, returns_reading, value_of
 from .sizes import batch_sizes
@@ -550,7 +551,7 @@ class Numbers(Region):
             if any(call_name(one) in SHOWING and mentioned(*given(one)) & made for one in shown):
                 yield call, f"what {call_name(call)}() shows"
             elif made and any(
-                mentioned(*by) & made and root_name(of) not in made | _made_in(function)
+                mentioned(*by) & made and root_name(of) not in made | made_in(function.body)
                 for one in walk(function)
                 for of, by in changed(one)
             ):
@@ -649,21 +650,3 @@ class Numbers(Region):
                     f"{script.code(one)}: of this rank's part of a batch, divided by the size of "
                     "the whole: put rankup.batch_sum(…) around what is a sum over samples",
                 )
-
-
-def _made_in(function: Function) -> set[str]:
-    """Names of objects that a function makes itself, and so may change."""
-    found: set[str] = set()
-    for node in walk(*function.body):
-        match node:
-            case ast.Assign(value=value, targets=targets):
-                made = [(value, one) for one in targets]
-            case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
-                made = [(value, target)]
-            case _:
-                continue
-        for value, target in made:
-            same = isinstance(value, ast.Call) and call_name(value) in RETURNS_SELF
-            if not same and not isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
-                found |= bound_in(walk(target))
-    return found

@@ -16,8 +16,9 @@ from ...script.torch_names import words
 from ..rewrite.context import Context
 from .device import without_number
 from .facts import anywhere, by_every_rank, calls, guard, is_reduction, starred, string, wrapped
+from .helpers import ALONE, by_helpers, helpers_that_write
 from .rule import Hit, rule
-from .writing import ALONE, unless_per_sample, written_by_root
+from .writing import unless_per_sample, written_by_root
 
 _FIXED = re.compile(r"cuda:\d+")
 _SAVE0 = "rankup.save0(state, path) writes on rank 0 alone, the old file or the new one"
@@ -39,14 +40,18 @@ def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
     +rankup.save0(model.state_dict(), "model.pt")
     ```
 
-    Writes `rankup.save0`, also in other files; what is saved by other means goes under
-    `if rankup.is_root_process():`.
+    Writes `rankup.save0`; what is saved by other means goes under `if rankup.is_root_process():`,
+    also the call of a function in another file that saves.
     """
     around = wrapped(script)
     if any("fsdp" in around.get(one.node, ()) for one in script.models):
         return
+    yield from helpers_that_write(file, script, checkpoint=True)
+    elsewhere = {site.node for helper in by_helpers(script) for site in helper.sites}
     for site in script.saves:
-        if site.file is file and site.kind == "checkpoint" and by_every_rank(script, site):
+        if site.file is not file or site.kind != "checkpoint" or site.node in elsewhere:
+            continue
+        if by_every_rank(script, site):
             torch = site.dotted == "torch.save"
             fix = _saved_by_root if torch else written_by_root
             yield Hit(

@@ -27,6 +27,7 @@ from .facts import (
     ranked,
     runs,
 )
+from .helpers import ALONE, by_helpers, helpers_that_write
 from .rule import Hit, rule
 
 # Calls that fail on the second rank, since the first has done it.
@@ -36,13 +37,8 @@ _REMOVING = words("unlink rmdir")  # methods of a path
 _CLOCKS = words("strftime ctime isoformat uuid1 uuid4 mkdtemp time_ns")
 _NOW = words("now today utcnow time")
 
-ALONE = "let rank 0 alone, `if rankup.is_root_process():`"
 _OWN_SAMPLES = (
     "each rank writes what its own samples need, maybe the same file: make all of it before the job"
-)
-_FOUND_HALF = (
-    "a rank that comes here later may find half of this file, and go on with that: let rank 0 go "
-    "first where this is called, `rankup.rank0_first(f, …)`"
 )
 _NEEDS_ALL = (
     "every rank writes this file, and what is written needs all of them: give it a name before, "
@@ -85,8 +81,10 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
     writes files is constructed by `rankup.rank0_first`. What gives back something that is used,
     draws random numbers, or opens a file of a format (HDF5, ZIP) is left as it is and named.
     """
+    yield from helpers_that_write(file, script, checkpoint=False)
+    elsewhere = {site.node for helper in by_helpers(script) for site in helper.sites}
     for site in script.saves:
-        if site.file is not file or site.kind != "file":
+        if site.file is not file or site.kind != "file" or site.node in elsewhere:
             continue
         if by_every_rank(script, site) and not _swallowed(script, site):
             fix = {"call": written_by_root, "path": _opened}.get(site.form)
@@ -109,21 +107,7 @@ def unless_per_sample(
     if context.script.per_sample(site.node):
         context.leave(site.node, _OWN_SAMPLES)
         return ""
-    if _returns_where_found(context, site.node):
-        context.leave(site.node, _FOUND_HALF)
-        return ""
     return fix(context, site) if fix is not None else None
-
-
-def _returns_where_found(context: Context, node: ast.AST) -> bool:
-    """True behind `if os.path.exists(path): return …`, where rank 0 does not go first."""
-    script = context.script
-    return not context.goes_first(node) and any(
-        script.span(one)[1] <= script.span(node)[0]
-        and context.asks_files(one.test)
-        and any(True for _ in script.inside(one.body, ast.Return, deep=False))
-        for one in script.inside(script.scope(node).body, ast.If, deep=False)
-    )
 
 
 def written_by_root(context: Context, site: Site) -> str | None:
