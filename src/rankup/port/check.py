@@ -81,11 +81,18 @@ def check_python(file: File, known: dict[str, File] | None = None) -> list[Findi
         return [Finding(SYNTAX, "error", place, "nested too deeply to be understood")]
 
 
-def _check_file(path: Path, known: dict[str, File]) -> Iterable[Finding]:
+def is_batch_file(path: Path) -> bool:
+    """Return True for a file for `sbatch`; others are taken for Python."""
     from . import sbatch
 
+    return sbatch.is_batch(path)
+
+
+def _check_file(path: Path, known: dict[str, File]) -> Iterable[Finding]:
     try:
-        if sbatch.is_batch(path):
+        if is_batch_file(path):
+            from . import sbatch
+
             return sbatch.check(path)
         real = os.path.realpath(path)
         file = known.get(real)
@@ -131,6 +138,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 def _known(wanted: str) -> None:
     from . import sbatch
+    from .rules import RULES
 
     codes = {SYNTAX, *(rule.code for rule in RULES), *(rule.code for rule in sbatch.RULES)}
     prefixed = re.fullmatch(r"RK[123]?\d{0,2}", wanted)

@@ -3,6 +3,7 @@ import json
 import os
 from pathlib import Path
 
+import h5py
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -48,4 +49,12 @@ for epoch in range(2):
     nothing = (np.savetxt("last.txt", weight) if rankup.is_root_process() else None)
     with rankup.path0(Path("epoch.json")).open("w") as file:
         json.dump({"epoch": epoch, "bias": model.bias.item()}, file)
+if rankup.is_root_process():
+    with h5py.File("weights.h5", "w") as file:
+        file["weight"] = weight
+        for name in ("a", "b"):
+            file.create_dataset(name, data=[epoch])
+rankup.barrier()
+with h5py.File("weights.h5", "r") as file:
+    print(sorted(file), f"{file['weight'][0, 0]:.6f}")
 print(nothing, sorted(glob.glob("old-*")), f"{weight[0, 0]:.6f} {model.bias.item():.6f}")

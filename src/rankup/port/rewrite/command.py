@@ -13,7 +13,7 @@ from ...base.text import clean, say
 from ...script.names import RUNTIME
 from ...script.source import read
 from .context import Note
-from .ported import Ported, port
+from .ported import Ported, evaluations, port
 
 _ROOM = Path(__file__).resolve().parents[2] / "runtime"
 _NAMES = '''"""The runtime of rankup {version}, copied by `rankup port --vendor`; needs torch."""
@@ -46,11 +46,13 @@ def port_file(
     vendor: bool,
     sync_bn: bool,
     force: bool,
+    shard_eval: bool = False,
 ) -> None:
     """Port a script and write it beside itself or in its place; a diff is only printed.
 
     Args:
         force: overwrite a port that was edited.
+        shard_eval: write nothing, and list what stands in the way of sharding the evaluations.
 
     Raises:
         UserError: it cannot or must not be ported, or its port cannot be written.
@@ -61,6 +63,10 @@ def port_file(
         raise UserError(f"{path} is a folder: name the script in it that trains")
     if path.suffix not in (".py", ".ipynb") and is_batch(path):
         _port_batch_file(path, in_place, diff, force)
+        return
+    if shard_eval:
+        for line in evaluations(path):
+            print(clean(line))
         return
     ported = port(path, batch=batch, vendor=vendor, sync_bn=sync_bn, in_place=in_place)
     if ported.why:

@@ -344,17 +344,16 @@ class Training:
     def _reaching(self, calls: list[ast.Call]) -> set[Function]:
         script = self.script
         reach = {scope for call in calls if isinstance(scope := script.scope(call), Function)}
-        while (
-            more := {
+        while True:
+            more = {
                 scope
                 for function in reach
                 for call in script.calls_of.get(function, [])
                 if isinstance(scope := script.scope(call), Function)
-            }
-            - reach
-        ):
+            } - reach
+            if not more:
+                return reach
             reach |= more
-        return reach
 
     def trains(self, node: Where) -> bool:
         """True where running a statement reaches a backward, here or in another file."""

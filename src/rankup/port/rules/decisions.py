@@ -166,19 +166,18 @@ def _evaluations(context: Context) -> Iterator[ast.Call]:
 def _evaluators(port: list[Context]) -> set[Function]:
     """The functions that return what an evaluation has found, in all files of a port."""
     found = {one for context in port for one in _evaluators_in(context)}
-    while (
-        more := {
+    while True:
+        more = {
             scope
             for context in port
             for function in found
             for call in context.calls_of(function)
             if isinstance(context.script.parents[call], ast.Return)
             and isinstance(scope := context.script.scope(call), Function)
-        }
-        - found
-    ):
+        } - found
+        if not more:
+            return found
         found |= more
-    return found
 
 
 def _evaluators_in(context: Context) -> Iterator[Function]:

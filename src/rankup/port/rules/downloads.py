@@ -178,14 +178,16 @@ def _alone_first(context: Context, node: ast.AST) -> bool:
 def _led_to(context: Context, node: ast.AST) -> set[Function]:
     """The script's own functions that only a node leads to."""
     flow, found = context.script.flow, _reached(context, node)
-    while others := {
-        one
-        for one in found
-        for where, call in flow.callers.get(one, ())
-        if not any(up is node or up in found for up in where.names.up(call))
-    }:
+    while True:
+        others = {
+            one
+            for one in found
+            for where, call in flow.callers.get(one, ())
+            if not any(up is node or up in found for up in where.names.up(call))
+        }
+        if not others:
+            return found
         found -= others
-    return found
 
 
 def _reached(context: Context, node: ast.AST) -> set[Function]:

@@ -318,16 +318,16 @@ class Numbers(Region):
         entries = [name for name in plans if "[" in name]  # of one dictionary, divided in a loop
         for root in {name.partition("[")[0] for name in entries}:
             divided.append({name for name in entries if name.startswith(f"{root}[")})
-        while (
-            more := {
+        while True:
+            more = {
                 name
                 for names in divided
                 if names & local
                 for name in names & plans.keys()
                 if plans[name]
-            }
-            - local
-        ):
+            } - local
+            if not more:
+                break
             local |= more
         return plans, local
 

@@ -309,14 +309,16 @@ class Region:
             if name not in known | self.kinds.keys() and stores[name] == len(statements)
         }
         self.whole = known | assigned_.keys()
-        while fails := {
-            name
-            for name, statements in assigned_.items()
-            if not all(self._gives_whole(one, name) for one in statements)
-        }:
+        while True:
+            fails = {
+                name
+                for name, statements in assigned_.items()
+                if not all(self._gives_whole(one, name) for one in statements)
+            }
+            if not fails:
+                return self.whole
             assigned_ = {name: assigned_[name] for name in assigned_.keys() - fails}
             self.whole = known | assigned_.keys()
-        return self.whole
 
     def _stores(self, *nodes: ast.AST) -> list[str]:
         """The names that are given values in some code, by whatever statement."""

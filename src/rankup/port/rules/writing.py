@@ -9,8 +9,9 @@ import ast
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from ...script.effects import callee, leads_to
 from ...script.flow import argument, call_name, given, literal
-from ...script.names import calls_in, walk
+from ...script.names import bound_in, calls_in, walk
 from ...script.roles import Loop, Script, Site
 from ...script.source import File
 from ...script.torch_names import root, words
@@ -27,7 +28,7 @@ from .facts import (
     ranked,
     runs,
 )
-from .helpers import ALONE, by_helpers, helpers_that_write
+from .helpers import ALONE, by_helpers, harmless, helpers_that_write, keeps_state, made_in
 from .rule import Hit, rule
 
 # Calls that fail on the second rank, since the first has done it.
@@ -77,9 +78,9 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
     +log = open(rankup.path0("log.txt"), "w")
     ```
 
-    Writes `rankup.path0(path)`, or lets rank 0 alone make the call. A data set whose constructor
-    writes files is constructed by `rankup.rank0_first`. What gives back something that is used,
-    draws random numbers, or opens a file of a format (HDF5, ZIP) is left as it is and named.
+    Writes `rankup.path0(path)`, or lets rank 0 alone make the call or run the block. A data set
+    whose constructor writes files is constructed by `rankup.rank0_first`. What gives back something
+    that is used, or draws random numbers, is left as it is and named.
     """
     yield from helpers_that_write(file, script, checkpoint=False)
     elsewhere = {site.node for helper in by_helpers(script) for site in helper.sites}
@@ -87,7 +88,7 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
         if site.file is not file or site.kind != "file" or site.node in elsewhere:
             continue
         if by_every_rank(script, site) and not _swallowed(script, site):
-            fix = {"call": written_by_root, "path": _opened}.get(site.form)
+            fix = {"call": written_by_root, "path": _opened, "object": _object}[site.form]
             message = "every rank writes this file"
             yield Hit(site.node, message, ALONE, partial(unless_per_sample, fix=fix, site=site))
 
@@ -101,13 +102,13 @@ def _swallowed(script: Script, site: Site) -> bool:
 
 
 def unless_per_sample(
-    context: Context, fix: Callable[[Context, Site], str | None] | None, site: Site
+    context: Context, fix: Callable[[Context, Site], str | None], site: Site
 ) -> str | None:
     """Fix what writes a file; what writes one for each sample is left and named."""
     if context.script.per_sample(site.node):
         context.leave(site.node, _OWN_SAMPLES)
         return ""
-    return fix(context, site) if fix is not None else None
+    return fix(context, site)
 
 
 def written_by_root(context: Context, site: Site) -> str | None:
@@ -163,6 +164,63 @@ def _where_missing(context: Context, call: ast.Call) -> bool:
         context.goes_first(call)
         and any(isinstance(up, ast.If) and context.asks_files(up.test) for up in above)
     )
+
+
+def _object(context: Context, site: Site) -> str | None:
+    """`with h5py.File(path, "w") as file:` is rank 0's, where nothing else is changed in it."""
+    script, call = context.script, site.node
+    item = script.parents[call]
+    block = script.parents.get(item) if isinstance(item, ast.withitem) else None
+    if not isinstance(block, ast.With) or not _self_contained(context, block):
+        return None
+    place = context.meeting(block)
+    context.indented(block, "if rankup.is_root_process():")
+    if place is not None and not context.goes_first(block):
+        context.after(place, "rankup.barrier()")
+    return "rank 0 alone writes this file"
+
+
+def _self_contained(context: Context, block: ast.With) -> bool:
+    """True where the ranks that leave a block out stay as those that run it."""
+    script, training = context.script, context.training
+    if not script.first_on_line(script.span(block)[0]) or context.needs_all(block):
+        return False
+    leaving = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.Await, ast.Global, ast.Nonlocal)
+    if any(True for _ in script.inside(block, *leaving)) or training.trains(block):
+        return False
+    if any(script.file.names.inside(loop.node, block) for loop in training.loops):
+        return False
+    if not keeps_state(script.file, [block], made_in([block])) or _used_behind(context, block):
+        return False
+    models = {model.name for model in training.models}
+    for call in script.inside(block, ast.Call):
+        if script.dotted(call.func) in models or call_name(call) in ("train", "eval"):
+            return False
+        found = callee(script.flow, script.file, call)
+        if found is not None and not harmless(leads_to(script.flow, *found)):
+            return False
+    return True
+
+
+def _used_behind(context: Context, block: ast.With) -> bool:
+    """True where a name that a block gives a value is read elsewhere, with that value."""
+    script = context.script
+    stored = bound_in(walk(block))
+    for name in script.inside(script.scope(block), ast.Name):
+        if name.id not in stored or not isinstance(name.ctx, ast.Load):
+            continue
+        around = [name, *script.above(name)]
+        if block not in around and not any(_binds(one, name.id) for one in around):
+            return True
+    return False
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    """True where a `with` or `for` gives a name its value for the statements in it."""
+    targets = [node.target] if isinstance(node, ast.For) else []
+    for item in node.items if isinstance(node, ast.With) else ():
+        targets += [item.optional_vars] if item.optional_vars is not None else []
+    return name in bound_in(walk(*targets))
 
 
 def _opened(context: Context, site: Site) -> str | None:
