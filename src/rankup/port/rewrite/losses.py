@@ -15,7 +15,6 @@ from ...script.torch_names import CLASS_WEIGHTS, LOSS_FUNCTIONS, LOSSES, last, w
 from .script import Script
 from .training import Training
 
-_SIZES = ("size", "numel", "len")
 # With these a loss divides by something other than the number of samples.
 _WEIGHTED = ("weight", "ignore_index", "size_average", "reduce")
 # transformers compares each position with its label, or with the one behind it.
@@ -136,16 +135,6 @@ def _reduction(made: ast.Call) -> Kind:
     return kinds.get(str(value), Kind.UNKNOWN)
 
 
-def sized(node: ast.AST) -> bool:
-    """True of an expression that asks a batch for its length."""
-    match node:
-        case ast.Call():
-            return call_name(node) in _SIZES
-        case ast.Subscript(value=ast.Attribute(attr="shape")):
-            return True
-    return False
-
-
 def constant(script: Script, node: ast.expr) -> bool:
     """True of a divisor that is the same for every batch: 32, `args.batch_size`."""
     if type(literal(node)) in (int, float):
@@ -157,7 +146,7 @@ def constant(script: Script, node: ast.expr) -> bool:
     found = [one.node for one in script.flow.origins(script.file, node)]
     return all(
         type(literal(one)) in (int, float)
-        or (isinstance(one, ast.Attribute) and not sized(one) and one.attr != "shape")
+        or (isinstance(one, ast.Attribute) and one.attr != "shape")
         or (isinstance(one, ast.Call) and call_name(one) in ("getenv", "get"))
         for one in found
     )
