@@ -151,7 +151,14 @@ def resumed(spec: JobSpec, runs: Path) -> tuple[Path, Job]:
     args = [*job.args, *spec.args]  # a later flag overrides an earlier one
     if kind == "recipe":
         recipe = recipes.find(target)
-        refuse_other_run(_options(job).fixed, recipe.parse(args, job.kept).fixed)
+        options = recipe.parse(args, job.kept)
+        refuse_other_run(_options(job).fixed, options.fixed)
+        here = Path.cwd()
+        os.chdir(job.cwd)  # paths among the options are relative to it
+        try:
+            recipes.refuse_beyond_epochs(options, directory)
+        finally:
+            os.chdir(here)
     return directory, replace(job, args=args)
 
 
