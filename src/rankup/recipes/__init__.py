@@ -106,15 +106,17 @@ class Recipe:
         """Make in a run directory what the ranks need, before any of them is started.
 
         Raises:
-            UserError: the data will not do, --freeze matches no parameter, or --profile no step.
+            UserError: the data or the weights of --init will not do, --freeze matches no parameter,
+                or --profile no step.
         """
         options = self.parse(args, kept)
         options.prepare(directory)
         refuse_beyond_epochs(options, directory)
-        if options.freeze is not None and importlib.util.find_spec("torch") is not None:
-            from .outline import refuse_freeze  # torch takes seconds
+        of_model = (options.freeze, getattr(options, "init", None)) != (None, None)
+        if of_model and importlib.util.find_spec("torch") is not None:
+            from .outline import refuse_other_model  # torch takes seconds
 
-            refuse_freeze(options)
+            refuse_other_model(options)
 
     def option_names(self) -> frozenset[str]:
         """The names of all options as they are written: `--lr`, `--no-reshard`."""
