@@ -21,6 +21,7 @@ from ..base.errors import UserError, nearest
 from ..base.files import user_path, write_atomic
 from ..parallel.layout import crossing
 from ..parallel.lowcomm.gossip.alive import patience
+from ..script.source import refuse_notebook
 from ..site import rundir
 from ..site.jobspec import OPTIONS, JobSpec, flag
 from ..site.rundir import Job
@@ -184,11 +185,7 @@ def _target(text: str, module: bool = False) -> tuple[str, str]:
         return "recipe", text
     path = user_path(text, "TARGET")
     if path.is_file():
-        if path.suffix == ".ipynb":
-            raise UserError(
-                f"{text} is a notebook; a run starts a script. Write it as one with "
-                f"`jupyter nbconvert --to script {text}`, and run that"
-            )
+        refuse_notebook(path)
         if path.suffix != ".py":
             raise UserError(f"{text} is not a Python script (.py) and not a recipe")
         return "script", str(path.resolve())
