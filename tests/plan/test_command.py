@@ -114,6 +114,7 @@ def test_a_run_is_warned_of_the_layout_that_was_proposed() -> None:
     assert {"ddp", "fsdp", "hsdp", "tp", "pp", "3d"} == {
         row.estimate.layout.strategy for row in rows
     }
+    assert not any("--cp" in layout_words(row.estimate.layout, target) for row in rows)
     for row in rows[::7]:
         layout = row.estimate.layout
         options = recipes.find(RECIPE[0]).parse([*words, *layout_words(layout, target)])

@@ -507,9 +507,10 @@ def layout_words(layout: Layout, target: Target) -> list[str]:
     """Return the options of a recipe that are a layout, without those that it was given."""
     has = _options(layout)
     names = ["--dp", "--shard", "--cp", "--tp", "--pp"]
-    words = {name: has[name] for name in names if has[name] != 1}
+    words: dict[str, object] = {}
     if layout.strategy in ("ddp", "fsdp", *SELDOM):
-        words = {"--strategy": layout.strategy, "--cp": layout.cp}
+        names, words = ["--cp"], {"--strategy": layout.strategy}
+    words |= {name: has[name] for name in names if has[name] != 1}
     if layout.pp > 1 and layout.schedule != "1f1b":
         words["--pp-schedule"] = layout.schedule
     words["--micro-batch"] = layout.micro_batch
