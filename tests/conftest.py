@@ -301,11 +301,14 @@ def _marked(mark: str) -> list[psutil.Process]:
 
 def _harmless(process: psutil.Process) -> bool:
     try:
-        # multiprocessing's tracker and fork server end by themselves when this process does.
-        own = re.search(
-            r"multiprocessing\.(resource_tracker|forkserver)", " ".join(process.cmdline())
-        )
-        return bool(own) or process.status() == psutil.STATUS_ZOMBIE
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        # multiprocessing's tracker and fork server end by themselves when this process does. What
+        # the server has forked has its command line, and is none.
+        line = process.cmdline()
+        own = re.search(r"multiprocessing\.(resource_tracker|forkserver)", " ".join(line))
+        parent = process.parent()
+        return bool(own) and (parent is None or parent.cmdline() != line)
     except psutil.NoSuchProcess:
         return True
 

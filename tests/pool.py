@@ -7,7 +7,6 @@ they stay. Every call gets a fresh gloo group and leaves the process as it found
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import gc
 import multiprocessing
@@ -18,6 +17,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 START_SIZE = 4
 MAX_SIZE = 8
@@ -35,13 +35,13 @@ SPAWN_TIMEOUT = 120.0
 # After the first failure the other ranks may hang in a collective, or be about to fail as well.
 GRACE = 2.0
 
-# The one fork server of a process of tests: it imports what takes seconds, and ends with the tests.
+# The one fork server of a process of tests: it imports what takes seconds, and ends with the tests
+# when all that it has forked does, see `end_with_tests`.
 FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(["torch.distributed.pipelining", "rankup.train.loop"])
 _RELEASE = b""
 _LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_PR_SET_PDEATHSIG = 1
 _MANY_THREADS = 24  # more than that at once are let go of; a group has three
 _LruCache = type(lru_cache(lambda: None))
 
@@ -89,8 +89,9 @@ class _Answer:
 class _Worker:
     process: BaseProcess
     connection: Connection
-    # Where it writes its stacks when it dies of a fault of the machine's.
-    crash: Path
+    # Where it writes its stacks when it dies of a fault of the machine's; without a name, so that
+    # nothing is left of it where the tests are killed.
+    crash: IO[str]
 
 
 class RankPool:
@@ -144,19 +145,19 @@ class RankPool:
         for worker in self._workers:
             worker.process.join()
             worker.connection.close()
-            worker.crash.unlink(missing_ok=True)
+            worker.crash.close()
         self._workers = []
 
     def _grow(self, size: int) -> None:
         fresh = []
         while len(self._workers) < size:
             ours, theirs = FORK_SERVER.Pipe()
-            handle, crash = tempfile.mkstemp(prefix="rankup-rank-", suffix=".crash")
-            os.close(handle)
-            process = FORK_SERVER.Process(target=_serve, args=(theirs, crash), daemon=True)
+            crash = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - as long as it
+            place = f"/proc/{os.getpid()}/fd/{crash.fileno()}"
+            process = FORK_SERVER.Process(target=_serve, args=(theirs, place), daemon=True)
             process.start()
             theirs.close()  # or the end of the process would not show as end of file
-            self._workers.append(_Worker(process, ours, Path(crash)))
+            self._workers.append(_Worker(process, ours, crash))
             fresh.append(self._workers[-1])
         for worker in fresh:
             if not worker.connection.poll(SPAWN_TIMEOUT):
@@ -196,7 +197,7 @@ def _receive(worker: _Worker) -> _Answer:
     except (EOFError, OSError):
         worker.process.join()
         code = worker.process.exitcode
-        stacks = worker.crash.read_text(errors="replace")
+        stacks = worker.crash.read()
         text = f"the process ended with exit code {code}\n{stacks}"
         return _Answer(None, text, time.monotonic())
     assert isinstance(answer, _Answer)
@@ -240,13 +241,25 @@ def _wait_for(port: int) -> None:
         time.sleep(0.002)
 
 
+def end_with_tests() -> None:
+    """Have this process, which the fork server made, end as soon as the tests have.
+
+    Else it would stay where they are killed while it waits for something, and the server with it,
+    which lives as long as one of its processes does.
+    """
+    tests = multiprocessing.parent_process()
+    assert tests is not None
+
+    def follow() -> None:
+        tests.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
 def _serve(connection: Connection, crash: str) -> None:
     """The attempt of a pool process: a call, its answer, the release; until the parent is gone."""
-    # When the fork server ends, which it does as soon as the tests have.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    tests = multiprocessing.parent_process()
-    if tests is None or not tests.is_alive():  # they ended before we asked to be told
-        return
+    end_with_tests()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     faulthandler.enable(open(crash, "w"), all_threads=True)  # noqa: SIM115 - for all its life
     for variable in list(os.environ):

@@ -14,7 +14,7 @@ from typing import Any
 
 from rankup.runtime.world import leave, setup
 from rankup.train.options import TrainOptions
-from tests.pool import FORK_SERVER, free_port
+from tests.pool import FORK_SERVER, end_with_tests, free_port
 
 from .runs import train_images
 
@@ -57,6 +57,7 @@ def kill(processes: list[BaseProcess]) -> None:
 def _rank(
     rank: int, world_size: int, port: int, function: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
+    end_with_tests()
     if world_size > 1:
         number, size = str(rank), str(world_size)
         os.environ.update(

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -270,7 +271,7 @@ def test_two_fetches_of_a_model_at_once_download_it_once(stage: Stage, hub: Hub)
 
 @pytest.mark.slow
 def test_after_kill_9_the_next_fetch_of_a_model_goes_on_also_without_flock(
-    stage: Stage, hub: Hub, tmp_path: Path
+    stage: Stage, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server stands still in the middle, and comes to itself once the first one is dead.
 
@@ -279,6 +280,10 @@ def test_after_kill_9_the_next_fetch_of_a_model_goes_on_also_without_flock(
     weights = os.urandom(16 << 20)
     hub.add("model", "org/big", {"config.json": b"{}", "model.safetensors": weights})
     path = hub.large(weights)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # known once it was asked for
     hub.web.put(path, weights, stall=3600)
     process = _start(stage, hub, "--model", "org/big")
     try:
@@ -304,6 +309,7 @@ def test_after_kill_9_the_next_fetch_of_a_model_goes_on_also_without_flock(
     asked = hub.web.requests(path, "GET")
     assert [one.headers.get("range") for one in asked] == [f"bytes={came}-"]
     assert [path.name for path in stage.home.rglob("*.part*")] == []
+    assert list(temporary.iterdir()) == []  # what the first one had there went as well
 
 
 def _start(stage: Stage, hub: Hub, *words: str) -> subprocess.Popen[str]:

@@ -15,7 +15,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from rankup.parallel.gradients import finish_gradients
-from rankup.parallel.layout import AXES
 from rankup.parallel.tensor.apply import apply, loss_context, plain
 from rankup.parallel.tensor.plan import plan_of
 from rankup.parallel.tensor.words import check
@@ -49,7 +48,8 @@ def per_token(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor
 
 
 def mesh_of(world: World, tp: int, shard: int = 1, replicate: int = 1) -> DeviceMesh:
-    return init_device_mesh("cpu", (1, replicate, shard, tp), mesh_dim_names=AXES)
+    names = ("pp", "dp_replicate", "dp_shard", "tp")
+    return init_device_mesh("cpu", (1, replicate, shard, tp), mesh_dim_names=names)
 
 
 def split(

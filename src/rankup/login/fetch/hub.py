@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -27,6 +26,8 @@ from ...base.files import write_json
 from ...base.processes import python
 from ...base.text import say
 from ...base.urls import public
+from ...sandbox import copies
+from ...sandbox.copies import Sandbox
 from ...sandbox.environment import child_environment, offline
 from ...sandbox.namespace import command, refusal
 from ...sandbox.watch import Interrupt, Limits, watch
@@ -191,8 +192,8 @@ def _run_child(
         FetchFailed: the child's error, in plain words.
     """
     online = not task["prove"]
-    with tempfile.TemporaryDirectory(prefix="rankup-hub-") as temporary:
-        own = Path(temporary)
+    with copies.passing("hub") as box:
+        own = box.folder
         write_json(own / TASK, task, private=True)
 
         def look() -> bool:
@@ -201,9 +202,9 @@ def _run_child(
 
         ended = watch(
             command(
-                python("rankup.login.fetch.hub_child", temporary), network=online or task["block"]
+                python("rankup.login.fetch.hub_child", str(own)), network=online or task["block"]
             ),
-            _environment(caches, own, online),
+            _environment(caches, box, online),
             Limits(math.inf, sys.maxsize),
             Interrupt(),
             look=look,
@@ -223,7 +224,7 @@ def _run_child(
     return said
 
 
-def _environment(caches: Caches, temporary: Path, online: bool) -> dict[str, str]:
+def _environment(caches: Caches, box: Sandbox, online: bool) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in _OFFLINE}
     search = kept.get("PYTHONPATH", "").split(os.pathsep)
     kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(word) for word in search if word)
@@ -232,7 +233,7 @@ def _environment(caches: Caches, temporary: Path, online: bool) -> dict[str, str
         kept["HF_HUB_DISABLE_PROGRESS_BARS"] = kept["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     if not online:
         kept.update(_OFFLINE)
-    return child_environment(kept, caches, temporary, temporary, threads=4)
+    return child_environment(kept, caches, box.folder, box.temporary, threads=4)
 
 
 def _files_in(folder: Path) -> list[Path]:
