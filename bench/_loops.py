@@ -33,10 +33,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import rankup
-from rankup.recipes.language_model import LanguageModel
+from rankup.recipes.language_model import LanguageModel, Windows
 from rankup.recipes.models.transformer import Transformer
 from rankup.recipes.options import LanguageModelOptions
-from rankup.recipes.windows import Windows
 from rankup.runtime.world import World
 from rankup.train.loop import train
 from rankup.train.metrics import peak_memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import re
 import subprocess
 import sys
 import time
@@ -78,10 +79,11 @@ def test_a_letter_that_the_terminals_encoding_lacks_is_written_out(
 def test_version_and_help(run_rankup: RunRankup, rankup_here: RunRankup) -> None:
     done = rankup_here(["--version"])
     assert (done.returncode, done.stdout) == (0, f"rankup {rankup.__version__}\n")
-    for words in (["--help"], ["-h"], ["run", "-h"], ["run", LM, "--help"]):
+    verbs = (["run", "-h"], ["check", "-h"], ["verify", "-h"], ["run", LM, "--help"])
+    for words in (["--help"], ["-h"], *verbs):
         done = rankup_here(words)
         assert (done.returncode, done.stderr) == (0, "")
-        assert "<int" not in done.stdout  # typer's words for a number
+        assert not re.search("<(int|str|path)", done.stdout)  # typer's words for values
     assert "[TARGET] [ARGS...]" in rankup_here(["run", "-h"]).stdout
     done = run_rankup(["run", LM, "-h"])
     assert (done.returncode, done.stderr) == (0, "")
@@ -188,6 +190,21 @@ def test_bad_input(
     assert done.stderr.startswith("rankup: ")
     assert "Traceback" not in done.stderr
     assert os.listdir(cwd) == [], "nothing is left behind"
+
+
+def test_every_verb_that_takes_a_script_refuses_a_notebook_alike(
+    rankup_here: RunRankup, tmp_path: Path
+) -> None:
+    (tmp_path / "my nb.ipynb").write_text("{}")
+    said = (
+        "rankup: my nb.ipynb is a notebook, and a script is due: write it as one with "
+        "`jupyter nbconvert --to script 'my nb.ipynb'`, take out the lines that start with % or "
+        "!, and give that\n"
+    )
+    for verb in ("check", "port", "verify", "run", "fetch", "doctor"):
+        done = rankup_here([verb, "my nb.ipynb"])
+        assert (verb, done.returncode, done.stderr) == (verb, 2, said)
+    assert [one.name for one in tmp_path.iterdir()] == ["my nb.ipynb"]
 
 
 def test_a_folder_of_the_user_stays(rankup_here: RunRankup, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rankup.base.errors import UserError
-from rankup.launch.mesh.command import show
+from rankup.launch.mesh import show
 from tests.conftest import RunRankup
 
 LM = "language-model"

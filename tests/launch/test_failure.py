@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import RunFailed, UserError
+from rankup.launch import cause
 from rankup.launch.failure import (
     Failure,
     broken_by_peer,
     first_cause,
     forget,
+    of_codes,
     of_exception,
     read_all,
     report,
@@ -29,7 +31,10 @@ PEER = "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1
 def _found(log: Path, failures: list[Failure], codes: dict[int, int]) -> Failure:
     for failure in failures:
         write(log, failure)
-    return first_cause(log, codes)
+    notes = read_all(log)
+    found = first_cause(notes, of_codes(codes, notes))
+    assert found is not None
+    return found
 
 
 def test_the_earliest_is_the_cause(tmp_path: Path) -> None:
@@ -69,6 +74,10 @@ def test_only_consequences(tmp_path: Path) -> None:
     found = _found(tmp_path, [one, other], {0: 1, 1: 1})
     assert (found.rank, found.exit_code) == (1, 1)
     assert found.message.startswith("ValueError: no")
+    # What the rank's launcher says last is what status and logs say.
+    shown = cause.find(tmp_path, [])
+    assert shown is not None
+    assert shown.text == report(found)
 
 
 def test_an_earlier_attempt_is_forgotten(tmp_path: Path) -> None:

@@ -146,12 +146,6 @@ def test_a_module_is_named_as_its_package_is(here: Path) -> None:
         new(JobSpec(".pkg", module=True), here / "runs")
 
 
-def test_a_notebook_is_no_script_and_it_is_said_how_to_make_it_one(here: Path) -> None:
-    (here / "nb.ipynb").write_text("{}")
-    with pytest.raises(UserError, match=r"jupyter nbconvert --to script nb\.ipynb"):
-        new(JobSpec("nb.ipynb"), here / "runs")
-
-
 # --- a submission
 
 

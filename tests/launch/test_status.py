@@ -110,27 +110,37 @@ def test_attempts_are_told_without_slurm(tmp_path: Path) -> None:
 
 
 def test_one_squeue_and_one_sacct_for_all_runs(tmp_path: Path) -> None:
-    """Of the newest 20 one waits for nothing that Slurm knows, one runs, three have left no end."""
+    """Of the newest 20 one waits for nothing that Slurm knows, one is an array with a task in each
+    state, three have left no end."""
     slurm, uid = FakeSlurm(tmp_path), os.getuid()
     run = tmp_path / "runs" / "train" / "20261120-120023-abcd"
-    slurm.answers("squeue", out=f"23|RUNNING|2026-11-20T10:00:00|n1|None|{uid}|{run}\n")
+    task = f"2026-11-20T10:00:00|n1|None|{uid}|{run}\n"
+    slurm.answers("squeue", out=f"23_1|RUNNING|{task}23_2|PENDING|{task}")
     slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
-    rows = [
-        f"{job}|{state}|0:0|2026-11-20T10:00:00|2026-11-20T11:00:00|n1|None|"
-        for job, state in ((20, "TIMEOUT"), (21, "NODE_FAIL"), (22, "OUT_OF_MEMORY"))
-    ]
-    slurm.answers("sacct -j 24,22,21,20", out="\n".join(rows))
+    over = {"20": "TIMEOUT", "21": "NODE_FAIL", "22": "OUT_OF_MEMORY", "23_0": "TIMEOUT"}
+    began = "0:0|2026-11-20T10:00:00"
+    rows = [f"{job}|{state}|{began}|2026-11-20T11:00:00|n1|None|" for job, state in over.items()]
+    rows.append(f"23_1|RUNNING|{began}|Unknown|n1|None|")
+    rows.append("23_[2]|PENDING|0:0|Unknown|Unknown|None assigned|None|")
+    slurm.answers("sacct -j 24,23,22,21,20", out="\n".join(rows))
     for number in range(25):
         path = make_run(tmp_path / "runs", f"20261120-1200{number:02}-abcd")
         asked(path, str(number))
-        record(path, job=str(number), start=1000, nodes="n1")
+        for array_task in (0, 1) if number == 23 else (None,):
+            record(path, job=str(number), start=1000, nodes="n1", task=array_task)
         if number < 20:
             record(path, job=str(number), end=2000, code=0)
     found, note = status.newest(tmp_path / "runs", Client(environment=slurm.environment))
     assert note == "the newest 20 of 25 runs; of another: rankup status RUN"
     assert len(found) == status.NEWEST
     assert found[0].id == "20261120-120024-abcd"
-    states = ["UNKNOWN", "RUNNING", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT"]
+    states = [
+        "UNKNOWN",
+        "1 TIMEOUT, 1 RUNNING, 1 PENDING",
+        "OUT_OF_MEMORY",
+        "NODE_FAIL",
+        "TIMEOUT",
+    ]
     assert [short.state for short in found[:5]] == states
     assert {short.state for short in found[5:]} == {"COMPLETED"}
     assert len(slurm.calls("squeue")) == len(slurm.calls("sacct")) == 1
@@ -317,7 +327,8 @@ def test_a_damaged_run_hides_no_other(tmp_path: Path, name: str) -> None:
     assert (found[0].state == "DAMAGED") == (name == "job.json")
 
 
-def test_the_table_shows_what_a_rank_wrote_down(tmp_path: Path) -> None:
+@pytest.mark.parametrize("note", ["failure-rank3.json", "failure-hang.json"])
+def test_the_table_shows_what_a_rank_wrote_down(tmp_path: Path, note: str) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")
     (path / "log" / "12.out").touch()
@@ -325,6 +336,7 @@ def test_the_table_shows_what_a_rank_wrote_down(tmp_path: Path) -> None:
     record(path, end=200, code=1)
     own = failure.Failure(3, "n2", 150.0, "ValueError: no", "Traceback\nValueError: no\n", 1)
     failure.write(path / "log", own)
+    (path / "log" / "failure-rank3.json").rename(path / "log" / note)
     (short,), _ = status.newest(tmp_path / "runs", NO_SLURM)
     assert (short.state, short.words) == ("FAILED", "rank 3 on n2 failed: ValueError: no")
     # A later job that was cancelled while it waited has another end, as `logs` says, too.

@@ -217,6 +217,7 @@ def test_a_config_that_says_too_little(tmp_path: Path, name: str) -> None:
         ("nowhere/config.json", (), Sizes(), "does not exist"),
         ("gpt2", ("--layers", "3"), Sizes(), "only a recipe has options of its own"),
         ("nowhere.py:build_model", (), Sizes(), "nowhere.py does not exist"),
+        ("nowhere:build_model", (), Sizes(), "no module 'nowhere'"),
     ],
 )
 def test_what_means_nothing_is_said(
@@ -229,6 +230,9 @@ def test_what_means_nothing_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    # It is said before torch is imported, which takes seconds.
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(UserError, match=said):
         find(target, args, sizes)
 

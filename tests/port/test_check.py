@@ -300,9 +300,6 @@ def test_folders_links_and_what_is_no_file(tmp_path: Path, script: Path) -> None
     os.mkfifo(tmp_path / "pipe.py")
     with pytest.raises(UserError, match="no regular file"):
         check([tmp_path / "pipe.py"])
-    (tmp_path / "a.ipynb").write_text("{}")
-    with pytest.raises(UserError, match="nbconvert"):
-        check([tmp_path / "a.ipynb"])
 
 
 def _installed(number: int) -> list[Path]:

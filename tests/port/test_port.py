@@ -129,7 +129,6 @@ def _port_file(path: Path, **options: bool | str) -> None:
 def test_other_mistakes_of_a_user(tmp_path: Path) -> None:
     for name, text, options, says in (
         ("none.py", "", {}, "there is no file"),
-        ("some.ipynb", "", {}, "nbconvert"),
         ("train.py", SCRIPT, {"batch": "node"}, "global or per-gpu"),
         ("train.py", "import rankup\n" + SCRIPT, {"vendor": True}, "imports rankup"),
     ):

@@ -20,12 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rankup.base.errors import UserError
 from rankup.parallel.initial import initialize
 from rankup.recipes import find
-from rankup.recipes.language_model import LanguageModel, log_frequencies
+from rankup.recipes.language_model import LanguageModel, Windows, log_frequencies
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.recipes.running import IGNORED, cross_entropy
 from rankup.recipes.text import TokenFile
-from rankup.recipes.windows import Windows
 from tests.conftest import TextFiles
 from tests.pool import RankPool
 from tests.train.runs import losses, records, train_text

@@ -106,6 +106,10 @@ def test_another_model_than_the_weights_is_refused(tmp_path: Path) -> None:
     save_file({**weights, "model.norm.weight": torch.ones(7)}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"norm\.weight is of shape \(7,\) there and \(32,\)"):
         llama_weights.load(held, folder)
+    # Not in a job that has waited for it, either.
+    words = ["--init", str(folder), "--vocab", "byte", "--seq-len", "32", "--lora", "2"]
+    with pytest.raises(UserError, match=r"norm\.weight is of shape \(7,\) there and \(32,\)"):
+        find("language-model").prepare(words, {}, tmp_path / "run")
     small = {name: value.to(torch.int8) for name, value in weights.items()}
     save_file({**small, "model.norm.weight": torch.ones(32)}, folder / "model.safetensors")
     with pytest.raises(UserError, match="is quantised"):

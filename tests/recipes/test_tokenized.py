@@ -16,12 +16,14 @@ import torch
 
 from rankup.base.errors import UserError
 from rankup.data.errors import BadContainer
+from rankup.data.stage.command import Request as Words
+from rankup.data.stage.command import stage as stage_as_typed
 from rankup.data.stage.staging import release, stage
 from rankup.data.tokenize.command import Request, tokenize
 from rankup.data.tokens import Tokens
 from rankup.parallel.initial import initialize
 from rankup.recipes import find
-from rankup.recipes.language_model import LanguageModel
+from rankup.recipes.language_model import LanguageModel, Mix, Several, Windows
 from rankup.recipes.llama import LlamaShape
 from rankup.recipes.models.llama import Llama
 from rankup.recipes.models.transformer import Shape, Transformer
@@ -29,7 +31,6 @@ from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.recipes.running import IGNORED
 from rankup.recipes.tokenized import BLOCK, counts, parse
 from rankup.recipes.vocabulary import Pieces
-from rankup.recipes.windows import Mix, Several, Windows
 from rankup.train.task import Named
 
 from ..conftest import RunRankup
@@ -103,7 +104,10 @@ def test_each_token_of_a_folder_is_a_target_once(corpus: Path, tmp_path: Path) -
 
 
 def test_a_staged_copy_is_compared_and_read(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("RANKUP_STAGE_DIR", str(tmp_path))
     folder, words = shutil.copytree(corpus / "web", tmp_path / "web"), ("--seq-len", 50)
@@ -114,8 +118,10 @@ def test_a_staged_copy_is_compared_and_read(
     (folder / "tokens-00001.bin").write_bytes(whole)
     with pytest.raises(UserError, match=r"folders of tokens; stage each .*code .*other .*web$"):
         stage(corpus, reserve=0)
+    assert stage_as_typed(Words((str(folder),), reserve="1kB"), lambda job: True) == 0
+    assert "each shard has the tokens that were written: " in capsys.readouterr().out
     done = stage(folder, reserve=0)
-    assert done.checked
+    assert (done.checked, done.shared) == (True, True)
     (done.root / "tokens-00000.bin").write_bytes(bytes(6000))  # to see whose bytes are read
     train = task(tmp_path / "run", "--train", folder, *words).train
     assert not train.batch(torch.arange(50))[0].any()

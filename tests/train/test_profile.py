@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
+from rankup.launch.request import resumed
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.load import load
 from rankup.monitor.recording import Facts
 from rankup.recipes import find
 from rankup.runtime.world import World
+from rankup.site import rundir
+from rankup.site.jobspec import JobSpec
+from rankup.site.rundir import Job
 from rankup.train.options import TrainOptions
 from tests.monitor.report.pages import text as page_of
 from tests.parallel.tasks import SmallLM
@@ -26,8 +30,8 @@ OPTIONS = TrainOptions(12, 3, 4, optimizer="sgd", lr=0.1, seed=7, strategy="fsdp
 
 
 def _train(world: World, directory: Path) -> tuple[Report, Report]:
-    """A run with a profile of steps 2 and 3, and its resume beyond them."""
-    longer = replace(OPTIONS, steps=6)
+    """A run with a profile of steps 2 and 3, and its resume with one of a step before."""
+    longer = replace(OPTIONS, steps=6, profile="1:1")
     first = train_task(world, SmallLM(OPTIONS), OPTIONS, directory, False)
     return first, train_task(world, SmallLM(longer), longer, directory, True)
 
@@ -36,7 +40,8 @@ def test_chosen_steps_are_profiled_and_shown(ranks: RankPool, tmp_path: Path) ->
     (first, second), others = ranks.run(2, _train, tmp_path, timeout=200)
     assert not first.error + second.error + others[0].error
     assert "steps 2 to 3 were profiled" in first.output
-    assert "profiled" not in second.output + others[0].output
+    assert "--profile 1:1 lies behind step 4, where the run goes on" in second.output
+    assert "profile" not in others[1].output
     assert len(losses(tmp_path)) == 6
     names = sorted(path.name for path in (tmp_path / "profile").iterdir())
     assert names == ["steps-2-3-rank0.json", "steps-2-3-rank0.json.gz"], "one rank of a node"
@@ -63,9 +68,13 @@ def test_chosen_steps_are_profiled_and_shown(ranks: RankPool, tmp_path: Path) ->
 def test_steps_beyond_the_epochs_are_refused_before_a_rank_starts(
     recipe: str, tmp_path: Path
 ) -> None:
-    options = find(recipe).parse(["--tiny", "--epochs", "2", "--profile", "99999:99999"])
+    args, beyond = ["--tiny", "--epochs", "2"], ["--profile", "99999:99999"]
     with pytest.raises(UserError, match=r"lies beyond the run, which has \d+ steps"):
-        options.prepare(tmp_path)
+        find(recipe).prepare([*args, *beyond], {}, tmp_path)
+    rundir.write(tmp_path, Job("1", "recipe", recipe, args, str(tmp_path), {}, {}))
+    again = JobSpec(resume=str(tmp_path), target=recipe, args=tuple(beyond))
+    with pytest.raises(UserError, match=r"lies beyond the run, which has \d+ steps"):
+        resumed(again, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Annotated, Any
 
 import typer
@@ -38,8 +39,11 @@ class _Verbs(TyperGroup):
 
 
 def _name_values(command: Any) -> None:
-    """Say N and TEXT where typer says `<int range>` and `<str>`, and TARGET for `target`."""
+    """Say N and TEXT where typer says `<int range>` and `<str>`, and TARGET for `target <str>`."""
     for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.type = copy(parameter.type)  # one object is the type of many
+            parameter.type.get_metavar = lambda **_: ""
         if parameter.metavar is not None:
             continue
         if parameter.param_type_name == "argument":

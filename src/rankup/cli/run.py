@@ -194,7 +194,7 @@ def mesh(
     ] = None,
 ) -> None:
     """Show which rank holds which part of a model, without starting ranks."""
-    from ..launch.mesh.command import show
+    from ..launch.mesh import show
 
     asked = (strategy, dp, shard, cp, tp, pp, pp_schedule)
     raise typer.Exit(show(target, tuple(args or ()), nodes, nproc, asked))

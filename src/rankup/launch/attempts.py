@@ -51,7 +51,8 @@ class Answers:
 
     Attributes:
         queued: the user's jobs.
-        accounted: rows of accounting, by job, of those that are not queued and wrote no end.
+        accounted: rows of accounting, by job, of those that wrote no end and are not queued, and of
+            arrays: their tasks that have ended are not queued any more.
     """
 
     queued: Sequence[Queued]
@@ -66,7 +67,7 @@ def answers(runs: Mapping[Path, Job], client: Client) -> Answers:
     """
     ids = {path: rundir.slurm_jobs(path, job) for path, job in runs.items()}
     queued = client.mine() if any(ids.values()) else []
-    known = {base_id(row.job_id) for row in queued}
+    known = {base_id(row.job_id) for row in queued if "_" not in row.job_id}
     left = []
     for path, jobs in ids.items():
         records = rundir.records(path)
@@ -262,7 +263,7 @@ def _states(
         # Tasks of an array that have ended are not in the queue any more.
         rest = slurm_job.states(client, job_id, own, path)
     else:
-        rest = slurm_job.recorded(job_id, own)
+        rest = slurm_job.recorded(job_id, own, path, accounted or ())
     if not known:
         return rest
     ended = [one for one in rest if one.job not in known and one.source != "none"]

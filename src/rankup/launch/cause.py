@@ -148,16 +148,10 @@ def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | 
     """The cause by the ranks' notes in `log`, else by the lines of the newest attempt."""
     notes = failure.read_all(log)
     lines = [line.rstrip("\r") for line in lines]
-    # Of a rank that SIGTERM ended: a cause only where nothing better is known.
-    ended = [f for f in notes if f.consequence and failure.was_killed(f)]
-    written = [f for f in notes if f not in ended]
-    roots = _roots(lines, written, nodes)
-    own = [f for f in written if not f.consequence and not failure.timed_out(f.message)]
-    own = own or [f for f in roots if not f.consequence]
-    ended += roots
+    written = failure.of_ranks(notes)
+    first = failure.first_cause(notes, _roots(lines, written, nodes), nodes)
     slurm = _slurm(lines)
-    if own:
-        first = min(own, key=lambda f: f.time)
+    if first and failure.is_cause(first):
         words = [failure.report(first)]
         if slurm and first.message.startswith(_AT_THE_LIMIT):
             words.insert(0, slurm.text)
@@ -172,13 +166,15 @@ def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | 
     script = [line for line in lines if line.startswith("rankup: ") and not _BY_THE_WAY.match(line)]
     if script and not written:
         return Cause(script[-1], "script")
-    if silent := failure.no_answer(written, nodes):
-        return Cause(failure.report(silent), "rank")
-    if written and not (ended and all(f.consequence for f in written)):
-        first = min(written, key=lambda f: (f.consequence, f.time))
-        after = " (another rank had ended before, without a word)" if first.consequence else ""
-        return Cause(failure.report(first) + after, "rank")
-    return _leftovers(lines, ended)
+    # That its process has ended is all that is known of a rank without a note: any traceback of a
+    # job without rankup on its nodes says more.
+    silent = first is None or first.rank not in {note.rank for note in written}
+    if silent and (raised := _first_traceback(lines)):
+        return raised
+    if first:
+        return Cause(failure.report(first), "rank")
+    tasks = [line for line in lines if _TASK.match(line)]
+    return Cause(tasks[0], "slurm") if tasks else None
 
 
 def _roots(
@@ -218,23 +214,14 @@ def _by_slurm(lines: Sequence[str]) -> tuple[str, str, str] | None:
     return None
 
 
-def _leftovers(lines: Sequence[str], ended: Sequence[failure.Failure]) -> Cause | None:
-    """The first traceback that is a cause, of a job without rankup on its nodes.
-
-    Args:
-        ended: ranks whose end is all that is known of them.
-    """
+def _first_traceback(lines: Sequence[str]) -> Cause | None:
     for text, rank in _tracebacks(lines):
         last = text.splitlines()[-1]
         if not failure.broken_by_peer(last) and not failure.timed_out(last):
             return Cause(
                 text if rank is None else f"{text}\n\nrank {rank} failed: {last}", "traceback"
             )
-    if ended:
-        silent = min(ended, key=lambda f: (f.exit_code == 128 + signal.SIGTERM, f.time))
-        return Cause(failure.report(silent), "rank")
-    tasks = [line for line in lines if _TASK.match(line)]
-    return Cause(tasks[0], "slurm") if tasks else None
+    return None
 
 
 def _tracebacks(lines: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -199,10 +199,11 @@ class _Crew:
 
     def _report(self) -> int:
         failed = {worker: code for worker, code in self.workers.codes.items() if code}
-        if not failed and not failure.read_all(self.log):
+        notes = failure.read_all(self.log)
+        first = failure.first_cause(notes, failure.of_codes(failed, notes))
+        if first is None:
             say("no worker is left on any node")
             return EXIT_FAILED
-        first = failure.first_cause(self.log, failed)
         if first.exit_code != 128 + signal.SIGINT:
             say(f"\n{failure.report(first)}", "")
         return first.exit_code

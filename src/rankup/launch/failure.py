@@ -41,7 +41,7 @@ _WAITED = re.compile(r"(\d{1,15})\s?(ms|milliseconds|seconds|s)\b")
 
 
 # Of the ranks, and `failure-hang.json`: the verdict on a hang, left by `runtime/hang/watch.py`.
-_NOTES = "failure-*.json"
+NOTES = "failure-*.json"
 _KILLED = "its process was killed by"
 
 
@@ -140,33 +140,64 @@ def write(log: Path, failure: Failure) -> None:
 
 def forget(log: Path) -> None:
     """Remove the failures of an earlier attempt."""
-    for path in log.glob(_NOTES):
+    for path in log.glob(NOTES):
         path.unlink()
 
 
-def first_cause(log: Path, exit_codes: Mapping[int, int]) -> Failure:
-    """The failure that came first and pulled the others down.
+def first_cause(
+    notes: Sequence[Failure], silent: Sequence[Failure] = (), nodes: Sequence[str] = ()
+) -> Failure | None:
+    """Return the failure that came first and pulled the others down; None where there is none.
 
     Args:
-        log: where the ranks wrote their failures.
+        notes: of the ranks, and of agents on ranks that they saw end.
+        silent: the ends of ranks that no note is about, as their launcher saw them.
+        nodes: names of the job's nodes, to tell where a silent rank was.
+    """
+    written = of_ranks(notes)
+    silent = [*(note for note in notes if note not in written), *silent]
+    if causes := [f for f in written if is_cause(f)] or [f for f in silent if is_cause(f)]:
+        return min(causes, key=lambda failure: failure.time)
+    if missing := no_answer(written, nodes):
+        return missing
+    if silent and all(failure.consequence for failure in written):
+        # Survivors are sent SIGTERM, so another end says more.
+        return min(silent, key=lambda f: (f.exit_code == 128 + signal.SIGTERM, f.time))
+    if not written:
+        return None
+    first = min(written, key=lambda failure: (failure.consequence, failure.time))
+    if not first.consequence:
+        return first
+    message = f"{first.message} (another rank had ended before, without an error)"
+    return replace(first, message=message)
+
+
+def is_cause(failure: Failure) -> bool:
+    """Return True for an end that does not only follow from another rank's, or its absence."""
+    return not failure.consequence and not timed_out(failure.message)
+
+
+def of_ranks(notes: Sequence[Failure]) -> list[Failure]:
+    """Return the notes but those that an agent left of a rank that SIGTERM had ended."""
+    return [note for note in notes if not (note.consequence and was_killed(note))]
+
+
+def of_codes(exit_codes: Mapping[int, int], notes: Sequence[Failure]) -> list[Failure]:
+    """Return the ends of ranks that no note is about; those by SIGTERM where there is no other.
+
+    Args:
         exit_codes: of the ranks that did not end well, as the launcher saw them; negative for a
             signal.
     """
-    written = read_all(log)
-    causes = [f for f in written if not f.consequence and not timed_out(f.message)]
-    if causes:
-        return min(causes, key=lambda failure: failure.time)
+    noted = {note.rank for note in notes}
+    silent = {rank: code for rank, code in sorted(exit_codes.items()) if rank not in noted}
     # The agent itself sends SIGTERM to the survivors, so another signal comes first.
-    silent = {r: c for r, c in exit_codes.items() if r not in {f.rank for f in written}}
-    killed = {r: c for r, c in silent.items() if c not in (-signal.SIGTERM, 0)}
-    if not killed and (missing := no_answer(written)):
-        return missing
-    if not killed and written:
-        first = min(written, key=lambda failure: failure.time)
-        message = f"{first.message} (another rank had ended before, without an error)"
-        return replace(first, message=message)
-    rank, code = min((killed or silent).items())
-    return of_code(rank, node_name(), code)
+    killed = {rank: code for rank, code in silent.items() if code not in (-signal.SIGTERM, 0)}
+    if killed:
+        return [of_code(rank, node_name(), code) for rank, code in killed.items()]
+    if notes:
+        return []
+    return [replace(of_code(rank, node_name(), c), consequence=True) for rank, c in silent.items()]
 
 
 def of_code(rank: int, node: str, code: int, message: str = "") -> Failure:
@@ -177,7 +208,7 @@ def of_code(rank: int, node: str, code: int, message: str = "") -> Failure:
 def read_all(log: Path) -> list[Failure]:
     """Return the notes of the ranks, by rank; damaged ones are passed over."""
     written = []
-    for path in log.glob(_NOTES):
+    for path in log.glob(NOTES):
         # Where the disk was full, say, the exit code is still known.
         with contextlib.suppress(OSError, ValueError, TypeError):
             written.append(Failure(**json.loads(path.read_bytes())))

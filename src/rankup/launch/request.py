@@ -21,6 +21,7 @@ from ..base.errors import UserError, nearest
 from ..base.files import user_path, write_atomic
 from ..parallel.layout import crossing
 from ..parallel.lowcomm.gossip.alive import patience
+from ..script.source import refuse_notebook
 from ..site import rundir
 from ..site.jobspec import OPTIONS, JobSpec, flag
 from ..site.rundir import Job
@@ -151,7 +152,14 @@ def resumed(spec: JobSpec, runs: Path) -> tuple[Path, Job]:
     args = [*job.args, *spec.args]  # a later flag overrides an earlier one
     if kind == "recipe":
         recipe = recipes.find(target)
-        refuse_other_run(_options(job).fixed, recipe.parse(args, job.kept).fixed)
+        options = recipe.parse(args, job.kept)
+        refuse_other_run(_options(job).fixed, options.fixed)
+        here = Path.cwd()
+        os.chdir(job.cwd)  # paths among the options are relative to it
+        try:
+            recipes.refuse_beyond_epochs(options, directory)
+        finally:
+            os.chdir(here)
     return directory, replace(job, args=args)
 
 
@@ -177,11 +185,7 @@ def _target(text: str, module: bool = False) -> tuple[str, str]:
         return "recipe", text
     path = user_path(text, "TARGET")
     if path.is_file():
-        if path.suffix == ".ipynb":
-            raise UserError(
-                f"{text} is a notebook; a run starts a script. Write it as one with "
-                f"`jupyter nbconvert --to script {text}`, and run that"
-            )
+        refuse_notebook(path)
         if path.suffix != ".py":
             raise UserError(f"{text} is not a Python script (.py) and not a recipe")
         return "script", str(path.resolve())

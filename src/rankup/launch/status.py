@@ -16,7 +16,7 @@ from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError
-from . import attempts, cause, logfile, meant
+from . import attempts, cause, failure, logfile, meant
 from .attempts import STOPPED, Attempt
 
 NEWEST = 20
@@ -109,7 +109,7 @@ def _row(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
 def _noted(folder: Path, attempt: Attempt) -> bool:
     """Return True if a rank of this attempt has left a note: those of earlier ones are removed."""
     began = attempt.started or 0
-    notes = (folder / "log").glob("failure-rank*.json")
+    notes = (folder / "log").glob(failure.NOTES)
     return any(note.stat().st_mtime >= began - 1 for note in notes)
 
 

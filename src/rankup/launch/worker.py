@@ -139,9 +139,10 @@ def _agent(words: list[str]) -> int:
         run(parse_args(words))
     except ChildFailedError as error:
         codes = {rank: child.exitcode for rank, child in error.failures.items()}
-        first = failure.first_cause(log, codes)
-        silent = first.rank not in {one.rank for one in failure.read_all(log)}
-        if silent:
+        notes = failure.read_all(log)
+        first = failure.first_cause(notes, failure.of_codes(codes, notes))
+        assert first is not None  # a rank that failed is noted, or it is silent
+        if first.rank not in {note.rank for note in notes}:
             # So ends, too, a rank whose job ends.
             follows = not here and codes.get(first.rank) == -signal.SIGTERM
             with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from typing import Literal
 from ..base.errors import UserError, nearest
 from ..base.findings import Finding, silenced
 from ..base.text import clean, clean_lines
-from ..script.source import File, read
+from ..script.source import File, read, refuse_notebook
 from ..script.understand import understand
 from .rules import RULES
 
@@ -108,12 +108,9 @@ def _files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if path.is_dir():
             found += _in_folder(path)
-        elif path.suffix == ".ipynb":
-            raise UserError(
-                f"{path} is a notebook; check reads Python scripts. Write it as one with "
-                f"`jupyter nbconvert --to script {path}`, and check that"
-            )
-        elif path.is_file():
+            continue
+        refuse_notebook(path)
+        if path.is_file():
             found.append(path)
         elif path.exists():
             raise UserError(f"{path} is no regular file; name a Python script or a batch file")

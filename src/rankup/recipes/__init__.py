@@ -83,7 +83,7 @@ class Recipe:
 
     Attributes:
         options: `module:class` of the options, a torch-free dataclass with `prepare(directory)`,
-            called once before any rank starts, and `TINY`.
+            called once before any rank starts, `samples(directory)` of an epoch, and `TINY`.
         module: the module with `run(options, directory, resume)`, called on every rank, and
             `generate(options, directory, tensors, asked)`; both need torch.
     """
@@ -106,14 +106,17 @@ class Recipe:
         """Make in a run directory what the ranks need, before any of them is started.
 
         Raises:
-            UserError: the data will not do, or --freeze matches no parameter.
+            UserError: the data or the weights of --init will not do, --freeze matches no parameter,
+                or --profile no step.
         """
         options = self.parse(args, kept)
         options.prepare(directory)
-        if options.freeze is not None and importlib.util.find_spec("torch") is not None:
-            from .outline import refuse_freeze  # torch takes seconds
+        refuse_beyond_epochs(options, directory)
+        of_model = (options.freeze, getattr(options, "init", None)) != (None, None)
+        if of_model and importlib.util.find_spec("torch") is not None:
+            from .outline import refuse_other_model  # torch takes seconds
 
-            refuse_freeze(options)
+            refuse_other_model(options)
 
     def option_names(self) -> frozenset[str]:
         """The names of all options as they are written: `--lr`, `--no-reshard`."""
@@ -174,6 +177,13 @@ RECIPES = {
         ),
     ]
 }
+
+
+def refuse_beyond_epochs(options: Any, directory: Path) -> None:
+    """UserError where a run by epochs that is prepared does not have the steps to profile."""
+    if options.profile is not None and options.steps is None:
+        per_epoch = -(-options.samples(directory) // options.global_batch)
+        options.refuse_profile_beyond(per_epoch * (options.epochs or 1))
 
 
 def _kept(directory: Path) -> dict[str, Any]:

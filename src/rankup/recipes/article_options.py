@@ -118,7 +118,6 @@ class SummarizationOptions(TrainOptions):
         _require("tokenizers", "transformers", "rouge_score")
         project = config.load(Path.cwd()).project(Path.cwd())
         parts = articles.splits(self._given(), self._most())
-        self.refuse_beyond_epochs(len(parts["train"]))
         weights = self._weights(project)
         if weights is None:
             texts = (text for article in parts["train"] for text in article)
@@ -141,6 +140,10 @@ class SummarizationOptions(TrainOptions):
             "weights": [str(file) for file in files],
         }
         articles.encode(parts, tokenizer, directory / ARTICLES, about)
+
+    def samples(self, directory: Path) -> int:
+        """Return how many samples an epoch has, of what was prepared."""
+        return len(articles.open_split(directory / ARTICLES, "train").ends)
 
     def _given(self) -> dict[str, Iterable[Article] | None]:
         """The articles of each part; None where they are to be held out of the training ones."""

@@ -141,9 +141,14 @@ class ImageClassificationOptions(TrainOptions):
                 f"no --data: {self.model} learns drawings made for trials, at --size {self.size} "
                 f"and --global-batch {self.global_batch}; give photos by --data"
             )
+        write_json(directory / CLASSES, classes(open_samples(self.source(directory))))
+
+    def samples(self, directory: Path) -> int:
+        """Return how many samples an epoch has, of what was prepared."""
+        from ..data.opened import open as open_samples
+
         samples = open_samples(self.source(directory))
-        write_json(directory / CLASSES, classes(samples))
-        self.refuse_beyond_epochs(_labels(samples, split_names(samples)["train"]).size)
+        return _labels(samples, split_names(samples)["train"]).size
 
 
 def split_names(samples: Samples) -> dict[str, str | None]:

@@ -18,14 +18,11 @@ from ..base.errors import UserError
 from .llama import CONFIG, LlamaShape, theirs
 
 
-def load(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Read the weights of a rank's parameters out of a folder's safetensors files, in place.
-
-    Of each file the rank reads the slices alone that it holds; numbers of 16 bits become those of
-    the parameter. Nothing is unpickled. Call on all ranks; nothing is sent.
+def refuse_other(tensors: Mapping[str, torch.Tensor], folder: Path) -> HuggingFaceStorageReader:
+    """Return the reader of a folder's safetensors files, whose headers alone are read.
 
     Args:
-        tensors: by their names in `models.llama.Llama`; DTensors, or whole.
+        tensors: of the names in `models.llama.Llama`; they may be on meta.
 
     Raises:
         UserError: the folder lacks a weight, or has it in another shape.
@@ -35,15 +32,18 @@ def load(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
         raise UserError(
             f"--init {folder} has no *.safetensors that are files; give the folder of a model"
         )
-    wanted = {theirs(name): tensor for name, tensor in tensors.items()}
     reader = HuggingFaceStorageReader(str(folder))
     try:
         known = reader.read_metadata().state_dict_metadata
     except Exception as error:  # a damaged header shows in many ways
         raise UserError(f"--init {folder} cannot be read: {error}") from None
-    for name, tensor in wanted.items():
+    for own, tensor in tensors.items():
+        name = theirs(own)
         if name not in known:
-            raise UserError(f"--init {folder} lacks {name}; its weights are of another model")
+            raise UserError(
+                f"--init {folder} lacks {name}: one of its files is missing, or its weights are of "
+                "another model; copy it again, or give another folder"
+            )
         found = known[name]
         assert isinstance(found, TensorStorageMetadata)
         kind = found.properties.dtype
@@ -58,10 +58,27 @@ def load(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
                 f"--init {folder}: {name} is of shape {there} there and {tuple(tensor.shape)} in "
                 "the model that its config.json describes"
             )
+    return reader
+
+
+def load(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Read the weights of a rank's parameters out of a folder's safetensors files, in place.
+
+    Of each file the rank reads the slices alone that it holds; numbers of 16 bits become those of
+    the parameter. Nothing is unpickled. Call on all ranks; nothing is sent.
+
+    Args:
+        tensors: by their names in `models.llama.Llama`; DTensors, or whole.
+
+    Raises:
+        UserError: as `refuse_other`.
+    """
+    reader = refuse_other(tensors, folder)
+    wanted = {theirs(name): tensor for name, tensor in tensors.items()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that no process group is asked is as it should be
-            dcp.load(dict(wanted), storage_reader=reader, no_dist=True)
+            dcp.load(wanted, storage_reader=reader, no_dist=True)
     except (CheckpointException, OSError) as error:
         raise UserError(f"--init {folder} cannot be read: {error}") from None
 

@@ -318,14 +318,15 @@ class LanguageModelOptions(TrainOptions):
         """Tokenise the text into the run directory, on the login node rather than on 64 ranks.
 
         Raises:
-            UserError: a text is missing, empty, or shorter than one sample; it was not fetched; or
-                an option is of more steps than the run has.
+            UserError: a text is missing, empty, or shorter than one sample; or it was not fetched.
         """
-        found = self.tokenized(self.sources(), directory / TOKENS)
-        self.check(found)
-        train = found.splits["train"]
+        self.check(self.tokenized(self.sources(), directory / TOKENS))
+
+    def samples(self, directory: Path) -> int:
+        """Return how many samples an epoch has, of what was prepared."""
+        train = open_tokens(directory / TOKENS).splits["train"]
         texts = train.parts if isinstance(train, tokenized.Joined) else (train,)
-        self.refuse_beyond_epochs(sum(-(-(len(text) - 1) // self.seq_len) for text in texts))
+        return sum(-(-(len(text) - 1) // self.seq_len) for text in texts)
 
     def sources(self) -> dict[str, Path | None]:
         """The three texts; None where the training text serves, or Python's.

@@ -95,15 +95,24 @@ def _image_classification(options: ImageClassificationOptions) -> Outline:
     return Outline(lambda: XResNet(options.model, classes), (loss, (images,)), note)
 
 
-def refuse_freeze(options: Any) -> None:
-    """UserError where `--freeze` matches no parameter, of a model that is known without data."""
+def refuse_other_model(options: Any) -> None:
+    """Build the model on meta where it is known without data.
+
+    Raises:
+        UserError: `--freeze` matches no parameter, or the weights of `--init` are of another model.
+    """
     from ..parallel.initial import on_meta
     from ..train.start import freeze
 
     if isinstance(options, LanguageModelOptions):
+        from . import llama_weights, lora
         from .language_model import model_of
 
-        freeze(on_meta(lambda: model_of(options, 2), 0), options.freeze)
+        model = on_meta(lambda: model_of(options, 2), 0)
+        freeze(model, options.freeze)
+        if options.init is not None:
+            weights = {n: p for n, p in model.named_parameters() if not lora.is_adapter(n)}
+            llama_weights.refuse_other(weights, user_path(options.init, "--init"))
     elif isinstance(options, ImageClassificationOptions):
         from .models.xresnet import XResNet
 

@@ -10,6 +10,7 @@ import io
 import itertools
 import os
 import re
+import shlex
 import sys
 import tokenize
 import warnings
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from ..base.errors import UserError
 from ..base.text import clean
 from . import fstrings
 from .names import Names
@@ -154,6 +156,17 @@ class File:
         if not text.isascii():
             column = len(text.encode()[:column].decode(errors="ignore"))
         return self.starts[line - 1] + column
+
+
+def refuse_notebook(path: Path) -> None:
+    """Raise `UserError` for a notebook: a rank runs a script."""
+    if path.suffix == ".ipynb":
+        name = clean(str(path))
+        raise UserError(
+            f"{name} is a notebook, and a script is due: write it as one with "
+            f"`jupyter nbconvert --to script {shlex.quote(name)}`, take out the lines that start "
+            "with % or !, and give that"
+        )
 
 
 def read(path: Path) -> File:

@@ -112,9 +112,18 @@ def states(
     return sorted(found.values(), key=_order) or [_unknown(job_id, reached)]
 
 
-def recorded(job_id: str, own: Sequence[Mapping[str, Any]]) -> list[Attempt]:
-    """The newest attempts of a job that Slurm has forgotten, one per task; as of `states`."""
+def recorded(
+    job_id: str,
+    own: Sequence[Mapping[str, Any]],
+    folder: Path | None = None,
+    accounted: Sequence[Accounted] = (),
+) -> list[Attempt]:
+    """The newest attempts of a job, one per task, without a question to Slurm; as of `states`."""
     newest = {one.job: one for one in by_records(job_id, own)}
+    for state in _from_sacct(_of_folder(accounted, folder)):
+        mine = newest.get(state.job)
+        if not state.live and (mine is None or mine.restart <= state.restart):  # else it lags
+            newest[state.job] = state
     return sorted(newest.values(), key=_order) or [_unknown(job_id, reached=True)]
 
 

@@ -238,11 +238,6 @@ class TrainOptions:
                 "steps of it"
             )
 
-    def refuse_beyond_epochs(self, samples: int) -> None:
-        """UserError where the run has too few steps for its options, of data of so many samples."""
-        if self.steps is None:
-            self.refuse_profile_beyond(-(-samples // self.global_batch) * (self.epochs or 1))
-
     @property
     def profiled(self) -> tuple[int, int] | None:
         """Return the first and the last step to profile; None where none are, or not one."""

@@ -52,9 +52,14 @@ class Profile:
     ) -> Profile | None:
         """Return the profiler of this rank, one on each node, where steps are left to profile."""
         steps = options.profiled
-        if steps is None or steps[1] <= done or world.local_rank:
+        if steps is None or world.local_rank:
             return None
-        return cls(directory, name or f"rank{world.rank}", world, steps)
+        found = cls(directory, name or f"rank{world.rank}", world, steps)
+        if steps[1] > done:
+            return found
+        if world.is_root and not found._path.exists():  # an attempt before may have done it
+            say(f"--profile {options.profile} lies behind step {done}, where the run goes on", "")
+        return None
 
     @contextmanager
     def of(self, step: int) -> Iterator[None]:

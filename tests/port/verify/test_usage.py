@@ -15,7 +15,6 @@ from tests.conftest import RunRankup
 @pytest.mark.parametrize(
     ("name", "text", "word"),
     [
-        ("a.ipynb", "{}", "notebook"),
         ("a.py", "def f(:\n", "a.py:1: no valid Python"),
         ("a.py", "x = '\0'\n", "no valid Python"),
         ("b.py", "", "no script 'a.py'"),

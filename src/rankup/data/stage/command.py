@@ -16,6 +16,7 @@ from ...base.files import user_path
 from ...base.processes import ended_as_an_exception
 from ...base.text import say
 from ..inspect.printing import safe
+from ..tokenize.folder import is_one as is_tokens
 from . import copying, mount, place, staging
 from .place import Alive, Copy
 
@@ -134,7 +135,9 @@ def _words(copy: Copy, name: str) -> str:
     if copy.shared:
         return f"{name}: {size(copy.size)}, was there already: {copy.root}"
     how = "each sample has the bytes that were packed"
-    if not copy.checked:
+    if is_tokens(copy.root):
+        how = "each shard has the tokens that were written"
+    elif not copy.checked:
         how = "there were no hashes to compare it with (`rankup pack` writes them)"
     return (
         f"{name}: {size(copy.size)} in {duration(copy.seconds)} "

@@ -20,6 +20,7 @@ from ...base.processes import ended_as_an_exception
 from ...base.text import clean
 from ...sandbox.inside.spec import STATE
 from ...sandbox.processes import Tree
+from ...script.source import refuse_notebook
 from ...slurm.client import Client
 from ..question import Question, question, warning
 from . import folders, machine, python, script
@@ -125,6 +126,8 @@ def examine(
         UserError: SCRIPT is no usable path.
     """
     path = None if script is None else user_path(script, "SCRIPT")
+    if path is not None:
+        refuse_notebook(path)
     mark = secrets.token_hex(8)
     # Slurm's commands are ended below, with all they have started, and not by the client's limit.
     environment = {**os.environ, STATE: mark}

@@ -14,6 +14,7 @@ from ...base.amounts import size, words
 from ...base.errors import UserError
 from ...base.files import user_path
 from ...base.text import clean, columns
+from ...script.source import refuse_notebook
 from ...slurm.parse import parse_seconds
 from ..record import Item
 
@@ -96,6 +97,7 @@ class Request:
             raise UserError("--no-run reads the script, --only-proof starts it; give one of them")
         if self.script is not None:
             path = user_path(self.script, "SCRIPT")
+            refuse_notebook(path)
             if path.suffix != ".py":
                 what = "is a folder" if path.is_dir() else "is no Python script (.py)"
                 advice = "by name it is --dataset, --model or --url"

@@ -126,11 +126,12 @@ def main() -> int:
     In a process of its own, as the command `named TARGET FILE`: what a user's module prints, and
     what it does to torch, stays there.
     """
-    from ..initial import on_meta
-
     target, file = sys.argv[1:]
     try:
-        model = on_meta(function(target), 0)
+        build = function(target)
+        from ..initial import on_meta  # torch takes seconds: a name that is wrong is said before
+
+        model = on_meta(build, 0)
     except UserError as error:
         print(error, file=sys.stderr)
         return EXIT_BAD_INPUT

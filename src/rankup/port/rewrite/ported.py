@@ -14,7 +14,7 @@ from ...base.text import clean
 from ...script import roles
 from ...script.flow import argument, is_backward
 from ...script.names import RUNTIME
-from ...script.source import File, read
+from ...script.source import File, read, refuse_notebook
 from ...script.understand import understand
 from ..rules import RULES
 from ..rules.decisions import broadcast_decisions, metrics_of_one_rank
@@ -320,12 +320,7 @@ def _finish(port: list[Context]) -> Ported:
 
 
 def _file(path: Path) -> File:
-    if path.suffix == ".ipynb":
-        raise UserError(
-            f"{path} is a notebook, and ranks run scripts: make one of it with "
-            f"`jupyter nbconvert --to script {path.name}`, take out the lines that start with % "
-            "or !, and port that"
-        )
+    refuse_notebook(path)
     if not path.exists():
         raise UserError(f"there is no file {clean(str(path))}")
     file = read(path)

@@ -159,10 +159,7 @@ def _notes(seen: Mapping[str, Seen]) -> list[str]:
 
 def _script(name: str) -> File:
     path = Path(name)
-    if path.suffix == ".ipynb":
-        raise UserError(
-            f"{path} is a notebook; make a script of it first: jupyter nbconvert --to script {path}"
-        )
+    source.refuse_notebook(path)
     if not path.is_file():
         raise UserError(f"no script {name!r} in {Path.cwd()}")
     file = source.read(path)
