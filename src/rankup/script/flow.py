@@ -324,9 +324,10 @@ class Flow(Modules):
 
 def call_name(call: ast.Call) -> str:
     """The last word of what is called: `step` of `optimizer.step()`."""
-    if isinstance(call.func, ast.Attribute):
-        return call.func.attr
-    return call.func.id if isinstance(call.func, ast.Name) else ""
+    func = call.func
+    if isinstance(func, ast.Attribute):
+        return func.attr
+    return func.id if isinstance(func, ast.Name) else ""
 
 
 def run_by(call: ast.Call) -> ast.expr:

@@ -95,7 +95,7 @@ def _carried(training: Training, region: _Region) -> Iterator[Hit]:
     if isinstance(where, Function):  # its own names begin anew
         once &= {one for one in once if one.startswith("self.")} | shared_names(script, where)
     names = region.local & training.feeding(where, region.losses) & once - _target(where)
-    for one in reducing:
+    for one in reducing if names else ():
         end = script.span(one)[1]
         read = [at for at in places if isinstance(at.ctx, ast.Load) and script.span(at)[0] < end]
         for name in sorted(mentioned(*assigned(one)) & names & set(map(script.dotted, read))):
