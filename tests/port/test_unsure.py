@@ -285,6 +285,13 @@ FOCAL = """class Focal(torch.nn.Module):
 
 focal = Focal()
 """
+MEDIAN = """losses = F.cross_entropy(net(x), y, reduction="none")
+        keep = losses > losses.median()
+        loss = (losses * keep).sum() / keep.sum()"""
+INNER = """of = dict(net.named_parameters())
+        grads = torch.autograd.grad(F.cross_entropy(net(x), y), of.values(), create_graph=True)
+        fast = {name: p - 0.1 * grad for (name, p), grad in zip(of.items(), grads)}
+        loss = F.cross_entropy(torch.func.functional_call(net, fast, (x,)), y)"""
 PASSED_OVER = {
     "takes a batch together": [
         (NET, _own_net("torch.nn.Linear(4, 4)", *body))
@@ -314,7 +321,17 @@ PASSED_OVER = {
             "sum(F.mse_loss(x[i], y[i]) for i in range(len(x)))",
             "F.cross_entropy(net((x - x.mean()) / x.std()), y)",
             "0.0\n        for i, o in enumerate(net(x)):\n            loss += F.mse_loss(o, y[i])",
+            "torch.autograd.grad(net(x).mean(), x, create_graph=True)[0].pow(2).sum(1).mean()",
+            f"0.0\n        {MEDIAN}",
+            f"0.0\n        {INNER}",
         )
+    ],
+    "each rank decides here what its loss": [
+        ("loss = F", "w = 1.0 if x.mean() > 0 else 0.5\n        loss = w * F"),
+    ],
+    "`self.scale` is kept from batch to batch": [
+        (NET, _own_net("torch.nn.Linear(4, 4)", f"self.scale.copy_({kept})", "return self.out(x)"))
+        for kept in ("0.9 * self.scale + x.abs().amax(0)", "torch.max(self.scale, x.amax(0))")
     ],
     "a seed of each process' own": [
         ("began =", "torch.seed()\nbegan ="),
@@ -372,6 +389,7 @@ PASSED_OVER = {
         for losses in (
             "torch.stack([F.mse_loss(o, t) for o, t in zip(net(x), y)]).mean()",
             "sum(F.mse_loss(o, y) for o in heads(x))",
+            "torch.autograd.grad(net(x).sum(), x, create_graph=True)[0].pow(2).sum(1).mean()",
             "sum(w * F.mse_loss(o, y) for o, w in zip(heads(x), (0.1, 0.9)))",
         )
     ],
@@ -407,6 +425,37 @@ def test_a_reduction_that_a_constant_chooses(body: str, sums: bool | None, tmp_p
         text += "focal.size_average = epoch > 1\n"  # no constant then
     with pytest.raises(UserError, match="adds up over the samples in one part"):
         _ported(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "focal = Focal(**{'size_average': False})",
+        "def build(**given):\n    return Focal(**given)\nfocal = build(size_average=False)",
+        "focal, other = Focal(), Focal(False)",
+        "focal = Focal()\nsetattr(focal, 'size_average', False)",
+        "focal = Focal()\nfor name in ('size_average',):\n    setattr(focal, name, False)",
+        "class Sum(Focal):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.size_average = False\nfocal = Sum()",
+    ],
+)
+def test_what_may_be_given_another_value_is_no_constant(made: str, tmp_path: Path) -> None:
+    focal = FOCAL.replace("BODY", "return losses.mean() if self.size_average else losses.sum()")
+    text = HEAD + focal.replace("focal = Focal()", made)
+    with pytest.raises(UserError, match="adds up over the samples in one part"):
+        _ported(tmp_path, text + EPOCHS.replace("F.cross_entropy(", "focal("))
+
+
+def test_an_argument_that_no_call_is_seen_to_give_is_no_constant(tmp_path: Path) -> None:
+    loss = "F.cross_entropy(net(x), y, reduction='none')"
+    body = EPOCHS.replace(
+        "F.cross_entropy(net(x), y)",
+        f"{loss}\n        loss = loss.mean() if average else loss.sum()",
+    )
+    main = "def main(average=True):\n"
+    text = HEAD + main + "".join(f"    {line}\n" for line in body.splitlines())
+    with pytest.raises(UserError, match="adds up over the samples in one part"):
+        _ported(tmp_path, "import fire\n" + text + "fire.Fire(main)\n")
 
 
 @pytest.mark.parametrize(

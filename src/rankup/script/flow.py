@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 
 from .modules import Modules
 from .names import Binding, Function, Scope, default, kept, opened
@@ -58,6 +60,13 @@ class Flow(Modules):
         self._known: dict[ast.AST, tuple[Origin, ...]] = {}
         self._budget = 0
         self.run: dict[ast.Call, tuple[File, Function] | None] = {}
+
+    @cached_property
+    def exactly(self) -> Flow:
+        """The same files, with `exact`."""
+        found = copy(self)
+        found.exact, found._known = True, {}
+        return found
 
     def class_of(self, file: File, node: ast.AST) -> tuple[File, ast.ClassDef] | None:
         """The class of these files that an expression is an instance of."""
@@ -315,9 +324,10 @@ class Flow(Modules):
 
 def call_name(call: ast.Call) -> str:
     """The last word of what is called: `step` of `optimizer.step()`."""
-    if isinstance(call.func, ast.Attribute):
-        return call.func.attr
-    return call.func.id if isinstance(call.func, ast.Name) else ""
+    func = call.func
+    if isinstance(func, ast.Attribute):
+        return func.attr
+    return func.id if isinstance(func, ast.Name) else ""
 
 
 def run_by(call: ast.Call) -> ast.expr:

@@ -27,10 +27,11 @@ N = TypeVar("N", bound=ast.AST)
 _BUILTINS = frozenset(dir(builtins))
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-# Shared between nodes: `ast` has one object for each of them.
-_NO_PLACE = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+# Operators and contexts, which are shared between nodes: `ast` has one object for each of them.
+_NO_PLACE = frozenset({"ctx", "op", "ops"})
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 _SCOPES = (*_DEFINITIONS, *COMPREHENSIONS)
+_APART = (*_SCOPES, ast.comprehension)  # whose children are not all of one scope
 _BINDS_NOTHING = (ast.Name, ast.Attribute, ast.Constant, ast.Call, ast.keyword)  # most nodes
 
 
@@ -206,7 +207,8 @@ class Names:
 
     def called(self, call: ast.Call) -> str:
         """`dotted` of what a call calls."""
-        return self.dotted(call.func)
+        known = None if self.stars else self._dotted.get(call.func)
+        return self.dotted(call.func) if known is None else known
 
     def _walk(self) -> None:
         for node in walk(self.tree):
@@ -216,7 +218,7 @@ class Names:
                 self._bound[node] = _Bound()
             if not isinstance(node, _BINDS_NOTHING):
                 self._bind(node, scope)
-            parts = isinstance(node, (*_SCOPES, ast.comprehension))
+            parts = isinstance(node, _APART)
             for child in children(node):
                 self.parents[child] = node
                 self._scopes[child] = self._inner(node, child, scope) if parts else scope
@@ -358,23 +360,23 @@ def children(node: ast.AST) -> tuple[ast.AST, ...]:
 
 def _below(node: ast.AST) -> list[ast.AST]:
     found: list[ast.AST] = []
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            found += node.decorator_list
-            found += [one for one in ast.iter_child_nodes(node) if one not in node.decorator_list]
-        case ast.IfExp():
-            found = [node.body, node.test, node.orelse]
-        case ast.Dict():
-            pairs = zip(node.keys, node.values, strict=True)
-            found = [one for pair in pairs for one in pair if one is not None]
-        case _:
-            for name in node._fields:
-                value = getattr(node, name, None)
-                if isinstance(value, ast.AST):
-                    found.append(value)
-                elif isinstance(value, list):
-                    found += [one for one in value if isinstance(one, ast.AST)]
-    return [one for one in found if not isinstance(one, _NO_PLACE)]
+    if isinstance(node, ast.IfExp):
+        return [node.body, node.test, node.orelse]
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return [one for pair in pairs for one in pair if one is not None]
+    for name in node._fields:
+        if name in _NO_PLACE:
+            continue
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            found.append(value)
+        elif isinstance(value, list):
+            found += [one for one in value if isinstance(one, ast.AST)]
+    if isinstance(node, Function | ast.ClassDef):
+        above = node.decorator_list
+        return [*above, *(one for one in found if one not in above)]
+    return found
 
 
 def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
@@ -474,6 +476,8 @@ def root_name(expression: ast.AST) -> str:
 
 def written(node: ast.AST | None) -> str:
     """`a.b.c` as it is written; empty where it is not of that form."""
+    if isinstance(node, ast.Name):
+        return node.id
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -106,6 +106,10 @@ class File:
         return tuple(_LINE_END.split(self.text))
 
     @cached_property
+    def _ascii(self) -> bool:
+        return self.text.isascii()
+
+    @cached_property
     def starts(self) -> tuple[int, ...]:
         """Where in the text each line begins."""
         return (0, *(match.end() for match in _LINE_END.finditer(self.text)))
@@ -152,9 +156,8 @@ class File:
 
     def _offset(self, line: int, column: int) -> int:
         """The place in the text of what `ast` counts in bytes of UTF-8 within a line."""
-        text = self.lines[line - 1]
-        if not text.isascii():
-            column = len(text.encode()[:column].decode(errors="ignore"))
+        if not self._ascii:
+            column = len(self.lines[line - 1].encode()[:column].decode(errors="ignore"))
         return self.starts[line - 1] + column
 
 

@@ -8,6 +8,7 @@ import ast
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from ...script.flow import argument, call_name, given, is_none, literal
 from ...script.names import words_in
@@ -111,6 +112,7 @@ def loss_name(script: Script, made: ast.Call) -> str:
     return last(full_name(script, made.func))
 
 
+@lru_cache(maxsize=64)
 def _makers(script: Script, call: ast.Call) -> list[tuple[Script, ast.Call] | None]:
     """The calls that say how a loss of torch is reduced; None for what is none of its losses."""
     name = full_name(script, call.func)
@@ -221,7 +223,7 @@ def over_selected(script: Script, call: ast.Call) -> MaskedMean | None:
 
 def _packed(script: Script, call: ast.Call) -> MaskedMean | None:
     """A loss of the steps of sequences that are packed: ranks have different numbers of steps."""
-    if reduction(script, call) is not Kind.MEAN or len(call.args) < 2:
+    if len(call.args) < 2:
         return None
     target = call.args[1]
     parts = [target, *(v for _, v in script.assigned(script.dotted(target), script.scope(call)))]
@@ -230,7 +232,7 @@ def _packed(script: Script, call: ast.Call) -> MaskedMean | None:
         for part in parts
         for one in script.inside(part, ast.Call)
     )
-    if not packs:
+    if not packs or reduction(script, call) is not Kind.MEAN:
         return None
     return MaskedMean(call, f"{target.id}.size(0)" if isinstance(target, ast.Name) else "")
 

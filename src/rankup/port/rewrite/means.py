@@ -184,6 +184,8 @@ class _Scope:
                 return _together([self.kind(one) for one in parts])
             case ast.Dict(values=parts):
                 return _together([self.kind(one) for one in parts])
+            case ast.DictComp(value=part):
+                return self.kind(part)
             case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part):
                 kind, head = self.kind(part), node.generators[0]
                 if kind in _SUMS and self._of_items(part, head.target, head.iter):
@@ -264,6 +266,9 @@ class _Scope:
 
     def _operation(self, node: ast.BinOp) -> Kind:
         if masked := masked_division(self.script, node):
+            known = len(self.doubts)
+            self.kind(node.left)  # a mask by the median is one over all samples of a batch
+            self.doubts[known:] = [one for one in self.doubts[known:] if one.across]
             self.masked.append(masked)
             return Kind.MASKED
         left, right = self.kind(node.left), self.kind(node.right)
@@ -397,22 +402,41 @@ class _Scope:
                 asked, other, equals = test, None, False
             case _:
                 return None
-        if isinstance(asked, ast.Attribute) and asked.attr in self._set_from_outside:
-            return None
-        made = [one.node for one in self.script.flow.origins(self.script.file, asked)]
-        values = [one.value for one in made if isinstance(one, ast.Constant)]
+        flow = self.script.flow.exactly
+        made = flow.origins(self.script.file, asked)
+        for one in made:
+            around = one.file.names.parents.get(one.node)
+            if isinstance(around, ast.arguments):  # a default: who runs `fire.Fire(main)` gives all
+                function = one.file.names.parents[around]
+                if not isinstance(function, Function) or not flow.calls_of(one.file, function):
+                    return None
+        values = [one.node.value for one in made if isinstance(one.node, ast.Constant)]
         truths = {one == other if equals else bool(one) for one in values}
-        return truths.pop() if len(truths) == 1 and len(values) == len(made) else None
+        if len(truths) != 1 or len(values) != len(made):
+            return None
+        sure = not isinstance(asked, ast.Attribute) or not self._set_elsewhere(asked)
+        return truths.pop() if sure else None
 
-    @cached_property
-    def _set_from_outside(self) -> set[str]:
-        """The attributes that are set by another name than `self`: `criterion.average = False`."""
-        return {
-            one.attr
-            for file in self.script.flow.files
-            for one in file.names.all(ast.Attribute)
-            if isinstance(one.ctx, ast.Store) and getattr(one.value, "id", "") != "self"
-        }
+    def _set_elsewhere(self, asked: ast.Attribute) -> bool:
+        """True of an attribute that is set by another name than `self`, or in a class below."""
+        flow, name = self.script.flow, asked.attr
+        owner = self.script.owner(self.script.scope(asked))
+        for file in flow.files:
+            for one in file.names.all(ast.Attribute):
+                outside = getattr(one.value, "id", "") != "self"
+                if one.attr == name and isinstance(one.ctx, ast.Store) and outside:
+                    return True
+            for call in file.names.all(ast.Call):
+                if call_name(call) == "setattr" and len(call.args) == 3:
+                    known = literal(call.args[1])
+                    if known == name or (known is None and flow.class_of(file, call.args[0])):
+                        return True
+            for below in file.names.all(ast.ClassDef):
+                family = {one for _, one in flow.family(file, below)} - {below}
+                names = file.names.members(below).keys() | file.names.attributes(below).keys()
+                if owner in family and name in names:
+                    return True
+        return False
 
     def _dead(self, node: ast.AST) -> bool:
         """True of what never runs: `l.sum()` of `l.mean() if self.size_average else l.sum()`."""
@@ -645,7 +669,8 @@ class _Scope:
                 values = values.func
             elif isinstance(values, ast.Call) and call_name(values) == "zip" and one.path:
                 part = values.args[one.path[0]] if one.path[0] < len(values.args) else values
-                if isinstance(part, ast.Tuple | ast.List) and self.kind(part) is Kind.FIXED:
+                kind = self.kind(part)
+                if isinstance(part, ast.Tuple | ast.List) and kind is Kind.FIXED:
                     return Kind.FIXED
             if isinstance(values, ast.Call):
                 return Kind.ROWS
@@ -689,7 +714,9 @@ class _Scope:
         if full in ("float", "int", "list", "tuple", "zip", "enumerate", "iter", "reversed"):
             return _together([self.kind(one) for one in call.args])
         if name == "grad":
-            return Kind.ROWS  # of the inputs of each sample
+            # Of a mean by the inputs of a sample, it is divided by the size of a rank's part.
+            of_a_mean = bool(call.args) and self.kind(call.args[0]) in (*_MEANS, Kind.MIXED)
+            return self._doubt(call, Kind.ROWS, across=True) if of_a_mean else Kind.ROWS
         found = run_by_call(script.flow, script.file, call)
         if found is not None:
             return self._returned(call, script.sibling(found[0]), found[1], path)

@@ -10,7 +10,7 @@ from functools import partial
 
 from ...script.effects import leads_to
 from ...script.flow import Origin, argument, call_name, first_argument, given, literal, receiver
-from ...script.names import Function, calls_in
+from ...script.names import Function, calls_in, inside
 from ...script.roles import LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import SEEDING, SEEDS, SPLITS, is_draw, root, words
@@ -490,7 +490,7 @@ def _over_parameters(loop: ast.For) -> bool:
     return any(
         (isinstance(one, ast.Call) and call_name(one) in ("parameters", "named_parameters"))
         or (isinstance(one, ast.Subscript) and literal(one.slice) == "params")
-        for one in ast.walk(loop.iter)
+        for one in inside(loop.iter, kinds=(ast.Call, ast.Subscript))
     )
 
 

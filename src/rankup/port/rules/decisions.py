@@ -314,13 +314,13 @@ def _left_by_loop(
     """
     script, scope = context.script, context.script.scope(node)
     names = written_in(script, node)
-    kept = {name for name in names if name.startswith("self.") or read_after(script, node, name)}
+    after = {name for name in names if read_after(script, node, name)}
+    kept = after | {name for name in names if name.startswith("self.")}
     if isinstance(scope, Function):
         kept |= names & shared_names(script, scope)
     if local is not None:
         kept &= local
-        roots = {name for name in names if read_after(script, node, name)}
-        kept |= {name for name in local if name.partition("[")[0] in roots and "[" in name}
+        kept |= {name for name in local if name.partition("[")[0] in after and "[" in name}
     if not kept:
         return
     left = set(script.inside(node, ast.AST))

@@ -95,7 +95,7 @@ def _carried(training: Training, region: _Region) -> Iterator[Hit]:
     if isinstance(where, Function):  # its own names begin anew
         once &= {one for one in once if one.startswith("self.")} | shared_names(script, where)
     names = region.local & training.feeding(where, region.losses) & once - _target(where)
-    for one in reducing:
+    for one in reducing if names else ():
         end = script.span(one)[1]
         read = [at for at in places if isinstance(at.ctx, ast.Load) and script.span(at)[0] < end]
         for name in sorted(mentioned(*assigned(one)) & names & set(map(script.dotted, read))):
@@ -150,13 +150,14 @@ def _target(where: ast.AST) -> set[str]:
 
 
 def _branches(training: Training) -> Iterator[Hit]:
-    """An `if` by this rank's part of a batch that gives the loss something else."""
+    """A branch by this rank's part of a batch that gives the loss something else."""
     script = training.script
     for loop in (one for one in training.loops if one.trains):
         feeding, local = training.feeding(loop.node, loop.losses), training.derived(loop)
-        for one in script.inside(loop.node.body, ast.If, deep=False):
-            assert isinstance(one, ast.If)
-            inner = script.inside([*one.body, *one.orelse], ast.Assign, ast.AugAssign, deep=False)
+        for one in script.inside(loop.node.body, ast.If, ast.IfExp, deep=False):
+            assert isinstance(one, ast.If | ast.IfExp)
+            run = [*one.body, *one.orelse] if isinstance(one, ast.If) else script.statement(one)
+            inner = script.inside(run, ast.Assign, ast.AugAssign, deep=False)
             asked = list(script.inside(one.test, ast.Call))
             own = any(
                 call_name(call) in _REDUCES and mentioned(call) & local for call in asked
@@ -361,8 +362,12 @@ def _in_modules(file: File) -> Iterator[Hit]:
 
 
 def _blended(node: ast.AST) -> list[tuple[ast.expr, list[ast.expr]]]:
-    """`mean = 0.9 * mean + 0.1 * x`, `mean[:] = …`, `seen += len(x)`."""
+    """`mean = 0.9 * mean + 0.1 * x`, `mean[:] = …`, `mean.copy_(…)` of it, `seen += len(x)`."""
     match node:
+        case ast.Call(func=ast.Attribute(value=target, attr="copy_"), args=[value, *_]) if held(
+            target
+        ) in mentioned(value):
+            return [(target, [value])]
         case ast.Assign(targets=[target], value=value) if written(target) in mentioned(value):
             return [(target, [value])]
         case ast.Assign(targets=[ast.Subscript(slice=ast.Slice()) as target], value=value):

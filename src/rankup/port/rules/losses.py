@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from ...script.effects import run_by_call
 from ...script.flow import Flow, argument, call_name, given, literal
@@ -13,6 +13,7 @@ from ...script.names import (
     COMPREHENSIONS,
     Function,
     elements,
+    inside,
     made_of,
     mentioned,
     walk,
@@ -254,8 +255,8 @@ def _comparison(
     seen: set[tuple[ast.AST, frozenset[str]]] = set()
     while waiting and len(seen) < _MOST:
         where, statements, names, entry = waiting.pop(0)
-        names = made_of(walk(*statements), names)
-        for node in walk(*statements):
+        names = made_of(inside(*statements, kinds=(ast.stmt,)), names)
+        for node in inside(*statements, kinds=(ast.BinOp, ast.Call)):
             if _compares(node, names):
                 return where, node, entry
             if not isinstance(node, ast.Call):
@@ -461,6 +462,7 @@ def _in_shape(script: Source, function: Function, node: ast.expr, seen: set[str]
     return True
 
 
+@lru_cache(maxsize=64)
 def _units(training: Training) -> str:
     """What a batch is of, where samples have different numbers of them, and nothing pools those."""
     script = training.script

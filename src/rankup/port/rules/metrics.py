@@ -226,6 +226,7 @@ class Numbers(Region):
 
     # What grows.
 
+    @cached_property
     def _grown(self) -> tuple[dict[str, list[tuple[ast.AST, ast.expr]]], set[str]]:
         """The names that go from batch to batch, what they are given there, and which are sums.
 
@@ -265,7 +266,7 @@ class Numbers(Region):
 
     def _counters(self) -> None:
         """`total += y.size(0)` and the like, where all that are divided by each other are known."""
-        grown, sums = self._grown()
+        grown, sums = self._grown
         while True:
             plans, local = self._plans(grown)
             known = frozenset(name for name in plans if name not in local)
@@ -571,7 +572,7 @@ class Numbers(Region):
         ]
         if not calls:
             return
-        counters, _ = self._grown()
+        counters, _ = self._grown
         stores: dict[str, list[ast.AST]] = {}
         tables = set[str]()
         for one in script.inside(body, ast.Name, ast.Subscript, deep=False):

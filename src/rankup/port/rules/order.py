@@ -149,7 +149,10 @@ def _of_the_system(flow: Flow, file: File) -> Iterator[ast.Call]:
         for one in (Origin(file, part), *flow.origins(file, part))
     }
     for call in file.names.all(ast.Call):
-        dotted, above = file.names.called(call), (call, *file.names.up(call))
+        dotted = file.names.called(call)
+        if dotted not in _SYSTEM_DRAWS | _ALIKE_NOWHERE:
+            continue
+        above = (call, *file.names.up(call))
         keys = any(isinstance(up, ast.keyword) and up.arg == "key" for up in above)
         if (dotted in _SYSTEM_DRAWS and seeds.isdisjoint(above)) or (
             dotted in _ALIKE_NOWHERE and keys

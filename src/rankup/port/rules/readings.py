@@ -16,6 +16,7 @@ from ...script.names import (
     COMPREHENSIONS,
     Function,
     assigned,
+    children,
     elements,
     made_of,
     mentioned,
@@ -169,8 +170,9 @@ class Region:
                 kind = self.known(node)
                 if kind is not None and self._keeps(around):
                     return kind
+        kind = self._read(node)
         function = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        return self._read(node) if function or any(map(_cuts, walk(node))) else None
+        return kind if kind is not None and (function or any(map(_cuts, walk(node)))) else None
 
     def _keeps(self, statement: ast.Assign) -> bool:
         """True where a statement gives a value to names that come to no backward."""
@@ -277,7 +279,7 @@ class Region:
         inner = isinstance(node, (*COMPREHENSIONS, ast.Lambda))  # nothing is put together there
         if inner or (isinstance(node, ast.Name | ast.Attribute) and self.script.dotted(node)):
             return bool(mentioned(node) & self.local_names())
-        return any(map(self.differs, ast.iter_child_nodes(node)))
+        return any(map(self.differs, children(node)))
 
     def holds_whole(self, node: ast.AST) -> bool:
         """True of a reading of a loss, and of a name that holds one at this place."""
@@ -383,8 +385,11 @@ class Region:
 
     def mine(self, node: ast.AST) -> bool:
         """True of what stands in no loop over batches within this region."""
-        loops = {one.node for one in self.context.training.loops} | {self.where}
-        return next((up for up in self.script.above(node) if up in loops), None) is self.where
+        return next(filter(self._loops.__contains__, self.script.above(node)), None) is self.where
+
+    @cached_property
+    def _loops(self) -> set[ast.AST]:
+        return {self.where, *(one.node for one in self.context.training.loops)}
 
     def covered(self, node: ast.AST) -> bool:
         """True of a part of what has been put together."""
