@@ -231,14 +231,14 @@ def _broken_group(path: Path) -> None:
         ("a.txt", b"", "hold no text at all"),
         ("a.json", b"{}", "give JSON lines"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "b"', "line 2: no JSON"),
-        ("a.jsonl", b'{"texts": "a"}\n', "line 1: no field 'text'; did you mean texts"),
+        ("a.jsonl", b'{"texts": "a"}\n', "line 1: no field 'text' .did you mean texts"),
         ("a.jsonl", b'{"text": 3}\n', "field 'text' is int"),
         ("a.jsonl", b"[1]\n", "it is list"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "row 1: half of a character"),
         ("a.jsonl", b'{"text": "\xff"}\n', "line 1: not UTF-8"),
         ("a.jsonl.gz", _gz_cut, "cannot be read as text: .*copy it again"),
         ("a.parquet", b"PAR1 and no more", "cannot be read as Parquet"),
-        ("a.parquet", pa.table({"content": ["a"]}), "no column 'text'; known are: content"),
+        ("a.parquet", pa.table({"content": ["a"]}), "no column 'text' .known are: content"),
         ("a.parquet", pa.table({"text": [1]}), "column 'text' is int64"),
         ("a.parquet", _broken_group, "cannot be read as Parquet, row group 2"),
         ("a.arrow", b"nothing", "cannot be read as Arrow"),
@@ -259,6 +259,17 @@ def test_bad_sources_are_named(
     assert not (tmp_path / "out" / made.ABOUT).exists()
 
 
+def test_a_try_that_wrote_no_shard_stands_in_no_ones_way(tmp_path: Path, pieces: Path) -> None:
+    rows = tmp_path / "in.jsonl"
+    rows.write_text('{"document": "some text"}\n')
+    words: dict[str, Any] = {
+        "sources": (str(rows),), "to": str(tmp_path / "out"), "tokenizer": str(pieces)
+    }  # fmt: skip
+    with pytest.raises(UserError, match="no field 'text'"):
+        tokenize(Request(**words))
+    assert len(made.Shards(tokenize(Request(**words, field="document")))[:]) > 0
+
+
 def test_bad_words_exit_with_2(tmp_path: Path, pieces: Path, run_rankup: RunRankup) -> None:
     done = run_rankup(["tokenize", "gone", "--to", "out", "--tokenizer", pieces])
     assert done.returncode == 2
@@ -274,6 +285,7 @@ def test_bad_words_exit_with_2(tmp_path: Path, pieces: Path, run_rankup: RunRank
     (other / "thesis.tex").write_text("")
     for given, said in (
         ({"tokenizer": str(text)}, "is no file of the package tokenizers"),
+        ({"tokenizer": str(tmp_path / "gone.json")}, "cannot be read: No such file"),
         ({"tokenizer": str(bare)}, "has no token of a usual name"),
         ({"end_token": "<|endotext|>"}, r"did you mean <\|endoftext\|>"),
         ({"to": str(text)}, "is a file"),

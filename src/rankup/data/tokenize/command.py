@@ -167,6 +167,9 @@ def _begun(
     except (OSError, ValueError) as error:
         raise _damaged(folder / ABOUT, error) from None
     changed = [name for name, value in identity.items() if there.get(name) != value]
+    if changed and len(lines) == 1:  # a first try that wrote no shard, as without the right --field
+        _clear(folder)
+        return [], []
     if changed:
         what = ", ".join(_CHANGED.get(name, name) for name in changed)
         raise UserError(

@@ -65,6 +65,11 @@ def opened(path: Path) -> tuple[Tokenizer, bytes]:
         path = path / TOKENIZER
     try:
         data = path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"--tokenizer {path} cannot be read: {error.strerror}; give the {TOKENIZER} of a model"
+        ) from None
+    try:
         found = tokenizers.Tokenizer.from_buffer(data)
         known = found.get_vocab_size(with_added_tokens=True)
     except (KeyboardInterrupt, SystemExit):
@@ -187,7 +192,7 @@ def _of_line(line: bytes, source: Source, number: int, field: str) -> str:
     if not isinstance(row, dict) or field not in row:
         has = nearest(field, row) if isinstance(row, dict) else f"it is {type(row).__name__}"
         raise UserError(
-            f"{source.path}{where}: no field {field!r}; {has} Name the one of the texts by --field"
+            f"{source.path}{where}: no field {field!r} ({has}); name that of the texts by --field"
         )
     value = row[field]
     if value is not None and not isinstance(value, str):

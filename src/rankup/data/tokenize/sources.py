@@ -303,8 +303,8 @@ def _require_texts(source: Source, schema: Any, field: str) -> None:
 
     if field not in schema.names:
         raise UserError(
-            f"{source.path} has no column {field!r}; {nearest(field, schema.names)} "
-            "Name the one of the texts by --field"
+            f"{source.path} has no column {field!r} ({nearest(field, schema.names)}); "
+            "name that of the texts by --field"
         )
     kind = schema.field(field).type
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
