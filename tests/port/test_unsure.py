@@ -167,16 +167,28 @@ def test_a_file_that_is_changed_twice_is_rank_0s_twice(tmp_path: Path) -> None:
     assert ported.count("if rankup.is_root_process():\n        with open('f'") == 2
 
 
-def test_a_shape_of_the_whole_batch_made_before_the_loop_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "shape"), [("size", "size"), ("8", "8"), ("8", "loader.batch_size")]
+)
+def test_a_shape_of_the_whole_batch_made_before_the_loop_is_said(
+    tmp_path: Path, given: str, shape: str
+) -> None:
     """Labels of the whole batch beside a rank's part of it end the first step with an error."""
-    text = HEAD.replace("batch_size=8)\ntest", "batch_size=size)\ntest").replace(
-        "loader =", "size = 8\nreal = torch.ones(size, 2)\nloader ="
-    )
+    text = HEAD.replace("batch_size=8)\ntest", f"batch_size={given})\ntest")
+    text = text.replace("loader =", "size = 8\nloader =") + f"real = torch.ones({shape}, 2)\n"
     used = _ported(tmp_path, text + EPOCHS.replace("net(x), y)", "net(x), real)"))
-    assert "make it in the loop" in next(n.text for n in used.left if "size" in n.text)
+    assert "make it in the loop" in next(n.text for n in used.left if f"of {shape}" in n.text)
     assert "RK118" in {one.code for one in check([tmp_path / "train.py"])}
     shown = _ported(tmp_path, text + EPOCHS, in_each_epoch="net(real)")
     assert not [note for note in shown.left if "make it in the loop" in note.text]
+
+
+def test_a_number_as_that_of_the_whole_batch_is_named_in_a_loop(tmp_path: Path) -> None:
+    made = EPOCHS.replace("net(x), y)", "net(x), torch.ones(8, 2))")
+    left = [note.text for note in _ported(tmp_path, HEAD + made).left]
+    assert "8 is the size of the whole batch: take that of a rank's part from it" in left
+    other = EPOCHS.replace("net(x), y)", "net(x), torch.ones(len(x), 8)[:, :2])")
+    assert not [note for note in _ported(tmp_path, HEAD + other).left if "8 is" in note.text]
 
 
 def test_a_draw_that_chooses_the_model_is_rank_0s(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ _CONSTRUCTORS = words(
 )
 
 
+_SIZE = ".batch_size"  # of the loader: that of all ranks' parts together
 _KEEPS = ("itertools.cycle", "builtins.list", "builtins.tuple")
 _KEPT = (
     "batches that are kept and gone over again are weighed by this rank's part of the batch drawn "
@@ -49,11 +50,14 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
     """
     training = training_in(script, file)
     source, sizes = training.script, batch_sizes(training)
+    numbers: set[str] = set()
     for loader in script.train_loaders:
         size = argument(loader.node, "batch_size", 1) if isinstance(loader.node, ast.Call) else None
         if isinstance(size, ast.Name | ast.Attribute):
             sizes.add(loader.file.code(size))
-    for loop in training.loops if sizes else ():
+        elif integer(size) and literal(size) != 1:
+            numbers.add(loader.file.code(size))
+    for loop in training.loops if sizes | numbers else ():
         if not loop.trains:
             continue
         batch = first_of_batch(training, loop)
@@ -66,10 +70,12 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
             inner = source.inside(given(call), ast.Name, ast.Attribute) if makes else ()
             for value in dict.fromkeys([*alone, *inner]):
                 code = source.code(value)
-                if code not in sizes - own:
+                # The same number may be another size: it is named, as the first of a shape alone.
+                number = makes and value is alone[0] and code in numbers
+                if code not in sizes - own and not number:
                     continue
                 fix = None
-                if makes and batch is not None and value in alone:
+                if makes and batch is not None and value in alone and not number:
                     fix = partial(_size_of_part, value=value, batch=batch)
                 yield Hit(
                     value if makes else call,
@@ -78,7 +84,7 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
                     fix,
                     f"{code} is the size of the whole batch: take that of a rank's part from it",
                 )
-        for value in _made_before(training, loop, sizes, own):
+        for value in _made_before(training, loop, sizes | numbers, own):
             code = source.code(value)
             message = f"a shape of {code}, of the whole batch, meets a rank's part of a batch"
             todo = "make it in the loop, of the size of its batch: len(batch), x.size(0)"
@@ -108,7 +114,11 @@ def _made_before(
                 for call in script.inside(made, ast.Call):
                     if call_name(call) in _CONSTRUCTORS:
                         shapes = [one for arg in given(call) for one in elements(arg)]
-                        yield from (one for one in shapes if script.code(one) in sizes)
+                        yield from (
+                            one
+                            for one in shapes
+                            if script.code(one) in sizes or script.dotted(one).endswith(_SIZE)
+                        )
 
 
 def _size_of_part(context: Context, value: ast.expr, batch: str) -> str:
