@@ -55,7 +55,7 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
         size = argument(loader.node, "batch_size", 1) if isinstance(loader.node, ast.Call) else None
         if isinstance(size, ast.Name | ast.Attribute):
             sizes.add(loader.file.code(size))
-        elif integer(size) and literal(size) != 1:
+        elif size is not None and integer(size) and literal(size) != 1:
             numbers.add(loader.file.code(size))
     for loop in training.loops if sizes | numbers else ():
         if not loop.trains:
