@@ -199,7 +199,8 @@ def generate(
     recipe = recipes.find(job.target)
     candidate = checkpoint(place / "checkpoints", step, best)
     tensors = read(candidate, ema)
-    what = f"step {candidate.saved.place.step} of run {job.id}{', averaged weights' * ema}"
+    what = f"step {candidate.saved.place.step} of run {job.id}"
+    what += ", averaged weights" if ema else ""
     print(f"{job.target}, {what}", file=sys.stderr)
     _relative_paths_as_the_run(job)
     for text in recipe.generate(job.args, place, tensors, asked):

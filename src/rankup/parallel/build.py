@@ -102,8 +102,8 @@ class Built:
 
     @property
     def counts_samples(self) -> bool:
-        """Whether this rank's samples are added up: ranks that share a sequence have parts of its
-        loss, and the same samples."""
+        """True where this rank's samples are added up: ranks that share a sequence have parts of
+        its loss, and the same samples."""
         return self.counts and self.mesh.cp == 0
 
     @property

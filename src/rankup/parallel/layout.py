@@ -1,4 +1,4 @@
-"""How many ranks share what: the sizes of the mesh's five axes. No torch here.
+"""The layout of a run: the sizes of the mesh's five axes. No torch here.
 
     pp            pipeline stages: each rank holds a run of the model's layers
     dp_replicate  copies of the model, each computing other micro-batches
@@ -82,7 +82,7 @@ class Layout:
         return replicate * self.dp_shard + shard
 
     def shard_rank(self, rank: int) -> int:
-        """Which of the `shard_size` parts of a parameter `rank` holds."""
+        """The number, of `shard_size`, of the part of a parameter that `rank` holds."""
         _, _, shard, cp, _ = self.coordinates(rank)
         return shard * self.cp + cp
 

@@ -101,7 +101,7 @@ class Mesh:
 
     @cached_property
     def sequence(self) -> WholeSequence:
-        """What this rank has of each sequence."""
+        """The part of each sequence that this rank has."""
         if self._context is None:
             return WholeSequence()
         return SharedSequence(self.cp, self.layout.cp, self._context)

@@ -11,13 +11,28 @@ from .inside.spec import STATE
 # What a job or torchrun says of itself, left over in a shell, would make the script one rank of
 # many; a launch of rankup's is not this one.
 _DROPPED = (
-    *("SLURM_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_"),
-    *("RANKUP_RUN_DIR", "RANKUP_RESUME", "RANKUP_END_TIME", "RANKUP_PARENT", "RANKUP_INTERACTIVE"),
+    "SLURM_",
+    "SBATCH_",
+    "SALLOC_",
+    "PMI_",
+    "PMIX_",
+    "OMPI_",
+    "TORCHELASTIC_",
+    "RANKUP_RUN_DIR",
+    "RANKUP_RESUME",
+    "RANKUP_END_TIME",
+    "RANKUP_PARENT",
+    "RANKUP_INTERACTIVE",
 )
 _RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _THREADS = (
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
-    *("VECLIB_MAXIMUM_THREADS", "RAYON_NUM_THREADS", "NUMEXPR_MAX_THREADS"),
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "RAYON_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
 )
 # What huggingface_hub, datasets and torch.hub make in their homes.
 _BELOW = ("hub", "datasets", "xet")

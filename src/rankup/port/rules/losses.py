@@ -464,7 +464,7 @@ def _in_shape(script: Source, function: Function, node: ast.expr, seen: set[str]
 
 @lru_cache(maxsize=64)
 def _units(training: Training) -> str:
-    """What a batch is of, where samples have different numbers of them, and nothing pools those."""
+    """The units of a batch of which samples have different numbers, and which nothing pools."""
     script = training.script
     names = {
         call_name(call).lower() for file in script.flow.files for call in file.names.all(ast.Call)
