@@ -10,14 +10,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from . import gone
 from .errors import UserError, nearest
 
 Options = TypeVar("Options")
+_CHOICE = re.compile(r"argument (--\S+): invalid choice: '([^']*)'")  # argparse's words
 
 
 def flag(default: Any, help: str, *, least: float | None = None) -> Any:
@@ -71,8 +74,11 @@ class _Parser(argparse.ArgumentParser):
             word = message.partition(": ")[2].split()[0]
             if not word.startswith("--") or word == "--":
                 raise UserError(f"{self.prog} takes options only, found {word!r}")
+            gone.refuse(word.partition("=")[0])
             hint = nearest(word.partition("=")[0], flags)
             raise UserError(f"unknown option {word!r} of {self.prog}; {hint}")
+        if chosen := _CHOICE.match(message):
+            gone.refuse(*chosen.groups())
         raise UserError(f"{self.prog}: {message}; `rankup run {self.prog} --help` lists all")
 
 

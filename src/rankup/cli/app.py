@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
+from ..base import gone
 
 # In the order in which a user comes to need them.
 PANELS = {
@@ -36,6 +37,19 @@ class _Verbs(TyperGroup):
             for one in (command, *getattr(command, "commands", {}).values()):
                 _name_values(one)
         return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        gone.refuse(args[0])
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            option, verb = getattr(error, "option_name", None), getattr(error, "ctx", None)
+            if option is not None and verb is not None:
+                gone.refuse(verb.info_name, option)
+            raise
 
 
 def _name_values(command: Any) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..base import flags
+from ..base import flags, gone
 from ..base.amounts import size
 from ..base.errors import UserError, nearest
 from ..site import rundir
@@ -193,5 +193,6 @@ def _kept(directory: Path) -> dict[str, Any]:
 def find(name: str) -> Recipe:
     """The recipe of that name; UserError naming the nearest one otherwise."""
     if name not in RECIPES:
+        gone.refuse(name)
         raise UserError(f"no recipe {name!r}; {nearest(name, RECIPES)}")
     return RECIPES[name]

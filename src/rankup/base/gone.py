@@ -1,0 +1,15 @@
+"""What 0.2 had and 0.3 has not, by what was typed: a sentence says what to do in its place."""
+
+from __future__ import annotations
+
+from .errors import UserError
+
+# A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
+GONE: dict[str, str] = {}
+
+
+def refuse(*words: str) -> None:
+    """UserError where these words, as they were typed, name something that is gone."""
+    typed = " ".join(words)
+    if sentence := GONE.get(typed):
+        raise UserError(f"{typed} is gone in 0.3: {sentence}")

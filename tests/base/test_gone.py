@@ -1,0 +1,34 @@
+"""What is gone answers with one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankup.base.gone import GONE
+from rankup.recipes import RECIPES
+
+
+def _command(typed: str) -> list[str]:
+    """The shortest command line with these words at their place."""
+    words = typed.split()
+    if not words[0].startswith("-"):
+        return words
+    return ["run", "--local", next(iter(RECIPES)), *words, "x"]
+
+
+@pytest.mark.parametrize("typed", GONE)
+def test_a_word_that_is_gone_says_what_takes_its_place(typed: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rankup", *_command(typed)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"rankup: {typed} is gone in 0.3: {GONE[typed]}" in done.stderr
+    assert not list(tmp_path.iterdir())
