@@ -5,7 +5,10 @@ from __future__ import annotations
 from .errors import UserError
 
 # A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {
+    "run --stage-fraction": "a file is staged as a whole; leave the option away, or name the nodes' own disks with --stage-to",
+    "stage --fraction": "a file is staged as a whole; leave the option away, or name a disk of this node with --to",
+}
 
 
 def refuse(*words: str) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ..base.errors import UserError
 from .app import app
 
 
@@ -149,7 +148,6 @@ def stage(
         str | None,
         typer.Option(metavar="DIR", help="Where to; by default $RANKUP_STAGE_DIR or /dev/shm."),
     ] = None,
-    fraction: Annotated[str | None, typer.Option(hidden=True)] = None,
     reserve: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory kept for the job's processes: 40GB."),
@@ -179,11 +177,6 @@ def stage(
     from ..data.stage.command import Request
     from ..data.stage.command import stage as start
 
-    if fraction is not None:
-        raise UserError(
-            "--fraction is gone: a file is staged as a whole, or read from where it lies; leave "
-            "it away, or name a disk of this node with --to"
-        )
     asked = Request(
         files=tuple(files or ()),
         to=to,

@@ -85,7 +85,6 @@ def spec(options: dict[str, Any], **more: Any) -> JobSpec:
 def run(
     target: Target = None,
     args: Args = None,
-    stage_fraction: Annotated[str | None, typer.Option(hidden=True)] = None,
     **options: Any,
 ) -> None:
     """Run a recipe or a script: as a Slurm job, in an allocation, or on this machine."""
@@ -96,11 +95,6 @@ def run(
         if target in recipes.RECIPES:
             print(recipes.find(target).help())
             return
-    if stage_fraction is not None:
-        raise UserError(
-            "--stage-fraction is gone: a file is staged as a whole, or read from where it lies; "
-            "leave it away, or name the nodes' own disks with --stage-to"
-        )
     from ..launch.run import run as start
 
     raise typer.Exit(start(spec(options, target=target, args=words)))

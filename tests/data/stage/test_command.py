@@ -86,7 +86,6 @@ MISTAKES = [
     (["nothing.h5"], "no file or folder"),
     ([], "name the FILE"),
     (["source"], "`rankup pack "),
-    (["out.h5", "--fraction", "0.6"], "--fraction is gone: .* read from where it lies"),
     (["out.h5", "--reserve", "much"], "--reserve 'much' is no size"),
     (["out.h5", "--to", "/no/such/folder"], "is no folder"),
     (["out.h5", "--list"], "is about all copies on this node: leave away out.h5"),
