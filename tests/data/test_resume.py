@@ -245,7 +245,6 @@ def test_a_place_of_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_of_another_order_is_refused(tmp_path: Path) -> None:
     dataset = _dataset(small(tmp_path, 20))
-    labels = np.arange(20) % 2
     made: list[orders.Ordering] = [
         orders.Sequential(20),
         orders.Shuffled(20, 3),
@@ -254,8 +253,6 @@ def test_a_place_of_another_order_is_refused(tmp_path: Path) -> None:
         orders.ByLength(dataset.lengths, 3, 8),
         orders.ByLength(dataset.lengths[::-1], 3, 8),
         orders.ByLength(dataset.lengths, 3, 8, 8),
-        orders.Balanced(labels, 3),
-        orders.Balanced(1 - labels, 3),
     ]
     states = [loader(dataset, shuffle=one).state_dict() for one in made]
     for number, one in enumerate(made):
