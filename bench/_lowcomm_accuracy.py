@@ -67,7 +67,6 @@ CONTESTANTS = (
     Contestant("local-sgd, H = 10", _copies("local-sgd", 10), 0.95, drawn=True, quick=True),
     Contestant("diloco, H = 10", _copies("diloco", 10, **_OUTER), 0.95, quick=True),
     Contestant("diloco, H = 50", _copies("diloco", 50, **_OUTER), drawn=True),
-    Contestant("gossip", {"strategy": "gossip", **_APART}, drawn=True),
     Contestant("local-sgd, H = 50", _copies("local-sgd", 50)),
     Contestant("async-sgd, staleness 1", _asynchronous(1), 0.95, quick=True),
     Contestant("async-sgd", _asynchronous(4), drawn=True),
@@ -136,7 +135,6 @@ def points(found: Run) -> list[Point]:
     each validation.
     """
     began = min(stamps[0][0] for stamps in found.stamps)
-    # By the mean of all steps: what workers of gossip write has not a line for each.
     return [
         (line["time"] - began, line["step"] * found.bytes_per_step, line["valid_loss"])
         for line in found.lines

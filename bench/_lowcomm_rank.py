@@ -27,13 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from _rank import die_with_parent, sent
 from rankup.parallel.build import Built
-from rankup.parallel.lowcomm.gossip import mixing
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.runtime.collectives import ALL_GATHER
 from rankup.runtime.world import setup
 from rankup.train import loop
-from rankup.train.gossip.loop import train as train_by_gossip
 from rankup.train.task import Batch
 
 
@@ -98,18 +96,6 @@ class _Work:
         sleep_until(self._until)
 
 
-class _Pair:
-    """The connection of two gossip workers, over this one's line."""
-
-    def __init__(self, group: Any, out: Line) -> None:
-        self._group, self._out = group, out
-        self.recv = group.recv
-
-    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Any:
-        self._out.carry(sum(tensor.nbytes for tensor in tensors))
-        return self._group.send(tensors, to, tag)
-
-
 def slow_network(bandwidth: float, rank: int, world_size: int) -> None:
     """Delay what the strategies call in torch.distributed in this process."""
     out, into = Line(bandwidth), Line(bandwidth)
@@ -145,8 +131,6 @@ def slow_network(bandwidth: float, rank: int, world_size: int) -> None:
 
         dist.send, dist.recv = slow_send, slow_recv  # type: ignore[assignment]
     _slow_buckets()
-    pair = mixing.pair
-    mixing.pair = lambda *args: _Pair(pair(*args), out)  # type: ignore[assignment]
 
 
 def _slow_buckets() -> None:
@@ -185,21 +169,19 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     world = setup()
-    number = int(os.environ.get("RANKUP_WORKER", world.rank))
     stamps: list[tuple[float, int]] = []
 
     def done() -> None:
         stamps.append((time.time(), sent() if spec["count_bytes"] else 0))
 
     options = LanguageModelOptions(**spec["options"])
-    seconds = spec["seconds"][number]
+    seconds = spec["seconds"][world.rank]
     task = SlowTask(options, Path(spec["text"]) / TOKENS, seconds, done)
     if spec["bandwidth"]:
         slow_network(spec["bandwidth"], world.rank, world.world_size)
     directory = Path(spec["directory"])
-    train = train_by_gossip if options.strategy == "gossip" else loop.train
-    train(task, options, world, directory)
-    (directory / f"stamps-{number}.json").write_text(json.dumps(stamps))
+    loop.train(task, options, world, directory)
+    (directory / f"stamps-{world.rank}.json").write_text(json.dumps(stamps))
     sys.stdout.flush()
     os._exit(0)  # threads of a process group may still hold connections
 

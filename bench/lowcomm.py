@@ -1,7 +1,7 @@
 """Strategies that communicate seldom: their speed with slow parts, and their cost in accuracy.
 
 Claims, with four workers:
-`lowcomm.async_straggler`, `lowcomm.gossip_straggler`: samples/s with one of four workers three
+`lowcomm.async_straggler`: samples/s with one of four workers three
 times slower, against the sum of the workers' speeds alone; 0.8 at least.
 `lowcomm.bytes`: bytes that a worker sends per step under `diloco` at H = 50, against those of ddp
 over 50; lower is better, 1.0 at most.
@@ -68,8 +68,6 @@ CONTESTANTS = (
     Contestant("local-sgd, H = 10", {"strategy": "local-sgd"}, 10, (30, 20, 30)),
     Contestant("diloco, H = 50", {"strategy": "diloco", "sync_every": "50"}, 50, (100, 0, 100)),
     Contestant("async-sgd", {"strategy": "async-sgd"}, steps=(30, 30, 10), quick=True),
-    Contestant("gossip", {"strategy": "gossip"}, quick=True),
-    Contestant("gossip, int8", {"strategy": "gossip", "compress": "int8"}),
 )
 
 
@@ -102,7 +100,6 @@ def measure(
     ideal = _sum_alone(alone)
     return [
         _claim("lowcomm.async_straggler", rates, "async-sgd", ideal),
-        _claim("lowcomm.gossip_straggler", rates, "gossip", ideal),
     ]
 
 

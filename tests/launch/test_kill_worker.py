@@ -1,4 +1,4 @@
-"""One worker's end ends the job, and the log says why: every strategy but gossip."""
+"""One worker's end ends the job, and the log says why: every strategy."""
 
 from __future__ import annotations
 

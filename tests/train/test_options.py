@@ -88,7 +88,7 @@ def test_words_become_options() -> None:
         ("--gamma 0", "--gamma 0 is what an epoch leaves"),
         ("--gamma 1.5", "at most 1"),
         ("--ema 1", "less than 1"),
-        ("--ema 0.9 --strategy gossip", "copies of --strategy gossip differ"),
+        ("--ema 0.9 --strategy local-sgd", "copies of --strategy local-sgd differ"),
         ("--ema 0.9 --strategy diloco", "leave one away"),
         ("--decay 0", "neither a part of the run"),
         ("--decay 2.5", "nor a whole number of steps"),
@@ -123,10 +123,9 @@ def test_bad_input_is_named(words: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--strategy fsdp --compress int8", "ddp, local-sgd, diloco, async-sgd, gossip"),
+        ("--strategy fsdp --compress int8", "ddp, local-sgd, diloco, async-sgd"),
         ("--strategy diloco --compress powersgd", "give bf16, int8 or topk"),
         ("--strategy async-sgd --shard 2", "local-sgd and diloco take split models"),
-        ("--strategy gossip --tp 2", "local-sgd and diloco take split models"),
         ("--strategy diloco --tp 2 --compress int8", "split copies by --shard"),
     ],
 )

@@ -123,7 +123,7 @@ def check(
     if not apart and not layout.only_replicas:
         raise UserError(
             f"{compress} is for what whole copies of a model send each other: ddp, local-sgd, "
-            f"diloco, async-sgd, gossip; leave it out, or choose one of these"
+            f"diloco, async-sgd; leave it out, or choose one of these"
         )
     if apart and (layout.tp > 1 or layout.pp > 1):
         raise UserError(

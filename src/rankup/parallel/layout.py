@@ -20,11 +20,11 @@ from itertools import islice
 from ..base.errors import UserError
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "pp", "3d", "local-sgd", "diloco", "async-sgd", "gossip")
+STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "pp", "3d", "local-sgd", "diloco", "async-sgd")
 # Copies that train apart: each may itself be shared by several ranks.
 SELDOM = ("local-sgd", "diloco")
 # Copies that do not wait for one another: each is one rank.
-WITHOUT_WAITING = ("async-sgd", "gossip")
+WITHOUT_WAITING = ("async-sgd",)
 # What a person calls an axis: the flags of `rankup run`.
 FLAG = {"pp": "--pp", "dp_replicate": "--dp", "dp_shard": "--shard", "cp": "--cp", "tp": "--tp"}
 
@@ -108,7 +108,7 @@ def choose(
     A strategy alone says it all: `ddp` copies the model to every rank, `fsdp` shares it among all,
     `hsdp` shares it within a node and copies it over nodes, `tp` cuts matrices within a node, `pp`
     makes every rank a pipeline stage, and `3d` is tensor 2 x pipeline 2 with the rest sharded.
-    `local-sgd`, `diloco`, `async-sgd` and `gossip` copy the model to every rank, too.
+    `local-sgd`, `diloco` and `async-sgd` copy the model to every rank, too.
     Given sizes go before; what then remains of the world goes to data parallelism, sharded under
     `fsdp` and `3d`, else copied.
 

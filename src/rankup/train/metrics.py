@@ -75,14 +75,8 @@ def step_record(
     unit: str,
     flops_per_unit: float,
     world: World,
-    rate: float | None = None,
-    ranks: int | None = None,
 ) -> dict[str, Any]:
     """A step's line of `metrics.jsonl`.
-
-    Args:
-        rate: targets per second of all ranks, where that is not the step's own.
-        ranks: how many that are, where they do not make up one world.
 
     `seconds` is what the step took and `data_wait` the mean over ranks of the share of it spent
     waiting for data; `peak_memory` is rank 0's in bytes, `mfu` is null where the GPU is not known.
@@ -90,7 +84,7 @@ def step_record(
     whose gradient overflowed at its `loss_scale`.
     """
     seconds = taken.clock.seconds
-    rate = taken.count / seconds if rate is None else rate
+    rate = taken.count / seconds
     peak = peak_flops(world.device)
     record: dict[str, Any] = {
         "step": taken.step.number,
@@ -101,7 +95,7 @@ def step_record(
         "seconds": round(seconds, 6),
         "data_wait": round(waited / world.world_size / seconds, 4),
         "peak_memory": peak_memory(world.device),
-        "mfu": rate * flops_per_unit / (peak * (ranks or world.world_size)) if peak else None,
+        "mfu": rate * flops_per_unit / (peak * world.world_size) if peak else None,
         "grad_norm": norm if math.isfinite(norm) else None,
         "time": round(taken.ended, 3),
     }
@@ -260,10 +254,9 @@ class Metrics:
 
     def final(self, record: dict[str, Any]) -> None:
         """The last line of a run that came to its end, with what its exchanges came to."""
-        exchange: dict[str, Any] = record.get("exchange", {})
-        if not exchange:
-            with contextlib.suppress(OSError, ValueError):  # a line that a full disk cut short
-                exchange = _totals(self._path, self._last_step)
+        exchange: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):  # a line that a full disk cut short
+            exchange = _totals(self._path, self._last_step)
         if "waited" in exchange:
             self.say(_in_words(exchange))
         if exchange:

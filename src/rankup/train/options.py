@@ -73,10 +73,7 @@ class TrainOptions:
     )
     trace_samples: str | None = flag(None, "write which samples each step drew to this file")
     strategy: (
-        Literal[
-            "ddp", "fsdp", "hsdp", "tp", "pp", "3d", "local-sgd", "diloco", "async-sgd", "gossip"
-        ]
-        | None
+        Literal["ddp", "fsdp", "hsdp", "tp", "pp", "3d", "local-sgd", "diloco", "async-sgd"] | None
     ) = flag(None, "how ranks share the model and the work; default ddp")
     dp: int | None = flag(None, "copies of the model (data parallel)", least=1)
     shard: int | None = flag(None, "ranks that share one copy (fully sharded)", least=1)
@@ -361,8 +358,6 @@ class TrainOptions:
     def idle_ranks(self, layout: Layout) -> int:
         """Ranks that a full global batch leaves without a micro-batch."""
         micro_batches = -(-self.global_batch // self.micro_batch)
-        if self.strategy == "gossip":  # who gets no part of a step takes one of the next
-            return 0
         return max(0, layout.data_size - micro_batches) * layout.pp * layout.cp * layout.tp
 
 
