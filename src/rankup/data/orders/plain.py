@@ -31,7 +31,6 @@ _SMALL = 31
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _ONE = np.uint64(1)
-_WORD = (1 << 64) - 1
 _BATCHES = 64
 
 
@@ -182,64 +181,39 @@ class Shuffled(Computed):
         return Order(self.n, self.seed, epoch)(torch.from_numpy(positions)).numpy()
 
 
-def keys(base: int, *parts: npt.NDArray[np.integer]) -> UInt64s:
-    """A key for each row of `parts`, which are integers >= 0 of equal shape.
+def permutation(size: int, key: int) -> Int64s:
+    """Where each place of `range(size)` goes, in the permutation that a key stands for.
 
-    The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", OOPSLA 2014), once for each part. Written out here, since numpy's own generators
-    may change between versions and an order may not.
-    """
-    state = np.full(parts[0].shape, base, np.uint64)
-    for part in parts:
-        state = _mixed(state + (part.astype(np.uint64) + _ONE) * _GOLDEN)
-    return state
-
-
-def permuted(places: Int64s, sizes: Int64s, keys: UInt64s) -> Int64s:
-    """The place that each place goes to, in the permutation of `range(size)` that has the key.
-
-    A Feistel network with cycle walking, as `runtime.order.Order`, but one for each element. Small
-    sizes are ranked instead: a network of few bits is not uniform, and of more walks for long.
+    A Feistel network with cycle walking, as `runtime.order.Order`. A small one is ranked instead: a
+    network of few bits is not uniform. Written out here, since numpy's own generators may change
+    between versions and an order may not.
 
     Args:
-        places: int64 (k,), 0 <= places < sizes.
-        sizes: int64 (k,), each below 2**52.
-        keys: uint64 (k,) of `keys`.
+        size: below 2**52.
+        key: of `key_of`.
     """
-    small = sizes <= _SMALL
-    if small.all():
-        return _ranked(places, sizes, keys)
-    if small.any():
-        found = np.empty_like(places)
-        found[small] = _ranked(places[small], sizes[small], keys[small])
-        found[~small] = permuted(places[~small], sizes[~small], keys[~small])
-        return found
-    # The power of two strictly above, as in `Order`; a float64 counts exactly that far.
-    bits = np.frexp(sizes.astype(np.float64))[1].astype(np.uint64)
-    limits = sizes.astype(np.uint64)
-    values = _network(places.astype(np.uint64), bits, keys)
-    out = np.flatnonzero(values >= limits)
-    while len(out):
-        values[out] = _network(values[out], bits[out], keys[out])
-        out = out[values[out] >= limits[out]]
+    places = np.arange(size, dtype=np.uint64)
+    state = np.array([key], np.uint64)
+    if size <= _SMALL:
+        numbers = _mixed(state + (places + _ONE) * _GOLDEN)
+        return np.argsort(np.argsort(numbers, kind="stable"), kind="stable")
+    values = _network(places, size.bit_length(), state)
+    while len(out := np.flatnonzero(values >= size)):
+        values[out] = _network(values[out], size.bit_length(), state)
     return values.astype(np.int64)
 
 
-def _ranked(places: Int64s, sizes: Int64s, keys: UInt64s) -> Int64s:
-    """Each place has a random number, and goes to where that stands among those of its size."""
-    own = _mixed(keys + (places.astype(np.uint64) + _ONE) * _GOLDEN)
-    ranks = np.zeros(len(places), np.int64)
-    for other in range(int(sizes.max(initial=0))):
-        number = _mixed(keys + np.uint64((other + 1) * int(_GOLDEN) & _WORD))
-        before = (number < own) | ((number == own) & (other < places))
-        ranks += before & (other < sizes)
-    return ranks
+def key_of(base: int, number: int) -> int:
+    """A key that follows from a seed and a number.
+
+    The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014).
+    """
+    return int(_mixed(np.array([base], np.uint64) + np.array([number + 1], np.uint64) * _GOLDEN)[0])
 
 
-def _network(values: UInt64s, bits: UInt64s, keys: UInt64s) -> UInt64s:
-    low = bits >> _ONE
-    high = bits - low
-    state = keys
+def _network(values: UInt64s, bits: int, state: UInt64s) -> UInt64s:
+    low, high = np.uint64(bits // 2), np.uint64(bits - bits // 2)
     for _ in range(_ROUNDS):
         state = state + _GOLDEN
         right = values & ((_ONE << low) - _ONE)
@@ -315,9 +289,7 @@ class ByLength(Computed):
         # A short batch of the longest samples would come last in every epoch.
         cut = derive(self.seed, "short batch", epoch) % (count + 1) * self.global_batch
         last, rows = rows[cut : cut + short], np.delete(rows, np.s_[cut : cut + short])
-        order = np.arange(count, dtype=np.int64)
-        key = keys(derive(self.seed, "batches", epoch), np.full_like(order, number))
-        order = permuted(order, np.full_like(order, count), key)
+        order = permutation(count, key_of(derive(self.seed, "batches", epoch), number))
         rows = rows.reshape(count, self.global_batch)[order].reshape(-1)
         return first, np.concatenate([rows, last])
 
