@@ -160,20 +160,6 @@ def test_runtime_needs_torch_and_the_standard_library_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_runtime_can_be_copied_under_another_name() -> None:
-    lines = [
-        f"{module}:{node.lineno} names rankup"
-        for module, path in modules().items()
-        if room(module) == "runtime"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rankup"))
-        or (isinstance(node, ast.Import) and any(a.name.startswith("rankup") for a in node.names))
-    ]
-    assert not lines, "use relative imports, `port --vendor` copies this folder:\n" + "\n".join(
-        lines
-    )
-
-
 def test_there_are_no_circles() -> None:
     graph: dict[str, set[str]] = {module: set() for module in modules()}
     for found in own():

@@ -44,11 +44,12 @@ def shape_of(llama: LlamaShape, seq: int) -> Shape:
     )
 
 
+KINDS = {"_allgather_base_": "gather", "_reduce_scatter_base_": "scatter", "allreduce_": "sum"}
+
+
 class Sent(TorchDispatchMode):
     """Bytes that collectives are given: of the whole for gathers and scatters, of a rank's part for
     all-reduces."""
-
-    KINDS = {"_allgather_base_": "gather", "_reduce_scatter_base_": "scatter", "allreduce_": "sum"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class Sent(TorchDispatchMode):
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kind = self.KINDS.get(operator.overloadpacket.__name__)
+        kind = KINDS.get(operator.overloadpacket.__name__)
         if operator.namespace == "c10d" and kind:
             tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
             self.bytes[kind] += max(x.numel() * x.element_size() for x in tensors)

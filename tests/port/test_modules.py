@@ -61,7 +61,7 @@ def _ported(folder: Path, files: dict[str, str]) -> dict[str, str]:
 
 
 def _port_file(path: Path, *, in_place: bool = False, force: bool = False) -> None:
-    options = {"diff": False, "vendor": False, "sync_bn": False}
+    options = {"diff": False, "sync_bn": False}
     port_file(path, batch="global", in_place=in_place, force=force, **options)
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import random
-import runpy
-import sys
 import sysconfig
 import textwrap
 from contextlib import suppress
@@ -19,8 +15,6 @@ from rankup.base.errors import UserError
 from rankup.port.check import check
 from rankup.port.rewrite.command import port_file
 from rankup.port.rewrite.ported import Ported, port
-from rankup.runtime.world import World
-from tests.pool import RankPool
 
 CASES = Path(__file__).parent / "cases"
 INPUTS = sorted([*CASES.glob("*.in.py"), *(CASES / "person").glob("*.in.py")])
@@ -120,7 +114,7 @@ def test_what_must_not_be_ported_is_refused_with_the_place(
 
 def _port_file(path: Path, **options: bool | str) -> None:
     defaults: dict[str, bool | str] = {
-        "batch": "global", "in_place": False, "diff": False, "vendor": False,
+        "batch": "global", "in_place": False, "diff": False,
         "sync_bn": False, "force": False,
     }  # fmt: skip
     port_file(path, **{**defaults, **options})  # type: ignore[arg-type]
@@ -130,7 +124,6 @@ def test_other_mistakes_of_a_user(tmp_path: Path) -> None:
     for name, text, options, says in (
         ("none.py", "", {}, "there is no file"),
         ("train.py", SCRIPT, {"batch": "node"}, "global or per-gpu"),
-        ("train.py", "import rankup\n" + SCRIPT, {"vendor": True}, "imports rankup"),
     ):
         if text:
             _script(tmp_path, text)
@@ -194,44 +187,6 @@ def test_a_diff_writes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert "+net = rankup.wrap(net)\n" in out
     (tmp_path / "x.patch").write_text(out)
     assert not (tmp_path / "train_dist.py").exists()
-
-
-def _alone(world: World, script: Path) -> str:
-    """What a script prints where no rankup is installed."""
-    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _ours(name)}
-    sys.modules["rankup"] = None  # type: ignore[assignment]
-    sys.path.insert(0, str(script.parent))
-    out = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out):
-            runpy.run_path(str(script), run_name="__main__")
-        return out.getvalue()
-    finally:
-        sys.path.remove(str(script.parent))
-        for name in [name for name in sys.modules if _ours(name)]:
-            del sys.modules[name]
-        sys.modules.update(hidden)
-
-
-def _ours(name: str) -> bool:
-    return name.partition(".")[0] in ("rankup", "rankup_runtime")
-
-
-def test_the_vendored_runtime_runs_without_rankup(ranks: RankPool, tmp_path: Path) -> None:
-    _port_file(_script(tmp_path, SCRIPT + "print(len(list(net.parameters())))\n"), vendor=True)
-    text = (tmp_path / "train_dist.py").read_text()
-    assert "import rankup_runtime as rankup\n" in text
-    assert ranks.run(1, _alone, tmp_path / "train_dist.py") == ["2\n"]
-
-
-def test_nothing_of_an_older_rankup_stays_in_the_vendored_runtime(tmp_path: Path) -> None:
-    """A module of then would import modules of now."""
-    older = tmp_path / "rankup_runtime" / "runtime" / "gone" / "deal.py"
-    older.parent.mkdir(parents=True)
-    older.write_text("from .context import CONTEXT\n")
-    _port_file(_script(tmp_path, SCRIPT), vendor=True)
-    assert not older.exists()
-    assert (tmp_path / "rankup_runtime" / "runtime" / "shard.py").exists()
 
 
 @pytest.mark.parametrize("number", [10, pytest.param(40, marks=pytest.mark.slow)])

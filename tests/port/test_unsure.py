@@ -253,7 +253,7 @@ def test_what_cannot_be_ported_leaves_nothing(tmp_path: Path, rankup_here: RunRa
     for words, said in (
         (["."], "is a folder"),
         (["deep.py"], "nested too deeply"),
-        (["--vendor", "train.py"], "train_dist.py is a folder"),
+        (["train.py"], "train_dist.py is a folder"),
     ):
         done = rankup_here(["port", *words])
         assert (done.returncode, "Traceback" in done.stderr) == (2, False)

@@ -55,9 +55,6 @@ def port(
     diff: Annotated[
         bool, typer.Option("--diff", help="Print the changes and write nothing.")
     ] = False,
-    vendor: Annotated[
-        bool, typer.Option("--vendor", help="Copy the runtime beside it: runs without rankup.")
-    ] = False,
     sync_bn: Annotated[
         bool, typer.Option("--sync-bn", help="Batch norm over the batches of all ranks.")
     ] = False,
@@ -82,7 +79,6 @@ def port(
         batch=batch,
         in_place=in_place,
         diff=diff,
-        vendor=vendor,
         sync_bn=sync_bn,
         force=force,
         shard_eval=shard_eval,

@@ -159,7 +159,6 @@ def _port(folder: Path) -> int:
                 batch="global",
                 in_place=False,
                 diff=False,
-                vendor=False,
                 sync_bn=False,
                 force=False,
             )

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, TypeVar, cast
 
-RUNTIME = "rankup_runtime"  # the folder that `port --vendor` puts beside a script
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 Scope = (
@@ -327,14 +325,14 @@ class Names:
     def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                dotted = _unvendored(alias.name)
+                dotted = alias.name
                 self.imported.append(dotted)
                 first = dotted.split(".")[0]
                 name, means = (alias.asname, dotted) if alias.asname else (first, first)
                 self._put(scope, name, Binding("import", alias, node, (), means))
                 self._dotted[alias] = means
             return
-        base = _unvendored("." * node.level + (node.module or ""))
+        base = "." * node.level + (node.module or "")
         self.imported.append(base)
         for alias in node.names:
             if alias.name == "*":
@@ -585,9 +583,3 @@ def words_in(where: ast.AST | Sequence[ast.AST]) -> set[str]:
             case ast.keyword(arg=str(name)):
                 found.add(name)
     return found
-
-
-def _unvendored(dotted: str) -> str:
-    """`rankup` of the copy of its runtime that lies beside a script."""
-    first, dot, rest = dotted.partition(".")
-    return f"rankup{dot}{rest}" if first == RUNTIME else dotted

@@ -322,7 +322,7 @@ def candidates(tops: Sequence[Path], own: Path, dotted: str) -> Iterator[Path]:
     """
     level = len(dotted) - len(dotted.lstrip("."))
     parts = [part for part in dotted.lstrip(".").split(".") if part]
-    if not parts or parts[0] == "rankup":  # the runtime that `port --vendor` has copied
+    if not parts or parts[0] == "rankup":
         return
     if level:
         for _ in range(level - 1):

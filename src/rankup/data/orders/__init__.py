@@ -6,7 +6,6 @@ of an epoch: a place in a run is `(seed, epoch, consumed)`.
 
 from __future__ import annotations
 
-from .blocks import Blocks
-from .plain import Balanced, ByLength, Ordering, Sequential, Shuffled
+from .plain import ByLength, Ordering, Sequential, Shuffled
 
-__all__ = ["Balanced", "Blocks", "ByLength", "Ordering", "Sequential", "Shuffled"]
+__all__ = ["ByLength", "Ordering", "Sequential", "Shuffled"]

@@ -1,6 +1,6 @@
 """The protocol of an order, what orders are made of, and those of single samples.
 
-As stored, fully shuffled, each class equally often, or in batches of similar lengths. A data set is
+As stored, fully shuffled, or in batches of similar lengths. A data set is
 cut into random parts by one (`random_split`).
 """
 
@@ -31,12 +31,11 @@ _SMALL = 31
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _ONE = np.uint64(1)
-_WORD = (1 << 64) - 1
 _BATCHES = 64
 
 
 def column(given: npt.ArrayLike | Dataset[Any] | None, name: str) -> Int64s | None:
-    """The `labels` or `lengths` of a data set, which are known without reading its samples.
+    """The `lengths` of a data set, which are known without reading its samples.
 
     Args:
         given: the data set, or these whole numbers themselves.
@@ -182,64 +181,39 @@ class Shuffled(Computed):
         return Order(self.n, self.seed, epoch)(torch.from_numpy(positions)).numpy()
 
 
-def keys(base: int, *parts: npt.NDArray[np.integer]) -> UInt64s:
-    """A key for each row of `parts`, which are integers >= 0 of equal shape.
+def permutation(size: int, key: int) -> Int64s:
+    """Where each place of `range(size)` goes, in the permutation that a key stands for.
 
-    The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", OOPSLA 2014), once for each part. Written out here, since numpy's own generators
-    may change between versions and an order may not.
-    """
-    state = np.full(parts[0].shape, base, np.uint64)
-    for part in parts:
-        state = _mixed(state + (part.astype(np.uint64) + _ONE) * _GOLDEN)
-    return state
-
-
-def permuted(places: Int64s, sizes: Int64s, keys: UInt64s) -> Int64s:
-    """The place that each place goes to, in the permutation of `range(size)` that has the key.
-
-    A Feistel network with cycle walking, as `runtime.order.Order`, but one for each element. Small
-    sizes are ranked instead: a network of few bits is not uniform, and of more walks for long.
+    A Feistel network with cycle walking, as `runtime.order.Order`. A small one is ranked instead: a
+    network of few bits is not uniform. Written out here, since numpy's own generators may change
+    between versions and an order may not.
 
     Args:
-        places: int64 (k,), 0 <= places < sizes.
-        sizes: int64 (k,), each below 2**52.
-        keys: uint64 (k,) of `keys`.
+        size: below 2**52.
+        key: of `key_of`.
     """
-    small = sizes <= _SMALL
-    if small.all():
-        return _ranked(places, sizes, keys)
-    if small.any():
-        found = np.empty_like(places)
-        found[small] = _ranked(places[small], sizes[small], keys[small])
-        found[~small] = permuted(places[~small], sizes[~small], keys[~small])
-        return found
-    # The power of two strictly above, as in `Order`; a float64 counts exactly that far.
-    bits = np.frexp(sizes.astype(np.float64))[1].astype(np.uint64)
-    limits = sizes.astype(np.uint64)
-    values = _network(places.astype(np.uint64), bits, keys)
-    out = np.flatnonzero(values >= limits)
-    while len(out):
-        values[out] = _network(values[out], bits[out], keys[out])
-        out = out[values[out] >= limits[out]]
+    places = np.arange(size, dtype=np.uint64)
+    state = np.array([key], np.uint64)
+    if size <= _SMALL:
+        numbers = _mixed(state + (places + _ONE) * _GOLDEN)
+        return np.argsort(np.argsort(numbers, kind="stable"), kind="stable")
+    values = _network(places, size.bit_length(), state)
+    while len(out := np.flatnonzero(values >= size)):
+        values[out] = _network(values[out], size.bit_length(), state)
     return values.astype(np.int64)
 
 
-def _ranked(places: Int64s, sizes: Int64s, keys: UInt64s) -> Int64s:
-    """Each place has a random number, and goes to where that stands among those of its size."""
-    own = _mixed(keys + (places.astype(np.uint64) + _ONE) * _GOLDEN)
-    ranks = np.zeros(len(places), np.int64)
-    for other in range(int(sizes.max(initial=0))):
-        number = _mixed(keys + np.uint64((other + 1) * int(_GOLDEN) & _WORD))
-        before = (number < own) | ((number == own) & (other < places))
-        ranks += before & (other < sizes)
-    return ranks
+def key_of(base: int, number: int) -> int:
+    """A key that follows from a seed and a number.
+
+    The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014).
+    """
+    return int(_mixed(np.array([base], np.uint64) + np.array([number + 1], np.uint64) * _GOLDEN)[0])
 
 
-def _network(values: UInt64s, bits: UInt64s, keys: UInt64s) -> UInt64s:
-    low = bits >> _ONE
-    high = bits - low
-    state = keys
+def _network(values: UInt64s, bits: int, state: UInt64s) -> UInt64s:
+    low, high = np.uint64(bits // 2), np.uint64(bits - bits // 2)
     for _ in range(_ROUNDS):
         state = state + _GOLDEN
         right = values & ((_ONE << low) - _ONE)
@@ -255,74 +229,6 @@ def _mixed(state: UInt64s) -> UInt64s:
     state = (state ^ (state >> np.uint64(27))) * _MIX2
     mixed: UInt64s = state ^ (state >> np.uint64(31))
     return mixed
-
-
-class Balanced(Computed):
-    """Each class equally often: the epoch is rounds, and each round has one sample of each class.
-
-    A class's samples come in random order, and none again before all were there; that goes on from
-    epoch to epoch, so that all samples of a large class are seen in the end. Classes without
-    samples have none to give: they are left out. Any number of ranks agrees on it.
-
-    Args:
-        labels: int64 (samples,), as `PackedDataset.labels`; or a data set that has them.
-        seed: of the run.
-        per_class: samples of each class in an epoch; by default so many that an epoch is about as
-            long as the data set.
-        unlabelled: `error`, or `skip` samples that have no class (label -1).
-
-    Raises:
-        UserError: there are no labels, or samples without one.
-    """
-
-    def __init__(
-        self,
-        labels: npt.ArrayLike | Dataset[Any] | None,
-        seed: int = 0,
-        per_class: int | None = None,
-        unlabelled: str = "error",
-        global_batch: int | None = None,
-    ) -> None:
-        self.seed, self.global_batch = seed, global_batch
-        known = column(labels, "labels")
-        if known is None:
-            raise UserError("this data has no labels, and so no classes to balance")
-        if unlabelled not in ("error", "skip"):
-            raise UserError(f"unlabelled={unlabelled!r} is not known: error or skip")
-        require_positive(per_class=per_class)
-        labels = self.labels = known
-        without = int((labels < 0).sum())
-        if without and unlabelled == "error":
-            raise UserError(
-                f"{without} of {len(labels)} samples have no label: leave them out with "
-                "unlabelled='skip'"
-            )
-        rows = np.flatnonzero(labels >= 0)
-        rows = rows[np.argsort(labels[rows], kind="stable")]
-        _, starts, counts = np.unique(labels[rows], return_index=True, return_counts=True)
-        if not len(starts):
-            raise UserError("there is no sample with a label to balance classes with")
-        rounds = -(-len(rows) // len(starts)) if per_class is None else per_class
-        self.n = rounds * len(starts)
-        self.identity = identity("Balanced", per_class=rounds, labels=labels)
-        self._rounds = rounds
-        self._members = rows  # samples, class by class
-        self._starts, self._counts = starts, counts  # of each class in it
-
-    @property
-    def samples(self) -> int:
-        return len(self.labels)
-
-    def at(self, epoch: int, positions: Int64s) -> Int64s:
-        classes = len(self._starts)
-        turn, slot = np.divmod(positions, classes)
-        turn = turn + epoch * self._rounds
-        base = derive(self.seed, "balanced")
-        one = permuted(slot, np.full_like(slot, classes), keys(base, turn))
-        size = self._counts[one]
-        through, place = np.divmod(turn, size)
-        place = permuted(place, size, keys(derive(base, "class"), one, through))
-        return self._members[self._starts[one] + place]
 
 
 class ByLength(Computed):
@@ -383,9 +289,7 @@ class ByLength(Computed):
         # A short batch of the longest samples would come last in every epoch.
         cut = derive(self.seed, "short batch", epoch) % (count + 1) * self.global_batch
         last, rows = rows[cut : cut + short], np.delete(rows, np.s_[cut : cut + short])
-        order = np.arange(count, dtype=np.int64)
-        key = keys(derive(self.seed, "batches", epoch), np.full_like(order, number))
-        order = permuted(order, np.full_like(order, count), key)
+        order = permutation(count, key_of(derive(self.seed, "batches", epoch), number))
         rows = rows.reshape(count, self.global_batch)[order].reshape(-1)
         return first, np.concatenate([rows, last])
 

@@ -6,35 +6,12 @@ import difflib
 import shlex
 from pathlib import Path
 
-from ... import __version__
 from ...base.errors import UserError
 from ...base.files import write_atomic
 from ...base.text import clean, say
-from ...script.names import RUNTIME
 from ...script.source import read
 from .context import Note
 from .ported import Ported, evaluations, port
-
-_ROOM = Path(__file__).resolve().parents[2] / "runtime"
-_NAMES = '''"""The runtime of rankup {version}, copied by `rankup port --vendor`; needs torch."""
-
-from __future__ import annotations
-
-import importlib
-from typing import Any
-
-_HOME = {{
-{names}
-}}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {{__name__!r}} has no attribute {{name!r}}")
-    value = getattr(importlib.import_module(f".{{_HOME[name]}}", __name__), name)
-    globals()[name] = value
-    return value
-'''
 
 
 def port_file(
@@ -43,7 +20,6 @@ def port_file(
     batch: str,
     in_place: bool,
     diff: bool,
-    vendor: bool,
     sync_bn: bool,
     force: bool,
     shard_eval: bool = False,
@@ -68,7 +44,7 @@ def port_file(
         for line in evaluations(path):
             print(clean(line))
         return
-    ported = port(path, batch=batch, vendor=vendor, sync_bn=sync_bn, in_place=in_place)
+    ported = port(path, batch=batch, sync_bn=sync_bn, in_place=in_place)
     if ported.why:
         say(f"{path.name}: nothing to do: {ported.why}", "")
         return
@@ -81,13 +57,6 @@ def port_file(
                 raise UserError(f"{one.target} is a folder, where the port would be: move it away")
             if not (in_place or force):
                 _refuse_edited(one.path, one.target, data)
-        if vendor:
-            try:
-                copy_runtime(ported.target.parent)
-            except OSError as error:
-                raise UserError(
-                    f"the runtime could not be copied to {ported.target.parent}: {error.strerror}"
-                ) from None
         for one, data in reversed(written.items()):  # the script last: it imports the others
             _write(one.target, data)
         for one in written:
@@ -172,32 +141,3 @@ def _bytes(ported: Ported) -> bytes:
     mark = b"\xef\xbb\xbf" if file.data.startswith(b"\xef\xbb\xbf") else b""
     encoding = "utf-8" if mark else file.encoding
     return mark + ported.text.encode(encoding)
-
-
-def copy_runtime(folder: Path) -> Path:
-    """Copy the runtime into `folder`, each file old or new, the names last; where it went.
-
-    What an older rankup has left there goes: a module that is no more would import the others.
-
-    Raises:
-        OSError: a file could not be written.
-    """
-    target = folder / RUNTIME
-    old = set((target / _ROOM.name).rglob("*.py"))
-    for source in sorted(_ROOM.rglob("*.py")):
-        # In a room of its own here as well: the module `shard` must not stand for the function.
-        copy = target / _ROOM.name / source.relative_to(_ROOM)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(copy, source.read_bytes())
-        old.discard(copy)
-    for gone in old:
-        gone.unlink()
-    write_atomic(target / "__init__.py", _NAMES.format(version=__version__, names=_names()))
-    return target
-
-
-def _names() -> str:
-    from ... import _HOME
-
-    own = {n: home for n, home in _HOME.items() if home.startswith(f"{_ROOM.name}.")}
-    return "\n".join(f'    "{name}": "{home}",' for name, home in own.items())

@@ -23,13 +23,11 @@ class Options:
     Attributes:
         batch: `global`, or `per-gpu`.
         sync_bn: batch norm over the batches of all ranks.
-        vendor: import the runtime that is copied beside the script.
         in_place: the ports take the places of their originals.
     """
 
     batch: str = "global"
     sync_bn: bool = False
-    vendor: bool = False
     in_place: bool = False
 
 

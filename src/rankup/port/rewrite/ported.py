@@ -13,7 +13,6 @@ from ...base.errors import UserError
 from ...base.text import clean
 from ...script import roles
 from ...script.flow import argument, is_backward
-from ...script.names import RUNTIME
 from ...script.source import File, read, refuse_notebook
 from ...script.understand import understand
 from ..rules import RULES
@@ -130,7 +129,6 @@ def port(
     path: Path,
     *,
     batch: str = "global",
-    vendor: bool = False,
     sync_bn: bool = False,
     in_place: bool = False,
 ) -> Ported:
@@ -139,7 +137,6 @@ def port(
     Args:
         batch: `global`, where the script's batch size stays the one of all ranks together, or
             `per-gpu`.
-        vendor: import the runtime that is copied beside the script.
         sync_bn: batch norm over the batches of all ranks.
         in_place: the ports take the places of their originals, and go on importing each other.
 
@@ -150,7 +147,7 @@ def port(
     if batch not in ("global", "per-gpu"):
         raise UserError(f"--batch is global or per-gpu, not {batch}")
     try:
-        return _port(_file(path), Options(batch, sync_bn, vendor, in_place))
+        return _port(_file(path), Options(batch, sync_bn, in_place))
     except RecursionError:
         raise UserError(f"{path} is nested too deeply to be ported") from None
 
@@ -335,7 +332,7 @@ def _ported(script: Script) -> ast.Call | None:
     """A call that joins the ranks, or shares work among them; reading a pack does neither."""
     for call in script.all(ast.Call):
         library, _, function = script.name(call.func).partition(".")
-        if library in ("rankup", RUNTIME) and function in _JOINING:
+        if library == "rankup" and function in _JOINING:
             return call
     return None
 
@@ -402,8 +399,6 @@ def _refuse_names(context: Context) -> None:
             "library that the port imports: give it another",
             script.file,
         )
-    if context.options.vendor and "rankup" in script.modules:
-        raise UserError(f"{path} imports rankup, which --vendor would hide: leave --vendor out")
 
 
 def _refuse(port: list[Context]) -> None:

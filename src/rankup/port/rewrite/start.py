@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ...script.effects import callee, leads_to
 from ...script.flow import argument, call_name
-from ...script.names import RUNTIME, Function, children, walk
+from ...script.names import Function, children, walk
 from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.torch_names import DRAWING_METHODS, SEEDING, is_draw, words
@@ -29,7 +29,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 def join(context: Context) -> None:
     """`import rankup` behind the script's own imports, `rankup.setup()` before anything happens."""
-    script, imported = context.script, _import(context)
+    script, imported = context.script, "import rankup"
     lines = ["rankup.setup()", "rankup.quiet()"]
     context.fix = "RK101"
     context.done(None, "joins the process group and takes its own GPU (rankup.setup)")
@@ -67,16 +67,12 @@ def import_rankup(context: Context) -> None:
     if not context.uses_rankup and len(context.port) > 1 and context is not context.port[0]:
         return
     if last is not None:
-        context.after(last, _import(context))
+        context.after(last, "import rankup")
     elif body:
         blank = [""] if context is not context.port[0] else []
-        context.before(body[0], _import(context), *blank)
+        context.before(body[0], "import rankup", *blank)
     else:
-        context.after(script.tree.body[-1], _import(context))
-
-
-def _import(context: Context) -> str:
-    return f"import {RUNTIME} as rankup" if context.options.vendor else "import rankup"
+        context.after(script.tree.body[-1], "import rankup")
 
 
 def last_import(script: Script) -> ast.AST | None:
