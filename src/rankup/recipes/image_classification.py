@@ -59,8 +59,8 @@ class Photos:
     """A split whose batches are (photos as uint8 (n, 3, size, size) channels last, labels).
 
     What a batch holds depends on (seed, epoch, samples) alone, not on who makes it or when. Under
-    DALI what is not made ahead (by `async-sgd`) is decoded by rankup: the same parts
-    of the photos, with pixels that differ by how they were rounded.
+    DALI what is not made ahead, as by `rankup generate`, is decoded by rankup: the same parts of
+    the photos, with pixels that differ by how they were rounded.
 
     Args:
         dataset: with a transform of `data.photos`.
