@@ -32,7 +32,7 @@ WAITS = {aten.lift_fresh, aten.lift_fresh_copy, aten._local_scalar_dense, aten.e
 WAITS |= {aten.nonzero, aten.masked_select, aten._unique2, aten.unique_consecutive, aten.bincount}
 
 
-class Refused(AssertionError):
+class HostWaitError(AssertionError):
     """Something that the host waits for."""
 
 
@@ -49,7 +49,7 @@ class NoWaits(TorchDispatchMode):
             x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]
         )
         if func.overloadpacket in WAITS or copied or chosen:
-            raise Refused(f"{func} of {[(tuple(x.shape), x.device.type) for x in tensors]}")
+            raise HostWaitError(f"{func} of {[(tuple(x.shape), x.device.type) for x in tensors]}")
         return result
 
 
@@ -90,5 +90,5 @@ def test_what_the_host_waits_for_is_seen() -> None:
         lambda: numbers.to("meta"),
     ]
     for wait in waits:
-        with pytest.raises(Refused), NoWaits():
+        with pytest.raises(HostWaitError), NoWaits():
             wait()
