@@ -10,7 +10,6 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.port.check import check
 from rankup.port.rewrite.ported import Ported, port
-from tests.conftest import RunRankup
 
 HEAD = """import math
 import torch
@@ -1027,15 +1026,6 @@ def test_noise_of_a_batch_is_left_alone_but_for_its_size(tmp_path: Path) -> None
     assert noise in _ported(tmp_path, text).text
     whole = text.replace("(x.shape[0], 3)", "(size, 3)")
     assert "(0, 1, (x.size(0), 3))" in _ported(tmp_path, whole).text
-
-
-def test_the_option_lists_what_stands_in_the_way(tmp_path: Path, rankup_here: RunRankup) -> None:
-    text = HEAD + TRAINING + EVALUATION.replace("# in it", "rows.append(out)")
-    (tmp_path / "train.py").write_text(text)
-    done = rankup_here(["port", "--shard-eval", "train.py"])
-    assert done.returncode == 0
-    assert "`rows.append(out)` is no sum over samples" in done.stdout
-    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
 
 
 COUNTED = """

@@ -6,6 +6,7 @@ from .errors import UserError
 
 # A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
 GONE: dict[str, str] = {
+    "port --shard-eval": "the report of port says for each evaluation what stands in the way of sharding it",
     "port --vendor": "install rankup where the port runs: the runtime needs torch and nothing else",
     "run --stage-fraction": "a file is staged as a whole; leave the option away, or name the nodes' own disks with --stage-to",
     "stage --fraction": "a file is staged as a whole; leave the option away, or name a disk of this node with --to",
