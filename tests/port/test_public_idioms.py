@@ -354,22 +354,6 @@ def test_a_loss_that_a_callback_reads_is_said_to_be_rank_0s(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
-    [("", True), (", batch_size=1", True), (", batch_size=args.batchSize", True),
-     (", batch_size=2", False), (", batch_size=args.other", False)],
-)  # fmt: skip
-def test_a_batch_of_one_sample_leaves_ranks_idle(size: str, said: bool, tmp_path: Path) -> None:
-    options = (
-        "import argparse\nparser = argparse.ArgumentParser()\n"
-        'parser.add_argument("--batchSize", type=int, default=1)\n'
-        'parser.add_argument("--other", type=int, default=8)\nargs = parser.parse_args()\n'
-    )
-    loop = f"for x in DataLoader(torch.randn(8, 2){size}):\n"
-    ported = _ported(tmp_path, HEAD + options + MADE + loop + STEP)
-    assert any("all other ranks are idle" in note.text for note in ported.left) is said
-
-
-@pytest.mark.parametrize(
     ("line", "named"),
     [
         ('stamp = f"run-{datetime.datetime.now():%H%M}"', True),

@@ -68,7 +68,6 @@ _FIXES: tuple[str | Callable[[Context], None], ...] = (
     "RK134",
     "RK181",
     "RK176",
-    "RK173",
     "RK137",
     "RK129",
     "RK120",
