@@ -429,13 +429,14 @@ def test_what_a_training_returns_of_a_part_is_rank_0s_where_it_decides(tmp_path:
     assert "return rankup.batch_mean(loss.item())" in module.text
 
 
-def test_a_metric_of_torchmetrics_is_not_added_up_over_ranks_that_have_it_all(
+def test_a_metric_of_torchmetrics_in_a_whole_evaluation_has_a_remark(
     tmp_path: Path,
 ) -> None:
     made = "import torchmetrics\nmetric = torchmetrics.Accuracy(task='binary').to('cpu')\n"
     text = made + HEAD + TRAINING + EVALUATION.replace("# in it", "metric.update(out, y)")
     ported = _ported(tmp_path, text)
-    assert "torchmetrics.Accuracy(task='binary', sync_on_compute=False).to(" in ported.text
+    assert any("give sync_on_compute=False there" in note.text for note in ported.left)
+    assert "sync_on_compute=" not in ported.text.split("metric = ")[1].split("\n")[0]
 
 
 BOTH = """def run(loader, train):
