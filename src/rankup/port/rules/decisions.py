@@ -37,7 +37,7 @@ def broadcast_decisions(context: Context) -> None:
     for call in (*_evaluations(context), *_trainings(context)):
         _result(context, call, done)
     for loop in context.training.loops:
-        if (not loop.trains or loop.phase) and loop.node not in context.sharded:
+        if not loop.trains and loop.node not in context.sharded:
             _left_by_loop(context, loop.node, done)
         elif loop.trains and loop.node in context.local:
             _left_by_loop(context, loop.node, done, context.local[loop.node])
