@@ -248,8 +248,6 @@ def test_a_place_of_another_order_is_refused(tmp_path: Path) -> None:
     made: list[orders.Ordering] = [
         orders.Sequential(20),
         orders.Shuffled(20, 3),
-        orders.Blocks(20, 3, 8, 2, 4, 2),
-        orders.Blocks(20, 3, 8, 2, 8, 2),
         orders.ByLength(dataset.lengths, 3, 8),
         orders.ByLength(dataset.lengths[::-1], 3, 8),
         orders.ByLength(dataset.lengths, 3, 8, 8),
@@ -264,7 +262,7 @@ def test_a_place_of_another_order_is_refused(tmp_path: Path) -> None:
             with pytest.raises(UserError, match="place in a run is one of the order"):
                 again.load_state_dict(state)
     equal = loader(dataset, shuffle=orders.ByLength(dataset.lengths.astype(np.int32), 3, 8))
-    equal.load_state_dict(states[4])
+    equal.load_state_dict(states[2])
 
 
 @pytest.mark.slow

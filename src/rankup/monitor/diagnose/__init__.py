@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base import amounts
 from ...base.findings import Level
 from .. import billing, words
 from ..billing import Bill, Cost, Work, cost
@@ -28,7 +29,7 @@ from ..thresholds import LIMITS, UNUSED
 from . import gpu, nodes, training
 from .common import Diagnosis, Look
 
-__all__ = ["CODES", "Diagnosis", "Verdict", "diagnose", "not_judged", "verdict"]
+__all__ = ["CODES", "Diagnosis", "Verdict", "diagnose", "not_judged", "unknown", "verdict"]
 
 Rule = Callable[[Look], Iterable[Diagnosis]]
 
@@ -71,16 +72,8 @@ _TABLE = (
         training.spinning,
         "spinning in a collective",
         "The run hung in a collective",
-        explains=("RK702", "RK725", "RK726", "RK705"),
+        explains=("RK702", "RK705"),
         failure=True,
-    ),
-    Code(
-        "RK726",
-        training.stalled,
-        "no step for a long time",
-        "The run stood still for a while",
-        section="progress",
-        explains=("RK702",),
     ),
     Code(
         "RK715",
@@ -89,14 +82,6 @@ _TABLE = (
         "The training waited for its checkpoints",
         section="progress",
         explains=("RK703",),
-    ),
-    Code(
-        "RK719",
-        training.slow_files,
-        "slow file system",
-        "The run waited for its files",
-        section="io",
-        explains=("RK703", "RK704"),
     ),
     Code(
         "RK704",
@@ -111,7 +96,7 @@ _TABLE = (
         gpu.idle,
         "idle GPU",
         "GPUs idled",
-        explains=("RK705", "RK707"),
+        explains=("RK705",),
     ),
     Code(
         "RK705",
@@ -134,27 +119,8 @@ _TABLE = (
         "More processes than cores took turns",
         section="cpu",
     ),
-    Code(
-        "RK725",
-        gpu.waiting,
-        "busy without computing",
-        "The GPUs were busy without computing",
-    ),
     Code("RK703", gpu.low, "low utilisation", "The GPUs worked little"),
-    Code(
-        "RK713",
-        nodes.swap,
-        "swap is used",
-        "The node's memory was too small: it swapped",
-        section="memory",
-    ),
-    Code(
-        "RK711",
-        gpu.power_limited,
-        "slowed down by the power limit",
-        "The power limit slowed GPUs down",
-    ),
-    Code("RK712", gpu.heat_limited, "slowed down by heat or hardware", "Heat slowed GPUs down"),
+    Code("RK712", gpu.slowed, "slowed down by heat, hardware or the power limit"),
     Code(
         "RK717",
         nodes.limit_hit,
@@ -170,21 +136,7 @@ _TABLE = (
         section="progress",
         failure=True,
     ),
-    Code(
-        "RK721",
-        training.flat_or_rising,
-        "loss does not fall",
-        "The loss does not fall",
-        section="progress",
-    ),
     Code("RK724", nodes.failed, "the run failed", section="progress", failure=True),
-    Code(
-        "RK707",
-        gpu.gpu_memory,
-        "GPU memory far from full",
-        "Sound, but most of the GPU memory lay bare",
-        remark=True,
-    ),
     Code(
         "RK708",
         gpu.gpu_memory,
@@ -208,18 +160,10 @@ _TABLE = (
         section="progress",
         remark=True,
     ),
-    Code(
-        "RK722",
-        nodes.gaps,
-        "the record has gaps",
-        "What was recorded is sound, but a part is missing",
-        section="progress",
-        remark=True,
-    ),
     Code("RK718", nodes.short, "short run", section="progress", remark=True),
 )
 CODES = {one.code: one for one in _TABLE}
-_RULES = (*dict.fromkeys(one.rule for one in _TABLE), nodes.unread)
+_RULES = tuple(dict.fromkeys(one.rule for one in _TABLE))
 
 
 def diagnose(recording: Recording) -> tuple[Diagnosis, ...]:
@@ -332,7 +276,7 @@ class Verdict:
 
     Attributes:
         headline: one sentence.
-        sentences: two to four more.
+        sentences: two to six more.
         level: of the worst finding; ok without any.
     """
 
@@ -357,11 +301,21 @@ def verdict(
     if rest:
         titles = ", ".join(CODES[code].title for code in dict.fromkeys(one.code for one in rest))
         sentences.append(f"Also found: {titles}.")
-    elif 0 < paid.seen < LIMITS.seen_least and "RK722" not in {one.code for one in diagnoses}:
-        sentences.append(
+    sentences += unknown(recording, paid)
+    return Verdict(_headline(recording, worst, paid), tuple(filter(None, sentences)), level)
+
+
+def unknown(recording: Recording, paid: Cost) -> list[str]:
+    """Return sentences of what is not on record, though it was billed or written."""
+    said = []
+    if 0 < paid.seen < LIMITS.seen_least:
+        said.append(
             f"Samples tell of {words.percent(paid.seen)} of the time; the rest is not known."
         )
-    return Verdict(_headline(recording, worst, paid), tuple(filter(None, sentences)), level)
+    if recording.unread:
+        parts = [f"{words.shown(name)}: {words.shown(why)}" for name, why in recording.unread]
+        said.append(f"Not all of the record could be read: {amounts.some(parts, 3)}.")
+    return said
 
 
 def not_judged(said: Verdict, diagnoses: Sequence[Diagnosis]) -> bool:
@@ -428,6 +382,8 @@ def _sound(recording: Recording, paid: Cost, running: bool) -> str:
     if paid.efficiency is None:
         return "Nothing wrong was seen, but what the GPUs did is not on record."
     worked = f"{things} worked {words.percent(paid.efficiency)} of the time that was billed"
+    if unknown(recording, paid):
+        return f"Nothing wrong was found in what is on record; {worked}."
     found = "Healthy:" if paid.efficiency >= LIMITS.healthy else "Nothing wrong was found;"
     return f"{found} {worked}."
 

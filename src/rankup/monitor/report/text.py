@@ -14,7 +14,7 @@ from ...base import amounts
 from ...base.findings import Level
 from .. import billing, words
 from ..billing import Cost, cost
-from ..diagnose import Diagnosis, Verdict, verdict
+from ..diagnose import Diagnosis, Verdict, unknown, verdict
 from ..profiles import Profile
 from ..recording import Recording, weighted
 
@@ -95,6 +95,8 @@ def _rows(recording: Recording, paid: Cost) -> Iterator[tuple[str, str]]:
     if recording.profiles:
         yield "trace", _profile(recording.profiles)
     yield "cost", _cost(paid)
+    for sentence in unknown(recording, paid):
+        yield "record", sentence
 
 
 def _time(recording: Recording) -> str:

@@ -17,10 +17,15 @@ from torch.utils.data import Dataset, Subset
 
 from rankup.base.errors import UserError
 from rankup.data.index import Int64s
-from rankup.data.orders import Blocks, ByLength, Ordering, Sequential, Shuffled
-from rankup.data.orders.plain import keys, permuted
+from rankup.data.orders import ByLength, Ordering, Sequential, Shuffled, key_of, permutation
 
-from .test_blocks import epoch_of
+
+def epoch_of(order: Ordering, epoch: int = 0) -> Int64s:
+    """An epoch as a Loader asks for it: batch by batch."""
+    batch = order.global_batch or 7
+    starts = range(0, order.n, batch)
+    parts = [order.slice(epoch, start, min(start + batch, order.n)) for start in starts]
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 class Known(Dataset[Any]):
@@ -49,7 +54,6 @@ class Unknown(Known):
 
 _ORDERS: list[tuple[Callable[[Any], Ordering], str]] = [
     (lambda given: ByLength(given, 1, 4), "lengths"),
-    (lambda given: Blocks.of(given, 1, 4), "lengths"),
 ]
 
 
@@ -138,20 +142,13 @@ def test_what_cannot_be_sorted(lengths: object, options: dict[str, int], message
 
 
 def test_each_is_a_bijection() -> None:
-    sizes = np.array([*range(130), 255, 256, 257, 1023, 1024, 1025])
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    places = np.concatenate([np.arange(size) for size in sizes])
-    found = permuted(places, sizes[owner], keys(5, owner))
-    for number, size in enumerate(sizes):
-        assert sorted(found[owner == number]) == list(range(size))
+    for size in [*range(130), 255, 256, 257, 1023, 1024, 1025]:
+        assert sorted(permutation(size, key_of(5, size))) == list(range(size))
 
 
 @pytest.mark.parametrize(("n", "draws"), [(2, 400), (3, 600), (4, 2400), (5, 12000)])
 def test_uniform_over_permutations(n: int, draws: int) -> None:
-    owner = np.repeat(np.arange(draws), n)
-    places = np.tile(np.arange(n), draws)
-    found = permuted(places, np.full(draws * n, n), keys(0, owner)).reshape(draws, n)
-    counts = Counter(map(tuple, found.tolist()))
+    counts = Counter(tuple(permutation(n, key_of(0, draw)).tolist()) for draw in range(draws))
     cells, expected = factorial(n), draws / factorial(n)
     statistic = sum((count - expected) ** 2 / expected for count in counts.values())
     statistic += (cells - len(counts)) * expected
@@ -160,20 +157,17 @@ def test_uniform_over_permutations(n: int, draws: int) -> None:
     assert torch.special.gammaincc(*half) > 1e-3
 
 
-def test_keys_differ_by_every_part_and_its_place() -> None:
-    first, second = np.meshgrid(np.arange(50), np.arange(50))
-    assert len(np.unique(np.stack([keys(1, first, second), keys(2, first, second)]))) == 5000
+def test_keys_differ_by_seed_and_number() -> None:
+    assert len({key_of(seed, number) for seed in range(50) for number in range(50)}) == 2500
 
 
 def test_the_order_is_the_one_of_earlier_versions() -> None:
     """A run that goes on with a newer rankup, or numpy, must not change its order."""
-    key = keys(7, np.full(12, 3), np.full(12, 4))
-    few = permuted(np.arange(12), np.full(12, 12), key)
+    key = key_of(key_of(7, 3), 4)
+    few = permutation(12, key)
     assert few.tolist() == [2, 7, 8, 11, 0, 10, 5, 4, 1, 9, 6, 3]
-    many = permuted(np.arange(12) * 8, np.full(12, 100), key)
+    many = permutation(100, key)[:89:8]
     assert many.tolist() == [27, 35, 48, 16, 52, 18, 10, 13, 37, 33, 89, 78]
-    blocks = Blocks(1000, 3, 50, 16, 64, 8).slice(2, 100, 150)
-    assert blocks[:10].tolist() == [615, 534, 536, 611, 263, 261, 537, 802, 80, 208]
     by_length = ByLength(np.arange(1000) % 37, 3, 50, 200).slice(2, 100, 150)
     assert by_length[:10].tolist() == [158, 825, 196, 603, 418, 381, 344, 530, 49, 123]
     shuffled = Shuffled(1000, 3).slice(2, 100, 110)
