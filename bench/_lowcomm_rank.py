@@ -5,9 +5,8 @@ run leaves, and `stamps-RANK.json`: when each micro-batch was done, and what had
 
 Computing: each micro-batch of a training step sleeps before its forward. Network: each rank has one
 line, on which its messages go one after the other in bytes / bandwidth seconds, beside whatever the
-rank computes meanwhile. A sum counts with what a ring sends of it. Where one rank serves the others
-(asynchronous SGD), its line is the narrow one, out and in. All of it is put over torch.distributed
-from outside: the strategies run as they are.
+rank computes meanwhile. A sum counts with what a ring sends of it. All of it is put over
+torch.distributed from outside: the strategies run as they are.
 """
 
 # No postponed annotations here: DDP checks those of its communication hook as objects.
@@ -76,10 +75,6 @@ class Line:
             self._free = max(self._free, time.monotonic()) + size / self._bandwidth
             return self._free
 
-    def carry(self, size: float) -> None:
-        """Wait until a message has passed."""
-        sleep_until(self.until(size))
-
 
 def sleep_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
@@ -96,9 +91,9 @@ class _Work:
         sleep_until(self._until)
 
 
-def slow_network(bandwidth: float, rank: int, world_size: int) -> None:
+def slow_network(bandwidth: float, world_size: int) -> None:
     """Delay what the strategies call in torch.distributed in this process."""
-    out, into = Line(bandwidth), Line(bandwidth)
+    out = Line(bandwidth)
     ring = (world_size - 1) / world_size
 
     def slowed(name: str, share: float, of: int) -> None:
@@ -118,18 +113,6 @@ def slow_network(bandwidth: float, rank: int, world_size: int) -> None:
     slowed("all_reduce", 2 * ring, 0)
     slowed("all_to_all_single", ring, 1)
     slowed(ALL_GATHER, world_size - 1, 1)
-    if rank == 0:  # the others' lines are as fast, and only a third as busy
-        send, recv = dist.send, dist.recv
-
-        def slow_send(tensor: torch.Tensor, *args: Any) -> None:
-            out.carry(tensor.nbytes)
-            send(tensor, *args)
-
-        def slow_recv(tensor: torch.Tensor, *args: Any) -> None:
-            recv(tensor, *args)
-            into.carry(tensor.nbytes)
-
-        dist.send, dist.recv = slow_send, slow_recv  # type: ignore[assignment]
     _slow_buckets()
 
 
@@ -178,7 +161,7 @@ def main() -> None:
     seconds = spec["seconds"][world.rank]
     task = SlowTask(options, Path(spec["text"]) / TOKENS, seconds, done)
     if spec["bandwidth"]:
-        slow_network(spec["bandwidth"], world.rank, world.world_size)
+        slow_network(spec["bandwidth"], world.world_size)
     directory = Path(spec["directory"])
     loop.train(task, options, world, directory)
     (directory / f"stamps-{world.rank}.json").write_text(json.dumps(stamps))

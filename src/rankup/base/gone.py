@@ -6,6 +6,10 @@ from .errors import UserError
 
 # A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
 GONE: dict[str, str] = {
+    "--strategy async-sgd": "examples/async_sgd.py shows it in one file; among equal GPUs --strategy ddp is as fast and exact",
+    "--max-staleness": "it went with async-sgd, of which examples/async_sgd.py shows the bound",
+    "--damp-staleness": "it went with async-sgd; examples/async_sgd.py shows the method in one file",
+    "--look-ahead": "it went with async-sgd; examples/async_sgd.py shows the method in one file",
     "--strategy gossip": "examples/gossip.py shows it in one file; --strategy local-sgd and diloco talk as seldom",
     "report --export": "the samples lie as CSV in the run's monitor/, docs/reading-the-report.md shows them in pandas; recipes take --log tensorboard,wandb",
     "port --vendor": "install rankup where the port runs: the runtime needs torch and nothing else",

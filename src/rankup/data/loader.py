@@ -17,8 +17,7 @@ from . import engines
 from .batches import Place
 from .errors import BadContainer
 from .fetch import Bad, Fetch, Made, Tally
-from .orders import Ordering, Sequential, Shuffled
-from .orders.plain import unwrapped
+from .orders import Ordering, Sequential, Shuffled, unwrapped
 
 Kind = Literal["auto", "threads", "processes"]
 # What was made, and the batch of it.

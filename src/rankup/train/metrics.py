@@ -103,8 +103,6 @@ def step_record(
         record |= {"loss_scale": taken.loss_scale, "skipped": not math.isfinite(norm)}
     if taken.cost is not None:
         record |= taken.cost.record()
-    if taken.staleness is not None:
-        record["staleness"] = {str(late): number for late, number in taken.staleness.items()}
     return {**record, **(taken.validation if "valid_loss" in taken.validation else {})}
 
 
@@ -295,10 +293,9 @@ def _totals(path: Path, steps: int) -> dict[str, Any]:
     """Return what the exchanges of all attempts came to, for the last line; empty: not measured.
 
     `bytes_sent` and `bytes_per_step` of a rank, `waited` and `extra_compute` in seconds of a rank,
-    `extra_memory` in bytes at most, `staleness` how many gradients were how many versions late.
+    `extra_memory` in bytes at most.
     """
     sums: Counter[str] = Counter()
-    staleness: Counter[int] = Counter()
     memory = 0
     with path.open(encoding="utf-8") as file:
         for line in file:
@@ -307,27 +304,19 @@ def _totals(path: Path, steps: int) -> dict[str, Any]:
                 if name in record:
                     sums[name] += record[name]
             memory = max(memory, record.get("extra_memory", 0))
-            for late, number in record.get("staleness", {}).items():
-                staleness[int(late)] += number
     if "bytes_sent" not in sums:
         return {}
     found: dict[str, Any] = {name: round(value, 6) for name, value in sums.items()}
     found["bytes_per_step"] = round(sums["bytes_sent"] / max(1, steps))
     if "waited" in sums:
         found["extra_memory"] = memory
-    if staleness:
-        found["staleness"] = {str(late): staleness[late] for late in sorted(staleness)}
     return found
 
 
 def _in_words(found: dict[str, Any]) -> str:
     """Return totals in a line for people, where all was measured."""
-    text = (
+    return (
         f"exchange: {size(found['bytes_per_step'])} sent per rank and step, "
         f"{found['waited']:.1f} s waited and {found['extra_compute']:.1f} s of extra compute in "
         f"all, {size(found['extra_memory'])} of extra memory"
     )
-    if "staleness" in found:
-        late = ", ".join(f"{n} by {late}" for late, n in found["staleness"].items())
-        text += f"; gradients late by versions: {late}"
-    return text

@@ -17,8 +17,7 @@ from torch.utils.data import Dataset, Subset
 
 from rankup.base.errors import UserError
 from rankup.data.index import Int64s
-from rankup.data.orders import ByLength, Ordering, Sequential, Shuffled
-from rankup.data.orders.plain import key_of, permutation
+from rankup.data.orders import ByLength, Ordering, Sequential, Shuffled, key_of, permutation
 
 
 def epoch_of(order: Ordering, epoch: int = 0) -> Int64s:
