@@ -48,15 +48,10 @@ class Contestant:
 
 
 _APART = {"lr": 5e-3}  # AdamW divides by the noise of a quarter of the batch, twice that of all
-_LATE = {"lr": 3e-3, "momentum": 0.8}  # late gradients swing: less momentum keeps them down
 
 
 def _copies(strategy: str, every: int, **more: Any) -> dict[str, Any]:
     return {"strategy": strategy, "sync_every": str(every), **_APART, **more}
-
-
-def _asynchronous(most: int) -> dict[str, Any]:
-    return {"strategy": "async-sgd", "max_staleness": most, **_LATE}
 
 
 # The outer step size and momentum that add up to whole steps: 0.7 / (1 - 0.3) = 1.
@@ -67,10 +62,7 @@ CONTESTANTS = (
     Contestant("local-sgd, H = 10", _copies("local-sgd", 10), 0.95, drawn=True, quick=True),
     Contestant("diloco, H = 10", _copies("diloco", 10, **_OUTER), 0.95, quick=True),
     Contestant("diloco, H = 50", _copies("diloco", 50, **_OUTER), drawn=True),
-    Contestant("gossip", {"strategy": "gossip", **_APART}, drawn=True),
     Contestant("local-sgd, H = 50", _copies("local-sgd", 50)),
-    Contestant("async-sgd, staleness 1", _asynchronous(1), 0.95, quick=True),
-    Contestant("async-sgd", _asynchronous(4), drawn=True),
     Contestant("ddp, int8", {"compress": "int8"}, drawn=True),
     Contestant("ddp, topk:0.01", {"compress": "topk:0.01"}),
     Contestant("diloco, H = 10, 0.7 and 0.9", _copies("diloco", 10)),
@@ -127,7 +119,7 @@ def _show_losses(
         f"\nlowest validation loss, {WORKERS} workers, equal tokens; share of the gain that ddp of "
         f"the same seed has over word frequencies ({unigram:.4f}), mean and least of the seeds"
     )
-    heads = ["", "seeds", "lowest", "at the end", "share", "least", "bar", "kB/step", "late by"]
+    heads = ["", "seeds", "lowest", "at the end", "share", "least", "bar", "kB/step"]
     table(heads, [_row(one, runs, unigram) for one in contestants])
 
 
@@ -136,7 +128,6 @@ def points(found: Run) -> list[Point]:
     each validation.
     """
     began = min(stamps[0][0] for stamps in found.stamps)
-    # By the mean of all steps: what workers of gossip write has not a line for each.
     return [
         (line["time"] - began, line["step"] * found.bytes_per_step, line["valid_loss"])
         for line in found.lines
@@ -158,9 +149,6 @@ def _show_curves(curves: dict[str, list[Point]]) -> None:
 def _row(one: Contestant, runs: dict[str, dict[int, Run]], unigram: float) -> list[str]:
     own, ddp = runs[one.name], runs[DDP.name]
     shares = [share_of_gain(_best(own[seed]), _best(ddp[seed]), unigram) for seed in own]
-    late = own[0].final.get("exchange", {}).get("staleness", {})
-    total = sum(late.values())
-    said = ", ".join(f"{n}: {number / total:.0%}" for n, number in late.items())
     return [
         one.name,
         str(len(own)),
@@ -170,7 +158,6 @@ def _row(one: Contestant, runs: dict[str, dict[int, Run]], unigram: float) -> li
         f"{min(shares):.1%}",
         f"{one.bar:.0%}" if one.bar else "",
         f"{own[0].bytes_per_step / 1e3:,.0f}",
-        said,
     ]
 
 

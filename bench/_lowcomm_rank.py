@@ -5,9 +5,8 @@ run leaves, and `stamps-RANK.json`: when each micro-batch was done, and what had
 
 Computing: each micro-batch of a training step sleeps before its forward. Network: each rank has one
 line, on which its messages go one after the other in bytes / bandwidth seconds, beside whatever the
-rank computes meanwhile. A sum counts with what a ring sends of it. Where one rank serves the others
-(asynchronous SGD), its line is the narrow one, out and in. All of it is put over torch.distributed
-from outside: the strategies run as they are.
+rank computes meanwhile. A sum counts with what a ring sends of it. All of it is put over
+torch.distributed from outside: the strategies run as they are.
 """
 
 # No postponed annotations here: DDP checks those of its communication hook as objects.
@@ -27,13 +26,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from _rank import die_with_parent, sent
 from rankup.parallel.build import Built
-from rankup.parallel.lowcomm.gossip import mixing
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.runtime.collectives import ALL_GATHER
 from rankup.runtime.world import setup
 from rankup.train import loop
-from rankup.train.gossip.loop import train as train_by_gossip
 from rankup.train.task import Batch
 
 
@@ -78,10 +75,6 @@ class Line:
             self._free = max(self._free, time.monotonic()) + size / self._bandwidth
             return self._free
 
-    def carry(self, size: float) -> None:
-        """Wait until a message has passed."""
-        sleep_until(self.until(size))
-
 
 def sleep_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
@@ -98,21 +91,9 @@ class _Work:
         sleep_until(self._until)
 
 
-class _Pair:
-    """The connection of two gossip workers, over this one's line."""
-
-    def __init__(self, group: Any, out: Line) -> None:
-        self._group, self._out = group, out
-        self.recv = group.recv
-
-    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Any:
-        self._out.carry(sum(tensor.nbytes for tensor in tensors))
-        return self._group.send(tensors, to, tag)
-
-
-def slow_network(bandwidth: float, rank: int, world_size: int) -> None:
+def slow_network(bandwidth: float, world_size: int) -> None:
     """Delay what the strategies call in torch.distributed in this process."""
-    out, into = Line(bandwidth), Line(bandwidth)
+    out = Line(bandwidth)
     ring = (world_size - 1) / world_size
 
     def slowed(name: str, share: float, of: int) -> None:
@@ -132,21 +113,7 @@ def slow_network(bandwidth: float, rank: int, world_size: int) -> None:
     slowed("all_reduce", 2 * ring, 0)
     slowed("all_to_all_single", ring, 1)
     slowed(ALL_GATHER, world_size - 1, 1)
-    if rank == 0:  # the others' lines are as fast, and only a third as busy
-        send, recv = dist.send, dist.recv
-
-        def slow_send(tensor: torch.Tensor, *args: Any) -> None:
-            out.carry(tensor.nbytes)
-            send(tensor, *args)
-
-        def slow_recv(tensor: torch.Tensor, *args: Any) -> None:
-            recv(tensor, *args)
-            into.carry(tensor.nbytes)
-
-        dist.send, dist.recv = slow_send, slow_recv  # type: ignore[assignment]
     _slow_buckets()
-    pair = mixing.pair
-    mixing.pair = lambda *args: _Pair(pair(*args), out)  # type: ignore[assignment]
 
 
 def _slow_buckets() -> None:
@@ -185,21 +152,19 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     world = setup()
-    number = int(os.environ.get("RANKUP_WORKER", world.rank))
     stamps: list[tuple[float, int]] = []
 
     def done() -> None:
         stamps.append((time.time(), sent() if spec["count_bytes"] else 0))
 
     options = LanguageModelOptions(**spec["options"])
-    seconds = spec["seconds"][number]
+    seconds = spec["seconds"][world.rank]
     task = SlowTask(options, Path(spec["text"]) / TOKENS, seconds, done)
     if spec["bandwidth"]:
-        slow_network(spec["bandwidth"], world.rank, world.world_size)
+        slow_network(spec["bandwidth"], world.world_size)
     directory = Path(spec["directory"])
-    train = train_by_gossip if options.strategy == "gossip" else loop.train
-    train(task, options, world, directory)
-    (directory / f"stamps-{number}.json").write_text(json.dumps(stamps))
+    loop.train(task, options, world, directory)
+    (directory / f"stamps-{world.rank}.json").write_text(json.dumps(stamps))
     sys.stdout.flush()
     os._exit(0)  # threads of a process group may still hold connections
 

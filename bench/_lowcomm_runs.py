@@ -7,9 +7,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +74,7 @@ def run(text: Path, directory: Path, options: dict[str, Any], setting: Setting) 
     workers = len(setting.seconds)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile("w+"))
-        environments = rank_environments(workers)
-        if options.get("strategy") == "gossip":
-            environments = stack.enter_context(_gossip(workers))
-        ranks = start_ranks("_lowcomm_rank.py", spec, log, environments)
+        ranks = start_ranks("_lowcomm_rank.py", spec, log, rank_environments(workers))
         stack.callback(_end, ranks)
         codes = [rank.wait(timeout=_SECONDS) for rank in ranks]
         if any(codes):
@@ -95,21 +90,3 @@ def _end(ranks: list[subprocess.Popen[str]]) -> None:
     for rank in ranks:
         rank.kill()
         rank.wait()
-
-
-@contextlib.contextmanager
-def _gossip(workers: int) -> Iterator[list[dict[str, str]]]:
-    """Yield what the launcher of gossip sets for its workers: a store, and numbers."""
-    import torch.distributed as dist
-
-    from rankup.parallel.lowcomm.gossip.alive import STORE, WORKER
-    from rankup.parallel.lowcomm.gossip.alive import WORKERS as NUMBER
-    from rankup.parallel.lowcomm.gossip.board import Board
-
-    store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5)
-    )
-    Board(store, workers).prepare()
-    shared = {STORE: f"127.0.0.1:{store.port}", NUMBER: str(workers)}
-    [alone] = rank_environments(1)
-    yield [{**alone, **shared, WORKER: str(worker)} for worker in range(workers)]

@@ -1,17 +1,13 @@
-"""Strategies that communicate seldom: their speed with slow parts, and their cost in accuracy.
+"""Strategies that communicate seldom: their speed on a slow network, and their cost in accuracy.
 
-Claims, with four workers:
-`lowcomm.async_straggler`, `lowcomm.gossip_straggler`: samples/s with one of four workers three
-times slower, against the sum of the workers' speeds alone; 0.8 at least.
-`lowcomm.bytes`: bytes that a worker sends per step under `diloco` at H = 50, against those of ddp
-over 50; lower is better, 1.0 at most.
+Claim, with four workers: `lowcomm.bytes`, bytes that a worker sends per step under `diloco` at
+H = 50, against those of ddp over 50; lower is better, 1.0 at most.
 
 Shown beside: the share of ddp's gain over word frequencies that each strategy keeps after equal
-tokens of WikiText-2 (`RANKUP_DATA`), and its speed with even workers, a straggler and a slow
-network. Sleeps stand for slow computing and sending (`_lowcomm_rank.py`), so that two cores are
-enough; idle ones, since a worker that waits for a core is slow as well. Every run is a whole one,
-with its start. `--quick` takes the claims' runs alone, once, and leaves accuracy out. It runs in
-the environment it is started from.
+tokens of WikiText-2 (`RANKUP_DATA`), and its speed on a quick and on a slow network. Sleeps stand
+for computing and sending (`_lowcomm_rank.py`), so that two cores are enough; idle ones, since a
+worker that waits for a core is slow as well. Every run is a whole one, with its start. `--quick`
+takes the claim's runs alone. It runs in the environment it is started from.
 """
 
 from __future__ import annotations
@@ -27,23 +23,19 @@ from typing import Any
 import _lowcomm_accuracy
 from _lowcomm_runs import WORKERS, Run, Setting, run
 from _ranks import write_text
-from common import claim, data_folder, machine, median, spread, table
+from common import claim, data_folder, machine, table
 
-# Seconds of a micro-batch, and how many times as many the straggler takes: so long that what the
-# two cores really compute hardly counts.
-SLEEP, SLOWER = 0.2, 3
+SLEEP = 0.2  # seconds of a micro-batch: what the two cores really compute hardly counts
 BANDWIDTH = 0.5e6  # bytes/s of each worker's line where it is slow: 4 Mbit/s
 MODEL: dict[str, Any] = {
     "layers": 1, "dim": 64, "heads": 4, "seq_len": 16, "dropout": 0.0, "vocab": "byte",
     "global_batch": 32, "micro_batch": 4, "valid_every": 10**6, "checkpoint_every": 10**6,
 }  # fmt: skip
-SEEDS, ROUNDS = 3, 3  # of the runs that have a bar; of the claims on speed
+SEEDS = 3  # of the runs that have a bar
 _PER_STEP = MODEL["global_batch"] // MODEL["micro_batch"]
 
 EVEN = Setting((SLEEP,) * WORKERS)
-STRAGGLER = Setting((*(SLEEP,) * (WORKERS - 1), SLOWER * SLEEP))
-SLOW = replace(EVEN, bandwidth=BANDWIDTH)
-SETTINGS = {"even": EVEN, "straggler": STRAGGLER, "slow network": SLOW}
+SETTINGS = {"quick network": EVEN, "slow network": replace(EVEN, bandwidth=BANDWIDTH)}
 
 
 @dataclass(frozen=True)
@@ -52,108 +44,51 @@ class Contestant:
 
     Attributes:
         warm: steps before what is timed, a whole number of those between exchanges.
-        steps: in the settings of `SETTINGS`, a multiple of the same; 0 where it is left out.
+        steps: in the settings of `SETTINGS`, a multiple of the same.
     """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     warm: int = 5
-    steps: tuple[int, int, int] = (30, 30, 30)
-    quick: bool = False
+    steps: tuple[int, int] = (30, 30)
 
 
 CONTESTANTS = (
-    Contestant("ddp", steps=(30, 15, 15), quick=True),
-    Contestant("ddp, int8", {"compress": "int8"}, steps=(30, 15, 25)),
-    Contestant("local-sgd, H = 10", {"strategy": "local-sgd"}, 10, (30, 20, 30)),
-    Contestant("diloco, H = 50", {"strategy": "diloco", "sync_every": "50"}, 50, (100, 0, 100)),
-    Contestant("async-sgd", {"strategy": "async-sgd"}, steps=(30, 30, 10), quick=True),
-    Contestant("gossip", {"strategy": "gossip"}, quick=True),
-    Contestant("gossip, int8", {"strategy": "gossip", "compress": "int8"}),
+    Contestant("ddp", steps=(30, 15)),
+    Contestant("ddp, int8", {"compress": "int8"}, steps=(30, 25)),
+    Contestant("local-sgd, H = 10", {"strategy": "local-sgd"}, 10),
+    Contestant("diloco, H = 50", {"strategy": "diloco", "sync_every": "50"}, 50, (100, 100)),
 )
 
 
-def measure(
-    text: Path, directory: Path, options: dict[str, Any], rounds: int, quick: bool
-) -> list[str]:
-    """Measure samples/s of each strategy in each setting; return the claim lines."""
-    contestants = [one for one in CONTESTANTS if one.quick or not quick]
-    alone: dict[str, list[float]] = {"fast": [], "slow": []}
-    rates: dict[tuple[str, str], list[float]] = {}
-    for number in range(rounds):
-        place = directory / str(number)
-        for name, seconds in (("fast", SLEEP), ("slow", SLOWER * SLEEP)):
-            setting = Setting((seconds,))
-            found = run(text, place / name, {**options, **MODEL, "steps": 6}, setting)
-            alone[name].append(_samples_per_second(found, 2))
-        turns = [(one, at) for one in contestants for at in range(len(SETTINGS))]
-        for one, at in random.Random(number).sample(turns, len(turns)):
-            where = list(SETTINGS)[at]
-            if (quick or number) and not (one.quick and where == "straggler"):
-                continue  # the claims' own alone
-            if not one.steps[at]:
-                continue
-            given = {**options, **MODEL, **one.options, "steps": one.steps[at]}
-            found = run(text, place / f"{one.name}-{where}", given, SETTINGS[where])
-            rate = _samples_per_second(found, one.warm)
-            rates.setdefault((one.name, where), []).append(rate)
-            print(f"  round {number}: {one.name}, {where}: {rate:.1f} samples/s", flush=True)
-    _show(contestants, alone, rates)
-    ideal = _sum_alone(alone)
-    return [
-        _claim("lowcomm.async_straggler", rates, "async-sgd", ideal),
-        _claim("lowcomm.gossip_straggler", rates, "gossip", ideal),
-    ]
+def measure(text: Path, directory: Path, options: dict[str, Any]) -> None:
+    """Measure samples/s of each strategy in each setting, and print them."""
+    found = run(text, directory / "alone", {**options, **MODEL, "steps": 6}, Setting((SLEEP,)))
+    alone = WORKERS * _samples_per_second(found, 2)
+    rates: dict[tuple[str, str], float] = {}
+    turns = [(one, at) for one in CONTESTANTS for at in range(len(SETTINGS))]
+    for one, at in random.Random(0).sample(turns, len(turns)):
+        where = list(SETTINGS)[at]
+        given = {**options, **MODEL, **one.options, "steps": one.steps[at]}
+        found = run(text, directory / f"{one.name}-{where}", given, SETTINGS[where])
+        rates[one.name, where] = _samples_per_second(found, one.warm)
+        print(f"  {one.name}, {where}: {rates[one.name, where]:.1f} samples/s", flush=True)
+    print(
+        f"\nsamples per second, {WORKERS} workers, each micro-batch of {MODEL['micro_batch']} "
+        f"sleeps {SLEEP * 1e3:.0f} ms; slow network: each line {BANDWIDTH * 8 / 1e6:.0f} Mbit/s; "
+        f"all workers alone, added up: {alone:.1f}"
+    )
+    rows = [[one.name, *_cells(rates, one.name)] for one in CONTESTANTS]
+    table(["", *(cell for where in SETTINGS for cell in (where, "to ddp"))], rows)
 
 
 def _samples_per_second(found: Run, warm_steps: int) -> float:
     return MODEL["micro_batch"] * found.micro_batches_per_second(warm_steps * _PER_STEP)
 
 
-def _sum_alone(alone: dict[str, list[float]]) -> list[float]:
-    """Return the sum of the workers' speeds, one of them slower, in each round."""
-    pairs = zip(alone["fast"], alone["slow"], strict=True)
-    return [(WORKERS - 1) * fast + slow for fast, slow in pairs]
-
-
-def _show(
-    contestants: list[Contestant],
-    alone: dict[str, list[float]],
-    rates: dict[tuple[str, str], list[float]],
-) -> None:
-    print(
-        f"\nsamples per second, {WORKERS} workers, each micro-batch of {MODEL['micro_batch']} "
-        f"sleeps {SLEEP * 1e3:.0f} ms; straggler: one of them {SLOWER} times as long; slow "
-        f"network: each line {BANDWIDTH * 8 / 1e6:.0f} Mbit/s"
-    )
-    fast, slow = median(alone["fast"]), median(alone["slow"])
-    sums = [WORKERS * fast, (WORKERS - 1) * fast + slow, WORKERS * fast]
-    rows = [["all workers alone, added up", *_cells(sums, rates)]]
-    for one in contestants:
-        found = [median(rates.get((one.name, where), [0.0])) for where in SETTINGS]
-        rows.append([one.name, *_cells(found, rates)])
-    table(["", *(cell for where in SETTINGS for cell in (where, "to ddp"))], rows)
-
-
-def _cells(found: list[float], rates: dict[tuple[str, str], list[float]]) -> list[str]:
-    cells = []
-    for where, rate in zip(SETTINGS, found, strict=True):
-        ddp = rates.get(("ddp", where))
-        cells += [f"{rate:.1f}", f"{rate / median(ddp):.2f}"] if ddp and rate else ["", ""]
-    return cells
-
-
-def _claim(
-    name: str, rates: dict[tuple[str, str], list[float]], strategy: str, ideal: list[float]
-) -> str:
-    own = rates[strategy, "straggler"]
-    ddp = median(rates["ddp", "straggler"])
-    note = (
-        f"one of {WORKERS} workers {SLOWER} times slower (sleeps of {SLEEP * 1e3:.0f} ms per "
-        f"micro-batch); peer: the workers' speeds alone, added up; at least 0.8; median of "
-        f"{len(own)} rounds {spread(own)}; ddp {ddp:.1f}"
-    )
-    return claim(name, median(own), median(ideal), "samples/s", note, same_loop=True)
+def _cells(rates: dict[tuple[str, str], float], name: str) -> list[str]:
+    pairs = [(rates[name, where], rates["ddp", where]) for where in SETTINGS]
+    return [cell for rate, ddp in pairs for cell in (f"{rate:.1f}", f"{rate / ddp:.2f}")]
 
 
 def bytes_claim(text: Path, directory: Path, options: dict[str, Any], every: int = 50) -> str:
@@ -182,7 +117,7 @@ def bytes_claim(text: Path, directory: Path, options: dict[str, Any], every: int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one short round of the claims' runs")
+    parser.add_argument("--quick", action="store_true", help="the claim's runs alone")
     parser.add_argument("--parts", nargs="+", choices=("accuracy", "speed"))
     parser.add_argument("--curves", type=Path, help="write loss curves here, as JSON")
     given = parser.parse_args()
@@ -196,8 +131,8 @@ def main() -> None:
             shape = {key: MODEL[key] for key in ("vocab", "seq_len")}
             written = write_text(text, shape, 100 * MODEL["global_batch"])
             options = {key: written[key] for key in ("train", "valid", "test")}
-            rounds = 1 if given.quick else ROUNDS
-            lines += measure(text, directory / "speed", options, rounds, given.quick)
+            if not given.quick:
+                measure(text, directory / "speed", options)
             lines.append(bytes_claim(text, directory / "sent", options))
         if "accuracy" in parts:
             text, seeds = directory / "words", 1 if given.quick else SEEDS

@@ -17,8 +17,6 @@ COLOURS = {
     "ddp, int8": "#969696",
     "local-sgd, H = 10": "#6baed6",
     "diloco, H = 50": "#08519c",
-    "gossip": "#74c476",
-    "async-sgd": "#e6550d",
 }
 
 

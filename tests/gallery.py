@@ -104,7 +104,6 @@ RUNS = {
     "3d": Recorded(4, ("--strategy", "3d", "--steps", str(FEW))),
     "local-sgd": Recorded(2, ("--strategy", "local-sgd", "--sync-every", "5")),
     "diloco": Recorded(2, ("--strategy", "diloco", "--sync-every", "5")),
-    "async-sgd": Recorded(3, ("--strategy", "async-sgd", "--max-staleness", "2")),
     "bf16": Recorded(2, ("--precision", "bf16")),
     "images": Recorded(2, recipe="image-classification", common=_IMAGES),
     "summaries": Recorded(2, recipe="summarization", common=_SUMMARIES),

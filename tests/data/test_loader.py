@@ -98,7 +98,7 @@ def test_wrong_values(tmp_path: Path) -> None:
             loader(data, **values)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="timeout=nan"):
         loader(data, timeout=float("nan"))
-    for order in (orders.Shuffled(21, 3), orders.Sequential(19), orders.Balanced([0] * 19, 3)):
+    for order in (orders.Shuffled(21, 3), orders.Sequential(19)):
         with pytest.raises(UserError, match=r"made for a data set of \d+ samples"):
             loader(data, shuffle=order)
     with pytest.raises(UserError, match="seed=3, and this order has the seed 4"):

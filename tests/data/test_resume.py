@@ -245,17 +245,12 @@ def test_a_place_of_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_of_another_order_is_refused(tmp_path: Path) -> None:
     dataset = _dataset(small(tmp_path, 20))
-    labels = np.arange(20) % 2
     made: list[orders.Ordering] = [
         orders.Sequential(20),
         orders.Shuffled(20, 3),
-        orders.Blocks(20, 3, 8, 2, 4, 2),
-        orders.Blocks(20, 3, 8, 2, 8, 2),
         orders.ByLength(dataset.lengths, 3, 8),
         orders.ByLength(dataset.lengths[::-1], 3, 8),
         orders.ByLength(dataset.lengths, 3, 8, 8),
-        orders.Balanced(labels, 3),
-        orders.Balanced(1 - labels, 3),
     ]
     states = [loader(dataset, shuffle=one).state_dict() for one in made]
     for number, one in enumerate(made):
@@ -267,7 +262,7 @@ def test_a_place_of_another_order_is_refused(tmp_path: Path) -> None:
             with pytest.raises(UserError, match="place in a run is one of the order"):
                 again.load_state_dict(state)
     equal = loader(dataset, shuffle=orders.ByLength(dataset.lengths.astype(np.int32), 3, 8))
-    equal.load_state_dict(states[4])
+    equal.load_state_dict(states[2])
 
 
 @pytest.mark.slow

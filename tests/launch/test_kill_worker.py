@@ -1,4 +1,4 @@
-"""One worker's end ends the job, and the log says why: every strategy but gossip."""
+"""One worker's end ends the job, and the log says why: every strategy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_job_ends_and_says_who_was_killed(small_text: TextFiles, tmp_path: P
     run, victim = tmp_path / "run", 0
     files = [f"--{name}={getattr(small_text, name)}" for name in ("train", "valid", "test")]
     batch = ["--global-batch", "32", "--micro-batch", "1", "--steps", "100000"]
-    words = ["--strategy", "async-sgd", "--valid-every", "10", "--checkpoint-every", "10"]
+    words = ["--strategy", "local-sgd", "--valid-every", "10", "--checkpoint-every", "10"]
     with live(
         ["run", "--local", "--nproc", "3", "--out", run, "language-model", *files, *TINY, *batch,
          *words],

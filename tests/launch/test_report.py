@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 
-from rankup.base.errors import UserError
 from rankup.launch import report, request
 from rankup.monitor.lines import FOLDER
 from tests.conftest import RunRankup
@@ -154,9 +153,7 @@ def test_what_cannot_be_asked_for(rankup_here: RunRankup, tmp_path: Path) -> Non
         ("nothing",): "no run 'nothing'",
         (new,): f"{new.name} has not run: It has not been started.",
         (run, "--formats", "docx"): "--formats docx",
-        (run, "--export", "excel"): "excel",
         (run, "--out", tmp_path / "file"): "is a file",
-        (run, run, "--export", "csv"): "one RUN",
         (run, run): "is named twice",
     }.items():
         done = rankup_here(["report", *words], cwd=tmp_path)
@@ -164,18 +161,6 @@ def test_what_cannot_be_asked_for(rankup_here: RunRankup, tmp_path: Path) -> Non
         assert said in done.stderr
         assert "Traceback" not in done.stderr
     assert not list(run.glob("report.*"))
-
-
-def test_an_export_whose_package_is_missing_is_refused_before_anything_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    traces.one_of_four().write(tmp_path / "alone")
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    wish = report.Wish(("text",), export=("csv", "wandb"), out=str(tmp_path / "out"))
-    with pytest.raises(UserError, match="wandb needs the package wandb, which is not installed"):
-        report.show([str(tmp_path / "alone")], wish)
-    assert capsys.readouterr().out == ""
-    assert not (tmp_path / "out").exists()
 
 
 def test_several_runs_are_compared(rankup_here: RunRankup, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ _UNEVEN = ("--global-batch", "8", "--micro-batch", "8")
 
 @pytest.mark.parametrize(
     ("strategy", "idle", "same"),
-    [("ddp", True, True), ("diloco", True, False), ("gossip", False, False)],
+    [("ddp", True, True), ("diloco", True, False)],
 )
 def test_what_the_number_of_ranks_changes(strategy: str, idle: bool, same: bool) -> None:
     words = ("--strategy", strategy, *_UNEVEN)
@@ -127,10 +127,3 @@ def test_what_the_number_of_ranks_changes(strategy: str, idle: bool, same: bool)
     assert ("will idle" in said) == idle
     assert ("The result is the same" in said) == (idle and same)
     assert request.same_result(job) == same
-
-
-@pytest.mark.parametrize("given", ["", "soon", "0", "-3", "inf", "nan"])
-def test_a_patience_that_is_none_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANKUP_PATIENCE", given)
-    with pytest.raises(UserError, match="RANKUP_PATIENCE"):
-        request.split_notes(_job("--strategy", "gossip"), 1, 2)

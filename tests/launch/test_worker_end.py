@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.launch import failure, worker
+from rankup.launch import failure
 
 
 class _Asked(BaseException):
@@ -31,28 +31,6 @@ def _agent(run_dir: Path, script: Path) -> subprocess.CompletedProcess[str]:
         timeout=300,
         check=False,
     )
-
-
-@pytest.mark.parametrize(
-    ("variable", "number"), [("RANK", signal.SIGTERM), ("RANKUP_WORKER", signal.SIGKILL)]
-)
-def test_a_killed_crew_takes_its_workers_along_without_a_word_to_the_others(
-    monkeypatch: pytest.MonkeyPatch, variable: str, number: int
-) -> None:
-    asked: list[int] = []
-
-    def ask(signal_number: int) -> None:
-        asked.append(signal_number)
-        raise _Asked
-
-    for name in ("RANK", "RANKUP_WORKER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(variable, "1")
-    monkeypatch.setattr(worker, "die_with_parent", ask)
-    monkeypatch.setattr(sys, "argv", ["worker", "language-model"])
-    with pytest.raises(_Asked):
-        worker.main()
-    assert asked == [number]
 
 
 @pytest.mark.parametrize(("number", "follows"), [(signal.SIGKILL, False), (signal.SIGTERM, True)])

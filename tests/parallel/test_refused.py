@@ -87,7 +87,7 @@ def test_batch_norm_over_stages_is_refused(ranks: RankPool, tmp_path: Path) -> N
     )
 
 
-@pytest.mark.parametrize("strategy", ["local-sgd", "diloco", "async-sgd", "gossip"])
+@pytest.mark.parametrize("strategy", ["local-sgd", "diloco"])
 def test_a_strategy_that_needs_a_loop_of_its_own(strategy: str) -> None:
     with pytest.raises(UserError, match="needs a loop of its own, which the recipes have"):
         rankup.parallelize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.plan.estimate import Estimate, estimate, with_storage
+from rankup.plan.estimate import Estimate, estimate
 from rankup.plan.framework import FRAMEWORKS
 from rankup.plan.layout import Layout
 from rankup.plan.machine import GB, GIB, MACHINES, machine, of_site
@@ -213,15 +213,6 @@ def test_memory_is_of_the_most_loaded_stage() -> None:
     assert "logits" in dict(estimate(few_layers, staged, MACHINES["A100-80GB"]).memory)
     gpipe = at(replace(staged, schedule="gpipe"))
     assert gpipe.memory_total > 2 * at(staged).memory_total
-
-
-def test_samples_and_checkpoints_may_hold_a_step_up() -> None:
-    base = at(fsdp(), file_system=5 * GB)
-    assert with_storage(base, loader=1e6) == base
-    slow = with_storage(base, loader=1.0, checkpoint_steps=100)
-    assert slow.seconds >= 512 / 8
-    assert {"data", "checkpoints"} <= {term.name for term in slow.terms}
-    assert slow.mfu * slow.seconds == pytest.approx(base.mfu * base.seconds)
 
 
 def test_the_search_proposes_only_what_fits_and_comes_out() -> None:

@@ -310,6 +310,24 @@ def test_a_gate_and_shared_heads_are_seen_in_the_shapes(fused: bool) -> None:
 @pytest.mark.parametrize(
     "words",
     [
+        ["--layers", "3", "--dim", "96", "--heads", "6", "--seq-len", "40"],
+        ["--model", "llama-160m"],
+        ["--model", "llama-1b"],
+        ["--model", "llama-160m", "--kv-heads", "2", "--ffn", "1000"],
+    ],
+)
+def test_parameters_are_those_of_the_recipes_model(words: list[str]) -> None:
+    args = ["--vocab", "byte", *words]
+    shape = find("language-model", args, Sizes()).shape
+    model = on_meta(lambda: model_of(recipes.find("language-model").parse(args), shape.vocab), 0)
+    assert shape.parameters() == sum(one.numel() for one in model.parameters())
+    layer = next(iter(model.get_submodule("blocks").children()))
+    assert shape.layer_parameters == sum(one.numel() for one in layer.parameters())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
         ["--lora", 8, "--lora-on", "query,down"],
         ["--freeze", "blocks.0.*,blocks.*.attention.*"],
         ["--freeze", "tokens.*,positions.*,blocks.[01].*"],

@@ -10,8 +10,7 @@ from tests.pool import RankPool
 
 from .running import CASES, compare
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "one_gpu_language_model.py"
-RUNNING = [EXAMPLE, *sorted(CASES.glob("run_*.in.py"))]
+RUNNING = sorted(CASES.glob("run_*.in.py"))
 # Each is of another kind; the rest runs in the slow suite.
 FAST = (
     "average_meter",

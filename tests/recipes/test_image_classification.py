@@ -309,7 +309,6 @@ def test_dali_is_asked_for_before_anything_starts(
         (["--smoothing", "1"], "--smoothing 1 leaves nothing"),
         (["--micro-batch", "1"], "batch norm takes its mean"),
         (["--warmup", "5"], "one-cycle rises by itself"),
-        (["--frozen-epochs", "1", "--strategy", "gossip"], "ranks that agree on the epoch"),
         (["--model", "resnet50"], "xresnet50"),
     ],
 )

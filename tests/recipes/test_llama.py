@@ -228,12 +228,8 @@ def test_the_same_run_from_their_weights_under_any_layout_and_back(
     seldom = [*words, "--lr", "1e-6", "--strategy"]
     own = [*seldom, "diloco", "--sync-every", "1", "--outer-lr", "1"]
     run_by_pool(ranks, 2, "language-model", own, tmp_path / "diloco")
-    command = ["run", "--local", "--nproc", "2", "--out", str(tmp_path / "gossip")]
-    done = run_rankup([*command, "language-model", *seldom, "gossip"], timeout=300)
-    assert done.returncode == 0, done.stderr
-    for strategy in ("diloco", "gossip"):
-        assert lines(strategy)[0]["loss"] == pytest.approx(first, rel=0.1)
-        assert lines(strategy)[-1]["valid_loss"] == pytest.approx(first, rel=0.1)
+    assert lines("diloco")[0]["loss"] == pytest.approx(first, rel=0.1)
+    assert lines("diloco")[-1]["valid_loss"] == pytest.approx(first, rel=0.1)
 
     def export(strategy: str, out: str) -> str:
         words = ["export", tmp_path / strategy, "--to", "hf", "--out", tmp_path / out]

@@ -56,15 +56,6 @@ JOBS: dict[str, JobScript] = {
         activate=None,
         container=("apptainer", "exec", "--nv", "/p/images/my torch.sif"),
     ),
-    "gossip": replace(
-        ONE,
-        nodes=2,
-        recipe=True,
-        crew=True,
-        resume=True,
-        stop_after=90,
-        words=("language-model", "--strategy", "gossip"),
-    ),
 }
 NAMES = pytest.mark.parametrize("name", sorted(JOBS))
 
@@ -85,7 +76,7 @@ def test_the_text_is_that_of_the_golden_file(name: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
-@pytest.mark.parametrize("name", ["container", "gossip"])
+@pytest.mark.parametrize("name", ["container", "most"])
 def test_shellcheck_finds_nothing(name: str) -> None:
     done = subprocess.run(
         ["shellcheck", "-"], input=render(JOBS[name]), capture_output=True, text=True
@@ -103,13 +94,6 @@ def test_bash_reads_the_script_of_every_site() -> None:
             text = render(of_profile(name))
             done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
             assert (done.returncode, done.stderr) == (0, ""), name
-
-
-def test_a_crew_may_stage() -> None:
-    text = render(replace(JOBS["gossip"], stage=("/p/a.h5",)))
-    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert '--kill-on-bad-exit=0 "$launcher" "${words[@]}"' in text
 
 
 def _directives(job: JobScript) -> dict[str, str]:

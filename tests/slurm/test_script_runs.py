@@ -236,17 +236,3 @@ def test_hostile_names_of_folders_and_of_the_job_do_no_harm(
         assert environment["ACTIVATED"] == f"yes, {job.work_dir}"
         assert environment["FROM_ENV"] == value
     assert not list(tmp_path.rglob("pwned"))
-
-
-@pytest.mark.parametrize(("says", "code"), [("touch", 0), ("true", 3)])
-def test_a_run_that_ended_well_without_a_crew_did_not_fail(
-    bash: Bash, tmp_path: Path, says: str, code: int
-) -> None:
-    job = in_folders(tmp_path, replace(ONE, crew=True, recipe=True))
-    ended = Path(job.run_dir) / "log" / "ended"
-    ended.parent.mkdir(parents=True, exist_ok=True)
-    ended.touch()  # of an earlier attempt
-    bash.program("python3", f'{says} "$RANKUP_RUN_DIR/log/ended"; exit 3')
-    ran = bash.run(job)
-    assert ran.code == code, ran.output
-    assert {"--wait=0", "--kill-on-bad-exit=0"} <= set(bash.words("srun.1"))

@@ -171,28 +171,19 @@ def test_a_wish_to_stop_ends_a_long_round(ranks: RankPool, tmp_path: Path) -> No
     assert len(losses(tmp_path)) == 24
 
 
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [("ddp", "diloco"), pytest.param("async-sgd", "local-sgd", marks=pytest.mark.slow)],
-)
-def test_what_is_owed_in_another_measure_is_not_taken_over(
-    ranks: RankPool, tmp_path: Path, first: Any, then: Any
-) -> None:
+def test_what_is_owed_in_another_measure_is_not_taken_over(ranks: RankPool, tmp_path: Path) -> None:
     """And another strategy goes on."""
     options = replace(ADAM, compress="topk:0.05", sync_every="2", lr=1e-3, steps=18)
-    _run(ranks, tmp_path, 2, replace(options, strategy=first, steps=12))
+    _run(ranks, tmp_path, 2, replace(options, strategy="ddp", steps=12))
     before = losses(tmp_path)
-    report = _run(ranks, tmp_path, 2, replace(options, strategy=then), resume=True)
+    report = _run(ranks, tmp_path, 2, replace(options, strategy="diloco"), resume=True)
     assert "resuming at step 12" in report.output
     assert report.error == ""
     assert max(losses(tmp_path)[12:]) < 1.15 * before[0]
 
 
-@pytest.mark.parametrize("strategy", ["diloco", pytest.param("async-sgd", marks=pytest.mark.slow)])
-def test_a_life_without_compression_pays_what_is_owed(
-    ranks: RankPool, tmp_path: Path, strategy: Any
-) -> None:
-    options = replace(ADAM, strategy=strategy, compress="topk:0.05", sync_every="2", keep=4)
+def test_a_life_without_compression_pays_what_is_owed(ranks: RankPool, tmp_path: Path) -> None:
+    options = replace(ADAM, strategy="diloco", compress="topk:0.05", sync_every="2", keep=4)
     _run(ranks, tmp_path, 2, replace(options, steps=4))
     _run(ranks, tmp_path, 2, replace(options, steps=8, compress="none"), resume=True)
     owed = [

@@ -14,7 +14,7 @@ from rankup.train.options import TrainOptions
 from tests.gallery import PER_EPOCH, SAMPLES, STEPS, TRACE, Gallery
 from tests.pool import RankPool
 
-from .runs import losses, records, sample_at, train_images
+from .runs import losses, sample_at, train_images
 
 pytestmark = pytest.mark.usefixtures("ranks")
 N = 70  # three steps of 24, 24 and 22 to an epoch
@@ -55,14 +55,6 @@ def test_each_sample_once_per_epoch(gallery: Gallery, name: str) -> None:
     pairs = [(line["step"], line["rank"]) for line in lines]
     assert len({*pairs}) == len(pairs)
     assert {step for step, _ in pairs} == {*range(1, STEPS + 1)}
-
-
-def test_async_sgd_counts_how_late_its_gradients_are(gallery: Gallery) -> None:
-    run = gallery.run("async-sgd")
-    drawn = Counter(sample for line in _lines_of(run) for sample in line["samples"])
-    assert sum(drawn.values()) == SAMPLES * (STEPS // PER_EPOCH) + 24
-    late = records(run)[-1]["exchange"]["staleness"]
-    assert max(map(int, late)) <= 2
 
 
 def test_ranks_without_work_draw_nothing(ranks: RankPool, tmp_path: Path) -> None:

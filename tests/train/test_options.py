@@ -88,7 +88,7 @@ def test_words_become_options() -> None:
         ("--gamma 0", "--gamma 0 is what an epoch leaves"),
         ("--gamma 1.5", "at most 1"),
         ("--ema 1", "less than 1"),
-        ("--ema 0.9 --strategy gossip", "copies of --strategy gossip differ"),
+        ("--ema 0.9 --strategy local-sgd", "copies of --strategy local-sgd differ"),
         ("--ema 0.9 --strategy diloco", "leave one away"),
         ("--decay 0", "neither a part of the run"),
         ("--decay 2.5", "nor a whole number of steps"),
@@ -110,8 +110,6 @@ def test_words_become_options() -> None:
         ("--sync-every often", "neither a number of steps nor `epoch`"),
         ("--outer-momentum 1", "give less than 1"),
         ("--momentum 1", "adamw's first beta"),
-        ("--look-ahead -1", "the least is 0"),
-        ("--max-staleness -1", "the least is 0"),
     ],
 )
 def test_bad_input_is_named(words: str, said: str) -> None:
@@ -123,10 +121,8 @@ def test_bad_input_is_named(words: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--strategy fsdp --compress int8", "ddp, local-sgd, diloco, async-sgd, gossip"),
+        ("--strategy fsdp --compress int8", "ddp, local-sgd, diloco"),
         ("--strategy diloco --compress powersgd", "give bf16, int8 or topk"),
-        ("--strategy async-sgd --shard 2", "local-sgd and diloco take split models"),
-        ("--strategy gossip --tp 2", "local-sgd and diloco take split models"),
         ("--strategy diloco --tp 2 --compress int8", "split copies by --shard"),
     ],
 )
@@ -138,10 +134,10 @@ def test_what_does_not_go_together_is_named(words: str, said: str) -> None:
 
 
 def test_an_option_of_another_strategy_is_said_to_do_nothing() -> None:
-    words = "--sync-every 5 --max-staleness 2 --outer-lr 1"
+    words = "--sync-every 5 --outer-lr 1"
     options = parse(LanguageModelOptions, words.split(), "x")
     found = " ".join(options.notes(options.layout(2, 2)))
-    for name in ("sync-every", "max-staleness", "outer-lr"):
+    for name in ("sync-every", "outer-lr"):
         assert f"--{name} does nothing without --strategy" in found
 
 

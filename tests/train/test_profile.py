@@ -86,7 +86,6 @@ def test_steps_beyond_the_epochs_are_refused_before_a_rank_starts(
         ({"profile": "7:5"}, "names no steps"),
         ({"profile": "1:51", "steps": 90}, "is of 51 steps"),
         ({"profile": "5:11", "steps": 10}, "lies beyond the run, which has 10 steps"),
-        ({"profile": "5:6", "strategy": "async-sgd"}, "async-sgd has none"),
     ],
 )
 def test_other_steps_than_the_run_has_are_refused(options: dict[str, object], said: str) -> None:

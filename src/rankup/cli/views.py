@@ -82,13 +82,6 @@ def report(
     formats: Annotated[
         str, typer.Option("--formats", metavar="LIST", help="Of html, pdf and text.")
     ] = "html,pdf,text",
-    export: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FORM",
-            help="Write the samples too: csv, parquet, tensorboard, wandb, openmetrics.",
-        ),
-    ] = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -105,7 +98,7 @@ def report(
     from ..launch.report import Wish, show
 
     wanted = tuple(word.strip() for word in formats.split(",") if word.strip())
-    wish = Wish(wanted, tuple(export or ()), out, as_json, ended)
+    wish = Wish(wanted, out, as_json, ended)
     raise typer.Exit(show(runs or ["last"], wish))
 
 

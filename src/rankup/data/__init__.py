@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .loader import Loader
     from .opened import Samples
     from .opened import open as open
-    from .orders.plain import random_split
     from .reader import PackedDataset
     from .tokens import Tokens, Windows, text
     from .transforms import Shaped, Transform
@@ -28,7 +27,6 @@ _HOME = {
     "Pad": "fetch",
     "Tokens": "tokens",
     "Windows": "tokens",
-    "random_split": "orders.plain",
     "text": "tokens",
     "Shaped": "transforms",
     "Transform": "transforms",
@@ -51,7 +49,6 @@ __all__ = [
     "Tokens",
     "Transform",
     "Windows",
-    "random_split",
     "text",
 ]
 

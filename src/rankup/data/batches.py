@@ -215,7 +215,7 @@ class Batches(Place, Sampler[Any]):
 
     The DataLoader has to hand the `BatchRequest` to the data set itself. Around one, torch's Subset
     and random_split make a list of it, which says no epoch: call `set_epoch` of the data set, or
-    take its `subset(…)` or `rankup.data.random_split`.
+    take its `subset(…)`.
 
     Args:
         order: see `rankup.data.orders`; made for the length of the data set, which only the

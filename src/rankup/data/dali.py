@@ -25,7 +25,7 @@ from .engines import Engine, Threads, default_workers
 from .errors import BadContainer, require_positive
 from .fetch import Fetch, Made, allocate
 from .loader import Loader
-from .orders.plain import unwrapped
+from .orders import unwrapped
 from .photos.decoding import measure
 from .photos.shaping import Photo, View
 from .reader import PackedDataset

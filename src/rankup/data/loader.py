@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import suppress
 from functools import cache
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from ..base.errors import UserError
 from ..base.text import say
 from ..runtime.context import CONTEXT
-from ..site import mounts
 from . import engines
-from .batches import BatchRequest, Place
+from .batches import Place
 from .errors import BadContainer
 from .fetch import Bad, Fetch, Made, Tally
-from .index import Int64s
-from .orders import Blocks, Ordering, Sequential, Shuffled
-from .orders.plain import unwrapped
-from .reader import PackedDataset
+from .orders import Ordering, Sequential, Shuffled, unwrapped
 
 Kind = Literal["auto", "threads", "processes"]
 # What was made, and the batch of it.
 _Batch = tuple[Made, Any]
 QUIET = "RANKUP_QUIET"
-_GAP = 64 << 10  # what lies between neighbours (headers, fields) is read too, up to this
-_EARLIER = 4  # a window is asked for when a quarter of the one before it is left
 
 
 class Loader(Place):
@@ -116,8 +106,8 @@ class Loader(Place):
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise UserError(
                 f"a Loader takes samples by their numbers, and {type(dataset).__name__} is an "
-                f"IterableDataset or has no length: take a PackedDataset, with "
-                f"shuffle=orders.Blocks(…) for blocks; or torch's DataLoader for a stream"
+                f"IterableDataset or has no length: take a PackedDataset, or torch's DataLoader "
+                f"for a stream"
             )
         dataset = self.dataset = unwrapped(dataset)
         count = len(dataset)  # type: ignore[arg-type]
@@ -211,8 +201,6 @@ class Loader(Place):
 
     def _batches(self) -> Generator[_Batch, None, None]:
         requests = self.requests()
-        if isinstance(self.order, Blocks) and _is_far(self.dataset):
-            requests = _read_ahead(requests, self.order, self.dataset, self.rank, self.world_size)
         made = self._engine.run(requests)
         batches: Iterator[_Batch] = ((one, one.batch()) for one in made)
         if self._pin:
@@ -293,64 +281,3 @@ def _arrived(waiting: _Copied, device: torch.device) -> _Batch:
     done.synchronize()  # a batch ago it was started; only then may its source be written again
     del source
     return one, _mapped(there, used_there)
-
-
-def _is_far(dataset: Dataset[Any]) -> TypeGuard[PackedDataset]:
-    """Return True where large pieces are better read than small ones: not in memory, nor files."""
-    if not isinstance(dataset, PackedDataset):
-        return False
-    samples = dataset.samples
-    if samples.staged is not None or samples.index.container == "files":
-        return False
-    return bool(len(samples)) and mounts.kind_of(samples.file(0)) not in mounts.IN_MEMORY
-
-
-def _read_ahead(
-    requests: Iterator[BatchRequest], order: Blocks, dataset: PackedDataset, rank: int, world: int
-) -> Iterator[BatchRequest]:
-    """Hand on requests, and have the kernel read the windows of the order that come next.
-
-    It reads into the file system's cache, which all processes of a node share: the small reads that
-    follow find the bytes there.
-    """
-    step = order.global_batch
-    # Positions until all lanes are in the next window, of which a part is asked for early.
-    ahead = max(2 * step, order.window * min(order.lanes, step) // _EARLIER)
-    asked: dict[int, int] = {}  # the last window of each lane
-    following = 0
-    for request in requests:
-        position = request.stop - request.total
-        following = max(following, position)
-        while following < min(position + ahead + 1, order.n):
-            for lane, window in order.windows(request.epoch, following, rank, world):
-                if asked.get(lane, -1) < window:
-                    asked[lane] = window
-                    # What goes wrong here goes wrong again, and is said, where it is read.
-                    with suppress(OSError, BadContainer):
-                        _advise(dataset, order.members(request.epoch, lane, window))
-            following += step
-        yield request
-
-
-def _advise(dataset: PackedDataset, samples: Int64s) -> None:
-    """Have the kernel read the bytes of some samples; those of neighbours in one piece."""
-    rows = dataset.rows(samples) + dataset.start
-    columns = []
-    for one in dataset.fields:
-        of = np.zeros(len(rows), np.int64) if one.file is None else one.file[rows].astype(np.int64)
-        columns.append(np.stack([of, one.offset[rows], one.length[rows], rows]))
-    file, start, length, row = np.concatenate(columns, axis=1)
-    kept = np.flatnonzero((start >= 0) & (length > 0))
-    kept = kept[np.lexsort((start[kept], file[kept]))]
-    file, start, stop, row = file[kept], start[kept], (start + length)[kept], row[kept]
-    near = (np.diff(file) == 0) & (start[1:] <= stop[:-1] + _GAP) & np.isin(np.diff(row), (0, 1))
-    first = np.flatnonzero(np.concatenate([[True], ~near]))[: len(kept)]
-    pieces = zip(file[first], start[first], np.maximum.reduceat(stop, first), strict=True)
-    for number, group in groupby(pieces, key=itemgetter(0)):
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(dataset.samples.file(int(number)), flags)
-        try:
-            for _, begin, end in group:
-                os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)

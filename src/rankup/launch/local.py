@@ -27,7 +27,6 @@ from ..site.gpus import usable_cores
 from ..site.rundir import Job
 from . import failure
 from .logfile import OUTPUT
-from .request import by_crew
 from .worker import AGENT, PARENT
 
 _PATIENCE = 5.0  # seconds that the last sample may take
@@ -277,17 +276,13 @@ def _launcher(job: Job, nproc: int, python: str) -> list[str]:
     """Return what starts the ranks of `job`, up to its target."""
     # All programs start without the current folder on their path, as a script would. Behind `--`
     # torchrun takes no word for its own.
-    if by_crew(job):
-        return [python, "-c", starting("rankup.launch.crew"), "--nproc", str(nproc), "--"]
     worker = ["-c", starting("rankup.launch.worker")]
     options = ["--standalone", f"--nproc-per-node={nproc}", "--no-python", "--"]
     return [python, *worker, AGENT, *options, python, "-u", *worker]
 
 
 def shown(job: Job, nproc: int) -> str:
-    """The command that does the same without rankup; a crew is a part of it."""
-    if by_crew(job):
-        return shlex.join([*_launcher(job, nproc, "python"), *job.words])
+    """The command that does the same without rankup."""
     rank = "rankup-rank" if job.kind == "recipe" else "python"
     words = ["torchrun", "--standalone", f"--nproc-per-node={nproc}", "--no-python", "--", rank]
     return shlex.join([*words, *job.words])

@@ -13,19 +13,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..base import secrets
-from ..base.errors import EXIT_FAILED, UserError, nearest
+from ..base.errors import EXIT_FAILED, UserError
 from ..base.files import user_path, write_atomic
 from ..base.findings import Finding
 from ..base.text import clean
 from ..monitor import words
 from ..monitor.billing import Cost, cost
 from ..monitor.diagnose import Diagnosis, Verdict, diagnose, not_judged, verdict
-from ..monitor.export import FORMS, need
 from ..monitor.lines import FOLDER
 from ..monitor.load import load
 from ..monitor.recording import Facts, Recording
@@ -38,7 +36,6 @@ from .attempts import Attempt
 
 # The nodes of a job are billed as long as its end takes; the page is drawn where it is asked for.
 AT_THE_END = ("text",)
-EXPORTS = {"csv": "samples", "parquet": "samples", "openmetrics": "metrics.prom"}
 FILES = {"html": "report.html", "pdf": "report.pdf", "text": "report.txt"}
 
 
@@ -59,13 +56,11 @@ class Wish:
 
     Attributes:
         formats: of `FILES`.
-        export: of `monitor.export.FORMS`.
         out: a folder instead of the run directory; for several runs the current one without.
         ended: the code a job ends with, which asks for its own report.
     """
 
     formats: tuple[str, ...] = tuple(FILES)
-    export: tuple[str, ...] = ()
     out: str | None = None
     as_json: bool = False
     ended: int | None = None
@@ -95,7 +90,7 @@ def judge(folder: Path, known: Facts) -> Judged:
     """Load and judge what is in a run's folder."""
     recording = load(folder, known)
     diagnoses = diagnose(recording)
-    price = cost(recording, diagnoses)
+    price = cost(recording)
     return Judged(folder, recording, diagnoses, price, verdict(recording, diagnoses, price))
 
 
@@ -164,12 +159,6 @@ def _files(
 
     makers = {"html": html, "pdf": pdf, "text": text}
     yield from ((FILES[name], makers[name]) for name in FILES if name in wish.formats)
-    for form in wish.export:
-        from ..monitor.export import export
-
-        name = EXPORTS.get(form, form)
-        place = target / name
-        yield name, partial(export, judged.recording, judged.folder, form, place)
 
 
 def _refuse(runs: Sequence[str], wish: Wish) -> None:
@@ -178,19 +167,13 @@ def _refuse(runs: Sequence[str], wish: Wish) -> None:
         raise UserError(
             f"--formats {unknown[0]}: it takes {', '.join(FILES)}, with commas between them"
         )
-    if unknown := [name for name in wish.export if name not in FORMS]:
-        raise UserError(f"--export {unknown[0]}: {nearest(unknown[0], FORMS)}")
     if not wish.formats and not wish.as_json:
         raise UserError(f"--formats names none; it takes {', '.join(FILES)}")
-    if wish.export and len(runs) > 1:
-        raise UserError("--export writes the samples of one run; name one RUN")
     if len(runs) > 1 and not {"html", "text"} & set(wish.formats):
         raise UserError("several runs are compared in html and text; --formats html,text")
     target = _target(wish, Path.cwd())
     if target.exists() and not target.is_dir():
         raise UserError(f"--out {wish.out} is a file; name a folder")
-    for form in wish.export:
-        need(form)
 
 
 def _judged(run: str, here: Config, client: Client, ended: int | None) -> Judged:

@@ -20,7 +20,6 @@ from .. import __version__, recipes
 from ..base.errors import UserError, nearest
 from ..base.files import user_path, write_atomic
 from ..parallel.layout import crossing
-from ..parallel.lowcomm.gossip.alive import patience
 from ..script.source import refuse_notebook
 from ..site import rundir
 from ..site.jobspec import OPTIONS, JobSpec, flag
@@ -228,17 +227,11 @@ def _options(job: Job) -> Any:
     return recipes.find(job.target).parse(job.args, job.kept)
 
 
-def by_crew(job: Job) -> bool:
-    """Return whether a crew starts the ranks of a job: workers whose ends do not end the others."""
-    return job.kind == "recipe" and _options(job).strategy == "gossip"
-
-
 def same_result(job: Job) -> bool:
     """Return whether the number of ranks changes the time a job takes alone."""
     if job.kind != "recipe":
         return True
-    options = _options(job)
-    return not options.apart and options.strategy != "gossip"
+    return not _options(job).apart
 
 
 def split_notes(job: Job, nodes: int, per_node: int) -> list[str]:
@@ -251,13 +244,6 @@ def split_notes(job: Job, nodes: int, per_node: int) -> list[str]:
         return []
     options = _options(job)
     options.need_packages()
-    if by_crew(job):
-        patience()  # what it cannot be is said before anything starts
-    if by_crew(job) and nodes * per_node == 1:
-        raise UserError(
-            "--strategy gossip on one worker has nobody to talk to; give --nproc 2 or more, or "
-            "another strategy"
-        )
     layout = options.layout(nodes * per_node, per_node)
     said = options.notes(layout)
     if warning := crossing(layout, per_node):

@@ -30,7 +30,7 @@ from ..slurm.limits import Grant
 from ..slurm.parse import Partition, array_tasks, parse_seconds, time_text
 from . import attempts, ready, stage, status
 from .ready import Fetched
-from .request import by_crew, created, new, resumed, split_notes, typed, wanted, without_values
+from .request import created, new, resumed, split_notes, typed, wanted, without_values
 
 # Every node has its own; a run directory there is seen by nobody else.
 _LOCAL_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
@@ -464,7 +464,6 @@ def job_script(
         work_dir=job.cwd,
         words=job.words,
         recipe=job.kind == "recipe",
-        crew=by_crew(job),
         name=options.name or job.name,
         nodes=granted.nodes,
         ranks=granted.ranks,

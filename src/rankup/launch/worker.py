@@ -15,7 +15,6 @@ from pathlib import Path
 from .. import recipes
 from ..base.errors import UserError
 from ..base.text import say
-from ..parallel.lowcomm.gossip.alive import WORKER
 from ..site.gpus import cores_near, visible_gpus
 from . import failure
 
@@ -28,18 +27,17 @@ _OF_MALLOC = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHO
 
 
 def main() -> None:
-    """Run `TARGET ARGS…`, a recipe's name or a script's path, as the rank torchrun says, or as the
-    worker that a crew has numbered; with `--agent` in front, torchrun with the words that follow.
+    """Run `TARGET ARGS…`, a recipe's name or a script's path, as the rank that torchrun says;
+    with `--agent` in front, torchrun with the words that follow.
 
     Also the command `rankup-rank`, which a job script starts where rankup is installed.
     """
     if sys.argv[1:2] == [AGENT]:
         sys.exit(_agent(sys.argv[2:]))
-    number = os.environ.get("RANK", os.environ.get(WORKER))
+    number = os.environ.get("RANK")
     if len(sys.argv) < 2 or number is None:
         sys.exit("rankup-rank [--agent] TARGET [ARGS...] is started by jobs: use `rankup run`")
-    # A worker takes SIGTERM as the wish to end the run, of which its crew is only a part.
-    die_with_parent(signal.SIGKILL if WORKER in os.environ else signal.SIGTERM)
+    die_with_parent()
     _bind()
     module = sys.argv[1] == "-m" and len(sys.argv) > 2
     rank, (target, *args) = int(number), sys.argv[1 + module :]
@@ -56,10 +54,6 @@ def main() -> None:
             keep_memory()
             resume = os.environ.get("RANKUP_RESUME") == "1"
             recipes.find(target).run(args, Path(given), resume=resume)
-        if WORKER in os.environ:
-            from ..runtime.world import leave
-
-            leave(0)  # threads may wait for workers that never came
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             raise

@@ -45,19 +45,15 @@ class Thresholds:
     idle_stretch: float = 900.0  # s in a row; ours: longer than most validations
     idle_share: float = 0.10  # of the time looked at
     low_util: float = 25.0  # %, mean; jobstats: red 15, warns up to 25
-    busy_util: float = 90.0  # %, mean, at which a GPU says that it is busy
-    busy_power: float = 0.30  # share of the limit; less at busy_util is waiting, not computing
 
     # Spinning (training.py).
     spin_util: float = 95.0  # %
     spin_power: float = 0.45  # share of the limit
+    spin_flat: float = 0.30  # of the limit at most, where the training says no steps
     spin_least: float = 120.0  # s in a row
     spin_swing: float = 0.06  # of the limit between the 5th and 95th percentile: a GPU that
     # computes swings more between forward, backward and optimizer
     spin_traffic: float = 0.10  # of what the same GPU receives over PCIe while it computes
-    stall_least: float = 600.0  # s without a step, and
-    stall_times: float = 10.0  # x the median step, and
-    stall_work: float = 0.30  # share of that time that worked; more is a test, or an export
 
     # Data (training.py).
     data_wait: float = 0.15  # of the time; ours: below it nothing worth a change is won
@@ -66,19 +62,14 @@ class Thresholds:
     saw_swing: float = 40.0  # % between the 10th and 90th percentile of its samples
     workers_busy: float = 85.0  # % of a core for each worker
     workers_idle: float = 50.0  # % of a core for each worker that waits itself
-    small_read: float = 64e3  # bytes per operation; ours: parallel file systems want megabytes
-    many_operations: float = 500.0  # per second and node
 
     # Balance (gpu.py).
     imbalance: float = 0.25  # (most - least) / most of mean use
     imbalance_power: float = 0.40  # the same of power above the floor
 
     # Memory (gpu.py, nodes.py).
-    memory_far: float = 0.25  # peak share of a GPU's memory
-    memory_far_power: float = 0.70  # share of the limit: who draws more computes already
     memory_near: float = 0.97  # peak share
     host_near: float = 0.95  # peak share of the cgroup's limit or of the node's memory
-    swap_least: float = 1 * GIB  # more than when the run began
 
     # CPU (nodes.py).
     load: float = 1.2  # x cores; LLview colours above it
@@ -103,14 +94,8 @@ class Thresholds:
     queue_times: float = 10.0  # x the run's time, and
     queue_least: float = 600.0  # s in the queue
 
-    # The record itself (nodes.py).
-    gap_share: float = 0.02  # of the time of all nodes
-    gap_least: float = 60.0  # s of a node; notes: omnistat flags three samples
-
-    # Loss (training.py).
-    loss_steps: int = 200  # at least, from the first step on
-    loss_flat: float = 0.01  # relative fall from the first to the last tenth
-    loss_rise: float = 0.10  # relative, of the last tenth above the lowest tenth
+    # Lost GPUs (nodes.py).
+    gap_least: float = 60.0  # s without a value; notes: omnistat flags three samples
 
     # The words of the verdict (diagnose).
     healthy: float = 0.75  # efficiency from which a run without a finding is called healthy. Ours:

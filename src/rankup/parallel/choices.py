@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..base.errors import UserError, nearest
 from ..runtime.compress.names import Compression
-from .layout import SELDOM, WITHOUT_WAITING, Layout
+from .layout import SELDOM, Layout
 
 Recompute = Literal["none", "selective", "full"]
 Half = Literal["bfloat16", "float16"]
@@ -119,11 +119,11 @@ def check(
     if not choices.compression:
         return
     compress = spell("compress", str(choices.compression))
-    apart = strategy in (*SELDOM, *WITHOUT_WAITING)
+    apart = strategy in SELDOM
     if not apart and not layout.only_replicas:
         raise UserError(
             f"{compress} is for what whole copies of a model send each other: ddp, local-sgd, "
-            f"diloco, async-sgd, gossip; leave it out, or choose one of these"
+            f"diloco; leave it out, or choose one of these"
         )
     if apart and (layout.tp > 1 or layout.pp > 1):
         raise UserError(

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from ..base import gone
 from ..base.errors import UserError
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "pp", "3d", "local-sgd", "diloco", "async-sgd", "gossip")
+STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "pp", "3d", "local-sgd", "diloco")
 # Copies that train apart: each may itself be shared by several ranks.
 SELDOM = ("local-sgd", "diloco")
-# Copies that do not wait for one another: each is one rank.
-WITHOUT_WAITING = ("async-sgd", "gossip")
 # What a person calls an axis: the flags of `rankup run`.
 FLAG = {"pp": "--pp", "dp_replicate": "--dp", "dp_shard": "--shard", "cp": "--cp", "tp": "--tp"}
 
@@ -108,7 +107,7 @@ def choose(
     A strategy alone says it all: `ddp` copies the model to every rank, `fsdp` shares it among all,
     `hsdp` shares it within a node and copies it over nodes, `tp` cuts matrices within a node, `pp`
     makes every rank a pipeline stage, and `3d` is tensor 2 x pipeline 2 with the rest sharded.
-    `local-sgd`, `diloco`, `async-sgd` and `gossip` copy the model to every rank, too.
+    `local-sgd` and `diloco` copy the model to every rank, too.
     Given sizes go before; what then remains of the world goes to data parallelism, sharded under
     `fsdp` and `3d`, else copied.
 
@@ -122,6 +121,7 @@ def choose(
     given = {"pp": pp, "dp_replicate": dp, "dp_shard": shard, "cp": cp, "tp": tp}
     asked = {axis: size for axis, size in given.items() if size is not None}
     if strategy is not None and strategy not in STRATEGIES:
+        gone.refuse("--strategy", strategy)
         raise UserError(f"unknown strategy {strategy!r}; known are: {', '.join(STRATEGIES)}")
     for axis, size in asked.items():
         if size < 1:
@@ -167,14 +167,8 @@ def _refuse_contradiction(strategy: str | None, asked: dict[str, int]) -> None:
         "hsdp": ("tp", "pp"),
         "tp": ("pp",),
         "pp": ("tp",),
-        **dict.fromkeys(WITHOUT_WAITING, ("dp_shard", "cp", "tp", "pp")),
     }.get(strategy or "", ())
     for axis in foreign:
-        if asked.get(axis, 1) > 1 and strategy in WITHOUT_WAITING:
-            raise UserError(
-                f"--strategy {strategy} has a whole model on every rank, so {FLAG[axis]} "
-                f"{asked[axis]} does not go with it; local-sgd and diloco take split models"
-            )
         if asked.get(axis, 1) > 1:
             raise UserError(
                 f"--strategy {strategy} and {FLAG[axis]} {asked[axis]} contradict each other: "

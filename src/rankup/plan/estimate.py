@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from . import compute
 from .exchange import data_parallel
@@ -14,7 +14,6 @@ from .network import group
 from .pipeline import bubble, pipeline_send, stage_layers, tied_embedding
 from .shape import Shape
 
-BLOCKING = 0.25  # of writing a checkpoint, at most
 RISKY = 0.08  # of the memory: below this head room a layout may run out of it
 
 
@@ -177,45 +176,6 @@ def _numbers(layout: Layout, machine: Machine, layers: int, parameters: float) -
         "sharded weights": exchange,
         "gradients": exchange,
     }
-
-
-def with_storage(
-    found: Estimate,
-    *,
-    loader: float | None = None,
-    checkpoint_steps: int | None = None,
-) -> Estimate:
-    """Return an estimate that also waits for samples and for checkpoints.
-
-    Args:
-        loader: samples/s that a node's loader gives, as `rankup bench-data` measures it. A step
-            takes at least as long as its samples need; loading runs beside computing.
-        checkpoint_steps: steps between two checkpoints. Writing is asynchronous: a quarter of it
-            blocks at most (`bench/strategies.py`), and a node writes what its ranks hold at the
-            machine's `file_system`.
-    """
-    layout, machine = found.layout, found.machine
-    nodes = max(1.0, layout.gpus / machine.gpus_per_node)
-    more = []
-    if loader is not None:
-        slower = layout.global_batch / (nodes * loader) - found.seconds
-        more.append(Term("data", slower, "samples / loader's rate, less the step", "bench-data"))
-    if checkpoint_steps is not None and machine.file_system:
-        weights, _, optimizer = FRAMEWORKS[layout.framework].states
-        states = (weights + optimizer) * found.shape.parameters()
-        seconds = BLOCKING * states / (nodes * machine.file_system) / checkpoint_steps
-        formula = "a quarter of bytes / file system's rate, over the steps between two"
-        more.append(Term("checkpoints", seconds, formula, "bench/strategies.py"))
-    more = [term for term in more if term.seconds > 0]
-    total = found.seconds + sum(term.seconds for term in more)
-    slower = found.seconds / total
-    return replace(
-        found,
-        seconds=total,
-        terms=(*found.terms, *more),
-        tokens_per_second_per_gpu=found.tokens_per_second_per_gpu * slower,
-        mfu=found.mfu * slower,
-    )
 
 
 # Name -> formula, and where it comes from; docs/plan/how-it-computes.md says more.

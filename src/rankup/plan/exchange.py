@@ -50,7 +50,7 @@ def data_parallel(
     of the updated weights, beside the last micro-batch's backward. FSDP in every micro-batch: each
     layer's weights gathered in the precision of the forward and, where they were freed (ZeRO-3),
     in the backward, gradients scattered; all beside the layer's own work [FSDP paper, 3.2; ZeRO].
-    HSDP adds an all-reduce of each rank's shard across the copies.
+    HSDP adds an all-reduce of each rank's shard across the copies, in the last micro-batch alone.
     """
     if layout.data * layout.cp == 1:
         return Data(0.0, 0.0)
@@ -81,10 +81,10 @@ def data_parallel(
         return Data(0.0, gather + hidden(scatter, backward, machine))
     gather = ranks.gather(layout.value_bytes * one)
     scatter = ranks.gather(framework.gradient_bytes * own)
-    if layout.dp_replicate > 1:
-        copies = group(machine, layout.dp_replicate, stride * shard)
-        scatter += copies.reduce(framework.gradient_bytes * own / shard)
     forward = hidden(gather, work.forward, machine)
     scatter += gather if layout.zero == 3 else 0.0
     back = hidden(scatter, work.backward + again, machine)
-    return Data(layers * (forward + back) + gather, 0.0)
+    copies = group(machine, layout.dp_replicate, stride * shard)
+    reduced = scatter + copies.reduce(framework.gradient_bytes * own / shard)
+    last = hidden(reduced, work.backward + again, machine) - back
+    return Data(layers * (forward + back) + gather, layers * last)

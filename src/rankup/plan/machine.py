@@ -41,7 +41,6 @@ class Machine:
         nic_efficiency: share of it that collectives reach with large messages.
         nic_latency: seconds per hop of a collective between nodes.
         congestion: by how much each node more slows an all-reduce between nodes down.
-        file_system: bytes/s that a node writes a checkpoint with; 0 where not known.
         core_hours_per_gpu_hour: what a GPU costs per hour, in `unit`.
         source: where the numbers come from.
         calibrated: they were measured by `rankup plan --calibrate`.
@@ -71,7 +70,6 @@ class Machine:
     nic_efficiency: float = 0.809
     nic_latency: float = 10.4e-6
     congestion: float = 0.0
-    file_system: float = 0.0
     core_hours_per_gpu_hour: float = 1.0
     unit: str = "GPU-h"
     source: str = ""

@@ -95,6 +95,8 @@ def stage_parameters(shape: Shape, layout: Layout, stage: int) -> tuple[float, f
     for count, frozen in ends:
         total += count
         trained += 0 if frozen else count
+    if stage == layout.pp - 1:
+        total, trained = total + shape.last, trained + shape.last
     return total / layout.tp, trained / layout.tp
 
 

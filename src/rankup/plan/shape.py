@@ -16,6 +16,9 @@ class Shape:
         gated: the feed-forward layer has a gate (SwiGLU), a third matrix.
         tied: the head shares the embedding's weights.
         positions: learned position embeddings, 0 for rotary ones.
+        vectors: of `hidden` numbers in a layer, norms' weights and all biases; None: the 2 of a
+            gated layer, else the 13 of GPT's [Narayanan 2021].
+        last: parameters behind the last layer beside the head's weights: of a norm, of biases.
         adapters: inputs and outputs of the low-rank products beside the maps of a layer.
         frozen_layer: share of the layers' parameters that are not trained.
         frozen_embedding, frozen_head: these are not.
@@ -34,6 +37,8 @@ class Shape:
     gated: bool = False
     tied: bool = True
     positions: int = 0
+    vectors: int | None = None
+    last: int = 0
     name: str = ""
     adapters: tuple[tuple[int, int], ...] = ()
     frozen_layer: float = 0.0
@@ -70,9 +75,10 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer; where nothing is gated, biases too (13h) [Narayanan 2021]."""
-        matrices = self.attention_weights + self.ffn_weights
-        return matrices + (2 if self.gated else 13) * self.hidden
+        """Parameters of one layer: its matrices, norms and biases."""
+        usual = 2 if self.gated else 13
+        vectors = usual if self.vectors is None else self.vectors
+        return self.attention_weights + self.ffn_weights + vectors * self.hidden
 
     @property
     def adapter_parameters(self) -> int:
@@ -91,7 +97,7 @@ class Shape:
     def parameters(self) -> int:
         """Return the number of parameters."""
         ends = self.embedding_parameters + self.head_parameters
-        return self.layers * self.layer_parameters + ends
+        return self.layers * self.layer_parameters + ends + self.last
 
     def matmul_parameters(self) -> int:
         """Return the parameters that every token is multiplied with, the head included."""

@@ -262,6 +262,8 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
         gated=llama is not None,
         tied=llama is not None and llama.tied,
         positions=0 if llama else options.seq_len,
+        vectors=2 if llama else 4,  # maps have no bias, a layer norm has one
+        last=options.dim if llama else 2 * options.dim + (vocab if options.prior else 0),
         name=name,
     )
     shape = _with_training(checked(shape, names), options)
@@ -295,7 +297,6 @@ def _frozen(shape: Shape, patterns: Sequence[str]) -> Shape:
     sizes = {f"{name}.weight": a * b for name, (a, b) in shape.maps.items()}
     sizes |= {f"{name}.weight": shape.hidden for name in ("attention_norm", "feed_forward_norm")}
     if not shape.gated:
-        sizes |= {f"{name}.bias": b for name, (_, b) in shape.maps.items()}
         sizes |= {f"{name}.bias": shape.hidden for name in ("attention_norm", "feed_forward_norm")}
     shares = [
         sum(size for name, size in sizes.items() if matched(f"blocks.{layer}.{name}"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ from ..data.errors import BadContainer
 from ..data.fetch import Fetch, Made
 from ..data.images import SUFFIXES
 from ..data.opened import open as open_samples
-from ..data.orders.plain import random_split
 from ..data.reader import PackedDataset
+from ..runtime.keys import derive
+from ..runtime.order import Order
 from ..runtime.world import setup
 from ..train.optimizer import build_optimizer
 from ..train.task import Batch
@@ -58,8 +59,8 @@ class Photos:
     """A split whose batches are (photos as uint8 (n, 3, size, size) channels last, labels).
 
     What a batch holds depends on (seed, epoch, samples) alone, not on who makes it or when. Under
-    DALI what is not made ahead (by `async-sgd` and `gossip`) is decoded by rankup: the same parts
-    of the photos, with pixels that differ by how they were rounded.
+    DALI what is not made ahead, as by `rankup generate`, is decoded by rankup: the same parts of
+    the photos, with pixels that differ by how they were rounded.
 
     Args:
         dataset: with a transform of `data.photos`.
@@ -171,8 +172,9 @@ class ImageClassification:
 
 def _parts(count: int) -> list[list[int]]:
     """Samples to train on, and those held out: the same for every seed."""
-    parts: Any = random_split(range(count), [1 - _HELD_OUT, _HELD_OUT])  # type: ignore[arg-type]
-    return [list(part) for part in parts]
+    shuffled = Order(count, derive(0, "split"))(torch.arange(count)).numpy()
+    rest = count - math.ceil(count * _HELD_OUT - 0.5)
+    return [np.sort(shuffled[:rest]).tolist(), np.sort(shuffled[rest:]).tolist()]
 
 
 def _refuse_single(options: ImageClassificationOptions, count: int) -> None:

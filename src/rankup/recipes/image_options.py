@@ -18,7 +18,7 @@ from ..base.files import replacing, user_path, write_json
 from ..base.flags import flag
 from ..base.text import say
 from ..data.keys import kind_of
-from ..parallel.layout import WITHOUT_WAITING, Layout
+from ..parallel.layout import Layout
 from ..train.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -92,11 +92,6 @@ class ImageClassificationOptions(TrainOptions):
             raise UserError(
                 "--micro-batch 1: batch norm takes its mean over a micro-batch, so give it 16 "
                 "photos or more"
-            )
-        if self.frozen_epochs and self.strategy in WITHOUT_WAITING:
-            raise UserError(
-                f"--frozen-epochs {self.frozen_epochs} needs ranks that agree on the epoch; leave "
-                f"it away under --strategy {self.strategy}"
             )
 
     def layout(self, world_size: int, per_node: int) -> Layout:

@@ -17,7 +17,7 @@ from torch import nn
 from ..base.errors import UserError
 from ..base.text import say
 from ..data.index import Int64s
-from ..data.orders.plain import Computed, identity
+from ..data.orders import Computed, identity
 from ..runtime.keys import derive
 from ..runtime.order import Order
 from ..runtime.world import setup

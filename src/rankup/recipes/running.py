@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from ..runtime.world import World
-from ..train.gossip.loop import train as train_by_gossip
 from ..train.loop import train
 from ..train.options import TrainOptions
 from ..train.task import Task
@@ -35,8 +34,7 @@ def run(
     Args:
         also: what is said beside a loss.
     """
-    loop = train_by_gossip if options.strategy == "gossip" else train
-    outcome = loop(task, options, world, directory, resume=resume)
+    outcome = train(task, options, world, directory, resume=resume)
     if world.is_root and outcome.finished:
         for name, loss in (("valid", outcome.valid_loss), ("test", outcome.test_loss)):
             if loss is None:

@@ -14,7 +14,6 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UserError
-from ..base.processes import starting
 from .parse import time_text
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ class JobScript:
     Attributes:
         words: TARGET and what belongs to it; a script by its absolute path.
         recipe: TARGET is a recipe, which rankup has to run.
-        crew: the ends of its workers do not end the others, so that a crew starts them.
         nodes, ranks: nodes, and ranks on each.
         gpus, cpus: of a node, granted by Slurm; 0 GPUs for none; None leaves CPUs to Slurm.
         minutes: time limit; 0 inside an allocation, which has its own.
@@ -94,7 +92,6 @@ class JobScript:
     stage_options: tuple[str, ...] = ()
     stage_folder: str | None = None
     mounts: tuple[str, ...] = ()
-    crew: bool = False
     monitor: bool = True
     whole_nodes: bool = False
 
@@ -150,7 +147,6 @@ def _values(job: JobScript) -> dict[str, Any]:
         "unless_set": {**(_OFFLINE if job.offline else {}), **job.fetched},
         "programs": job.programs(),
         "in_container": f"{shlex.join(job.container)} " if job.container else "",
-        "crew_start": starting("rankup.launch.crew") if job.crew else "",
         "staged": staged,
         "launcher": '"$launcher"' if staged else "launch",
         "torchrun": '"${torchrun[@]}"',
@@ -176,8 +172,6 @@ def _directives(job: JobScript) -> Iterator[str]:
             yield f"--{name}={_quoted(value, name)}"
     yield "--open-mode=append"
     yield "--requeue"
-    if job.crew:
-        yield "--no-kill"  # a node that dies takes its own workers along, not the job
     for name, value in job.options.items():
         yield f"--{name}={_quoted(value, name)}" if value else f"--{name}"
     for line in job.lines:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -15,6 +15,7 @@ from ..runtime.deadline import END, ask_for_next_attempt
 from ..runtime.world import is_root_process
 from .evaluate import Stopped, means
 from .keeper import Keeper
+from .metrics import Metrics, Silence
 from .options import TrainOptions
 from .plan import Place
 from .step import Stepper
@@ -42,19 +43,11 @@ class Outcome:
     measures: Mapping[str, float] = field(default_factory=dict)
 
 
-class Record(Protocol):
-    """`metrics.jsonl`, and the lines for people."""
-
-    def say(self, text: str) -> None: ...
-
-    def final(self, record: dict[str, Any]) -> None: ...
-
-
 class Attempt:
     """Validations and the end of one attempt; call all on every rank.
 
     Args:
-        record: where the run's last line goes.
+        metrics: where the run's last line goes.
         last: number of the run's last step.
         done: steps that were done when the attempt began.
 
@@ -68,13 +61,13 @@ class Attempt:
         options: TrainOptions,
         stepper: Stepper,
         keeper: Keeper,
-        record: Record,
+        metrics: Metrics | Silence,
         directory: Path,
         last: int,
         done: int,
     ) -> None:
         self._task, self._options, self._stepper = task, options, stepper
-        self._keeper, self._record, self._directory = keeper, record, directory
+        self._keeper, self._metrics, self._directory = keeper, metrics, directory
         self._last, self._done = last, done
         often = max(1, -(-last // _TIMES))
         self.every_valid = options.valid_every or often
@@ -98,18 +91,11 @@ class Attempt:
         if to_go_on:
             self._ask_for_next_attempt(place, saved)
         where = f"stopped at step {place.step} of {self._last}"
-        self._record.say(where + (", to go on in a next attempt" if to_go_on else ""))
+        self._metrics.say(where + (", to go on in a next attempt" if to_go_on else ""))
         return Outcome(place, finished=False)
 
-    def finish(
-        self, place: Place, stop: Stop, beside: Callable[[], dict[str, Any] | None] = dict
-    ) -> Outcome:
-        """Evaluate the model as it is now, and write it.
-
-        Args:
-            beside: what else the run's last line has, asked for after the evaluations; None: this
-                process does not end the run any more.
-        """
+    def finish(self, place: Place, stop: Stop) -> Outcome:
+        """Evaluate the model as it is now, and write it."""
         try:
             found = self._evaluate("valid", self._task.valid, stop)
             found |= self._evaluate("test", self._task.test, stop)
@@ -120,22 +106,20 @@ class Attempt:
                         "the time limit is too short for the last evaluation; --resume with more"
                     ) from None
                 self._ask_for_next_attempt(place, self._keeper.settled(stop))
-            self._record.say("stopped in the last evaluation; the next attempt does it again")
-            return Outcome(place, finished=False)
-        if (more := beside()) is None:
+            self._metrics.say("stopped in the last evaluation; the next attempt does it again")
             return Outcome(place, finished=False)
         losses = found.pop("valid_loss", None), found.pop("test_loss", None)
-        record = {"step": place.step, "valid_loss": losses[0], "test_loss": losses[1]}
-        record |= {**found, **more}
+        record: dict[str, Any] = {"step": place.step}
+        record |= {"valid_loss": losses[0], "test_loss": losses[1], **found}
         keeper = self._keeper
         if not keeper.settled(stop):
-            self._record.say(
+            self._metrics.say(
                 f"the checkpoint of step {keeper.newest} was not kept; --resume would go on "
                 "from an older one, if there is any"
             )
         if keeper.best:
             record["best_valid_loss"], record["best_step"] = keeper.best
-        self._record.final(record)
+        self._metrics.final(record)
         if not keeper.write_whole():
             raise RunFailed(
                 f"{self._directory} has no model-final.pt; make room, and if checkpoints/ holds a "

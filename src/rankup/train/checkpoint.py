@@ -12,7 +12,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -200,20 +200,13 @@ class Saver:
         root: the folder of checkpoints.
         keep: how many complete ones are left after each save, beside the one that was best.
         asynchronous: write in a thread; else `save` returns when all is on disk.
-        allowed: whether this process is still the one that writes; asked in the thread.
 
     Attributes:
         seconds: the longest time that a save took, from its call to its marker.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        keep: int,
-        asynchronous: bool = True,
-        allowed: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._root, self._keep, self._allowed = root, keep, allowed
+    def __init__(self, root: Path, keep: int, asynchronous: bool = True) -> None:
+        self._root, self._keep = root, keep
         self._asynchronous, self._writer = asynchronous, Writer()
         self._done: Future[None] = Future()
         self._told = True
@@ -244,7 +237,7 @@ class Saver:
 
         carried = carried or Carried()
         tensors, aliases = named(model, optimizer, copies, carried.optimizer)
-        target = _Step(self._root, saved, self._keep, self._allowed)
+        target = _Step(self._root, saved, self._keep)
         about = {"extra": asdict(saved)}
         self._done = self._writer.save(
             target, tensors | carried.state(), aliases, about, self._asynchronous
@@ -275,10 +268,10 @@ class Saver:
 class _Step(Target):
     """The folder of a step, and those before it that go when it is there."""
 
-    def __init__(self, root: Path, saved: Saved, keep: int, allowed: Callable[[], bool]) -> None:
+    def __init__(self, root: Path, saved: Saved, keep: int) -> None:
         directory = of_step(root, saved.place.step)
         super().__init__(directory, directory)
-        self._keep, self._allowed = keep, allowed
+        self._keep = keep
         self._best = saved.best and of_step(root, saved.best[1])
         self._complete = False
 
@@ -292,15 +285,13 @@ class _Step(Target):
         self.folder.mkdir()
 
     def commit(self, marker: Marker) -> None:
-        if not self._allowed():
-            raise OSError("another worker writes the checkpoints by now")
         super().commit(marker)
         self._complete = True
         prune(self.folder, self._keep, self._best)
 
     def undo(self, error: BaseException) -> None:
         # A peer that dies after the marker takes nothing with it.
-        if not self._complete and self._allowed():
+        if not self._complete:
             with contextlib.suppress(OSError):
                 (self.folder / MARKER).unlink(missing_ok=True)
             shutil.rmtree(self.folder, ignore_errors=True)

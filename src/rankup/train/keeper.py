@@ -30,7 +30,6 @@ class Keeper:
         note: called once a checkpoint is known to be written, with its step, for how many seconds
             the run stood, and until when.
         carried: what this rank's copy of the model has beside it.
-        allowed: whether this process is still the one that writes; asked in any thread.
 
     Attributes:
         best: lowest validation loss so far and its step, whose checkpoint is kept.
@@ -46,7 +45,6 @@ class Keeper:
         say: Callable[[str], None],
         note: Callable[[int, float, float], None],
         carried: Carried | None = None,
-        allowed: Callable[[], bool] = lambda: True,
     ) -> None:
         self._directory, self._options, self._built = directory, options, built
         self._root, self._optimizer, self._say = directory / "checkpoints", optimizer, say
@@ -56,7 +54,7 @@ class Keeper:
         self._second: tuple[float, int] | None = None  # what was the best before it
         self.newest = 0
         self._lost = ""  # why that one was not written
-        self._saver = Saver(self._root, options.keep, options.async_checkpoints, allowed)
+        self._saver = Saver(self._root, options.keep, options.async_checkpoints)
 
     def restore(self, last: int) -> Saved | None:
         """Go back to the newest whole checkpoint, and say so; None when there is none.
@@ -82,16 +80,6 @@ class Keeper:
         if saved is not None:
             self.best = saved.best
         return saved
-
-    def take_over(self, step: int) -> None:
-        """Another process has written the checkpoints, up to `step`: its best one is to be kept."""
-        for candidate in checkpoint.candidates(self._root)[0]:
-            saved = candidate.saved
-            if saved.place.step <= step:
-                self.newest = max(self.newest, saved.place.step)
-                if saved.best and (self.best is None or saved.best[0] < self.best[0]):
-                    self.best = saved.best
-                return
 
     def consider(self, loss: float, step: int, stop: Stop) -> None:
         """See whether a finite validation loss is the best so far."""

@@ -30,8 +30,6 @@ from .taken import Taken
 from .task import Task
 from .timeline import Timeline
 
-_SHOWN = 100  # steps after which a run that does not meet otherwise shows its numbers
-
 
 def train(
     task: Task, options: TrainOptions, world: World, directory: Path, *, resume: bool = False
@@ -76,7 +74,7 @@ class _Run:
         self.place = Place()
         self.unvalidated = False
         self.stepper = Stepper(task, options, self.built, self.optimizer, self.last)
-        self.taker = taker(self.stepper, self.built, options, self.plan.n, self._due)
+        self.taker = taker(self.stepper, self.built, options, self.plan.n)
         if options.ema is not None:
             average = Average(self.built, options.ema)
             self.stepper.average = self.taker.carried.average = average
@@ -159,15 +157,6 @@ class _Run:
     def _passed(self, every: int, before: int) -> bool:
         """Whether a multiple of `every` lies in the steps since `before`, or the end."""
         return self.place.step // every > before // every or self.place.step == self.last
-
-    def _due(self, step: int) -> bool:
-        """Whether there is something to do after this step that needs one model on all ranks."""
-        return (
-            step % self.attempt.every_valid == 0
-            or step % self.attempt.every_checkpoint == 0
-            or step % _SHOWN == 0
-            or step == self.last
-        )
 
     def _report(self) -> float:
         """Write the lines of the steps whose numbers are here by now; the ranks' wishes to stop.

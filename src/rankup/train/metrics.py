@@ -75,14 +75,8 @@ def step_record(
     unit: str,
     flops_per_unit: float,
     world: World,
-    rate: float | None = None,
-    ranks: int | None = None,
 ) -> dict[str, Any]:
     """A step's line of `metrics.jsonl`.
-
-    Args:
-        rate: targets per second of all ranks, where that is not the step's own.
-        ranks: how many that are, where they do not make up one world.
 
     `seconds` is what the step took and `data_wait` the mean over ranks of the share of it spent
     waiting for data; `peak_memory` is rank 0's in bytes, `mfu` is null where the GPU is not known.
@@ -90,7 +84,7 @@ def step_record(
     whose gradient overflowed at its `loss_scale`.
     """
     seconds = taken.clock.seconds
-    rate = taken.count / seconds if rate is None else rate
+    rate = taken.count / seconds
     peak = peak_flops(world.device)
     record: dict[str, Any] = {
         "step": taken.step.number,
@@ -101,7 +95,7 @@ def step_record(
         "seconds": round(seconds, 6),
         "data_wait": round(waited / world.world_size / seconds, 4),
         "peak_memory": peak_memory(world.device),
-        "mfu": rate * flops_per_unit / (peak * (ranks or world.world_size)) if peak else None,
+        "mfu": rate * flops_per_unit / (peak * world.world_size) if peak else None,
         "grad_norm": norm if math.isfinite(norm) else None,
         "time": round(taken.ended, 3),
     }
@@ -109,8 +103,6 @@ def step_record(
         record |= {"loss_scale": taken.loss_scale, "skipped": not math.isfinite(norm)}
     if taken.cost is not None:
         record |= taken.cost.record()
-    if taken.staleness is not None:
-        record["staleness"] = {str(late): number for late, number in taken.staleness.items()}
     return {**record, **(taken.validation if "valid_loss" in taken.validation else {})}
 
 
@@ -260,10 +252,9 @@ class Metrics:
 
     def final(self, record: dict[str, Any]) -> None:
         """The last line of a run that came to its end, with what its exchanges came to."""
-        exchange: dict[str, Any] = record.get("exchange", {})
-        if not exchange:
-            with contextlib.suppress(OSError, ValueError):  # a line that a full disk cut short
-                exchange = _totals(self._path, self._last_step)
+        exchange: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):  # a line that a full disk cut short
+            exchange = _totals(self._path, self._last_step)
         if "waited" in exchange:
             self.say(_in_words(exchange))
         if exchange:
@@ -302,10 +293,9 @@ def _totals(path: Path, steps: int) -> dict[str, Any]:
     """Return what the exchanges of all attempts came to, for the last line; empty: not measured.
 
     `bytes_sent` and `bytes_per_step` of a rank, `waited` and `extra_compute` in seconds of a rank,
-    `extra_memory` in bytes at most, `staleness` how many gradients were how many versions late.
+    `extra_memory` in bytes at most.
     """
     sums: Counter[str] = Counter()
-    staleness: Counter[int] = Counter()
     memory = 0
     with path.open(encoding="utf-8") as file:
         for line in file:
@@ -314,27 +304,19 @@ def _totals(path: Path, steps: int) -> dict[str, Any]:
                 if name in record:
                     sums[name] += record[name]
             memory = max(memory, record.get("extra_memory", 0))
-            for late, number in record.get("staleness", {}).items():
-                staleness[int(late)] += number
     if "bytes_sent" not in sums:
         return {}
     found: dict[str, Any] = {name: round(value, 6) for name, value in sums.items()}
     found["bytes_per_step"] = round(sums["bytes_sent"] / max(1, steps))
     if "waited" in sums:
         found["extra_memory"] = memory
-    if staleness:
-        found["staleness"] = {str(late): staleness[late] for late in sorted(staleness)}
     return found
 
 
 def _in_words(found: dict[str, Any]) -> str:
     """Return totals in a line for people, where all was measured."""
-    text = (
+    return (
         f"exchange: {size(found['bytes_per_step'])} sent per rank and step, "
         f"{found['waited']:.1f} s waited and {found['extra_compute']:.1f} s of extra compute in "
         f"all, {size(found['extra_memory'])} of extra memory"
     )
-    if "staleness" in found:
-        late = ", ".join(f"{n} by {late}" for late, n in found["staleness"].items())
-        text += f"; gradients late by versions: {late}"
-    return text

@@ -11,7 +11,7 @@ from ..base.errors import UserError, nearest
 from ..base.files import user_path
 from ..base.flags import flag
 from ..parallel.choices import Choices, Half, check, without_effect
-from ..parallel.layout import SELDOM, WITHOUT_WAITING, Layout, choose
+from ..parallel.layout import SELDOM, Layout, choose
 from ..runtime.compress.names import Compression, parse
 from . import trackers
 
@@ -72,12 +72,9 @@ class TrainOptions:
         None, "run these steps (20:25, both included) under torch's profiler, a rank of each node"
     )
     trace_samples: str | None = flag(None, "write which samples each step drew to this file")
-    strategy: (
-        Literal[
-            "ddp", "fsdp", "hsdp", "tp", "pp", "3d", "local-sgd", "diloco", "async-sgd", "gossip"
-        ]
-        | None
-    ) = flag(None, "how ranks share the model and the work; default ddp")
+    strategy: Literal["ddp", "fsdp", "hsdp", "tp", "pp", "3d", "local-sgd", "diloco"] | None = flag(
+        None, "how ranks share the model and the work; default ddp"
+    )
     dp: int | None = flag(None, "copies of the model (data parallel)", least=1)
     shard: int | None = flag(None, "ranks that share one copy (fully sharded)", least=1)
     cp: int | None = flag(None, "ranks that share each sequence (context parallel)", least=1)
@@ -96,14 +93,6 @@ class TrainOptions:
     sync_every: str = flag("10", "steps between exchanges of local-sgd and diloco, or `epoch`")
     outer_lr: float = flag(0.7, "step size of diloco's outer optimizer", least=0)
     outer_momentum: float = flag(0.9, "Nesterov momentum of diloco's outer optimizer", least=0)
-    max_staleness: int = flag(4, "versions that a gradient of async-sgd may be late", least=0)
-    damp_staleness: bool = flag(False, "weigh a gradient that is s versions late by 1 / (1 + s)")
-    look_ahead: float = flag(
-        1.0,
-        "async-sgd computes ahead of the newest version, by this times the last change for each "
-        "version that gradients are late; 0 leaves it",
-        least=0,
-    )
     compress: str = flag(
         "none", "what copies send each other: none, bf16, int8, topk[:FRACTION], powersgd[:RANK]"
     )
@@ -144,7 +133,7 @@ class TrainOptions:
             raise UserError(
                 f"--sync-every {self.sync_every} is neither a number of steps nor `epoch`"
             )
-        apart = self.strategy in (*SELDOM, *WITHOUT_WAITING)
+        apart = self.strategy in SELDOM
         if self.precision == "fp16" and (apart or parse(self.compress)):
             what = f"--strategy {self.strategy}" if apart else f"--compress {self.compress}"
             raise UserError(
@@ -224,11 +213,6 @@ class TrainOptions:
             )
         if self.steps is not None:
             self.refuse_profile_beyond(self.steps)
-        if self.strategy == "async-sgd":
-            raise UserError(
-                "--profile is of steps that ranks take together, and --strategy async-sgd has "
-                "none; leave one of them away"
-            )
 
     def refuse_profile_beyond(self, steps: int) -> None:
         """UserError where the steps to profile do not lie in a run of so many."""
@@ -312,7 +296,7 @@ class TrainOptions:
     @property
     def apart(self) -> bool:
         """Whether copies of the model train by themselves between exchanges."""
-        return self.strategy in (*SELDOM, "async-sgd")
+        return self.strategy in SELDOM
 
     def fits(self, layout: Layout) -> bool:
         """Whether the model can be split so, as far as its options tell."""
@@ -347,9 +331,6 @@ class TrainOptions:
             "sync_every": SELDOM,
             "outer_lr": ("diloco",),
             "outer_momentum": ("diloco",),
-            "max_staleness": ("async-sgd",),
-            "damp_staleness": ("async-sgd",),
-            "look_ahead": ("async-sgd",),
         }
         defaults = {field.name: field.default for field in fields(self)}
         return [
@@ -361,8 +342,6 @@ class TrainOptions:
     def idle_ranks(self, layout: Layout) -> int:
         """Ranks that a full global batch leaves without a micro-batch."""
         micro_batches = -(-self.global_batch // self.micro_batch)
-        if self.strategy == "gossip":  # who gets no part of a step takes one of the next
-            return 0
         return max(0, layout.data_size - micro_batches) * layout.pp * layout.cp * layout.tp
 
 

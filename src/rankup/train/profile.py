@@ -35,26 +35,25 @@ class Profile:
 
     Args:
         directory: of the run.
-        name: of the rank, for the files.
         steps: the first and the last.
     """
 
-    def __init__(self, directory: Path, name: str, world: World, steps: tuple[int, int]) -> None:
+    def __init__(self, directory: Path, world: World, steps: tuple[int, int]) -> None:
         self._folder, self._world = directory / rundir.PROFILE, world
         self._first, self._last = steps
-        self._path = self._folder / f"steps-{self._first}-{self._last}-{name}.json"
+        self._path = self._folder / f"steps-{self._first}-{self._last}-rank{world.rank}.json"
         self._running: profile | None = None
         self._steps: list[int] = []
 
     @classmethod
     def wanted(
-        cls, options: TrainOptions, directory: Path, world: World, done: int, name: str = ""
+        cls, options: TrainOptions, directory: Path, world: World, done: int
     ) -> Profile | None:
         """Return the profiler of this rank, one on each node, where steps are left to profile."""
         steps = options.profiled
         if steps is None or world.local_rank:
             return None
-        found = cls(directory, name or f"rank{world.rank}", world, steps)
+        found = cls(directory, world, steps)
         if steps[1] > done:
             return found
         if world.is_root and not found._path.exists():  # an attempt before may have done it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,6 @@ import torch.distributed as dist
 from ..parallel.build import Built
 from ..parallel.lowcomm.copies import Averaging, DiLoCo
 from ..parallel.lowcomm.flat import NUMBERS, Cost, Flat, Owed, ring_bytes
-from .async_sgd import AsyncSGD
 from .checkpoint import Carried
 from .options import TrainOptions
 from .plan import Step
@@ -34,28 +32,13 @@ def rounds(steps: Iterable[Step], meets: Callable[[Step], bool]) -> Iterator[lis
         yield held
 
 
-class Taker(Protocol):
-    """Takes a round of steps, after which all ranks hold the same model.
+class Together:
+    """All ranks take each step together.
 
     Attributes:
         carried: what a checkpoint holds beside the model.
         at_once: a round's numbers are here when it ends; else they are read a step late.
     """
-
-    carried: Carried
-    at_once: bool
-
-    def meets(self, step: Step) -> bool:
-        """Whether a round ends with this step."""
-        ...
-
-    def take(self, steps: list[Step], stop: Stop) -> list[Taken]:
-        """All steps of a round, or the first of them where somebody wished to stop."""
-        ...
-
-
-class Together:
-    """All ranks take each step together."""
 
     at_once = False
 
@@ -71,9 +54,11 @@ class Together:
         self._has_buckets = built.has_buckets
 
     def meets(self, step: Step) -> bool:
+        """Whether a round ends with this step."""
         return True
 
     def take(self, steps: list[Step], stop: Stop) -> list[Taken]:
+        """All steps of a round, after which all ranks hold the same model."""
         before = self._so_far()  # what a resumed run spends to settle is no step's
         taken = [self._stepper.take(step, stop) for step in steps]
         if self._exchange is not None:
@@ -93,7 +78,8 @@ class Apart:
     """Copies of the model take their steps by themselves, and meet every few of them.
 
     In a long round the ranks tell each other every few steps whether somebody wishes to stop, and
-    read it as many steps later, so that nobody waits for a copy that is not far behind.
+    read it as many steps later, so that nobody waits for a copy that is not far behind. Attributes
+    as of `Together`.
     """
 
     at_once = True
@@ -115,11 +101,13 @@ class Apart:
         self._told = Cost()
 
     def meets(self, step: Step) -> bool:
+        """Whether a round ends with this step."""
         if self._every is None:
             return step.after.consumed >= self._n
         return step.number % self._every == 0
 
     def take(self, steps: list[Step], stop: Stop) -> list[Taken]:
+        """All steps of a round, or the first of them where somebody wished to stop."""
         taken: list[Taken] = []
         asked: tuple[torch.Tensor, dist.Work] | None = None
         for step in steps:
@@ -169,17 +157,8 @@ def _answer(asked: tuple[torch.Tensor, dist.Work]) -> bool:
     return bool(wish.item())
 
 
-def taker(
-    stepper: Stepper, built: Built, options: TrainOptions, n: int, due: Callable[[int], bool]
-) -> Taker:
-    """How the run's steps are taken.
-
-    Args:
-        n: samples of an epoch.
-        due: whether the run wants all ranks to have the same model after a step of this number.
-    """
-    if options.strategy == "async-sgd":
-        return AsyncSGD(stepper, built, options, lambda step: due(step.number))
+def taker(stepper: Stepper, built: Built, options: TrainOptions, n: int) -> Together | Apart:
+    """How the run's steps are taken; an epoch has `n` samples."""
     if built.mesh.apart:
         return Apart(stepper, built, options, n)
     return Together(stepper, built)

@@ -175,23 +175,6 @@ class Stepper:
         first = self.mesh.dp_replicate * ranks
         return range(step.dealt(first, size).start, step.dealt(first + ranks - 1, size).stop)
 
-    def on(self, built: Built) -> Stepper:
-        """The same for another copy of the model, on this rank."""
-        return Stepper(self.task, self.options, built, self.optimizer, self.last)
-
-    def gradient(self, step: Step, index: int, stop: Stop) -> Turn:
-        """Forward and backward of the summed loss of one micro-batch, and no more."""
-        turn = Turn(step, stop, 1.0)
-        self.statistics.begin_step()
-        samples, batch = self._fetch(turn, index)
-        self._reseed(step, index)
-        loss = self.loss(self.built.replica, batch)
-        self._note(turn, loss, samples)
-        self.statistics.collect()
-        loss.backward()
-        self.statistics.rewind()
-        return turn
-
     def learning_rate(self, step: Step) -> float:
         """Set and return that of a step."""
         options = self.options

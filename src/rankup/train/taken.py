@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -74,15 +73,6 @@ class Clock:
         return event
 
 
-class Watch(Protocol):
-    """What has measured a step."""
-
-    def stop(self) -> None: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-
 @dataclass
 class Taken:
     """A step that was taken, and its numbers, which are read one step late.
@@ -96,7 +86,6 @@ class Taken:
         clock: how long the step took.
         validation: what the one that followed found, by the names that the line has.
         cost: what the exchange took since the line before; None where nobody measures it.
-        staleness: how many gradients were how many versions late, where they may be.
         ended: when it was taken, in seconds since 1970.
         loss_scale: its loss was multiplied by this, under float16. Where that is more than 1, a
             gradient that is not finite costs the update alone.
@@ -108,10 +97,9 @@ class Taken:
     late: Late
     losses: list[torch.Tensor]
     dealt: range
-    clock: Watch
+    clock: Clock
     validation: Mapping[str, float] = field(default_factory=dict)
     cost: Cost | None = None
-    staleness: Mapping[int, int] | None = None
     ended: float = field(default_factory=time.time)
     loss_scale: float | None = None
 

@@ -141,8 +141,8 @@ class Loaded(Protocol):
 class Feed:
     """The batches of a split.
 
-    What was announced by `begin` is made ahead; whatever else is asked for, as by strategies in
-    which nobody knows who computes what, is made when it is asked for. Both give the same batch.
+    What was announced by `begin` is made ahead; whatever else is asked for is made when it is asked
+    for. Both give the same batch.
 
     Args:
         seed: that augmentation is drawn from.

@@ -28,7 +28,7 @@ from ..site import rundir
 
 # The package behind a name, the extra of rankup that brings it, and the least version that will do:
 # with an older wandb a run whose server is gone never ends.
-PACKAGES = {"tensorboard": ("tensorboardX", "export", ""), "wandb": ("wandb", "wandb", "0.27")}
+PACKAGES = {"tensorboard": ("tensorboardX", "tensorboard", ""), "wandb": ("wandb", "wandb", "0.27")}
 # What a step's values are called outside of `metrics.jsonl`; all others are `logged/NAME`.
 STEP_NAMES = {
     "loss": "loss",

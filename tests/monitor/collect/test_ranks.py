@@ -48,7 +48,7 @@ def test_a_rank_and_its_workers(tmp_path: Path, run: Path) -> None:
 def test_ranks_are_in_order_and_those_of_other_runs_are_not_ours(tmp_path: Path, run: Path) -> None:
     other = tmp_path / "other"
     process(tmp_path, 20, environ=_started(run, 1))
-    process(tmp_path, 21, environ=_started(run, 0, "RANKUP_WORKER"))
+    process(tmp_path, 21, environ=_started(run, 0))
     process(tmp_path, 22, environ=_started(other, 0))
     process(tmp_path, 23, environ={"RANK": "0"})
     process(tmp_path, 24, environ=_started(run, 5), state="Z")

@@ -14,7 +14,6 @@ from ..traces import (
     GPU_MEMORY,
     GPU_POWER,
     Numbers,
-    Silence,
     Stay,
     Trace,
     computing,
@@ -268,8 +267,6 @@ def cases() -> list[Case]:
         case("RK706", "a minute", hang(run(), minute - 60), False),
         case("RK706", "without steps, ten minutes", silent(hang(run(), 600))),
         case("RK706", "slow steps at 60 % power", hang(run(), 600, power=0.6), False),
-        case("RK707", "a tenth", memory(0.1)),
-        case("RK707", "27 %", memory(0.27), False),
         case("RK708", "99 %", memory(0.99)),
         case("RK708", "97.5 %", memory(0.975)),
         case("RK708", "95 %", memory(0.95), False),
@@ -293,14 +290,6 @@ def cases() -> list[Case]:
             .with_rank(cpu=level(24, 1), workers_cpu=1)
             .with_host(cpu=level(3, 0.2)),
         ),
-        case("RK711", "half of the clock", run().with_gpu(throttle=0x4, clock=level(700, 10))),
-        case("RK711", "60 %", run().with_gpu(throttle=0x80, clock=level(850, 5))),
-        case(
-            "RK711",
-            "at its limit, as it should be",
-            run().with_gpu(throttle=0x4, clock=level(1100, 10)),
-            False,
-        ),
         case(
             "RK712",
             "half of the time",
@@ -317,8 +306,14 @@ def cases() -> list[Case]:
             ),
             False,
         ),
-        case("RK713", "8 GB", run().with_host(swap=from_time(600, 9e9, 8e9, 1e8, 1e6))),
-        case("RK713", "left from before", run().with_host(swap=8e9), False),
+        case("RK712", "half of the clock", run().with_gpu(throttle=0x4, clock=level(700, 10))),
+        case("RK712", "60 %", run().with_gpu(throttle=0x80, clock=level(850, 5))),
+        case(
+            "RK712",
+            "at its limit, as it should be",
+            run().with_gpu(throttle=0x4, clock=level(1100, 10)),
+            False,
+        ),
         case(
             "RK714",
             "98 % of the limit",
@@ -345,22 +340,12 @@ def cases() -> list[Case]:
             "five minutes after a day",
             run(seconds=300, limit=600.0, known={"queued": 86400.0}),
         ),
-        case("RK719", "workers wait too", slow_files(60)),
-        case("RK719", "workers do not", slow_files(380), False, "RK704"),
+        case("RK704", "workers wait for files too", slow_files(60)),
+        case("RK704", "workers read files, and are busy", slow_files(380)),
         case(
             "RK720", "from step 300 on", losses(lambda s: np.where(s < 300, 3.0 - s / 200, np.nan))
         ),
         case("RK720", "one step", losses(lambda s: np.where(s == 300, np.inf, 9 - s / 200))),
-        case("RK721", "flat", losses(lambda s: 6.9 + 0 * s)),
-        case("RK721", "rising", losses(lambda s: 3 + np.abs(s - 300) / 100)),
-        case("RK721", "slow", losses(lambda s: 6.9 - s / 4000), False),
-        case("RK722", "killed for a third", run(silences=(Silence(0, 1000, 1700, again=True),))),
-        case(
-            "RK722",
-            "a minute of half an hour",
-            run(silences=(Silence(0, 1000, 1030, again=True),)),
-            False,
-        ),
         case("RK723", "off the bus", vanishing(900.0)),
         case(
             "RK723",
@@ -378,22 +363,10 @@ def cases() -> list[Case]:
         case("RK724", "no memory", ended("OUT_OF_MEMORY")),
         case("RK724", "cancelled by its user", ended("CANCELLED", limit=2400.0), False),
         case(
-            "RK725",
-            "100 % at 25 % of power, steps go on",
-            run().with_gpu(util=level(100, 0), power=level(100, 8)),
-        ),
-        case(
-            "RK725",
-            "100 % at 35 % of power",
-            run().with_gpu(util=level(100, 0), power=level(140, 8)),
-            False,
-        ),
-        case(
-            "RK726",
+            "RK702",
             "20 minutes without a step",
             hang(run(seconds=3600, limit=4000.0), 1200, 0.15, util=0.0),
         ),
-        case("RK726", "four minutes without a step", hang(run(), 240, 0.15, util=0.0), False),
     ]
 
 

@@ -17,6 +17,7 @@ from rankup.monitor.recording import Recording
 from rankup.monitor.report.text import text
 
 from ..handmade import made
+from ..trace import Silence
 from .pages import is_the_page
 from .sick import Case, cases, of_one, run
 
@@ -99,22 +100,36 @@ def test_a_damaged_row_hides_nothing(tmp_path: Path, kind: str) -> None:
     for table in _tables(trace.write(tmp_path), kind)[:1]:
         rows = table.read_text().splitlines(keepends=True)
         table.write_text("".join([*rows[:50], "176\n", *rows[50:]]))
-    found = diagnose(load(tmp_path, trace.facts()))
+    recording = load(tmp_path, trace.facts())
+    found = diagnose(recording)
     assert {"RK702"} <= {one.code for one in found}
-    (said,) = [one for one in found if one.code == "RK722"]
-    assert f"jrc0001: row 51 of jrc0001.{kind}.csv is damaged; left out" in said.message
-    assert said.nodes == (0,)
+    assert f"jrc0001: row 51 of jrc0001.{kind}.csv is damaged; left out" in _record(recording)
+    assert verdict(recording, found).sentences[-1].endswith("is damaged; left out.")
+
+
+def _record(recording: Recording) -> str:
+    """What the printed report says of what is not on record."""
+    printed = text(recording, diagnose(recording), 200)
+    return printed[printed.index("\nrecord ") :].partition("\n[")[0]
 
 
 def test_a_node_whose_gpus_have_no_rows_is_not_healthy(tmp_path: Path) -> None:
     trace = run(nodes=2)
     _tables(trace.write(tmp_path), "gpu")[1].unlink()
     recording = load(tmp_path, trace.facts())
-    (said,) = diagnose(recording)
-    assert (said.code, said.nodes) == ("RK722", (1,))
-    assert said.message == "jrc0002: nothing that the GPUs did is on record"
-    headline = verdict(recording, [said]).headline
-    assert headline == "What was recorded is sound, but a part is missing (jrc0002)."
+    assert diagnose(recording) == ()
+    headline = verdict(recording, ()).headline
+    assert headline.startswith("Nothing wrong was found in what is on record; the GPUs worked 9")
+    assert "Samples tell of 50 % of the time; the rest is not known." in _record(recording)
+
+
+@pytest.mark.parametrize(("lost", "said"), [(700, True), (30, False)])
+def test_a_gap_is_said_where_it_is_long(lost: float, said: bool) -> None:
+    recording = run(silences=(Silence(0, 1000, 1000 + lost, again=True),)).recording()
+    assert diagnose(recording) == ()
+    sentences = " ".join(verdict(recording, ()).sentences)
+    assert ("Samples tell of 6" in sentences) is said
+    assert ("\nrecord " in text(recording, ())) is said
 
 
 def test_the_cost_of_what_was_not_sampled(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from ...parallel.lowcomm.gossip.alive import WORKER
 from .host import text
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -163,8 +162,8 @@ class _Looked(Generic[T]):
 class Ranks:
     """Follows the ranks of a run.
 
-    A rank is a process that was started with `RANK` (or the number of a gossip worker) and with
-    `RANKUP_RUN_DIR` of this run; what it starts inherits both, and so the uppermost one counts.
+    A rank is a process that was started with `RANK` and with `RANKUP_RUN_DIR` of this run; what it
+    starts inherits both, and so the uppermost one counts.
     """
 
     def __init__(self, run: str, table: Table) -> None:
@@ -239,7 +238,7 @@ class Ranks:
 
     def _label(self, process: Process) -> int | None:
         environ = self._table.environ(process)
-        number = environ.get("RANK", environ.get(WORKER, ""))
+        number = environ.get("RANK", "")
         run = environ.get("RANKUP_RUN_DIR")
         if run is None or not (number.isascii() and number.isdigit()) or process.state == "Z":
             return None

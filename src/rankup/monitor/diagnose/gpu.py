@@ -1,5 +1,5 @@
-"""GPUs that are unused, idle or little used, busy without computing, slowed down; their memory;
-and GPUs or ranks that have less to do than the others.
+"""GPUs that are unused, idle or little used, slowed down; their memory; and GPUs or ranks that
+have less to do than the others.
 
 A GPU that computes hard runs at its power limit, and a little below its highest clock: that is as
 it should be. Only a clock far below it costs something worth a word.
@@ -117,33 +117,6 @@ def low(look: Look) -> Iterator[Diagnosis]:
     )
 
 
-def waiting(look: Look) -> Iterator[Diagnosis]:
-    """RK725: GPUs that say they are busy, and yet draw too little power to compute."""
-    if not look.long_enough:
-        return
-    which = look.billed & (look.use >= LIMITS.busy_util) & (look.power < LIMITS.busy_power)
-    columns = places(which)
-    if not columns:
-        return
-    yield Diagnosis(
-        "RK725",
-        "warning",
-        "GPU",
-        f"{words.gpus(look.recording, columns)} said {np.nanmean(look.use[which]):.0f} % use and "
-        f"drew only {words.percent(np.nanmean(look.power[which]))} of the power limit: waiting for "
-        "other ranks, or kernels too small to matter",
-        "a larger `--micro-batch`, `--compile`"
-        + (
-            ", or fewer exchanges (gradient accumulation, `--strategy` for a slow network); "
-            "compare with 1 GPU: `rankup run --nproc 1`"
-            if len(look.recording.gpus) > 1
-            else ""
-        ),
-        gpus=columns,
-        share=1.0,
-    )
-
-
 def _start_more(recording: Recording, columns: tuple[int, ...], billed: int) -> str:
     """What uses the GPUs that were not, or gives them back."""
     nodes = len(recording.heads)
@@ -156,37 +129,14 @@ def _start_more(recording: Recording, columns: tuple[int, ...], billed: int) -> 
     return advice(len(columns), billed, ranks, per_node, nodes - whole if whole else 0)
 
 
-def power_limited(look: Look) -> Iterator[Diagnosis]:
-    """RK711: the power limit keeps a GPU's clock far below the highest one."""
-    if not look.long_enough:
-        return
-    share = look.gpu("throttle_power")
-    highest = np.array([gpu.clock_max or np.nan for gpu in look.recording.gpus])
-    clock = look.gpu("clock") / highest
-    which = (share >= LIMITS.throttle_power) & (clock < LIMITS.throttle_clock)
-    columns = places(which)
-    if not columns:
-        return
-    limits = [look.recording.gpus[column].power_limit for column in columns]
-    watts = min((limit for limit in limits if limit), default=None)
-    yield Diagnosis(
-        "RK711",
-        "warning",
-        "GPU",
-        f"{words.gpus(look.recording, columns)} ran at {words.percent(np.nanmean(clock[which]))} "
-        "of the highest clock, held back by the power limit "
-        f"{words.percent(np.nanmean(share[which]))} of the time"
-        + (f" ({watts:.0f} W)" if watts else ""),
-        "ask the site whether the power limit of these nodes is lowered (`nvidia-smi -q -d "
-        "POWER`); lower precision (bf16) does more for each watt",
-        gpus=columns,
-    )
+def slowed(look: Look) -> Iterator[Diagnosis]:
+    """RK712: heat, a slowdown of the hardware or the power limit keeps a GPU's clock down."""
+    if look.long_enough:
+        yield from _by_heat(look)
+        yield from _by_power(look)
 
 
-def heat_limited(look: Look) -> Iterator[Diagnosis]:
-    """RK712: heat, or a slowdown of the hardware, keeps a GPU's clock down."""
-    if not look.long_enough:
-        return
+def _by_heat(look: Look) -> Iterator[Diagnosis]:
     heat, hardware = look.gpu("throttle_heat"), look.gpu("throttle_hardware")
     share = np.fmax(heat, hardware)
     which = share >= LIMITS.throttle_heat
@@ -210,43 +160,54 @@ def heat_limited(look: Look) -> Iterator[Diagnosis]:
     )
 
 
+def _by_power(look: Look) -> Iterator[Diagnosis]:
+    """A GPU that computes hard is at its limit; a clock far below the highest is what costs."""
+    share = look.gpu("throttle_power")
+    highest = np.array([gpu.clock_max or np.nan for gpu in look.recording.gpus])
+    clock = look.gpu("clock") / highest
+    which = (share >= LIMITS.throttle_power) & (clock < LIMITS.throttle_clock)
+    columns = places(which)
+    if not columns:
+        return
+    limits = [look.recording.gpus[column].power_limit for column in columns]
+    watts = min((limit for limit in limits if limit), default=None)
+    yield Diagnosis(
+        "RK712",
+        "warning",
+        "GPU",
+        f"{words.gpus(look.recording, columns)} ran at {words.percent(np.nanmean(clock[which]))} "
+        "of the highest clock, held back by the power limit "
+        f"{words.percent(np.nanmean(share[which]))} of the time"
+        + (f" ({watts:.0f} W)" if watts else ""),
+        "ask the site whether the power limit of these nodes is lowered (`nvidia-smi -q -d "
+        "POWER`); lower precision (bf16) does more for each watt",
+        gpus=columns,
+    )
+
+
 def gpu_memory(look: Look) -> Iterator[Diagnosis]:
-    """RK707 and RK708: the peak of all GPUs in use is far below their memory, or close to it."""
+    """RK708: the peak of GPUs in use is close to their memory."""
     if not look.long_enough:
         return
     which = look.used & (look.use >= LIMITS.idle_util)
     size = np.array([gpu.memory or np.nan for gpu in look.recording.gpus])
     peaks = np.where(which, look.peak("memory") / size, np.nan)
-    if not np.isfinite(peaks).any():
+    columns = places(peaks >= LIMITS.memory_near)
+    if not columns:
         return
     top, fullest = float(np.nanmax(peaks)), int(np.nanargmax(peaks))
     held = words.memory(top * size[fullest])
     whole = f"{words.memory(size[fullest])} ({words.percent(top)})"
-    if top >= LIMITS.memory_near:
-        columns = places(peaks >= LIMITS.memory_near)
-        yield Diagnosis(
-            "RK708",
-            "warning",
-            "GPU memory",
-            f"{words.gpus(look.recording, columns)} came to {held} of {whole}: "
-            "a longer sequence or a little fragmentation ends the run",
-            "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, a smaller `--micro-batch`, or "
-            "`--strategy fsdp`",
-            gpus=columns,
-        )
-    computing = np.nanmax(look.power[which], initial=0) >= LIMITS.memory_far_power
-    if top < LIMITS.memory_far and not computing:
-        columns = places(which)
-        fits = max(2, 2 ** int(np.log2(0.8 / max(top, 0.01))))
-        yield Diagnosis(
-            "RK707",
-            "warning",
-            "GPU memory",
-            f"{words.gpus(look.recording, columns)} never held more than {held} of {whole}",
-            f"a `--micro-batch` {fits} times as large fits, with the same `--global-batch`, "
-            "and gives each kernel more to do",
-            gpus=columns,
-        )
+    yield Diagnosis(
+        "RK708",
+        "warning",
+        "GPU memory",
+        f"{words.gpus(look.recording, columns)} came to {held} of {whole}: "
+        "a longer sequence or a little fragmentation ends the run",
+        "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, a smaller `--micro-batch`, or "
+        "`--strategy fsdp`",
+        gpus=columns,
+    )
 
 
 def imbalance(look: Look) -> Iterator[Diagnosis]:

@@ -1,4 +1,4 @@
-"""Nodes and the job: cores and memory that run out, gaps in the record, lost GPUs, and the end."""
+"""Nodes and the job: cores and memory that run out, lost GPUs, and the end."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...base import amounts
 from .. import billing, words
 from ..lines import Head
 from ..recording import Recording, weighted
@@ -147,26 +145,6 @@ def _number(text: str | None) -> float:
     return value if math.isfinite(value) and value > 0 else 0
 
 
-def swap(look: Look) -> Iterator[Diagnosis]:
-    """RK713: a node's swap grew while the run was on it."""
-    recording, used = look.recording, look.recording.host["swap"]
-    grown = highest(used.high, look.covered(look.in_attempts)) - _first(used.mean)
-    nodes = places(grown >= LIMITS.swap_least)
-    if not nodes:
-        return
-    yield Diagnosis(
-        "RK713",
-        "warning",
-        words.node_names(recording, nodes),
-        f"{words.memory(float(np.nanmax(grown)))} went into swap on "
-        f"{words.plural(len(nodes), 'node')}: memory that is read back from a disk is "
-        "thousands of times slower",
-        "fewer DataLoader workers, or a smaller `prefetch_factor`; load data by parts "
-        "(`rankup.data.open` maps files instead of reading them)",
-        nodes=nodes,
-    )
-
-
 def host_memory(look: Look) -> Iterator[Diagnosis]:
     """RK714: what counts against the cgroup's limit, or else the node's memory, is nearly full."""
     recording, seconds = look.recording, look.covered(look.in_attempts)
@@ -196,16 +174,6 @@ def host_memory(look: Look) -> Iterator[Diagnosis]:
     )
 
 
-def _first(values: NDArray[np.float32]) -> Values:
-    """(nodes,) first known value of each column."""
-    known = np.isfinite(values)
-    if not len(values):
-        return np.full(values.shape[1], np.nan)
-    place = known.argmax(axis=0)
-    found = values[place, np.arange(values.shape[1])].astype(np.float64)
-    return np.where(known.any(axis=0), found, np.nan)
-
-
 _FAILED = {
     "FAILED": "the run failed",
     "OUT_OF_MEMORY": "the node's main memory ran out",
@@ -213,75 +181,6 @@ _FAILED = {
     "BOOT_FAIL": "a node did not start",
     "UNKNOWN": "the run ended without a word",
 }
-
-
-def gaps(look: Look) -> Iterator[Diagnosis]:
-    """RK722: stretches of which nothing is known."""
-    recording, all_seconds = look.recording, look.bill.node_seconds
-    missing = [
-        gap
-        for gap in recording.gaps
-        if gap.why != "between attempts" and gap.end - gap.begin >= LIMITS.gap_least
-    ]
-    lost = sum(gap.end - gap.begin for gap in missing)
-    if not all_seconds or lost / all_seconds < LIMITS.gap_share:
-        return
-    names = recording.nodes
-    longest = max(missing, key=lambda gap: gap.end - gap.begin)
-    whys = {
-        "killed": "its sampler was killed",
-        "not started": "its sampler did not start",
-        "torn": "its lines cannot be read",
-    }
-    why = whys.get(longest.why, words.shown(longest.why))
-    none = recording.samples == 0
-    yield Diagnosis(
-        "RK722",
-        "warning",
-        "record",
-        "not a single sample was taken"
-        if none
-        else f"{words.percent(lost / all_seconds)} of the time of all nodes is not on "
-        f"record, the longest part {words.duration(longest.end - longest.begin)} on "
-        f"{words.shown(longest.node)}, {words.window(longest.begin, longest.end)}: {why}",
-        f"`rankup logs {words.argument(recording.facts)}` may say what ended the sampler (no "
-        "memory, a full disk, a dead node); what is said of the run holds for the rest of the "
-        "time",
-        windows=tuple(sorted((gap.begin, gap.end) for gap in missing)),
-        nodes=tuple(sorted({names.index(gap.node) for gap in missing if gap.node in names})),
-    )
-
-
-def unread(look: Look) -> Iterator[Diagnosis]:
-    """RK722: files of samples and profiles that could not be read, and GPUs without any sample."""
-    rest = "what is said of the run holds for the rest of the record"
-    recording, names = look.recording, look.recording.nodes
-    if recording.unread:
-        said = [f"{words.shown(name)}: {words.shown(why)}" for name, why in recording.unread]
-        yield Diagnosis(
-            "RK722",
-            "warning",
-            "record",
-            f"not all of the record could be read: {amounts.some(said, 3)}",
-            f"see whether that file system was full, or the node died; {rest}",
-            nodes=tuple(sorted({names.index(n) for n, _ in recording.unread if n in names})),
-        )
-    known = np.isfinite([recording.gpu[name].mean for name in ("util", "memory", "power")])
-    seen = np.bincount(recording.gpu_node[known.any(axis=(0, 1))], minlength=len(names))
-    bare = [
-        node
-        for node, head in enumerate(recording.heads)
-        if head.gpus and not seen[node] and recording.covered[:, node].any()
-    ]
-    if bare:
-        yield Diagnosis(
-            "RK722",
-            "warning",
-            "record",
-            f"{words.node_names(recording, bare)}: nothing that the GPUs did is on record",
-            f"see whether `monitor/` of the run has the node's table of GPUs; {rest}",
-            nodes=tuple(bare),
-        )
 
 
 def gpu_lost(look: Look) -> Iterator[Diagnosis]:

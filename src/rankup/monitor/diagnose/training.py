@@ -55,51 +55,16 @@ class _Feeding:
 
 
 def starved(look: Look) -> Iterator[Diagnosis]:
-    """RK704: ranks wait for batches (`data_wait`), or use swings while the workers are busy."""
+    """RK704: ranks wait for batches (`data_wait`), or use swings while the workers are at it."""
     feeding = _feeding(look)
     wait = data_wait(look)
     if wait >= LIMITS.data_wait:
-        if feeding.from_files:
-            return
         seen = f"ranks waited for data {words.percent(wait)} of the time"
         yield _starved(look.recording, seen, wait, feeding, ())
-    elif math.isnan(wait) and feeding.busy >= LIMITS.workers_busy:
+    elif math.isnan(wait) and (feeding.busy >= LIMITS.workers_busy or feeding.from_files):
         columns, seen = _saw(look)
         if columns:
             yield _starved(look.recording, seen, 1.0, feeding, columns)
-
-
-def slow_files(look: Look) -> Iterator[Diagnosis]:
-    """RK719: ranks wait for data, and so do their workers: the file system is what is slow."""
-    feeding = _feeding(look)
-    if not feeding.from_files:
-        return
-    wait = data_wait(look)
-    columns: tuple[int, ...] = ()
-    if wait >= LIMITS.data_wait:
-        seen, share = f"ranks waited for data {words.percent(wait)} of the time", wait
-    elif math.isnan(wait):
-        columns, seen = _saw(look)
-        share = 1.0
-        if not columns:
-            return
-    else:
-        return
-    each = feeding.read / feeding.operations if feeding.operations > 0 else math.nan
-    small = each < LIMITS.small_read and feeding.operations >= LIMITS.many_operations
-    yield Diagnosis(
-        "RK719",
-        "warning",
-        "data",
-        f"{seen}, and the {feeding.workers:.0f} workers of a rank waited too "
-        f"({feeding.busy:.0f} % of a core each): files come at "
-        f"{amounts.size(feeding.read)}/s per node"
-        + (f", {amounts.number(feeding.operations)} operations/s" if small else ""),
-        "`rankup pack` makes a few large files of many small ones; `rankup run --stage DATA …` "
-        "copies them into the node's memory first",
-        gpus=columns,
-        share=share,
-    )
 
 
 def data_wait(look: Look) -> float:
@@ -129,8 +94,18 @@ def _starved(
         )
     elif workers < 0.5:
         seen += ", which loads it by itself: no DataLoader workers were seen"
+    elif feeding.from_files:
+        seen += (
+            f", and the {workers:.0f} workers of a rank waited too ({feeding.busy:.0f} % of a core "
+            f"each) for files that come at {amounts.size(feeding.read)}/s per node"
+        )
     cores = _cores_left(recording, workers)
-    if workers >= 1 and cores <= workers:
+    if feeding.from_files:  # more workers would only make the queue longer
+        todo = (
+            "`rankup pack` makes a few large files of many small ones; `rankup run --stage DATA …` "
+            "copies them into the node's memory first"
+        )
+    elif workers >= 1 and cores <= workers:
         todo = (
             f"the {workers:.0f} workers already have all cores: make a sample cheaper to decode "
             "(smaller images, `rankup pack`), or decode on the GPU (docs/dali.md)"
@@ -249,50 +224,6 @@ def not_a_number(look: Look) -> Iterator[Diagnosis]:
     )
 
 
-def flat_or_rising(look: Look) -> Iterator[Diagnosis]:
-    """RK721: after hundreds of steps from scratch the loss is where it was, or well above its low.
-
-    Means of tenths of the steps, so that one batch decides nothing.
-    """
-    recording, steps = look.recording, look.recording.steps
-    known = np.isfinite(steps.loss)
-    loss, number = steps.loss[known], steps.step[known]
-    if len(loss) < LIMITS.loss_steps:
-        return
-    parts = np.array_split(loss, 10)
-    means = np.array([part.mean() for part in parts])
-    noise = float(np.median([part.std() / np.sqrt(len(part)) for part in parts]))
-    lowest, last, first = float(means.min()), float(means[-1]), float(means[0])
-    size = max(abs(first), abs(lowest), 1e-12)
-    at = int(number[len(loss) // 10 * int(means.argmin())])
-    recipe = recording.facts.kind == "recipe"
-    best = "; `rankup export --best` takes the checkpoint that validated best" if recipe else ""
-    if last - lowest > max(LIMITS.loss_rise * size, 5 * noise):
-        yield Diagnosis(
-            "RK721",
-            "warning",
-            "loss",
-            f"the loss rises: {lowest:.4g} around step {at}, {last:.4g} at the end",
-            f"{_try(recording)}{best}",
-        )
-    # A fine-tuning that starts near its end may be flat; so may a run that goes on.
-    elif number[0] <= 1 and first - last < LIMITS.loss_flat * size and _level(means, noise, size):
-        yield Diagnosis(
-            "RK721",
-            "warning",
-            "loss",
-            f"the loss does not fall: {first:.4g} over the first tenth of "
-            f"{words.plural(len(loss), 'step')}, {last:.4g} over the last",
-            "see that the optimizer has the model's parameters and steps, that labels belong "
-            f"to their samples, and try another {'`--lr`' if recipe else 'learning rate'}",
-        )
-
-
-def _level(means: Values, noise: float, size: float) -> bool:
-    """Return True if no tenth is clearly lower than the first."""
-    return bool(means[0] - means.min() < max(LIMITS.loss_flat * size, 3 * noise))
-
-
 def spinning(look: Look) -> Iterator[Diagnosis]:
     """RK706: 100 % use at little power for minutes, and no step comes to its end."""
     recording, found = look.recording, _spins(look)
@@ -326,49 +257,11 @@ def spinning(look: Look) -> Iterator[Diagnosis]:
     )
 
 
-def stalled(look: Look) -> Iterator[Diagnosis]:
-    """RK726: no step ended for a long time, hardly anything was computed, and nothing says why."""
-    recording, usual = look.recording, _usual(look.recording)
-    if usual is None:
-        return
-    explained = [pause for pause in look.pauses if pause.why in ("checkpoint", "validation")]
-    windows = tuple(
-        (begin, end)
-        for begin, end in _without_steps(look, max(LIMITS.stall_least, LIMITS.stall_times * usual))
-        if not any(pause.begin < end and pause.end > begin for pause in explained)
-        and _still(look, (begin, end))
-    )
-    if not windows:
-        return
-    begin, end = longest(windows)
-    yield Diagnosis(
-        "RK726",
-        "warning",
-        "steps",
-        f"no step ended for {words.duration(end - begin)}, {words.window(begin, end)}"
-        + (", until the end" if look.until_the_end((begin, end)) else "")
-        + f"; a step usually takes {words.duration(usual)}",
-        f"`rankup logs {words.argument(recording.facts)}` shows what the script said then; "
-        "`py-spy dump --pid` on a rank shows where it stands",
-        windows=windows,
-        share=1.0,
-    )
-
-
 def _usual(recording: Recording) -> float | None:
     """Median seconds of a step; None where no step says it."""
     seconds = recording.steps.seconds
     known = seconds[np.isfinite(seconds)]
     return float(np.median(known)) if len(known) else None
-
-
-def _still(look: Look, window: Window) -> bool:
-    """Return True if little was computed in a window: a test or an export is work without steps."""
-    done, times = look.work, look.recording.times
-    inside = (times > window[0]) & (times < window[1])
-    seconds = done.seconds * inside[:, None]
-    known = float(seconds.sum(dtype=np.float64))
-    return known > 0 and float(np.nansum(done.share * seconds)) / known < LIMITS.stall_work
 
 
 def _spins(look: Look) -> dict[int, tuple[Window, ...]]:
@@ -411,7 +304,7 @@ def _flat(power: Array, traffic: Array, spin: Mask, window: Window, recording: R
     if not len(drawn):
         return False
     low, high = np.percentile(drawn, [5, 95])
-    flat = high - low < LIMITS.spin_swing and np.median(drawn) < LIMITS.busy_power
+    flat = high - low < LIMITS.spin_swing and np.median(drawn) < LIMITS.spin_flat
     received = traffic[within][np.isfinite(traffic[within])]
     usual = traffic[~spin & np.isfinite(traffic)]
     if not (len(received) and len(usual)):
@@ -426,29 +319,25 @@ def _stepless(look: Look) -> Mask | None:
         return None
     mask = np.zeros(len(times), bool)
     least = max(LIMITS.spin_least, LIMITS.pause_times * usual)
-    for begin, end in _without_steps(look, least, trailing=True):
+    for begin, end in _without_steps(look, least):
         mask |= (times >= begin) & (times <= end)
     return mask
 
 
-def _without_steps(look: Look, least: float, trailing: bool = False) -> list[Window]:
+def _without_steps(look: Look, least: float) -> list[Window]:
     """Times between two steps of an attempt, or from its last one to its end, of at least `least`.
 
-    What follows the last step of a finished training is not meant (an export, a test), unless
-    `trailing`; neither is an attempt's time up to its first step.
+    An attempt's time up to its first step is not meant.
     """
-    steps = look.recording.steps
-    times = steps.time
+    times = look.recording.steps.time
     found: list[Window] = []
     for attempt in look.attempts:
         end = billing.end_of(attempt, look.recording)
         own = np.sort(times[(times >= attempt.begin) & (times <= end)])
-        if not len(own):
-            continue
-        if trailing or steps.final is None:
+        if len(own):
             own = np.append(own, end)
-        long = np.flatnonzero(np.diff(own) >= least).tolist()
-        found += [(float(own[at]), float(own[at + 1])) for at in long]
+            long = np.flatnonzero(np.diff(own) >= least).tolist()
+            found += [(float(own[at]), float(own[at + 1])) for at in long]
     return found
 
 

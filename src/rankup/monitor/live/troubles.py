@@ -103,18 +103,14 @@ def _hot(nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def _memory(nodes: Sequence[Node]) -> Iterator[str]:
-    full, swapping = [], []
+    full = []
     for node in nodes:
-        used, swap = memory(node), node.host("swap")
+        used = memory(node)
         if used is not None and node.memory and used > LIMITS.host_near * node.memory:
             full.append(node.name)
-        if swap is not None and swap > LIMITS.swap_least:
-            swapping.append(node.name)
     if full:
         share = percent(LIMITS.host_near)
         yield f"over {share} of the memory is in use on {_named(full, len(nodes))}"
-    if swapping:
-        yield f"memory is swapped out to disk on {_named(swapping, len(nodes))}"
 
 
 def memory(node: Node) -> float | None:

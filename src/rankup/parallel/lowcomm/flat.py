@@ -38,15 +38,6 @@ class Cost:
         """Bytes and seconds that this rank has spent."""
         return Cost(spent.bytes_sent, spent.waited, spent.coding, extra_memory)
 
-    def over(self, steps: int) -> Cost:
-        """Of one of so many steps."""
-        return Cost(
-            self.bytes_sent / steps,
-            self.waited / steps,
-            self.extra_seconds / steps,
-            self.extra_memory,
-        )
-
     def __sub__(self, before: Cost) -> Cost:
         """The sums added since `before`; memory is what it is now."""
         return Cost(
@@ -100,7 +91,6 @@ class Flat:
         plain = ((plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
         self._parameters = [(names.get(name, name), parameter) for name, parameter in plain]
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
-        self._variances = [b for n, b in model.named_buffers() if n.endswith("running_var")]
         self._counts = [b for b in model.buffers() if not b.is_floating_point()]
         self._sizes = [local(value).numel() for value in self._values()]
         self.trained = sum(self._sizes[: len(self._parameters)])
@@ -122,31 +112,6 @@ class Flat:
         sizes = self._sizes[: len(self._parameters)]
         for (_, mine), part in zip(self._parameters, values.split(sizes), strict=True):
             local(mine).copy_(part.view_as(local(mine)))
-
-    @torch.no_grad()
-    def gather(self) -> torch.Tensor:
-        """The present values, float32 of shape `(size,)`, a copy."""
-        parts = [local(value).reshape(-1).float() for value in self._values()]
-        return torch.cat([part.to(self.device) for part in parts])
-
-    @torch.no_grad()
-    def scatter(self, values: torch.Tensor) -> None:
-        """Give the model the values of a vector of shape `(size,)`."""
-        for mine, part in zip(self._values(), values.split(self._sizes), strict=True):
-            local(mine).copy_(part.view_as(local(mine)))
-        self._keep_variances()
-
-    @torch.no_grad()
-    def add(self, change: torch.Tensor) -> None:
-        """Move the model by a vector of shape `(size,)`."""
-        for mine, part in zip(self._values(), change.split(self._sizes), strict=True):
-            local(mine).add_(part.view_as(local(mine)).to(local(mine)))
-        self._keep_variances()
-
-    def _keep_variances(self) -> None:
-        """A step that was compressed may go beyond zero, where no variance lies."""
-        for buffer in self._variances:
-            local(buffer).clamp_(min=0)
 
     @torch.no_grad()
     def average_buffers(self, group: dist.ProcessGroup | None) -> int:
@@ -176,20 +141,6 @@ class Flat:
         for count, value in zip(self._counts, values.split(sizes), strict=True):
             count.copy_(value.view_as(count))
         return ring_bytes(values.nbytes, dist.get_world_size(group))
-
-    def gradients(self) -> torch.Tensor:
-        """The parameters' gradients, float32 of shape `(trained,)`; zeros where there is none."""
-        parts = [
-            torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1)
-            for _, p in self._parameters
-        ]
-        return torch.cat([part.float().to(self.device) for part in parts])
-
-    def give_gradients(self, values: torch.Tensor) -> None:
-        """Give the parameters gradients from a vector of shape `(trained,)`."""
-        parts = values.split(self._sizes[: len(self._parameters)])
-        for (_, parameter), part in zip(self._parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter).to(parameter.device, parameter.dtype)
 
     def named(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameters' part of a vector by parameter, sharded as they are; no copies.

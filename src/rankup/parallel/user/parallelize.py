@@ -19,7 +19,7 @@ from ...runtime.probe import probe, same_code
 from ...runtime.world import World, setup
 from ..build import Built, Loss, build, whole
 from ..choices import Choices, Recompute, as_keyword, check, without_effect
-from ..layout import SELDOM, WITHOUT_WAITING, Layout, choose, crossing
+from ..layout import SELDOM, Layout, choose, crossing
 from ..mesh import Mesh
 from ..sharded import release
 from .forward import Methods, Peers, draws, in_half, refuse_call, replace_forward
@@ -121,7 +121,7 @@ def parallelize(
         RuntimeError: ranks run different code (Python, torch, rankup or the script), or the backend
             does not compute what it should.
     """
-    if strategy in (*SELDOM, *WITHOUT_WAITING):
+    if strategy in SELDOM:
         raise UserError(
             f"strategy={strategy!r} needs a loop of its own, which the recipes have (rankup run "
             "RECIPE --strategy ...); parallelize takes ddp, fsdp, hsdp, tp, pp and 3d"

@@ -16,12 +16,16 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset
 
 from rankup.base.errors import UserError
-from rankup.data import Loader
 from rankup.data.index import Int64s
-from rankup.data.orders import Balanced, Blocks, ByLength, Ordering, Sequential, Shuffled
-from rankup.data.orders.plain import keys, permuted
+from rankup.data.orders import ByLength, Ordering, Sequential, Shuffled, key_of, permutation
 
-from .test_blocks import epoch_of
+
+def epoch_of(order: Ordering, epoch: int = 0) -> Int64s:
+    """An epoch as a Loader asks for it: batch by batch."""
+    batch = order.global_batch or 7
+    starts = range(0, order.n, batch)
+    parts = [order.slice(epoch, start, min(start + batch, order.n)) for start in starts]
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 class Known(Dataset[Any]):
@@ -29,10 +33,6 @@ class Known(Dataset[Any]):
 
     def __init__(self, rows: npt.ArrayLike = range(30)) -> None:
         self.rows = np.asarray(rows)
-
-    @property
-    def labels(self) -> npt.NDArray[Any]:
-        return self.rows % 3
 
     @property
     def lengths(self) -> npt.NDArray[Any]:
@@ -49,13 +49,11 @@ class Known(Dataset[Any]):
 
 
 class Unknown(Known):
-    labels = lengths = property()  # type: ignore[assignment]
+    lengths = property()  # type: ignore[assignment]
 
 
 _ORDERS: list[tuple[Callable[[Any], Ordering], str]] = [
-    (lambda given: Balanced(given, 1), "labels"),
     (lambda given: ByLength(given, 1, 4), "lengths"),
-    (lambda given: Blocks.of(given, 1, 4), "lengths"),
 ]
 
 
@@ -71,78 +69,10 @@ def test_a_data_set_in_the_place_of_its_numbers(made: Callable[[Any], Ordering],
         made(Unknown())
 
 
-@pytest.mark.parametrize("order", [Sequential(10), Shuffled(10, 1), Balanced([0, 1] * 5, 1)])
+@pytest.mark.parametrize("order", [Sequential(10), Shuffled(10, 1)])
 def test_a_slice_ends_with_the_epoch(order: Ordering) -> None:
     assert np.array_equal(order.slice(0, 7, 99), order.slice(0, 7, order.n))
     assert len(order.slice(0, order.n, 99)) == 0
-
-
-@given(
-    labels=st.lists(st.integers(0, 9), min_size=1, max_size=120),
-    seed=st.integers(0, 99),
-    per_class=st.none() | st.integers(1, 30),
-)
-def test_classes_are_equal_and_samples_do_not_come_again(
-    labels: list[int], seed: int, per_class: int | None
-) -> None:
-    known = np.array(labels)
-    order = Balanced(known, seed, per_class)
-    epochs = [epoch_of(order, epoch) for epoch in range(3)]
-    for one in epochs:
-        times = Counter(known[one].tolist())
-        assert set(times) == set(labels)
-        assert len(set(times.values())) == 1
-    # From the first epoch on, each class goes through all of its samples before it begins anew.
-    together = np.concatenate(epochs)
-    for label in set(labels):
-        members = np.flatnonzero(known == label)
-        mine = together[known[together] == label]
-        for start in range(0, len(mine), len(members)):
-            through = mine[start : start + len(members)].tolist()
-            assert len(set(through)) == len(through)
-
-
-def test_ranks_agree_on_it() -> None:
-    labels = torch_like = np.repeat([0, 1, 2], [40, 7, 3])
-    numbers = [[i] for i in range(len(torch_like))]
-    order = Balanced(labels, 5)
-    one = [batch.reshape(-1).tolist() for batch in loader(numbers, order, 0, 1)]
-    two = zip(loader(numbers, order, 0, 2), loader(numbers, order, 1, 2), strict=True)
-    assert [a.reshape(-1).tolist() + b.reshape(-1).tolist() for a, b in two] == one
-
-
-def loader(numbers: list[list[int]], order: Balanced, rank: int, world: int) -> Loader:
-    def collate(items: list[list[int]]) -> np.ndarray:
-        return np.array(items)
-
-    return Loader(numbers, 8, shuffle=order, workers=0, collate=collate, rank=rank,  # type: ignore[arg-type]
-                  world_size=world)  # fmt: skip
-
-
-def test_samples_without_a_label() -> None:
-    labels = np.array([0, -1, 2, 2, -1])
-    with pytest.raises(UserError, match=r"2 of 5 samples have no label.*unlabelled='skip'"):
-        Balanced(labels)
-    order = Balanced(labels, unlabelled="skip")
-    # Class 1 has no samples to give; -1 is no class.
-    assert Counter(labels[epoch_of(order)].tolist()) == {0: 2, 2: 2}
-
-
-@pytest.mark.parametrize(
-    ("labels", "options", "message"),
-    [
-        (None, {}, "has no labels"),
-        ([], {}, "no sample with a label"),
-        ([-1], {"unlabelled": "skip"}, "no sample with a label"),
-        ([0.5, 1.0], {}, "whole numbers"),
-        ([[0], [1]], {}, "whole numbers"),
-        ([0, 1], {"per_class": 0}, "per_class=0 has to be"),
-        ([0, 1], {"unlabelled": "drop"}, "not known"),
-    ],
-)
-def test_what_cannot_be_balanced(labels: object, options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Balanced(labels, **options)  # type: ignore[arg-type]
 
 
 @st.composite
@@ -212,20 +142,13 @@ def test_what_cannot_be_sorted(lengths: object, options: dict[str, int], message
 
 
 def test_each_is_a_bijection() -> None:
-    sizes = np.array([*range(130), 255, 256, 257, 1023, 1024, 1025])
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    places = np.concatenate([np.arange(size) for size in sizes])
-    found = permuted(places, sizes[owner], keys(5, owner))
-    for number, size in enumerate(sizes):
-        assert sorted(found[owner == number]) == list(range(size))
+    for size in [*range(130), 255, 256, 257, 1023, 1024, 1025]:
+        assert sorted(permutation(size, key_of(5, size))) == list(range(size))
 
 
 @pytest.mark.parametrize(("n", "draws"), [(2, 400), (3, 600), (4, 2400), (5, 12000)])
 def test_uniform_over_permutations(n: int, draws: int) -> None:
-    owner = np.repeat(np.arange(draws), n)
-    places = np.tile(np.arange(n), draws)
-    found = permuted(places, np.full(draws * n, n), keys(0, owner)).reshape(draws, n)
-    counts = Counter(map(tuple, found.tolist()))
+    counts = Counter(tuple(permutation(n, key_of(0, draw)).tolist()) for draw in range(draws))
     cells, expected = factorial(n), draws / factorial(n)
     statistic = sum((count - expected) ** 2 / expected for count in counts.values())
     statistic += (cells - len(counts)) * expected
@@ -234,22 +157,17 @@ def test_uniform_over_permutations(n: int, draws: int) -> None:
     assert torch.special.gammaincc(*half) > 1e-3
 
 
-def test_keys_differ_by_every_part_and_its_place() -> None:
-    first, second = np.meshgrid(np.arange(50), np.arange(50))
-    assert len(np.unique(np.stack([keys(1, first, second), keys(2, first, second)]))) == 5000
+def test_keys_differ_by_seed_and_number() -> None:
+    assert len({key_of(seed, number) for seed in range(50) for number in range(50)}) == 2500
 
 
 def test_the_order_is_the_one_of_earlier_versions() -> None:
     """A run that goes on with a newer rankup, or numpy, must not change its order."""
-    key = keys(7, np.full(12, 3), np.full(12, 4))
-    few = permuted(np.arange(12), np.full(12, 12), key)
+    key = key_of(key_of(7, 3), 4)
+    few = permutation(12, key)
     assert few.tolist() == [2, 7, 8, 11, 0, 10, 5, 4, 1, 9, 6, 3]
-    many = permuted(np.arange(12) * 8, np.full(12, 100), key)
+    many = permutation(100, key)[:89:8]
     assert many.tolist() == [27, 35, 48, 16, 52, 18, 10, 13, 37, 33, 89, 78]
-    blocks = Blocks(1000, 3, 50, 16, 64, 8).slice(2, 100, 150)
-    assert blocks[:10].tolist() == [615, 534, 536, 611, 263, 261, 537, 802, 80, 208]
-    balanced = Balanced(np.arange(100) % 7, 3).slice(2, 20, 30)
-    assert balanced.tolist() == [68, 9, 63, 89, 71, 6, 24, 25, 65, 85]
     by_length = ByLength(np.arange(1000) % 37, 3, 50, 200).slice(2, 100, 150)
     assert by_length[:10].tolist() == [158, 825, 196, 603, 418, 381, 344, 530, 49, 123]
     shuffled = Shuffled(1000, 3).slice(2, 100, 110)

@@ -1,14 +1,13 @@
-"""The protocol of an order, what orders are made of, and those of single samples.
+"""In which order an epoch takes its samples: position -> sample, as functions.
 
-As stored, fully shuffled, each class equally often, or in batches of similar lengths. A data set is
-cut into random parts by one (`random_split`).
+As stored, fully shuffled, or in batches of similar lengths. Nothing in an order knows of ranks,
+nodes or workers, so that all of them may change in the middle of an epoch: a place in a run is
+`(seed, epoch, consumed)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -17,11 +16,11 @@ import torch
 import xxhash
 from torch.utils.data import Dataset, Subset
 
-from ...base.errors import UserError
-from ...runtime.keys import derive
-from ...runtime.order import Order
-from ..errors import require_positive
-from ..index import Int64s, UInt64s
+from ..base.errors import UserError
+from ..runtime.keys import derive
+from ..runtime.order import Order
+from .errors import require_positive
+from .index import Int64s, UInt64s
 
 # Positions of an epoch that are computed together: numpy's calls cost microseconds each, whatever
 # their length, so that a short batch would mostly pay for them.
@@ -31,12 +30,11 @@ _SMALL = 31
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _ONE = np.uint64(1)
-_WORD = (1 << 64) - 1
 _BATCHES = 64
 
 
 def column(given: npt.ArrayLike | Dataset[Any] | None, name: str) -> Int64s | None:
-    """The `labels` or `lengths` of a data set, which are known without reading its samples.
+    """The `lengths` of a data set, which are known without reading its samples.
 
     Args:
         given: the data set, or these whole numbers themselves.
@@ -182,64 +180,39 @@ class Shuffled(Computed):
         return Order(self.n, self.seed, epoch)(torch.from_numpy(positions)).numpy()
 
 
-def keys(base: int, *parts: npt.NDArray[np.integer]) -> UInt64s:
-    """A key for each row of `parts`, which are integers >= 0 of equal shape.
+def permutation(size: int, key: int) -> Int64s:
+    """Where each place of `range(size)` goes, in the permutation that a key stands for.
 
-    The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", OOPSLA 2014), once for each part. Written out here, since numpy's own generators
-    may change between versions and an order may not.
-    """
-    state = np.full(parts[0].shape, base, np.uint64)
-    for part in parts:
-        state = _mixed(state + (part.astype(np.uint64) + _ONE) * _GOLDEN)
-    return state
-
-
-def permuted(places: Int64s, sizes: Int64s, keys: UInt64s) -> Int64s:
-    """The place that each place goes to, in the permutation of `range(size)` that has the key.
-
-    A Feistel network with cycle walking, as `runtime.order.Order`, but one for each element. Small
-    sizes are ranked instead: a network of few bits is not uniform, and of more walks for long.
+    A Feistel network with cycle walking, as `runtime.order.Order`. A small one is ranked instead: a
+    network of few bits is not uniform. Written out here, since numpy's own generators may change
+    between versions and an order may not.
 
     Args:
-        places: int64 (k,), 0 <= places < sizes.
-        sizes: int64 (k,), each below 2**52.
-        keys: uint64 (k,) of `keys`.
+        size: below 2**52.
+        key: of `key_of`.
     """
-    small = sizes <= _SMALL
-    if small.all():
-        return _ranked(places, sizes, keys)
-    if small.any():
-        found = np.empty_like(places)
-        found[small] = _ranked(places[small], sizes[small], keys[small])
-        found[~small] = permuted(places[~small], sizes[~small], keys[~small])
-        return found
-    # The power of two strictly above, as in `Order`; a float64 counts exactly that far.
-    bits = np.frexp(sizes.astype(np.float64))[1].astype(np.uint64)
-    limits = sizes.astype(np.uint64)
-    values = _network(places.astype(np.uint64), bits, keys)
-    out = np.flatnonzero(values >= limits)
-    while len(out):
-        values[out] = _network(values[out], bits[out], keys[out])
-        out = out[values[out] >= limits[out]]
+    places = np.arange(size, dtype=np.uint64)
+    state = np.array([key], np.uint64)
+    if size <= _SMALL:
+        numbers = _mixed(state + (places + _ONE) * _GOLDEN)
+        return np.argsort(np.argsort(numbers, kind="stable"), kind="stable")
+    values = _network(places, size.bit_length(), state)
+    while len(out := np.flatnonzero(values >= size)):
+        values[out] = _network(values[out], size.bit_length(), state)
     return values.astype(np.int64)
 
 
-def _ranked(places: Int64s, sizes: Int64s, keys: UInt64s) -> Int64s:
-    """Each place has a random number, and goes to where that stands among those of its size."""
-    own = _mixed(keys + (places.astype(np.uint64) + _ONE) * _GOLDEN)
-    ranks = np.zeros(len(places), np.int64)
-    for other in range(int(sizes.max(initial=0))):
-        number = _mixed(keys + np.uint64((other + 1) * int(_GOLDEN) & _WORD))
-        before = (number < own) | ((number == own) & (other < places))
-        ranks += before & (other < sizes)
-    return ranks
+def key_of(base: int, number: int) -> int:
+    """A key that follows from a seed and a number.
+
+    The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014).
+    """
+    return int(_mixed(np.array([base], np.uint64) + np.array([number + 1], np.uint64) * _GOLDEN)[0])
 
 
-def _network(values: UInt64s, bits: UInt64s, keys: UInt64s) -> UInt64s:
-    low = bits >> _ONE
-    high = bits - low
-    state = keys
+def _network(values: UInt64s, bits: int, state: UInt64s) -> UInt64s:
+    low, high = np.uint64(bits // 2), np.uint64(bits - bits // 2)
     for _ in range(_ROUNDS):
         state = state + _GOLDEN
         right = values & ((_ONE << low) - _ONE)
@@ -255,74 +228,6 @@ def _mixed(state: UInt64s) -> UInt64s:
     state = (state ^ (state >> np.uint64(27))) * _MIX2
     mixed: UInt64s = state ^ (state >> np.uint64(31))
     return mixed
-
-
-class Balanced(Computed):
-    """Each class equally often: the epoch is rounds, and each round has one sample of each class.
-
-    A class's samples come in random order, and none again before all were there; that goes on from
-    epoch to epoch, so that all samples of a large class are seen in the end. Classes without
-    samples have none to give: they are left out. Any number of ranks agrees on it.
-
-    Args:
-        labels: int64 (samples,), as `PackedDataset.labels`; or a data set that has them.
-        seed: of the run.
-        per_class: samples of each class in an epoch; by default so many that an epoch is about as
-            long as the data set.
-        unlabelled: `error`, or `skip` samples that have no class (label -1).
-
-    Raises:
-        UserError: there are no labels, or samples without one.
-    """
-
-    def __init__(
-        self,
-        labels: npt.ArrayLike | Dataset[Any] | None,
-        seed: int = 0,
-        per_class: int | None = None,
-        unlabelled: str = "error",
-        global_batch: int | None = None,
-    ) -> None:
-        self.seed, self.global_batch = seed, global_batch
-        known = column(labels, "labels")
-        if known is None:
-            raise UserError("this data has no labels, and so no classes to balance")
-        if unlabelled not in ("error", "skip"):
-            raise UserError(f"unlabelled={unlabelled!r} is not known: error or skip")
-        require_positive(per_class=per_class)
-        labels = self.labels = known
-        without = int((labels < 0).sum())
-        if without and unlabelled == "error":
-            raise UserError(
-                f"{without} of {len(labels)} samples have no label: leave them out with "
-                "unlabelled='skip'"
-            )
-        rows = np.flatnonzero(labels >= 0)
-        rows = rows[np.argsort(labels[rows], kind="stable")]
-        _, starts, counts = np.unique(labels[rows], return_index=True, return_counts=True)
-        if not len(starts):
-            raise UserError("there is no sample with a label to balance classes with")
-        rounds = -(-len(rows) // len(starts)) if per_class is None else per_class
-        self.n = rounds * len(starts)
-        self.identity = identity("Balanced", per_class=rounds, labels=labels)
-        self._rounds = rounds
-        self._members = rows  # samples, class by class
-        self._starts, self._counts = starts, counts  # of each class in it
-
-    @property
-    def samples(self) -> int:
-        return len(self.labels)
-
-    def at(self, epoch: int, positions: Int64s) -> Int64s:
-        classes = len(self._starts)
-        turn, slot = np.divmod(positions, classes)
-        turn = turn + epoch * self._rounds
-        base = derive(self.seed, "balanced")
-        one = permuted(slot, np.full_like(slot, classes), keys(base, turn))
-        size = self._counts[one]
-        through, place = np.divmod(turn, size)
-        place = permuted(place, size, keys(derive(base, "class"), one, through))
-        return self._members[self._starts[one] + place]
 
 
 class ByLength(Computed):
@@ -383,9 +288,7 @@ class ByLength(Computed):
         # A short batch of the longest samples would come last in every epoch.
         cut = derive(self.seed, "short batch", epoch) % (count + 1) * self.global_batch
         last, rows = rows[cut : cut + short], np.delete(rows, np.s_[cut : cut + short])
-        order = np.arange(count, dtype=np.int64)
-        key = keys(derive(self.seed, "batches", epoch), np.full_like(order, number))
-        order = permuted(order, np.full_like(order, count), key)
+        order = permutation(count, key_of(derive(self.seed, "batches", epoch), number))
         rows = rows.reshape(count, self.global_batch)[order].reshape(-1)
         return first, np.concatenate([rows, last])
 
@@ -395,32 +298,6 @@ class ByLength(Computed):
             return self.n
         whole = self.n // self.global_batch
         return -(-number * whole // self._count) * self.global_batch
-
-
-def random_split(
-    dataset: Dataset[Any], parts: Sequence[float] | Sequence[int], seed: int = 0
-) -> list[Dataset[Any]]:
-    """Cut a data set into random parts without a common sample: a function of its size and `seed`.
-
-        train, val = rankup.data.random_split(photos, [0.9, 0.1], seed=1)
-
-    Args:
-        dataset: map-style; its `subset` is taken where it has one, else torch's Subset.
-        parts: counts (int) that sum to its size, or fractions (float) that sum to 1. Fractions are
-            rounded so that each part is less than one sample off and their sum is exact.
-        seed: that the parts are drawn from.
-
-    Returns:
-        A data set for each part; its samples are in the order in which they are stored.
-
-    Raises:
-        UserError: the parts are negative, of both kinds, or do not sum to what they should.
-    """
-    n = len(dataset)  # type: ignore[arg-type]
-    bounds = np.cumsum([0, *_counts(n, parts)])
-    order = Order(n, derive(seed, "split"))(torch.arange(n)).numpy()
-    rows = [np.sort(order[a:b]) for a, b in pairwise(bounds)]
-    return [_subset(dataset, one) for one in rows]
 
 
 def unwrapped(dataset: Dataset[Any]) -> Dataset[Any]:
@@ -435,30 +312,3 @@ def unwrapped(dataset: Dataset[Any]) -> Dataset[Any]:
         return dataset
     subset: Dataset[Any] = inner.subset(np.asarray(dataset.indices, np.int64))
     return subset
-
-
-def _subset(dataset: Dataset[Any], rows: Int64s) -> Dataset[Any]:
-    if hasattr(dataset, "subset"):
-        subset: Dataset[Any] = dataset.subset(rows)
-        return subset
-    return Subset(dataset, rows.tolist())
-
-
-def _counts(n: int, parts: Sequence[float] | Sequence[int]) -> list[int]:
-    shown, total = list(parts), sum(parts)
-    whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in shown)
-    fractions = all(isinstance(one, float | np.floating) for one in shown)
-    sound = bool(shown) and (whole or fractions) and all(one >= 0 for one in shown)
-    if not sound or abs(total - (n if whole else 1)) > 1e-6:
-        raise UserError(
-            f"parts of a data set are counts (int) that sum to its {n} samples, or fractions "
-            f"(float) that sum to 1, none below 0; these are {shown}, and their sum is {total:g}"
-        )
-    if whole:
-        return [int(one) for one in shown]
-    exact = np.asarray(shown) * (n / total)
-    counts = np.floor(exact).astype(np.int64)
-    # The largest remainders get what is left.
-    left = n - int(counts.sum())
-    counts[np.argsort(counts - exact, kind="stable")[:left]] += 1
-    return [int(one) for one in counts]

@@ -1,1 +1,0 @@
-"""Gossip: workers without a central rank, each exchanging with neighbours that change."""

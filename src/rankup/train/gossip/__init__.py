@@ -1,1 +1,0 @@
-"""The loop of `--strategy gossip`: workers that train by themselves and mix as they go."""
