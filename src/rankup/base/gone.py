@@ -6,6 +6,8 @@ from .errors import UserError
 
 # A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
 GONE: dict[str, str] = {
+    "run --array": "start one run per task with a loop in the shell, each with its own report: docs/slurm.md",
+    "logs --task": "each run has its own log, since a run is no array any more: rankup logs RUN",
     "port --shard-eval": "the report of port says for each evaluation what stands in the way of sharding it",
     "--strategy async-sgd": "examples/async_sgd.py shows it in one file; among equal GPUs --strategy ddp is as fast and exact",
     "--max-staleness": "it went with async-sgd, of which examples/async_sgd.py shows the bound",
