@@ -6,6 +6,7 @@ from .errors import UserError
 
 # A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
 GONE: dict[str, str] = {
+    "env create --kernel": "put ipykernel into requirements.txt and run: python -m ipykernel install --user --name NAME",
     "run --array": "start one run per task with a loop in the shell, each with its own report: docs/slurm.md",
     "logs --task": "each run has its own log, since a run is no array any more: rankup logs RUN",
     "port --shard-eval": "the report of port says for each evaluation what stands in the way of sharding it",
