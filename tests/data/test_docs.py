@@ -106,7 +106,6 @@ def test_options_that_the_pages_name_are_there(rankup_here: RunRankup) -> None:
     }
     srun = {
         "--kill-on-bad-exit",
-        "--ntasks",
         "--ntasks-per-node",
         "--nodes",
         "--cpus-per-task",

@@ -10,15 +10,14 @@ from tests.pool import RankPool
 
 from .running import CASES, compare
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "one_gpu_language_model.py"
-RUNNING = [EXAMPLE, *sorted(CASES.glob("run_*.in.py"))]
+RUNNING = sorted(CASES.glob("run_*.in.py"))
 # Each is of another kind; the rest runs in the slow suite.
 FAST = (
     "average_meter",
     "drawn_batches",
     "eval_lists",
     "gan",
-    "loader_by_mode",
+    "loaders_from_helper_file",
     "one_writer",
     "trainer_class",
     "trainer_in_another_file",

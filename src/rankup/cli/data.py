@@ -50,10 +50,7 @@ def pack(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Turn a million small files into a few, in a standard format.
-
-    With `srun --kill-on-bad-exit=1 -n N rankup pack ...` the tasks of the step share the work.
-    """
+    """Turn a million small files into a few, in a standard format."""
     from ..data.pack.command import pack as start
     from ..data.pack.source import Request
 

@@ -98,3 +98,16 @@ def test_the_command(run_rankup: RunRankup, rankup_here: RunRankup, tmp_path: Pa
     usage = rankup_here(["pack", source, "out.zip"])
     assert usage.returncode == 2
     assert "does not say which container" in usage.stderr
+
+
+def test_tasks_of_a_step_do_not_share_a_pack(
+    rankup_here: RunRankup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tree(tmp_path / "source", 3)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    many = rankup_here(["pack", source, "out.h5"])
+    assert many.returncode == 2
+    assert "this Slurm step has 2 tasks, and one alone packs" in many.stderr
+    assert os.listdir(tmp_path) == ["source"]
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert rankup_here(["pack", source, "out.h5"]).returncode == 0

@@ -24,7 +24,7 @@ from ..verified import SourceDamaged, SourceProblem
 from . import checks, journal, report, write
 from .journal import Pack
 from .layout import LAYOUTS, Layout, plan
-from .source import Request, Step, checked, differences, files_before, root, scanned
+from .source import Request, checked, differences, files_before, root, scanned
 
 Quota = Callable[[Path], list[str]]
 
@@ -42,17 +42,19 @@ def pack(request: Request, quota: Quota = lambda path: []) -> int:
     Raises:
         UserError: the words of the request do not make sense, or OUT is nowhere to be written.
     """
-    of = Pack(request, Step.of(os.environ))
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks != "1":
+        raise UserError(
+            f"this Slurm step has {tasks} tasks, and one alone packs, with all cores it has: start "
+            "it by `srun -n 1 --cpus-per-task N`, or without srun"
+        )
+    of = Pack(request)
     checked(request, of.container)
-    if of.step.task and (request.dry_run or of.container not in LAYOUTS):
-        return 0  # the first task does it alone
     _make_folder(of)
     try:
         with interruptible() as of.watch:
             if of.request.dry_run:
                 _preview(of, quota)
-            elif of.step.task:
-                write.help_to_fill(of)
             else:
                 _lead(of, quota)
     except BrokenPipeError:  # nobody reads what --json or --dry-run print: as with any verb
@@ -251,7 +253,7 @@ def _make_folder(of: Pack) -> None:
             f"{folder} cannot be written to ({error.strerror}): choose another place for OUT"
         ) from None
     finally:
-        if there != folder and not of.step.task:
+        if there != folder:
             of.say(f"{folder} is not there yet: it is made")
 
 

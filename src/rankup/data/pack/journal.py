@@ -2,7 +2,7 @@
 
 about.json    what was asked, written first: a folder without it is not ours
 source.npz    the index of the source, so that it is not scanned again
-notes*.jsonl  what is to be said of images; each task of a Slurm step has its own
+notes*.jsonl  what is to be said of images, of the copy and of the spool
 spool         images that are encoded anew, see `spool`
 begun.json    written once the container's files are there with their full sizes
 data          the container to be: a file, or a folder
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base import progress
 from ...base.amounts import bytes_of
@@ -35,13 +34,13 @@ from ...base.text import clean
 from ..index import Index, UInt64s
 from ..pool import cores
 from .layout import Layout, Shape, sample_bytes
-from .source import Request, Step, asked, target
+from .source import Request, asked, target
 
 VERSION = 2
 
 
 class Pack:
-    """A pack that goes on: its options, its task of a Slurm step, its work folder.
+    """A pack that goes on: its options and its work folder.
 
     Attributes:
         out, container: what is made, and the name of its format.
@@ -51,10 +50,8 @@ class Pack:
         watch: called often; raises once there is a reason to stop.
     """
 
-    def __init__(
-        self, request: Request, step: Step | None = None, watch: Callable[[], None] = lambda: None
-    ) -> None:
-        self.request, self.step, self.watch = request, step or Step(), watch
+    def __init__(self, request: Request, watch: Callable[[], None] = lambda: None) -> None:
+        self.request, self.watch = request, watch
         self.out, self.container = target(request.out, request.to)
         self.one_file = self.container in ("hdf5", "squashfs")
         self.workers = request.workers or cores()
@@ -97,8 +94,7 @@ class Pack:
 
     def progress(self, what: str, index: Index) -> AbstractContextManager[progress.Progress]:
         """Return what shows how far a part of the pack is."""
-        quiet = self.request.as_json or self.step.task > 0
-        return progress.shown(what, sample_bytes(index), quiet=quiet)
+        return progress.shown(what, sample_bytes(index), quiet=self.request.as_json)
 
     def make(self) -> None:
         """Make the work folder; what one has noted that came no further is not kept.
@@ -155,9 +151,9 @@ class Pack:
         self.about.unlink(missing_ok=True)
         self.part.rmdir()
 
-    def note(self, records: Sequence[Mapping[str, Any]], task: int = 0) -> None:
+    def note(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write down what is to be said of images."""
-        append(self.part / f"notes-{task}.jsonl", records)
+        append(self.part / "notes-copied.jsonl", records)
 
     def notes(self) -> list[dict[str, Any]]:
         """Return all that is written down of images."""
@@ -167,16 +163,18 @@ class Pack:
 class Units:
     """The units of a container that are written, and the hashes of their samples.
 
-    Each task of a Slurm step has one, for units of its own.
-
     Args:
         layout: as `begin` gave it.
+
+    Attributes:
+        done: of each unit whether it is written.
     """
 
     def __init__(self, pack: Pack, layout: Layout) -> None:
         self._pack, self._layout = pack, layout
         self._done = os.open(pack.done, os.O_WRONLY | os.O_CLOEXEC)
         self._hashes = os.open(pack.hashes, os.O_WRONLY | os.O_CLOEXEC)
+        self.done = np.fromfile(pack.done, np.bool_)
 
     def note(self, unit: int, hashes: UInt64s) -> None:
         """Write down that a unit is there, and on the disk where that was asked for."""
@@ -187,10 +185,7 @@ class Units:
         if self._pack.request.fsync:  # before the byte that says so
             os.fdatasync(self._hashes)
         pwrite_all(self._done, b"\1", unit)
-
-    def done(self) -> npt.NDArray[np.bool_]:
-        """Return of each unit whether it is written. Read anew, since other nodes write it."""
-        return np.frombuffer(self._pack.done.read_bytes(), np.bool_)
+        self.done[unit] = True
 
     def hashes(self) -> UInt64s:
         """Return the hashes of all samples, uint64 (fields, n)."""
@@ -202,19 +197,18 @@ class Units:
         os.close(self._hashes)
 
 
-def begin(pack: Pack, layout: Layout, told: Mapping[str, Any]) -> Layout:
+def begin(pack: Pack, layout: Layout) -> Layout:
     """Make the container's files, or find those that an interrupted pack has made.
 
     Without fsync, what was written is only sure while the machine that wrote it has not crashed.
-
-    Args:
-        told: what the other tasks of a Slurm step need to know; `begun.json` has it.
 
     Returns:
         the layout, with what it knows of these files.
     """
     units, now, fsync = len(layout.units) - 1, boot(), pack.request.fsync
-    before = read_begun(pack)
+    before: dict[str, Any] = {}
+    if pack.begun.exists():
+        before = json.loads(pack.begun.read_text(encoding="utf-8"))
     trusted = before.get("fsync") or (now and before.get("boot") == now)
     if trusted and before["units"] == units and pack.data.exists():
         layout = layout.attach(pack.data)
@@ -234,16 +228,8 @@ def begin(pack: Pack, layout: Layout, told: Mapping[str, Any]) -> Layout:
         if fsync:
             for path in (pack.done, pack.hashes, pack.data):
                 sync(path)
-    write_json(pack.begun, {"fsync": fsync, "boot": now, "units": units, **told})
+    write_json(pack.begun, {"fsync": fsync, "boot": now, "units": units})
     return layout
-
-
-def read_begun(pack: Pack) -> dict[str, Any]:
-    """Return what `begin` has written; empty where it has not."""
-    try:
-        return dict(json.loads(pack.begun.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
 
 
 def append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """Where every byte of a container will stand, known before the first of them is written.
 
-That is what lets any number of processes on any number of nodes write one file: each sample, and
-what stands around it, has its place.
+That is what lets any number of processes write one file: each sample, and what stands around it,
+has its place.
 """
 
 from __future__ import annotations

@@ -97,7 +97,6 @@ def after(
         "images": {"problems": dict(kinds), "listed": problems[:_MOST]},
         "left_out": [one["left_out"] for one in notes if "left_out" in one],
         "seconds": round(seconds, 3),
-        "tasks": pack.step.tasks,
         "workers": pack.workers,
         "host": socket.gethostname(),
         "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

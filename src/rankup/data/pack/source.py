@@ -1,6 +1,6 @@
 """The request of a pack, and the index of what is to be packed.
 
-Of the request: its options, the container that OUT's name stands for, its Slurm task. The index is
+Of the request: its options and the container that OUT's name stands for. The index is
 sorted, with safe, unique names and known sizes.
 """
 
@@ -64,41 +64,6 @@ class Request:
     workers: int | None = None
     dry_run: bool = False
     as_json: bool = False
-
-
-@dataclass(frozen=True)
-class Step:
-    """The tasks that `srun -n N rankup pack` has started together, which share the units.
-
-    They meet by `begun.json`: the first one scans and writes it, the others wait for one that
-    names their step. That one which has failed ends all is for srun (`--kill-on-bad-exit`).
-
-    Attributes:
-        task, tasks: this one's number, and how many there are.
-        name: of the step; another one where a job starts again.
-    """
-
-    task: int = 0
-    tasks: int = 1
-    name: str = ""
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Step:
-        """Return the step of this process; one of a single task where there is none.
-
-        Only srun sets these variables, for each of its steps; in a batch script they are those of
-        no step.
-        """
-        try:
-            task, tasks = int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"])
-            name = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
-        except (KeyError, ValueError):
-            return cls()
-        if tasks < 2 or not 0 <= task < tasks:
-            return cls()
-        # A job that starts again has the same numbers, and not everywhere counts its starts.
-        again = [environ.get(f"SLURM_{one}", "") for one in ("RESTART_COUNT", "JOB_START_TIME")]
-        return cls(task, tasks, ".".join([name, *again]))
 
 
 def asked(request: Request, container: str) -> dict[str, Any]:

@@ -27,10 +27,10 @@ from ..verified import Blocks, Reader, SourceDamaged, SourceProblem, Span
 from . import journal
 from .checks import Looker, listed, looked_at, usable
 from .journal import Pack, Units, sync
-from .layout import Layout, Piece, plan, sample_bytes
+from .layout import Layout, Piece, sample_bytes
 from .source import root
 
-_POLL = 0.2  # seconds between two looks at what other tasks have done
+_POLL = 0.2  # seconds between two looks for a reason to stop
 _PROBLEMS = 100  # units with changed samples after which a copy ends early
 _BATCH = 1024  # samples of a stream whose places are looked up in one go
 # Measured on 10 000 photos in memory: 2 MiB stay in the caches, 16 MiB take 15 % longer. File
@@ -56,7 +56,7 @@ def without_damaged(pack: Pack, source: Index) -> tuple[Index, list[dict[str, An
 
 
 def fill(pack: Pack, source: Index, base: Path, layout: Layout) -> tuple[Layout, UInt64s, int]:
-    """Write a container at final offsets, with all processes and all tasks.
+    """Write a container at final offsets, with all processes.
 
     Args:
         base: what the source's files are relative to.
@@ -64,11 +64,9 @@ def fill(pack: Pack, source: Index, base: Path, layout: Layout) -> tuple[Layout,
     Returns:
         its layout, the hashes of its samples (fields, n), and the bytes that were read now.
     """
-    name = "spooled.npz" if base == pack.part else pack.source.name
-    told = {"step": pack.step.name, "source": name, "root": str(base)}
-    layout = journal.begin(pack, layout, told)
+    layout = journal.begin(pack, layout)
     with closing(Units(pack, layout)) as units:
-        began = units.done()
+        began = units.done.copy()
         sizes, samples = _of_units(layout)
         before = int(sizes[began].sum())
         if began.any():
@@ -77,48 +75,23 @@ def fill(pack: Pack, source: Index, base: Path, layout: Layout) -> tuple[Layout,
         with pack.progress("packing", layout.index) as progress:
 
             def show() -> None:
-                done = units.done()
-                progress(int(sizes[done].sum()), samples=int(samples[done].sum()))
+                progress(int(sizes[units.done].sum()), samples=int(samples[units.done].sum()))
 
             show()
             copy(pack, Reader(source, base), layout, units, show)
-            while not units.done().all():  # other tasks are not yet through
-                pack.watch()
-                show()
-                time.sleep(_POLL)
         return layout, units.hashes(), sample_bytes(layout.index) - before
-
-
-def help_to_fill(pack: Pack) -> None:
-    """Copy the units of a task other than the first, once there is something to copy to."""
-    index = pack.named(pack.index)
-    try:
-        while (told := journal.read_begun(pack)).get("step") != pack.step.name:
-            if index.exists():  # there is nothing to do, or nothing any more
-                return
-            pack.watch()
-            time.sleep(_POLL)
-        source = indexes.load(pack.part / told["source"])
-        layout = plan(pack.container, source, pack.shape).attach(pack.data)
-        with closing(Units(pack, layout)) as units:
-            copy(pack, Reader(source, Path(told["root"])), layout, units, lambda: None)
-    except FileNotFoundError:
-        # Too late: the others have done it all, and the work folder is being cleared away.
-        if not index.exists():
-            raise
 
 
 def copy(
     pack: Pack, reader: Reader, layout: Layout, units: Units, show: Callable[[], None]
 ) -> None:
-    """Copy the units of this task that are not done yet.
+    """Copy the units that are not done yet.
 
     Raises:
         SourceProblem: samples are not as they were scanned; what is done is noted.
         WorkerFailed, OSError: see `pool.spread`.
     """
-    done = units.done()
-    todo = [unit for unit in range(len(done))[pack.step.task :: pack.step.tasks] if not done[unit]]
+    todo = np.flatnonzero(~units.done).tolist()
     looker = Looker(reader.index, pack.looks)
     copier: list[Copier] = []  # one in each worker, which it makes itself
 
@@ -139,7 +112,7 @@ def copy(
             if len(problems) >= _PROBLEMS:
                 break
             continue
-        pack.note(notes, pack.step.task)  # before the unit counts as done
+        pack.note(notes)  # before the unit counts as done
         units.note(unit, found)
         show()
     if problems:
