@@ -80,7 +80,7 @@ def test_each_attempt_has_the_limit_and_the_price_that_it_was_asked_for_with(
     found = _facts(path)
     assert [attempt.limit for attempt in found.attempts] == [7200, 7200, 1800]
     samples = made(util=50)
-    paid = cost(replace(samples, facts=found), ())
+    paid = cost(replace(samples, facts=found))
     assert paid.attempts == (128.0, 128.0, 128.0)
 
 

@@ -65,7 +65,7 @@ def test_from_the_files_to_the_report(name: str) -> None:
     assert len(recording.steps.step) > 50
     found = diagnose(recording)
     assert {one.code for one in found} == EXPECTED[name]
-    said, paid = verdict(recording, found), cost(recording, found)
+    said, paid = verdict(recording, found), cost(recording)
     assert said.headline.startswith(HEADLINES[name])
     lines = text(recording, found)
     assert said.headline[:40] in lines

@@ -10,7 +10,7 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.port.check import check
 from rankup.port.rewrite.command import port_file, report
-from rankup.port.rewrite.ported import Ported, evaluations, port
+from rankup.port.rewrite.ported import Ported, port
 
 FIT = """import torch
 
@@ -281,7 +281,6 @@ def test_the_report_names_the_file(tmp_path: Path) -> None:
     lines = report(ported)
     assert any(one.startswith("  engine.py:6  each rank takes its part") for one in lines)
     assert "+++ " + str(tmp_path / "engine_dist.py") in ported.diff
-    assert evaluations(path)[0].startswith("engine.py, line 11 ")
 
 
 def test_a_module_that_the_script_does_not_come_to_stays(tmp_path: Path) -> None:

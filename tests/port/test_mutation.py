@@ -24,7 +24,6 @@ UNSEEN = {("run_models_one_after_another", "model = rankup.wrap(model)")}
 MISSED = {
     ("run_model_made_in_a_try", "model = rankup.wrap(model)"),
     ("run_one_writer", "if rankup.is_root_process(): os.remove(name)"),
-    ("run_loader_by_mode", "return rankup.broadcast(sum(losses) / len(losses))"),
     ("text_parts_of_a_loss", "bar.update(rankup.batch_sum(images.shape[0]))"),
     ("text_downloads", 'urllib.request.urlretrieve(url, "input.txt")'),
     (

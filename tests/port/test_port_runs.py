@@ -17,7 +17,7 @@ FAST = (
     "drawn_batches",
     "eval_lists",
     "gan",
-    "loader_by_mode",
+    "loaders_from_helper_file",
     "one_writer",
     "trainer_class",
     "trainer_in_another_file",

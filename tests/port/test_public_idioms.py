@@ -354,22 +354,6 @@ def test_a_loss_that_a_callback_reads_is_said_to_be_rank_0s(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
-    [("", True), (", batch_size=1", True), (", batch_size=args.batchSize", True),
-     (", batch_size=2", False), (", batch_size=args.other", False)],
-)  # fmt: skip
-def test_a_batch_of_one_sample_leaves_ranks_idle(size: str, said: bool, tmp_path: Path) -> None:
-    options = (
-        "import argparse\nparser = argparse.ArgumentParser()\n"
-        'parser.add_argument("--batchSize", type=int, default=1)\n'
-        'parser.add_argument("--other", type=int, default=8)\nargs = parser.parse_args()\n'
-    )
-    loop = f"for x in DataLoader(torch.randn(8, 2){size}):\n"
-    ported = _ported(tmp_path, HEAD + options + MADE + loop + STEP)
-    assert any("all other ranks are idle" in note.text for note in ported.left) is said
-
-
-@pytest.mark.parametrize(
     ("line", "named"),
     [
         ('stamp = f"run-{datetime.datetime.now():%H%M}"', True),
@@ -613,33 +597,26 @@ def test_ranks_join_before_a_file_that_goes_by_such_an_order_is_imported(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("flag", "test", "phase"),
+    ("given", "test"),
     [
-        ("train", "if train:", "train"),
-        ("optimizer if train else None", "if given is not None:", ""),
-        ("kind", "if given == 'train':", ""),
-        ("best", "if given is not None:", "best is not None"),
+        ("train", "if given:"),
+        ("optimizer if train else None", "if given is not None:"),
+        ("kind", "if given == 'train':"),
+        ("best", "if given is not None:"),
     ],
 )
-def test_a_step_that_is_told_whether_to_train(
-    flag: str, test: str, phase: str, tmp_path: Path
-) -> None:
-    """The loader of the evaluation is not sharded as one that is trained on; or it is refused."""
-    name = "train" if test == "if train:" else "given"
+def test_a_step_that_is_told_whether_to_train(given: str, test: str, tmp_path: Path) -> None:
+    """The loader of the evaluation would be sharded as one that is trained on: it is refused."""
     lines = "".join(f"    {line}\n" for line in STEP.splitlines()[1:])
     text = HEAD + MADE + "best = None\n"
-    text += f"def step(x, {name}):\n    loss = net(x).mean()\n    {test}\n{lines}    return loss\n"
+    text += f"def step(x, given):\n    loss = net(x).mean()\n    {test}\n{lines}    return loss\n"
     text += "def run(loader, train, kind='train'):\n    for x in loader:\n"
-    text += f"        step(x, {flag})\n"
+    text += f"        step(x, {given})\n"
     text += (
         "run(DataLoader(data, batch_size=4), True)\nrun(DataLoader(more, batch_size=4), False)\n"
     )
-    if phase:
-        sharded = f"rankup.shard(loader) if {phase} else loader:"
-        assert sharded in _ported(tmp_path, text).text
-    else:
-        with pytest.raises(UserError, match="which of them cannot be seen at its head"):
-            _ported(tmp_path, text)
+    with pytest.raises(UserError, match="trains and evaluates: give training a loop of its own"):
+        _ported(tmp_path, text)
 
 
 def test_iterators_in_a_dictionary_are_refused(tmp_path: Path) -> None:

@@ -261,14 +261,6 @@ def test_what_cannot_be_ported_leaves_nothing(tmp_path: Path, rankup_here: RunRa
         assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize(("size", "said"), [(8, False), (16, True)])
-def test_loaders_side_by_side_of_different_sizes(size: int, said: bool, tmp_path: Path) -> None:
-    text = (HEAD + EPOCHS).replace("for x, y in loader", "for (x, y), other in zip(loader, wide)")
-    made = f"wide = DataLoader(data, batch_size={size})\n"
-    ported = _ported(tmp_path, text.replace("net = torch", made + "net = torch", 1))
-    assert any("of the batch drawn last" in note.text for note in ported.left) == said
-
-
 NET = "net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))"
 
 
@@ -361,10 +353,6 @@ PASSED_OVER = {
             "keep = sorted(data, key=lambda one: uuid.uuid4())",
             "keep = sorted(data, key=lambda one: os.urandom(4))",
         )
-    ],
-    "kept and gone over again": [("in loader", "in islice(cycle(loader), 9)")],
-    "of the batch drawn last": [
-        ("in loader:", "in loader:\n        other = next(iter(DataLoader(more, batch_size=8)))"),
     ],
     "each rank draws other noise": [
         ("optimizer.step()", f"for p in net.parameters():\n            {noise}")

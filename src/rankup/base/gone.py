@@ -6,6 +6,9 @@ from .errors import UserError
 
 # A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
 GONE: dict[str, str] = {
+    "--compress int8": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
+    "--compress topk": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
+    "port --shard-eval": "the report of port says for each evaluation what stands in the way of sharding it",
     "--strategy async-sgd": "examples/async_sgd.py shows it in one file; among equal GPUs --strategy ddp is as fast and exact",
     "--max-staleness": "it went with async-sgd, of which examples/async_sgd.py shows the bound",
     "--damp-staleness": "it went with async-sgd; examples/async_sgd.py shows the method in one file",

@@ -58,10 +58,6 @@ def port(
     sync_bn: Annotated[
         bool, typer.Option("--sync-bn", help="Batch norm over the batches of all ranks.")
     ] = False,
-    shard_eval: Annotated[
-        bool,
-        typer.Option("--shard-eval", help="List what stands in the way of sharding evaluations."),
-    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a FILE_dist.py that was edited.")
     ] = False,
@@ -81,7 +77,6 @@ def port(
         diff=diff,
         sync_bn=sync_bn,
         force=force,
-        shard_eval=shard_eval,
     )
 
 

@@ -90,7 +90,7 @@ def judge(folder: Path, known: Facts) -> Judged:
     """Load and judge what is in a run's folder."""
     recording = load(folder, known)
     diagnoses = diagnose(recording)
-    price = cost(recording, diagnoses)
+    price = cost(recording)
     return Judged(folder, recording, diagnoses, price, verdict(recording, diagnoses, price))
 
 

@@ -14,17 +14,13 @@ power; the formula says so. Nodes without GPUs count by what the ranks and their
 the cores that the job may use.
 
 What the attempts of a run were billed for is the weight; time that no sample covers is taken to be
-like the time that one does, so that used and wasted make up the bill. Of what was wasted each
-finding has its part (`diagnose`), no second counted twice, so that their sum is never more than the
-whole.
+like the time that one does, so that used and wasted make up the bill.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +28,6 @@ from numpy.typing import NDArray
 from ..slurm.job import Attempt
 from .recording import Array, Recording
 from .thresholds import LIMITS
-
-if TYPE_CHECKING:
-    from .diagnose.common import Diagnosis
 
 
 @dataclass(frozen=True)
@@ -269,8 +262,6 @@ class Cost:
         efficiency: 0 to 1; None where nothing is known of what the GPUs did.
         formula: of it, in words.
         used, wasted: together `billed`; None without an efficiency.
-        findings: (code, wasted) of each finding that wasted something, the dearest first.
-        other: what was wasted and has no finding; None without an efficiency.
         seen: share of the billed time, 0 to 1, that samples tell of.
     """
 
@@ -284,21 +275,17 @@ class Cost:
     formula: str
     used: float | None
     wasted: float | None
-    findings: tuple[tuple[str, float], ...]
-    other: float | None
     seen: float
 
 
-def cost(recording: Recording, diagnoses: Sequence[Diagnosis]) -> Cost:
-    """The cost of a run, with the parts that `diagnoses` wasted."""
+def cost(recording: Recording) -> Cost:
+    """The cost of a run."""
     paid, done = bill(recording), work(recording)
     efficiency = done.efficiency
-    used = wasted = other = None
-    parts = tuple((one.code, one.cost) for one in diagnoses if one.cost)
+    used = wasted = None
     if efficiency is not None:
         used = paid.units * efficiency
         wasted = paid.units - used
-        other = max(0.0, wasted - sum(part for _, part in parts))
     per_node = len(done.things) / max(1, len(recording.heads)) or 1
     all_seconds = paid.node_seconds * per_node
     return Cost(
@@ -312,7 +299,5 @@ def cost(recording: Recording, diagnoses: Sequence[Diagnosis]) -> Cost:
         formula=done.formula,
         used=used,
         wasted=wasted,
-        findings=parts,
-        other=other,
         seen=min(1.0, done.known / all_seconds) if all_seconds else 0.0,
     )

@@ -30,6 +30,14 @@ class WholeSequence:
         """Return the places in the whole sequence of the `length` tokens of this rank."""
         return torch.arange(length, device=device)
 
+    def rows(self, table: torch.Tensor, length: int) -> torch.Tensor:
+        """Return of a table with a row per position those of the `length` tokens of this rank."""
+        if length > len(table):
+            raise ValueError(
+                f"a sequence of {length} tokens, where the model was made for at most {len(table)}"
+            )
+        return table[:length]
+
     def mine(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's part along dimension 1."""
         return x
@@ -87,6 +95,10 @@ class SharedSequence(WholeSequence):
         each = length // 2
         parts = [torch.arange(n * each, (n + 1) * each, device=device) for n in self._chunks]
         return torch.cat(parts)
+
+    def rows(self, table: torch.Tensor, length: int) -> torch.Tensor:
+        each = length // 2
+        return torch.cat([table[n * each : (n + 1) * each] for n in self._chunks])
 
     def mine(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[1] % (2 * self._size):

@@ -18,6 +18,7 @@ from ..base.errors import UserError
 from ..base.text import say
 from ..data.index import Int64s
 from ..data.orders import Computed, identity
+from ..parallel.initial import materialize
 from ..runtime.keys import derive
 from ..runtime.order import Order
 from ..runtime.world import setup
@@ -51,13 +52,12 @@ def model_of(
     """
     if (llama := options.llama) is not None:
         longest = max(options.seq_len, llama.longest if llama.vocab_size else 0)
-        model = Llama(
-            replace(llama, vocab_size=llama.vocab_size or vocabulary, longest=longest), end
-        )
+        shape = replace(llama, vocab_size=llama.vocab_size or vocabulary, longest=longest)
+        model = Llama(shape, end, options.seq_len)
         if options.lora is not None:
             lora.adapt(model, options.lora, options.lora_scale, options.adapted)
         return model
-    shape = Shape(
+    gpt = Shape(
         vocabulary,
         options.seq_len,
         options.layers,
@@ -66,7 +66,7 @@ def model_of(
         options.dropout,
         prior=options.prior,
     )
-    return Transformer(shape, logits, end)
+    return Transformer(gpt, logits, end)
 
 
 def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
@@ -288,6 +288,7 @@ def restored(build_model: Callable[[], nn.Module], tensors: Mapping[str, Any]) -
         model.load_state_dict(tensors, strict=True, assign=True)
     except RuntimeError as error:
         raise UserError(f"the checkpoint is of another model than the run: {error}") from None
+    materialize(model, torch.device("cpu"), torch.device("cpu"))  # buffers that it does not hold
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 

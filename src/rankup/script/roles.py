@@ -82,8 +82,7 @@ class Loop(_Placed):
         batch: names that hold the batch, or what was made of it.
         index: the name that `enumerate` counts with.
         losses: names of what the backward starts from.
-        phase: of a loop that trains and evaluates, what is true where it trains.
-        unclear: it may evaluate as well, and when cannot be said at its head.
+        unclear: it may evaluate as well.
     """
 
     node: LoopNode
@@ -95,7 +94,6 @@ class Loop(_Placed):
     batch: set[str] = field(default_factory=set)
     index: str | None = None
     losses: set[str] = field(default_factory=set)
-    phase: str = ""
     unclear: bool = False
 
     @property

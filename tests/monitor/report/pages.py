@@ -13,7 +13,7 @@ from rankup.monitor.report.html import html
 def text(recording: Recording) -> str:
     """The page of a recording."""
     found = diagnose(recording)
-    return html(recording, found, cost(recording, found), verdict(recording, found))
+    return html(recording, found, cost(recording), verdict(recording, found))
 
 
 def page(recording: Recording, path: Path) -> Path:

@@ -26,7 +26,7 @@ A4 = (595.28, 841.89)  # points
 
 def _made(recording: Recording, folder: Path, found: tuple[Diagnosis, ...] | None = None) -> Path:
     diagnoses = diagnose(recording) if found is None else found
-    paid = cost(recording, diagnoses)
+    paid = cost(recording)
     said = verdict(recording, diagnoses) if found is None else _said(found[0])
     pdf(recording, diagnoses, paid, said, folder / "report.pdf")
     return folder / "report.pdf"
@@ -85,8 +85,8 @@ def one_used(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_first_page_is_enough_to_decide(one_used: Path) -> None:
     text = _text(one_used, 1)
-    diagnoses = diagnose(recording := one_of_four().recording())
-    paid = cost(recording, diagnoses)
+    recording = one_of_four().recording()
+    paid = cost(recording)
     assert paid.efficiency is not None
     for words in (
         *("train", "20251122-180000-abcd", "13815915", "RK701", "1 h 32 min"),

@@ -152,7 +152,7 @@ def test_the_page_has_its_plots(browser: Browser, tmp_path: Path) -> None:
     for one in (run(1), run(2, 0.95), run(4, 0.5)):
         named = _with(one, name="</script><script>alert(1)</script>")
         found = diagnose(named)
-        runs.append((named, found, cost(named, found), verdict(named, found)))
+        runs.append((named, found, cost(named), verdict(named, found)))
     path = tmp_path / "scaling.html"
     path.write_text(scaling_html(runs), encoding="utf-8")
     tab = browser.open(path)

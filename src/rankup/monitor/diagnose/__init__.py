@@ -4,12 +4,9 @@ A rule yields diagnoses; `diagnose` runs them all, drops what a more definite on
 tells what each wasted. `verdict` is what a reader takes away. Thresholds are in
 `monitor.thresholds`.
 
-Findings overlap: a GPU that starves for data has a low use as well. So the loss, what is left of
-each GPU's time after its work (`billing.work`), is handed out in the order of `CODES`, the most
-definite cause first; a finding takes at most `share` of the time that it names, and what others
-took is gone. What nobody claims (start-up, waits too short to name, validations) stays the run's
-own: about 5 % of a healthy run of half an hour or more, and 15 to 35 % where it validates often or
-for long (measured on the recordings of the tests).
+A finding's cost is its own: what is left of its GPUs' time after their work (`billing.work`) in its
+windows, at most `share` of that time. Findings overlap, as a GPU that starves for data has a low
+use as well, so their costs may add up to more than was wasted (`OVERLAP`).
 """
 
 from __future__ import annotations
@@ -23,13 +20,22 @@ from numpy.typing import NDArray
 from ...base import amounts
 from ...base.findings import Level
 from .. import billing, words
-from ..billing import Bill, Cost, Work, cost
+from ..billing import Cost, Work, cost
 from ..recording import Recording
 from ..thresholds import LIMITS, UNUSED
 from . import gpu, nodes, training
 from .common import Diagnosis, Look
 
-__all__ = ["CODES", "Diagnosis", "Verdict", "diagnose", "not_judged", "unknown", "verdict"]
+__all__ = [
+    "CODES",
+    "Diagnosis",
+    "Verdict",
+    "diagnose",
+    "not_judged",
+    "overlap",
+    "unknown",
+    "verdict",
+]
 
 Rule = Callable[[Look], Iterable[Diagnosis]]
 
@@ -57,7 +63,9 @@ class Code:
     failure: bool = False
 
 
-# In the order in which findings claim wasted time: the most definite cause first.
+OVERLAP = "Findings may name the same time: each says what it cost by itself."
+
+# The most definite cause first: of findings that cost the same, the first is named.
 _TABLE = (
     Code("RK701", gpu.unused, "unused GPU", explains=("RK705",)),
     Code(
@@ -170,7 +178,17 @@ def diagnose(recording: Recording) -> tuple[Diagnosis, ...]:
     """All that is to be said of a run, what wasted the most first; nothing for a healthy one."""
     look = Look(recording)
     found = [one for rule in _RULES for one in rule(look)]
-    return _settled(recording, _unexplained(found), look.work, look.bill)
+    rank = {code: place for place, code in enumerate(CODES)}
+    levels = {"error": 0, "warning": 1, "ok": 2}
+    priced = [_priced(one, look) for one in _unexplained(found)]
+    return tuple(
+        sorted(priced, key=lambda one: (-(one.cost or 0), levels[one.level], rank[one.code]))
+    )
+
+
+def overlap(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return the sentence that costs may overlap; empty where fewer than two findings have one."""
+    return OVERLAP if sum(bool(one.cost) for one in diagnoses) > 1 else ""
 
 
 def _unexplained(found: Sequence[Diagnosis]) -> list[Diagnosis]:
@@ -189,25 +207,6 @@ def _unexplained(found: Sequence[Diagnosis]) -> list[Diagnosis]:
     return kept
 
 
-def _settled(
-    recording: Recording, found: Sequence[Diagnosis], done: Work, bill: Bill
-) -> tuple[Diagnosis, ...]:
-    """The diagnoses with their costs, also said in their messages; the dearest first."""
-    left = np.nan_to_num(1 - done.share) * done.seconds
-    price = bill.units / done.known if done.known else 0.0
-    rank = {code: place for place, code in enumerate(CODES)}
-    costs: dict[int, float] = {}
-    for at in sorted(range(len(found)), key=lambda at: rank[found[at].code]):
-        if found[at].share > 0 and price:
-            costs[at] = _take(left, recording, found[at], done) * price
-    settled = [
-        _priced(one, costs[at], bill) if at in costs else replace(one, unit=bill.unit)
-        for at, one in enumerate(found)
-    ]
-    levels = {"error": 0, "warning": 1, "ok": 2}
-    return tuple(sorted(settled, key=lambda one: (-(one.cost or 0), levels[one.level], one.code)))
-
-
 def _window_share(
     recording: Recording, windows: Sequence[tuple[float, float]]
 ) -> NDArray[np.float64]:
@@ -223,8 +222,8 @@ def _window_share(
     return np.clip(covered / recording.width, 0, 1)
 
 
-def _take(left: NDArray[np.floating], recording: Recording, one: Diagnosis, done: Work) -> float:
-    """Seconds of `left` that a finding explains; they are taken out of it."""
+def _wasted(recording: Recording, one: Diagnosis, done: Work) -> float:
+    """Seconds without work that a finding explains."""
     if one.gpus and done.per_gpu:
         chosen = np.isin(done.things, one.gpus)
     elif one.nodes:
@@ -232,21 +231,22 @@ def _take(left: NDArray[np.floating], recording: Recording, one: Diagnosis, done
     else:
         chosen = np.ones(len(done.things), bool)
     # A sample tells of a moment and stands for the time before it, so what happened in a window may
-    # be found a bin beside it; no more than the window's own time is taken.
+    # be found a bin beside it; no more than the window's own time is counted.
     width = recording.width
-    near = tuple((begin - width, end + width) for begin, end in one.windows)
-    part = left[:, chosen] * _window_share(recording, near)[:, None]
-    total = float(part.sum(dtype=np.float64))
+    wider = tuple((begin - width, end + width) for begin, end in one.windows)
+    seconds = done.seconds[:, chosen]
+    lost = np.nan_to_num(1 - done.share[:, chosen]) * seconds
+    total = float((lost * _window_share(recording, wider)[:, None]).sum(dtype=np.float64))
     within = _window_share(recording, one.windows)[:, None]
-    most = one.share * float((done.seconds[:, chosen] * within).sum(dtype=np.float64))
-    if not total or not most:
-        return 0.0
-    factor = min(1.0, most / total)
-    left[:, chosen] -= part * factor
-    return total * factor
+    return min(total, one.share * float((seconds * within).sum(dtype=np.float64)))
 
 
-def _priced(one: Diagnosis, cost: float, bill: Bill) -> Diagnosis:
+def _priced(one: Diagnosis, look: Look) -> Diagnosis:
+    """Return the finding with its cost, which its message says where it is worth a word."""
+    bill, done = look.bill, look.work
+    if not (one.share > 0 and done.known and bill.units):
+        return replace(one, unit=bill.unit)
+    cost = _wasted(look.recording, one, done) * bill.units / done.known
     if cost < LIMITS.named_waste * bill.units:
         return replace(one, cost=cost, unit=bill.unit)
     said = f"{one.message}. Wasted: {words.amount(cost)} of {words.amount(bill.units)} {bill.unit}"
@@ -289,7 +289,7 @@ def verdict(
     recording: Recording, diagnoses: Sequence[Diagnosis], paid: Cost | None = None
 ) -> Verdict:
     """The verdict on a run from what was found in it; `paid` is its cost, where it is known."""
-    paid = cost(recording, diagnoses) if paid is None else paid
+    paid = cost(recording) if paid is None else paid
     levels = {one.level for one in diagnoses}
     level: Level = "error" if "error" in levels else "warning" if "warning" in levels else "ok"
     order = sorted(diagnoses, key=_weight)

@@ -33,8 +33,8 @@ class Diagnosis(Finding):
     """A finding about a run, with its cost and its place in the plots.
 
     Attributes:
-        cost: in `unit`; what the finding wasted and no other finding of the run has counted
-            already; None where it has no cost that can be told.
+        cost: in `unit`; what the finding wasted by itself; None where it has no cost that can be
+            told.
         unit: the site's, see `billing.Bill`.
         windows: (begin, end) in unix seconds; none: the whole run.
         gpus: columns of `recording.gpu`; nodes: places in `recording.heads`; none of both: all.

@@ -30,7 +30,7 @@ from ...base.findings import Level
 from ...base.text import clean
 from .. import billing, words
 from ..billing import Cost
-from ..diagnose import CODES, Diagnosis, Verdict, not_judged
+from ..diagnose import CODES, Diagnosis, Verdict, not_judged, overlap
 from ..recording import Recording, stretches
 from . import job
 from .curves import cores, curves, left_out, timeline
@@ -65,6 +65,7 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
         level_word="Not judged" if brief else LEVELS[verdict.level],
         as_of=job.stamp(recording.end) if billing.goes_on(recording) else "",
         findings=diagnoses,
+        overlap=overlap(diagnoses),
         codes=CODES,
         levels={**LEVELS, "ok": "Note"},
         cost=cost,
@@ -163,14 +164,11 @@ def _beside(rows: NDArray[np.int64]) -> list[list[int]]:
 
 
 def _parts(cost: Cost) -> list[tuple[str, str, float, str]]:
-    """Return the parts of the bill: used, wasted by each finding, and the rest."""
-    if cost.used is None or not cost.billed:
+    """Return the parts of the bill: used and wasted."""
+    if cost.used is None or cost.wasted is None or not cost.billed:
         return []
-    found = [("did work", cost.used, "used")]
-    found += [(f"{CODES[code].title} ({code})", units, "lost") for code, units in cost.findings]
-    if (cost.other or 0.0) > 0:
-        found.append(("start-up, short waits and the like", cost.other or 0.0, "rest"))
-    return [(title, words.amount(units), units / cost.billed, kind) for title, units, kind in found]
+    parts = (("did work", cost.used, "used"), ("wasted", cost.wasted, "lost"))
+    return [(title, words.amount(units), units / cost.billed, kind) for title, units, kind in parts]
 
 
 def _size(recording: Recording) -> str:

@@ -13,7 +13,7 @@ from ...base.amounts import some
 from ...base.files import replacing
 from .. import words
 from ..billing import Cost
-from ..diagnose import Diagnosis, Verdict, not_judged
+from ..diagnose import Diagnosis, Verdict, not_judged, overlap
 from ..recording import Recording, lowest
 from . import job, paper
 from .curves import curves, left_out, timeline
@@ -75,8 +75,9 @@ def pdf(
         pages.add_page()
         if diagnoses[shown:]:
             pages.heading("More findings", 60)
-        for one in diagnoses[shown:]:
-            _finding(pages, one)
+            for one in diagnoses[shown:]:
+                _finding(pages, one)
+            _overlap(pages, diagnoses)
         for each in drawn:
             _section(pages, recording, each)
         _training(pages, recording)
@@ -206,7 +207,13 @@ def _findings(pages: Pages, diagnoses: Sequence[Diagnosis], room: float) -> int:
             pages.paragraph(f"{words.plural(more, 'more finding')} on the next page.")
             return number
         _finding(pages, one)
+    _overlap(pages, diagnoses)
     return len(diagnoses)
+
+
+def _overlap(pages: Pages, diagnoses: Sequence[Diagnosis]) -> None:
+    if said := overlap(diagnoses):
+        pages.paragraph(said)
 
 
 def _finding(pages: Pages, one: Diagnosis) -> None:

@@ -14,7 +14,7 @@ from ...base import amounts
 from ...base.findings import Level
 from .. import billing, words
 from ..billing import Cost, cost
-from ..diagnose import Diagnosis, Verdict, unknown, verdict
+from ..diagnose import Diagnosis, Verdict, overlap, unknown, verdict
 from ..profiles import Profile
 from ..recording import Recording, weighted
 
@@ -46,7 +46,7 @@ def text(
         paid, said: cost and verdict, where they are known already.
     """
     width = max(_NARROWEST, width)
-    paid = cost(recording, diagnoses) if paid is None else paid
+    paid = cost(recording) if paid is None else paid
     said = verdict(recording, diagnoses, paid) if said is None else said
     lines = _wrapped(said.headline, width)
     if colours:
@@ -62,6 +62,7 @@ def text(
             if colours:
                 block[0] = _coloured(block[0][:_LABEL], one.level) + block[0][_LABEL:]
             lines += block
+    lines += _labelled("", overlap(diagnoses), width) if overlap(diagnoses) else []
     lines += _explained(diagnoses, width)
     if more is not None:
         lines += _labelled("more", words.shown(more), width)

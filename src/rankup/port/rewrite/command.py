@@ -11,7 +11,7 @@ from ...base.files import write_atomic
 from ...base.text import clean, say
 from ...script.source import read
 from .context import Note
-from .ported import Ported, evaluations, port
+from .ported import Ported, port
 
 
 def port_file(
@@ -22,13 +22,11 @@ def port_file(
     diff: bool,
     sync_bn: bool,
     force: bool,
-    shard_eval: bool = False,
 ) -> None:
     """Port a script and write it beside itself or in its place; a diff is only printed.
 
     Args:
         force: overwrite a port that was edited.
-        shard_eval: write nothing, and list what stands in the way of sharding the evaluations.
 
     Raises:
         UserError: it cannot or must not be ported, or its port cannot be written.
@@ -39,10 +37,6 @@ def port_file(
         raise UserError(f"{path} is a folder: name the script in it that trains")
     if path.suffix not in (".py", ".ipynb") and is_batch(path):
         _port_batch_file(path, in_place, diff, force)
-        return
-    if shard_eval:
-        for line in evaluations(path):
-            print(clean(line))
         return
     ported = port(path, batch=batch, sync_bn=sync_bn, in_place=in_place)
     if ported.why:

@@ -17,7 +17,6 @@ from ...script.source import File, read, refuse_notebook
 from ...script.understand import understand
 from ..rules import RULES
 from ..rules.decisions import broadcast_decisions, metrics_of_one_rank
-from ..rules.evaluation import Obstacle, obstacle
 from ..rules.loaders import CALLED_BY_NAME, UNSEEN
 from ..rules.metrics import training_numbers
 from ..rules.rule import refuse
@@ -69,7 +68,6 @@ _FIXES: tuple[str | Callable[[Context], None], ...] = (
     "RK134",
     "RK181",
     "RK176",
-    "RK173",
     "RK137",
     "RK129",
     "RK120",
@@ -275,26 +273,6 @@ def _with_others(script: roles.Script) -> roles.Script:
         if hit.fix is not None and script.comes_to(file, hit.at)
     }
     return replace(script, also=frozenset(also)) if also else script
-
-
-def evaluations(path: Path) -> list[str]:
-    """For each evaluation of a script its line, and what stands in the way of sharding it.
-
-    Raises:
-        UserError: no such file, or no Python.
-    """
-    script, found = understand(_file(path)), []
-    for training in (training_in(script, file) for file in script.to_port):
-        source = training.script
-        at = "" if source.file is script.file else f"{source.file.path.name}, "
-        for loop in training.loops:
-            if not loop.trains:
-                reason = obstacle(training, loop)
-                text = "each rank evaluates its part"
-                if isinstance(reason, Obstacle):
-                    text = f"{reason} (line {source.line(reason.node)})"
-                found.append(f"{at}line {source.line(loop.node):<4}  {text}")
-    return found or [f"{path.name}: no loop over the batches of an evaluation is seen"]
 
 
 def _finish(port: list[Context]) -> Ported:

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 from ...script import roles
 from ...script.effects import callee, leads_to, trains
-from ...script.flow import call_name, given, is_backward, is_none
+from ...script.flow import call_name, given, is_backward
 from ...script.loops import drawn_from, gradients_off
 from ...script.models import is_loader
 from ...script.names import (
@@ -382,17 +382,17 @@ class Training:
         understood = self.script.understood
         several = (*understood.eval_loops, *understood.train_loops)
         found = {one.node: one for one in several}
-        return [
-            self._with_phase(self._loop(found[one])) for one in self.script.loops if one in found
-        ]
+        return [self._clear(self._loop(found[one])) for one in self.script.loops if one in found]
 
-    def _with_phase(self, loop: Loop) -> Loop:
+    def _clear(self, loop: Loop) -> Loop:
+        """Say of a training loop whether it may evaluate as well."""
         if not (loop.trains and self.sources(loop)):
             return loop
-        phase, unseen = self._phase(loop)
-        around = () if phase else self._ways_to(loop.node, set())
-        unclear = unseen or any(gradients_off(self.script.file, one) for one in around)
-        return replace(loop, phase=phase, unclear=unclear)
+        around = self._ways_to(loop.node, set())
+        unclear = self._by_condition(loop) or any(
+            gradients_off(self.script.file, one) for one in around
+        )
+        return replace(loop, unclear=unclear)
 
     def _ways_to(self, node: ast.AST, seen: set[ast.AST]) -> Iterator[ast.AST]:
         """All that a node stands in, and that calls of its function do."""
@@ -405,64 +405,35 @@ class Training:
                         yield from self._ways_to(call, seen)
                 return
 
-    def _phase(self, loop: Loop) -> tuple[str, bool]:
-        """The condition under which a round trains, and True where there is one but no plain one.
-
-        It is the same for all rounds: what depends on the batch or on a random draw is none.
-        """
+    def _by_condition(self, loop: Loop) -> bool:
+        """True where all rounds of a loop train, or none does, as a condition has it."""
         script, node = self.script, loop.node
-        found: set[str | None] = set()
-        for call in script.inside(node.body, ast.Call, deep=False):
-            if call in self.backwards or script.called(call) in self._trainers:
-                found.add(self._plain(self._condition(node, call)) or self._of_step(call))
-        if found == {""} or not found:
-            return "", False
-        only = found.pop() if len(found) == 1 else None
-        return (only, False) if only else ("", only is None)
+        return any(
+            self._condition(node, call) is not None or self._step_by_condition(call)
+            for call in script.inside(node.body, ast.Call, deep=False)
+            if call in self.backwards or script.called(call) in self._trainers
+        )
 
-    def _plain(self, condition: tuple[ast.expr, bool] | None) -> str | None:
-        """The text of a condition; empty where there is none, None where it is no plain one."""
-        if condition is None:
-            return ""
-        test, holds = condition
-        plain = (
-            ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp,
-            ast.expr_context, ast.boolop, ast.cmpop, ast.unaryop, ast.Subscript,
-        )  # fmt: skip
-        if not all(isinstance(one, plain) for one in walk(test)):
-            return None
-        return self.script.code(test) if holds else _negated(self.script, test)
-
-    def _of_step(self, call: ast.Call) -> str | None:
-        """The condition under which a step that a loop calls trains, in the loop's own words."""
+    def _step_by_condition(self, call: ast.Call) -> bool:
+        """True of the call of a step that trains as an argument says, unless that is a constant."""
         script, function = self.script, self.script.called(call)
         if function is None or call in self.backwards:
-            return ""
-        found: set[str | None] = set()
+            return False
         for backward in self.backwards:
             if script.scope(backward) is not function:
                 continue
             condition = self._condition(function, backward)
             if condition is None:
-                found.add("")
                 continue
             test, holds = condition
-            name = test.left if isinstance(test, ast.Compare) else test
             passed = (
-                script.given(function, name.id, call)
-                if isinstance(name, ast.Name) and name.id in script.parameters(function)
+                script.given(function, test.id, call)
+                if isinstance(test, ast.Name) and test.id in script.parameters(function)
                 else None
             )
-            alone = isinstance(test, ast.Name) or (
-                isinstance(test, ast.Compare) and is_none(test.comparators[0])
-            )
-            if passed is None or not alone or not isinstance(passed, ast.Name | ast.Attribute):
-                always = isinstance(passed, ast.Constant) and bool(passed.value) is holds
-                found.add("" if always else None)
-                continue
-            text = script.code(test).replace(script.code(name), script.code(passed), 1)
-            found.add(text if holds else f"not ({text})")
-        return found.pop() if len(found) == 1 else (None if found else "")
+            if not isinstance(passed, ast.Constant) or bool(passed.value) is not holds:
+                return True
+        return False
 
     def _condition(self, node: LoopNode | Function, call: ast.Call) -> tuple[ast.expr, bool] | None:
         """The test under which a call in a loop or a function runs, and which way it goes."""
@@ -576,15 +547,6 @@ def _loss_names(script: Script, call: ast.Call, loop: LoopNode) -> set[str]:
         if not called and (name not in divisors or name.id in changed):
             names.add(name.id)
     return names - {"scaler", "self", "torch", "amp"}
-
-
-def _negated(script: Script, test: ast.expr) -> str:
-    """The text of a condition's opposite."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return script.code(test.operand)
-    return (
-        f"not {script.code(test)}" if isinstance(test, ast.Name) else f"not ({script.code(test)})"
-    )
 
 
 @lru_cache(maxsize=1)

@@ -37,7 +37,7 @@ def broadcast_decisions(context: Context) -> None:
     for call in (*_evaluations(context), *_trainings(context)):
         _result(context, call, done)
     for loop in context.training.loops:
-        if (not loop.trains or loop.phase) and loop.node not in context.sharded:
+        if not loop.trains and loop.node not in context.sharded:
             _left_by_loop(context, loop.node, done)
         elif loop.trains and loop.node in context.local:
             _left_by_loop(context, loop.node, done, context.local[loop.node])
@@ -109,35 +109,24 @@ def _only_shows(statement: ast.stmt) -> bool:
 
 
 def metrics_of_one_rank(context: Context) -> None:
-    """A metric of torchmetrics that has seen all of an evaluation is not added up over the ranks.
+    """A metric of torchmetrics in an evaluation that every rank goes over in full has a remark.
 
     Its `compute()` puts the ranks' states together: N times the whole, where each rank has all.
     """
-    script, training = context.script, context.training
-    whole = [one.node for one in training.loops if not one.trains]
+    script = context.script
+    whole = [one.node for one in context.training.loops if not one.trains]
     names = {name for node in whole if node not in context.sharded for name in _used(script, node)}
-    trained = {name for one in training.loops if one.trains for name in _used(script, one.node)}
     for assign in script.all(ast.Assign):
         made = {script.dotted(one) for one in assign.targets} & names
         for call in script.inside(assign.value, ast.Call) if made else ():
-            name = script.name(call.func)
-            kind = name.split(".")[-1]
-            if not name.startswith("torchmetrics.") or kind in ("MetricCollection", ""):
-                continue
-            if not kind[0].isupper() or argument(call, "sync_on_compute") is not None:
-                continue
-            if made & trained:
+            library, _, kind = script.name(call.func).rpartition(".")
+            own = library.split(".")[0] == "torchmetrics" and kind[:1].isupper()
+            if own and argument(call, "sync_on_compute") is None and kind != "MetricCollection":
                 context.leave(
                     call,
-                    "compute() puts the ranks' states together: right for a sharded training, N "
-                    "times the whole for an evaluation that each rank goes over in full. Take two",
+                    "compute() puts the ranks' states together, N times the whole where each rank "
+                    "has all of an evaluation: give sync_on_compute=False there",
                 )
-                continue
-            passed = given(call)
-            place = script.span(passed[-1])[1] if passed else script.span(call)[1] - 1
-            comma = ", " if passed else ""
-            context.edits.insert(place, f"{comma}sync_on_compute=False")
-            context.done(call, "each rank has seen all of the evaluation (sync_on_compute=False)")
 
 
 def _used(script: Script, node: ast.AST) -> set[str]:

@@ -288,7 +288,7 @@ def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
     for loop in loops_in(file, script.eval_loops):
         if any(not true(argument(call, "train")) for call in _shards(script, loop)):
             yield from _waiting(file, list(calls_in(*loop.body)))
-    both = [one.node for one in training_in(script, file).loops if one.phase or one.unclear]
+    both = [one.node for one in training_in(script, file).loops if one.unclear]
     for loop in loops_in(file, script.train_loops):
         if loop.node in both and _uneven(script, loop):
             always = [call for call in calls_in(*loop.body) if not _conditional(loop, call)]

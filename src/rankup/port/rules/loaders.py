@@ -20,7 +20,8 @@ from .unfit import not_data_parallel, stream_of
 _SHARD = "`for batch in rankup.shard(loader):` gives each rank its part of every batch"
 _EVERYTHING = "every rank would train on all of this data, the same again"
 _DONE = "each rank takes its part of every batch (rankup.shard)"
-_UNCLEAR = "this loop trains and evaluates, and which of them cannot be seen at its head"
+_UNCLEAR = "this loop trains and evaluates"
+_APART = "give training a loop of its own"
 UNSEEN = "where this {} has its batches from is not seen, and every rank would train on all of them"
 CALLED_BY_NAME = (
     "call the function that trains by its name, and a method by one that no optimizer has, in a "
@@ -58,12 +59,8 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
         if not loop.trains:
             continue
         if loop.unclear and not script.distributed:
-            todo = (
-                "give training a loop of its own, or put its backward under a condition such as "
-                '`if phase == "train":`'
-            )
-            reason = f"{_UNCLEAR}: {todo}"
-            yield Hit(loop.node, _UNCLEAR, todo, partial(refuse, node=loop.node, reason=reason))
+            reason = f"{_UNCLEAR}: {_APART}"
+            yield Hit(loop.node, _UNCLEAR, _APART, partial(refuse, node=loop.node, reason=reason))
         sources = training.sources(loop)
         for source in sources:
             ahead = next(filter(training.draws_ahead, training.script.above(source)), None)
@@ -168,20 +165,14 @@ def _place(training: Training, loop: Loop, source: ast.expr) -> ast.expr:
     else at the head of the loop, so that it stays as it is for all else."""
     loader = training.loader_of(source)
     several = len(training.all_loaders(source)) > 1  # each branch makes its own
-    alone = isinstance(loader, ast.Call) and not loop.phase and not several
+    alone = isinstance(loader, ast.Call) and not several
     return loader if alone and _used_by_training_alone(training, loader) else source  # type: ignore
 
 
 def _shard(context: Context, loop: Loop, source: ast.expr, place: ast.expr) -> str:
     per_gpu = context.options.batch == "per-gpu"
     options = _trains(context.training, loop) + (', batch="per-gpu"' if per_gpu else "")
-    note = _DONE
-    if loop.phase:
-        code = context.script.code(source)
-        context.around(place, "rankup.shard(", f"{options}) if {loop.phase} else {code}")
-        note += f", where {loop.phase}"
-    else:
-        context.around(place, "rankup.shard(", f"{options})")
+    context.around(place, "rankup.shard(", f"{options})")
     alone = place is context.training.loader_of(source)
     if per_gpu and not alone:
         context.leave(
@@ -189,7 +180,7 @@ def _shard(context: Context, loop: Loop, source: ast.expr, place: ast.expr) -> s
             "len() of this loader outside of the loop counts batches of one GPU, N times as many",
             comment=False,
         )
-    return note
+    return _DONE
 
 
 def _trains(training: Training, loop: Loop) -> str:
@@ -233,10 +224,7 @@ def _trained_on(training: Training, name: str, scope: ast.AST, depth: int) -> bo
     if depth > _DEEPEST:
         return False
     sources = {
-        source
-        for loop in training.loops
-        if loop.trains and not loop.phase
-        for source in training.sources(loop)
+        source for loop in training.loops if loop.trains for source in training.sources(loop)
     }
     used = False
     for one in script.all(ast.Name):

@@ -136,27 +136,10 @@ class Numbers(Region):
     _global_counters: frozenset[str] = frozenset()
     _assumed: frozenset[str] = frozenset()  # it is looked at whether they are global
 
-    def wrap(self, node: ast.expr, kind: Kind, text: str, at: ast.AST | None = None) -> None:
-        """Put the collective around a value; in an evaluation, which is not sharded, it is left."""
-        self.put(node, [(node, kind)], text, at)
-
-    def put(
-        self,
-        whole: ast.expr,
-        plan: list[tuple[ast.expr, Kind]],
-        text: str,
-        at: ast.AST | None = None,
-    ) -> None:
+    def put(self, plan: list[tuple[ast.expr, Kind]], text: str) -> None:
         """Put collectives around parts of a value, as `plan` says."""
         for node, kind in plan:
-            super().wrap(node, kind, text, at)
-        phase = self.loop.phase
-        if phase and plan:
-            alone = ast.Call | ast.AugAssign | ast.Assign | ast.keyword | ast.Tuple | ast.List
-            bare = isinstance(self.script.parents[whole], alone)
-            opened, closed = ("", "") if bare else ("(", ")")
-            code = self.script.code(whole)
-            self.context.around(whole, opened, f" if {phase} else {code}{closed}")
+            self.wrap(node, kind, text)
 
     def write(self) -> None:
         self._tests()
@@ -222,7 +205,7 @@ class Numbers(Region):
                 counted = self.values.kind(size) is Kind.SIZE and self.alike(size)
                 if counted and not self.covered(size):
                     text = f"{script.code(size)} is of the whole batch"
-                    self.put(size, [(size, Kind.SUM)], text)
+                    self.wrap(size, Kind.SUM, text)
 
     # What grows.
 
@@ -291,7 +274,7 @@ class Numbers(Region):
                 self.wrapped += [value for _, value in grown[name]]
                 continue
             for _, value in grown[name]:
-                self.put(value, self.plan(value) or [], f"{name} is of all ranks' batches")
+                self.put(self.plan(value) or [], f"{name} is of all ranks' batches")
 
     def _plans(
         self, grown: dict[str, list[tuple[ast.AST, ast.expr]]]
@@ -410,7 +393,7 @@ class Numbers(Region):
             if plan is None and isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Mod):
                 return
             if plan:
-                self.put(node, plan, f"{self.script.code(node)} is of the whole batch")
+                self.put(plan, f"{self.script.code(node)} is of the whole batch")
                 return
             if alone and plan is None:
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -15,7 +14,7 @@ from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
-from .facts import integer, ranked, single, starred, string
+from .facts import integer, ranked, string
 from .rule import Hit, rule
 
 _CONSTRUCTORS = words(
@@ -25,11 +24,6 @@ _CONSTRUCTORS = words(
 
 
 _SIZE = ".batch_size"  # of the loader: that of all ranks' parts together
-_KEEPS = ("itertools.cycle", "builtins.list", "builtins.tuple")
-_KEPT = (
-    "batches that are kept and gone over again are weighed by this rank's part of the batch drawn "
-    "last, which may be a shorter one"
-)
 
 
 @rule("RK118", "warning", "the batch size in a shape")
@@ -218,93 +212,3 @@ def effective_batch(file: File, script: Script) -> Iterator[Hit]:
                 "rankup.shard keeps it that of all ranks; see `rankup port --batch per-gpu`",
             )
             return
-
-
-@rule("RK173", "warning", "batches of which ranks have no equal parts")
-def unequal_batches(file: File, script: Script) -> Iterator[Hit]:
-    """A training loader whose batches have one sample, by `batch_size=1` or by default;
-    `batch_size=None`; a loop over two loaders whose batches may have different sizes; batches that
-    are kept, `cycle(loader)`, where the last one may be short.
-
-    Each rank takes its part of every batch: of one sample rank 0 has all.
-
-    ```diff
-    -loader = DataLoader(data)
-     for x, y in loader:
-         F.cross_entropy(model(x), y).backward()
-    ```
-
-    Says so in its report.
-    """
-    if not single(script):
-        return
-    training = training_in(script, file)
-    loops = [one for one in training.loops if one.trains]
-    trained = {loader for loop in loops for loader in training.loaders_of(loop)}
-    for call in training.loader_calls:
-        size = argument(call, "batch_size", 1)
-        chosen = argument(call, "batch_sampler") is not None or starred(call)
-        if size is not None and file.code(size) == "None":
-            yield Hit(
-                call, "batch_size=None has no batches for rankup.shard to cut", "give a number"
-            )
-        elif call in trained and not chosen and (size is None or _one(script, size)):
-            yield Hit(
-                call,
-                "a batch of one sample is rank 0's, and all other ranks are idle",
-                "give batch_size, of which each rank takes its part, or port with --batch per-gpu",
-                lambda context: "" if context.options.batch == "per-gpu" else None,
-                comment=False,
-            )
-    flow = script.flow
-    sources = [source for loop in loops for source in training.sources(loop)]
-    around = [up for one in sources for up in training.script.above(one)]
-    around += [at for one in sources for way in flow.origins(file, one) for _, at in way.through]
-    for call in dict.fromkeys(one for one in around if isinstance(one, ast.Call)):
-        kept = training.loader_of(call.args[0]) if call.args else None
-        if file.names.called(call) in _KEEPS and _may_be_short(kept):
-            yield Hit(call, _KEPT, "drop_last=True for the loader, or go over it anew", left=_KEPT)
-    for loop in loops:
-        drawn = dict.fromkeys(map(training.loader_of, training.sources(loop)))
-        made = [one for one in drawn if isinstance(one, ast.Call)]
-        data, sizes = (
-            {file.code(one) if one is not None else "" for one in found}
-            for found in (
-                [argument(one, "dataset", 0) for one in made],
-                [argument(one, "batch_size", 1) for one in made],
-            )
-        )
-        if len(sizes) > 1 or (len(data) > 1 and any(map(_may_be_short, made))):
-            yield Hit(
-                loop.node,
-                "gradients and means are weighed by this rank's part of the batch drawn last",
-                "not quite those of one GPU at a short batch of another loader",
-                comment=False,
-            )
-
-
-def _may_be_short(loader: ast.AST | None) -> bool:
-    """True of a loader whose last batch may have fewer samples."""
-    return isinstance(loader, ast.Call) and literal(argument(loader, "drop_last", 8)) is not True
-
-
-def _one(script: Script, size: ast.expr) -> bool:
-    """Return True where a batch size is 1, or is by the default of the command line's option."""
-    flow = script.flow
-    origins = flow.origins(script.file, size)
-    if origins and all(literal(one.node) == 1 for one in origins):
-        return True
-    named = {one.node.attr for one in origins if isinstance(one.node, ast.Attribute)}
-    return any(
-        literal(argument(call, "default")) == 1 and _option(call) in named
-        for file in flow.files
-        for call in file.names.all(ast.Call)
-        if call_name(call) == "add_argument"
-    )
-
-
-def _option(call: ast.Call) -> str:
-    """`batch_size` of `add_argument("-b", "--batch-size")`."""
-    texts = [literal(one) for one in (*call.args, argument(call, "dest"))]
-    names = [one for one in texts if isinstance(one, str) and not re.fullmatch("-[^-]", one)]
-    return names[-1].lstrip("-").replace("-", "_") if names else ""
