@@ -63,8 +63,6 @@ CONTESTANTS = (
     Contestant("diloco, H = 10", _copies("diloco", 10, **_OUTER), 0.95, quick=True),
     Contestant("diloco, H = 50", _copies("diloco", 50, **_OUTER), drawn=True),
     Contestant("local-sgd, H = 50", _copies("local-sgd", 50)),
-    Contestant("ddp, int8", {"compress": "int8"}, drawn=True),
-    Contestant("ddp, topk:0.01", {"compress": "topk:0.01"}),
     Contestant("diloco, H = 10, 0.7 and 0.9", _copies("diloco", 10)),
 )
 

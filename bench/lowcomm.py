@@ -55,7 +55,6 @@ class Contestant:
 
 CONTESTANTS = (
     Contestant("ddp", steps=(30, 15)),
-    Contestant("ddp, int8", {"compress": "int8"}, steps=(30, 25)),
     Contestant("local-sgd, H = 10", {"strategy": "local-sgd"}, 10),
     Contestant("diloco, H = 50", {"strategy": "diloco", "sync_every": "50"}, 50, (100, 100)),
 )

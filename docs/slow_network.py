@@ -14,7 +14,6 @@ from drawing import SIZE, TEXT, plt, save
 
 COLOURS = {
     "ddp": "#222222",
-    "ddp, int8": "#969696",
     "local-sgd, H = 10": "#6baed6",
     "diloco, H = 50": "#08519c",
 }

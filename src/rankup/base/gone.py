@@ -6,6 +6,8 @@ from .errors import UserError
 
 # A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
 GONE: dict[str, str] = {
+    "--compress int8": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
+    "--compress topk": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
     "port --shard-eval": "the report of port says for each evaluation what stands in the way of sharding it",
     "--strategy async-sgd": "examples/async_sgd.py shows it in one file; among equal GPUs --strategy ddp is as fast and exact",
     "--max-staleness": "it went with async-sgd, of which examples/async_sgd.py shows the bound",
@@ -15,6 +17,7 @@ GONE: dict[str, str] = {
     "report --export": "the samples lie as CSV in the run's monitor/, docs/reading-the-report.md shows them in pandas; recipes take --log tensorboard,wandb",
     "port --vendor": "install rankup where the port runs: the runtime needs torch and nothing else",
     "run --stage-fraction": "a file is staged as a whole; leave the option away, or name the nodes' own disks with --stage-to",
+    "stage --broadcast": "`rankup run --stage-broadcast` has Slurm's sbcast send the file; by hand, sbcast does that for any file",
     "stage --fraction": "a file is staged as a whole; leave the option away, or name a disk of this node with --to",
 }
 

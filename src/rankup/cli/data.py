@@ -149,9 +149,8 @@ def stage(
         str | None,
         typer.Option(metavar="SIZE", help="Memory kept for the job's processes: 40GB."),
     ] = None,
-    broadcast: Annotated[
-        bool,
-        typer.Option("--broadcast", help="Read it once for all nodes of a step (Slurm's sbcast)."),
+    sent: Annotated[
+        bool, typer.Option("--sent", help="Of the job script: take what sbcast sent.", hidden=True)
     ] = False,
     mount: Annotated[
         bool, typer.Option("--mount", help="Mount a SquashFS as a folder, and print where.")
@@ -182,7 +181,7 @@ def stage(
         clean=clean,
         listing=listing,
         mount=mount,
-        broadcast=broadcast,
+        sent=sent,
         as_json=as_json,
     )
     raise typer.Exit(start(asked, _alive))

@@ -22,7 +22,7 @@ _MOST_FILES = 20_000  # of a folder that are looked at; with more it is no pack
 def words(spec: JobSpec) -> tuple[str, ...]:
     """Options of `rankup stage`."""
     found = [] if spec.stage_reserve is None else ["--reserve", spec.stage_reserve]
-    return (*found, *(["--broadcast"] if spec.stage_broadcast else []))
+    return (*found, *(["--sent"] if spec.stage_broadcast else []))
 
 
 def lines(spec: JobSpec) -> Iterator[str]:

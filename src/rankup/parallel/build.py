@@ -24,8 +24,7 @@ from torch.utils.checkpoint import (
 )
 
 from ..base.errors import UserError
-from ..runtime.compress.ddp import CompressedExchange, compressed
-from ..runtime.compress.names import Compression
+from ..runtime.compression import Compression
 from ..runtime.keys import derive
 from ..runtime.model import exchange_by, no_buffer_sync
 from ..runtime.world import World
@@ -79,7 +78,6 @@ class Built:
         plan: how modules are cut over the tensor axis.
         draws_apart: what random draws of this rank depend on beside the micro-batch.
         autocast: the type that forward and loss are autocast to, None where they are not.
-        exchange: what compresses the gradients of DDP, and knows what that costs; None without.
     """
 
     model: nn.Module
@@ -92,7 +90,6 @@ class Built:
     plan: Mapping[str, str] = field(default_factory=dict)
     draws_apart: tuple[int | str, ...] = ()
     autocast: torch.dtype | None = None
-    exchange: CompressedExchange | None = None
 
     @property
     def counts(self) -> bool:
@@ -235,6 +232,7 @@ def split(
             beside,
             mesh,
             half=half,
+            sums=torch.bfloat16 if choices.compression else torch.float32,
             offload=choices.offload,
             reshard=choices.reshard,
         )
@@ -324,20 +322,17 @@ def _replicas(
     half = None if choices.half is None else getattr(torch, choices.half)
     built = Built(model, model, model, mesh, autocast=half)
     if not mesh.apart:
-        built.replica, built.exchange = replicate(model, mesh.world, choices.compression)
+        built.replica = replicate(model, mesh.world, choices.compression)
     return built
 
 
-def replicate(
-    model: nn.Module, world: World, compression: Compression
-) -> tuple[nn.Module, CompressedExchange | None]:
+def replicate(model: nn.Module, world: World, compression: Compression) -> nn.Module:
     """DDP without its own buffer exchange: the loop averages running statistics itself.
 
     Gradients become their mean over the ranks, compressed or not.
     """
     if world.world_size == 1:
-        return model, None
+        return model
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
-    exchange = compressed(model, compression)
-    exchange_by(replica, exchange)
-    return replica, exchange
+    exchange_by(replica, compression)
+    return replica

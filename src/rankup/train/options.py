@@ -12,7 +12,7 @@ from ..base.files import user_path
 from ..base.flags import flag
 from ..parallel.choices import Choices, Half, check, without_effect
 from ..parallel.layout import SELDOM, Layout, choose
-from ..runtime.compress.names import Compression, parse
+from ..runtime.compression import Compression, parse
 from . import trackers
 
 _MOST_PROFILED = 50  # steps
@@ -94,7 +94,7 @@ class TrainOptions:
     outer_lr: float = flag(0.7, "step size of diloco's outer optimizer", least=0)
     outer_momentum: float = flag(0.9, "Nesterov momentum of diloco's outer optimizer", least=0)
     compress: str = flag(
-        "none", "what copies send each other: none, bf16, int8, topk[:FRACTION], powersgd[:RANK]"
+        "none", "what is sent of gradients: none (all of them), bf16, or powersgd[:RANK] under ddp"
     )
 
     tiny: bool = flag(False, "a smaller run of a minute, for what is not said otherwise")
@@ -290,7 +290,7 @@ class TrainOptions:
 
     @property
     def compression(self) -> Compression:
-        """What copies of the model send each other."""
+        """What ranks send each other of gradients."""
         return parse(self.compress)
 
     @property

@@ -291,19 +291,14 @@ class Stepper:
 
         DDP lays them out anew after its first backward, and on three ranks or more the layout
         decides the order in which gradients are added up. One backward of weight zero brings a
-        resumed run to the layout the uninterrupted one has. What compression owes is not paid in
-        it, since its gradient is thrown away.
+        resumed run to the layout the uninterrupted one has.
         """
-        exchange = self.built.exchange
-        owed = {} if exchange is None else exchange.state()
         samples = step.samples[: len(step.micro_batches[0])]
         batch = to_device(self.feed.once(step.after.epoch, samples), self.world.device)
         self.statistics.begin_step()
         (self.loss(self.built.replica, batch) * 0.0).backward()
         self.statistics.rewind()
         self.optimizer.zero_grad(set_to_none=True)
-        if exchange is not None:
-            exchange.load(owed)
 
     def clip(self) -> torch.Tensor:
         """Global norm of the gradient before clipping; a check on it where none is asked for."""

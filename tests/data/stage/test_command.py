@@ -114,10 +114,10 @@ def test_mistakes_are_said(
 _UNTIL_ENDED = """
 import sys, time
 from rankup.data.stage import command, copying, place
-def fill(plan, root, watch):
+def compare(plan, root, watch):
     print("begun", flush=True)
     time.sleep(1000)
-copying.fill = fill
+copying.compare = compare
 command.stage(command.Request((sys.argv[1],), reserve="0"), place.unknown)
 """
 

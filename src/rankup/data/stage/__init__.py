@@ -11,8 +11,9 @@
                                     samples of tokens, and of a file that is no pack
                 ready.json          the marker, written last
             mounts/                 SquashFS images that the job has mounted
+            sent/                   what `sbcast` has brought, until it is moved into a copy
 
 `place` names the folders, says whose job is over and reads the marker; `memory` says what
-fits. `staging` has the order in which a copy is made, by `copying`, which compares the hashes, or
-by a broadcast; it lists and removes copies. `mount` mounts images.
+fits. `staging` has the order in which a copy is made, by `copying`, which compares the hashes; it
+lists and removes copies. `mount` mounts images.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ...base.processes import ended_as_an_exception
 from ...base.text import say
 from ..inspect.printing import safe
 from ..tokenize.folder import is_one as is_tokens
-from . import copying, mount, place, staging
+from . import mount, place, staging
 from .place import Alive, Copy
 
 
@@ -32,7 +31,7 @@ class Request:
     clean: bool = False
     listing: bool = False
     mount: bool = False
-    broadcast: bool = False
+    sent: bool = False
     as_json: bool = False
 
 
@@ -76,7 +75,6 @@ def _sensible(request: Request) -> None:
         "--clean": request.clean,
         "--list": request.listing,
         "--mount": request.mount,
-        "--broadcast": request.broadcast,
     }
     said = [name for name, given in verbs.items() if given]
     if len(said) > 1:
@@ -94,22 +92,16 @@ def _stage(request: Request, paths: Sequence[Path], to: Path | None, alive: Aliv
     # In a job's script `rankup run` has put it, whose options people then have to change.
     prefix = "--stage-" if os.environ.get("RANKUP_RUN_DIR") else "--"
     done = []
-    for name, path in zip(request.files, paths, strict=True):
-        together = (
-            staging.together(path, os.environ, say)
-            if request.broadcast
-            else nullcontext(copying.fill)
+    for number, (name, path) in enumerate(zip(request.files, paths, strict=True)):
+        copy = staging.stage(
+            path,
+            to=to,
+            reserve=reserve,
+            alive=alive,
+            sent=number if request.sent else None,
+            prefix=prefix,
+            quiet=request.as_json,
         )
-        with together as fill:
-            copy = staging.stage(
-                path,
-                to=to,
-                reserve=reserve,
-                alive=alive,
-                fill=fill,
-                prefix=prefix,
-                quiet=request.as_json,
-            )
         done.append(copy)
         if not request.as_json:
             _print(_words(copy, name))

@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,6 +192,30 @@ def fill(plan: Plan, root: Path, watch: Progress) -> None:
         for count in pool.map(copied, pieces):  # which begins no other piece once one has failed
             done += count
             watch(done)
+
+
+def received(plan: Plan, folder: Path, number: int) -> list[Path]:
+    """Return the files of a source as `sbcast` has brought them; none where they are not all whole.
+
+    What has come is removed then: it would lack in the room for a copy.
+
+    Args:
+        number: that the names of these files begin with.
+    """
+    found = [folder / f"{number}-{path.name}" for path in plan.files(plan.source)]
+    sizes = [path.stat().st_size if path.is_file() else -1 for path in found]
+    if sizes == plan.index.sizes.tolist() and len(set(found)) == len(found):
+        return found
+    for path in folder.glob(f"{number}-*"):
+        path.unlink()
+    return []
+
+
+def move(received: Sequence[Path], plan: Plan, root: Path, watch: Progress) -> None:
+    """Give a copy the files that have come; as `fill`."""
+    for path, copy in zip(received, plan.files(root), strict=True):
+        path.replace(copy)
+    watch(plan.size)
 
 
 def compare(plan: Plan, root: Path, watch: Progress) -> None:

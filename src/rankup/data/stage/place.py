@@ -32,7 +32,7 @@ from ..stamp import Look
 
 VARIABLE = "RANKUP_STAGE_DIR"
 JOB = "RANKUP_STAGE_JOB"  # names the folder of a job's copies, where Slurm's variables do not
-MOUNTS = "mounts"
+MOUNTS, SENT = "mounts", "sent"  # folders of a job beside its copies
 # Tells whether a job of Slurm lives; None: that is not known.
 Alive = Callable[[str], bool | None]
 
@@ -208,7 +208,7 @@ def jobs(root: Path) -> list[str]:
 
 def keys(folder: Path) -> list[Path]:
     """Return the folders of the copies of a job, sorted."""
-    return sorted(path for path in folder.glob("*") if path.name != MOUNTS)
+    return sorted(path for path in folder.glob("*") if path.name not in (MOUNTS, SENT))
 
 
 def over(name: str, environment: Mapping[str, str], alive: Alive = unknown) -> bool:

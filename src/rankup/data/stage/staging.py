@@ -1,21 +1,17 @@
 """A copy is made once on a node: begun, filled, compared, published; and goes with its job.
 
-For all nodes of a step a source can be read once: Slurm's `sbcast` hands it from node to node.
-Each node makes its folders, and says so by a file where all nodes see it. Then the first one sends
-the files of the source, and says by another file how that ended. Every node compares what has come
-with the hashes, as in any copy; where it was not sent, each reads the source itself. Of a node that
-fails `srun --kill-on-bad-exit` ends the others.
+Its bytes are read from the source, or are there: the job script has Slurm's `sbcast` bring them,
+which reads a source once for all nodes. They are compared with the hashes in either case.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,6 @@ from ...base import progress
 from ...base.amounts import size
 from ...base.errors import RunFailed, UserError
 from ...base.files import no_space
-from ...base.progress import Progress
 from ...base.text import say
 from .. import indexes, stamp
 from . import copying, memory, mount, place
@@ -34,8 +29,6 @@ from .place import Alive, Copy
 Say = Callable[[str], None]
 # Gets the bytes of all files of a copy, which are there and empty.
 Fill = Callable[[Plan, Path, progress.Progress], None]
-_POLL = 0.1
-_SENT, _NOT_SENT = "sent", "not-sent"
 
 
 def stage(
@@ -47,6 +40,7 @@ def stage(
     alive: Alive = place.unknown,
     say: Say = say,
     fill: Fill = copying.fill,
+    sent: int | None = None,
     quiet: bool = False,
     prefix: str = "--",
 ) -> Copy:
@@ -74,6 +68,7 @@ def stage(
         alive: tells whether a job of Slurm lives.
         say: gets lines for people.
         fill: gets the bytes of a copy.
+        sent: the number that `sbcast` has brought its files under, where it was asked to.
         quiet: no progress is shown.
         prefix: what options begin with where this was asked for, for what is said to people.
 
@@ -99,7 +94,10 @@ def stage(
             for line in clean(alive, to=base):
                 say(line)
             plan = copying.planned(source)
-            base = _base(bases, plan, kept, prefix)
+            came = [] if sent is None else copying.received(plan, root / job / place.SENT, sent)
+            base = _base(bases, plan, kept, prefix, plan.size if came else 0)
+            if came and base == bases[0]:
+                fill = partial(copying.move, came)
             entry = place.ours(base) / job / place.keyed(source)
             return _made(entry, plan, fill, quiet)
     except OSError as error:
@@ -198,8 +196,11 @@ def _there(root: Path, job: str, source: Path, say: Say) -> Copy | None:
     return None
 
 
-def _base(bases: Sequence[Path], plan: Plan, reserve: Reserve, prefix: str) -> Path:
+def _base(bases: Sequence[Path], plan: Plan, reserve: Reserve, prefix: str, there: int) -> Path:
     """Return the first place that a copy fits into.
+
+    Args:
+        there: bytes of it that lie in the first place already.
 
     Raises:
         UserError: there is none; with all numbers.
@@ -213,7 +214,7 @@ def _base(bases: Sequence[Path], plan: Plan, reserve: Reserve, prefix: str) -> P
                 raise
             continue
         rooms.append(memory.room(base, os.environ, reserve))
-        if rooms[-1].fits >= plan.needed:
+        if rooms[-1].fits >= plan.needed - (there if base == bases[0] else 0):
             return base
     raise UserError(refusal(plan, rooms, prefix))
 
@@ -291,105 +292,3 @@ def _described(entry: Path) -> dict[str, Any]:
         "state": state,
         "size": copy.size,
     }
-
-
-@contextmanager
-def together(
-    source: str | os.PathLike[str], environment: Mapping[str, str], say: Say
-) -> Iterator[Fill]:
-    """Yield what fills this node's copy of a source: `stage(fill=...)`.
-
-    Where this node is alone, it reads the source itself, and that is said.
-
-    Args:
-        environment: of a step of Slurm that has one task on each node.
-
-    Raises:
-        UserError: there are several tasks on a node, or no folder to meet in.
-    """
-    try:
-        me, nodes = int(environment["SLURM_NODEID"]), int(environment["SLURM_STEP_NUM_NODES"])
-        tasks = int(environment["SLURM_STEP_NUM_TASKS"])
-        step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
-    except (KeyError, ValueError):
-        nodes = 1
-    if nodes < 2:
-        say("--broadcast: there are no other nodes here, so this one reads the file itself")
-        yield copying.fill
-        return
-    if tasks != nodes:
-        raise UserError(
-            f"--broadcast: this step has {tasks} tasks on {nodes} nodes, and one on each is what "
-            f"it takes: srun --ntasks-per-node=1 --kill-on-bad-exit=1 rankup stage --broadcast FILE"
-        )
-    folder = _meeting(environment, step, place.keyed(source))
-
-    def fill(plan: Plan, root: Path, watch: Progress) -> None:
-        (folder / f"begun-{me}").touch()
-        if me == 0:
-            _wait(*([folder / f"begun-{node}"] for node in range(nodes)))
-            sent = _sent(plan, root, step, say)
-            (folder / (_SENT if sent else _NOT_SENT)).touch()
-        _wait([folder / _SENT, folder / _NOT_SENT])
-        sizes = [path.stat().st_size for path in plan.files(root)]
-        # Where the nodes' folders have other names, nothing has come here.
-        if not (folder / _SENT).exists() or sizes != plan.index.sizes.tolist():
-            copying.begin(plan, root)
-            copying.fill(plan, root, watch)
-
-    try:
-        yield fill
-    finally:
-        # Nobody waits for a node that has had its copy already, or has failed.
-        with suppress(OSError):
-            (folder / f"begun-{me}").touch()
-            if me == 0 and not (folder / _SENT).exists():
-                (folder / _NOT_SENT).touch()
-            (folder / f"left-{me}").touch()
-        if all((folder / f"left-{node}").exists() for node in range(nodes)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _meeting(environment: Mapping[str, str], step: str, key: str) -> Path:
-    """Make the folder in which the nodes of a step meet: in the run directory, or in this one.
-
-    Raises:
-        UserError: it cannot be made, or is not ours alone.
-    """
-    base = Path(environment.get("RANKUP_RUN_DIR") or Path.cwd())
-    # A job that was put back into the queue has the same numbers in its next attempt.
-    attempt = environment.get("SLURM_JOB_START_TIME", "0")
-    folder = base / f".rankup-{place.current(environment)}-{step}-{attempt}-{key}"
-    try:
-        with suppress(FileExistsError):
-            folder.mkdir(0o700)
-        why = place.trusted(folder)
-    except OSError as error:
-        why = f"it cannot be made ({error.strerror})"
-    if why:
-        raise UserError(
-            f"--broadcast: the nodes meet in {folder}, which is not a folder of yours alone: "
-            f"{why}; start it in a folder of yours that all nodes see"
-        )
-    return folder
-
-
-def _sent(plan: Plan, root: Path, step: str, say: Say) -> bool:
-    """Send the files of a source to all nodes of the step."""
-    for file, to in zip(plan.files(plan.source), plan.files(root), strict=True):
-        words = ["sbcast", "--force", f"--jobid={step}", str(file), str(to)]
-        try:
-            subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            why = str(error) if isinstance(error, OSError) else error.stderr.partition("\n")[0]
-            say(f"sbcast cannot send {file} ({why}): each node reads it itself")
-            return False
-    return True
-
-
-def _wait(*any_of: list[Path]) -> None:
-    """Wait until of each list one file is there."""
-    while not all(any(path.exists() for path in paths) for paths in any_of):
-        time.sleep(_POLL)
