@@ -276,7 +276,7 @@ class PartOfDraws(ParallelStyle):
             kept = drawn.narrow(dim, rank * mine, mine) != 0
             return torch.where(kept, x, 0.0) * (1.0 / (1.0 - module.p))
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward  # type: ignore[assignment, method-assign]
         return module
 
 
