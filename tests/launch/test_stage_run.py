@@ -397,27 +397,6 @@ def test_damaged_data_starts_no_run_and_leaves_no_directory(
 
 
 @pytest.mark.slow
-def test_a_killed_run_leaves_what_clean_finds(
-    run_rankup: RunRankup, tmp_path: Path, packed: Path, image: Path, here: Path, probe: Path
-) -> None:
-    words, env = _local(packed, here)
-    run = tmp_path / "run"
-    with live(
-        [*words, "--mount", image, "--out", run, probe, packed, "wait"], tmp_path, env
-    ) as running:
-        running.until(lambda: _answers(run))
-        assert _answers(run)[0]["mounted"] == [["class0", "class1"]]
-        running.process.send_signal(signal.SIGKILL)
-        running.process.wait(10)
-        assert any("squash" in line for line in _left(here)), "nobody was there to unmount it"
-        # Its ranks may still be about to end, and have open what they read.
-        done = run_rankup(["stage", "--clean"], cwd=tmp_path, env=env)
-        assert done.returncode == 0, done.stderr
-        running.nobody_left()
-    assert _left(here) == []
-
-
-@pytest.mark.slow
 def test_a_local_run_that_fails_gives_back_and_a_resume_stages_again(
     run_rankup: RunRankup, tmp_path: Path, packed: Path, here: Path
 ) -> None:

@@ -17,6 +17,7 @@ GONE: dict[str, str] = {
     "report --export": "the samples lie as CSV in the run's monitor/, docs/reading-the-report.md shows them in pandas; recipes take --log tensorboard,wandb",
     "port --vendor": "install rankup where the port runs: the runtime needs torch and nothing else",
     "run --stage-fraction": "a file is staged as a whole; leave the option away, or name the nodes' own disks with --stage-to",
+    "stage --clean": "`rankup stage --list` says what lies on this node, and where; remove with rm -r what a dead job has left",
     "stage --broadcast": "`rankup run --stage-broadcast` has Slurm's sbcast send the file; by hand, sbcast does that for any file",
     "stage --fraction": "a file is staged as a whole; leave the option away, or name a disk of this node with --to",
 }

@@ -158,9 +158,6 @@ def stage(
     release: Annotated[
         bool, typer.Option("--release", help="Remove the copies of this job.")
     ] = False,
-    clean: Annotated[
-        bool, typer.Option("--clean", help="Remove what dead jobs have left on this node.")
-    ] = False,
     listing: Annotated[
         bool, typer.Option("--list", help="Say what is staged on this node.")
     ] = False,
@@ -178,13 +175,12 @@ def stage(
         to=to,
         reserve=reserve,
         release=release,
-        clean=clean,
         listing=listing,
         mount=mount,
         sent=sent,
         as_json=as_json,
     )
-    raise typer.Exit(start(asked, _alive))
+    raise typer.Exit(start(asked))
 
 
 @app.command()
@@ -218,19 +214,3 @@ def tokenize(
         start(Request(*words))
     except Interrupted as error:
         raise typer.Exit(128 + error.number) from None
-
-
-def _alive(job: str) -> bool | None:
-    """Return True for a job that Slurm still has; None where Slurm does not say."""
-    import os
-
-    from ..slurm.client import Client, SlurmError
-    from ..slurm.reasons import is_live
-
-    if job == os.environ.get("SLURM_JOB_ID"):
-        return True
-    try:
-        shown = Client(timeout=10).show(job)
-    except SlurmError:
-        return None
-    return any(is_live(record.get("JobState", "")) for record in shown)

@@ -141,7 +141,7 @@ def staged(spec: JobSpec) -> Iterator[dict[str, str]]:
     if spec.stage_broadcast:
         print("note: one machine has nobody to broadcast to; it reads all itself", file=sys.stderr)
     # Not the job's: of that there may be other runs, which need what they have staged.
-    variables = {place.JOB: place.of_process(os.getpid())}
+    variables = {place.JOB: place.of_run()}
     if spec.stage_to is not None:
         variables[place.VARIABLE] = spec.stage_to
     with _environment(variables), ended_as_an_exception():

@@ -7,6 +7,7 @@ which reads a source once for all nodes. They are compared with the hashes in ei
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from .. import indexes, stamp
 from . import copying, memory, mount, place
 from .copying import Plan
 from .memory import Reserve, Room
-from .place import Alive, Copy
+from .place import Copy
 
 Say = Callable[[str], None]
 # Gets the bytes of all files of a copy, which are there and empty.
@@ -37,7 +38,6 @@ def stage(
     to: str | os.PathLike[str] | None = None,
     reserve: int | None = None,
     job: str | None = None,
-    alive: Alive = place.unknown,
     say: Say = say,
     fill: Fill = copying.fill,
     sent: int | None = None,
@@ -51,8 +51,7 @@ def stage(
 
     May be called by many processes of a job at once: the first one copies, the others wait and
     share. A copy counts once its marker is there, and that is written when every sample in it has
-    been compared with its hash. It stays until `release`. What jobs that are over have left is
-    removed first.
+    been compared with its hash. It stays until `release`.
 
     The bytes of data without hashes are believed, as whoever reads the source believes them; its
     files' sizes and times are compared before and after.
@@ -64,8 +63,8 @@ def stage(
             into and that is on this node.
         reserve: bytes of memory that are kept for the processes of the job; by default what
             `memory.reserve` says.
-        job: a name of `place`, whose copy it is; by default of the job of Slurm, else of the shell.
-        alive: tells whether a job of Slurm lives.
+        job: a name of `place`, whose copy it is; by default of the job of Slurm, else of
+            what is staged by hand.
         say: gets lines for people.
         fill: gets the bytes of a copy.
         sent: the number that `sbcast` has brought its files under, where it was asked to.
@@ -91,8 +90,6 @@ def stage(
             copy = _there(root, job, source, say)
             if copy is not None:
                 return copy
-            for line in clean(alive, to=base):
-                say(line)
             plan = copying.planned(source)
             came = [] if sent is None else copying.received(plan, root / job / place.SENT, sent)
             base = _base(bases, plan, kept, prefix, plan.size if came else 0)
@@ -118,8 +115,8 @@ def release(
     """Remove the copies of a job, and unmount what it has mounted.
 
     Args:
-        job: by default the job of Slurm and the run in it, else the shell: of another run of the
-            job, or what was staged by hand in it, nothing is touched.
+        job: by default the job of Slurm and the run in it, else what is staged by hand: of another
+            run of the job, or what was staged by hand in it, nothing is touched.
         paths: of sources; None: all that the job has staged, and what it has mounted.
         to: a place that was given for copies, beside the usual ones.
 
@@ -133,50 +130,26 @@ def release(
     done = []
     for root in place.roots(os.environ, to):
         if paths is None:
-            done += _removed(root, root / job, "")
+            done += _removed(root / job)
             continue
         for path in paths:
             entry = root / job / place.keyed(path)
             if entry.exists():
-                done.append(f"{path}: its copy of {size(place.remove(entry, root))} is removed")
+                done.append(f"{path}: its copy of {size(place.remove(entry))} is removed")
     return done
 
 
-def clean(alive: Alive = place.unknown, *, to: Path | None = None) -> list[str]:
-    """Remove the copies of jobs and processes that are over, and unmount what they have mounted.
-
-    Args:
-        alive: tells whether a job of Slurm lives.
-        to: a place that was once given for copies, and is looked through too.
-
-    Returns:
-        What was done, line by line.
-
-    Raises:
-        OSError: a copy could not be removed.
-    """
-    done = []
-    for root in place.roots(os.environ, to):
-        place.sweep(root)
-        for job in place.jobs(root):
-            if place.over(job, os.environ, alive):
-                done += _removed(root, root / job, f", left by {place.shown(job)}")
-    return done
-
-
-def listed(alive: Alive = place.unknown, *, to: Path | None = None) -> list[dict[str, Any]]:
+def listed(*, to: Path | None = None) -> list[dict[str, Any]]:
     """Return all copies of this user on this node, by the names of their JSON form.
 
-    These are source, path, state, size, job, and whether that is over.
+    These are source, path, state, size and job.
     """
-    found = []
-    for root in place.roots(os.environ, to):
-        for job in place.jobs(root):
-            over = place.over(job, os.environ, alive)
-            for entry in place.keys(root / job):
-                about = _described(entry)
-                found.append({**about, "job": place.shown(job), "over": over})
-    return found
+    return [
+        {**_described(entry), "job": place.shown(job)}
+        for root in place.roots(os.environ, to)
+        for job in place.jobs(root)
+        for entry in place.keys(root / job)
+    ]
 
 
 def _there(root: Path, job: str, source: Path, say: Say) -> Copy | None:
@@ -192,7 +165,7 @@ def _there(root: Path, job: str, source: Path, say: Say) -> Copy | None:
             continue
         if why:
             say(f"{why} since {source} was staged: it is copied anew")
-        place.remove(entry, one)
+        place.remove(entry)
     return None
 
 
@@ -256,7 +229,7 @@ def _made(entry: Path, plan: Plan, fill: Fill, quiet: bool) -> Copy:
         copy = Copy(entry, plan.source, plan.size, plan.seen, plan.checked)
         place.write(copy)
     except BaseException:
-        place.remove(entry, entry.parents[1])
+        place.remove(entry)
         raise
     finally:
         with suppress(OSError):  # nothing else of this job is there
@@ -264,16 +237,15 @@ def _made(entry: Path, plan: Plan, fill: Fill, quiet: bool) -> Copy:
     return replace(copy, seconds=time.monotonic() - start)
 
 
-def _removed(root: Path, folder: Path, whose: str) -> list[str]:
+def _removed(folder: Path) -> list[str]:
     """Remove a job's folder with all that is in it or mounted there; lines about it."""
-    done = [f"{line}{whose}" for line in mount.unmount_all(folder)]
+    done = mount.unmount_all(folder)
     for entry in place.keys(folder):
         copy = place.read(entry)
         what = str(copy.source) if copy is not None else f"{entry.name}, which was not ready"
-        taken = size(place.remove(entry, root))
-        done.append(f"{what}: its copy of {taken} is removed{whose}")
+        done.append(f"{what}: its copy of {size(place.remove(entry))} is removed")
     if not mount.below(folder):
-        place.remove(folder, root)
+        shutil.rmtree(folder, ignore_errors=True)  # of nothing but what sbcast has brought
     return done
 
 
