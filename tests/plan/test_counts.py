@@ -273,7 +273,7 @@ def kept(layers: int, kv_heads: int | None, how: Recompute, compiled: bool = Fal
 
     def pack(x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
-        if storage._cdata not in own:
+        if storage._cdata not in own and x.dtype != torch.uint8:  # the state of a CPU's generator
             saved[storage._cdata] = storage.nbytes()
         return x
 
@@ -286,7 +286,7 @@ def kept(layers: int, kv_heads: int | None, how: Recompute, compiled: bool = Fal
 
 
 KEPT = [(kv, how, False) for kv in (HEADS, 2, None) for how in ("none", "selective", "full")]
-KEPT += [(2, "none", True), (None, "none", True)]
+KEPT += [(kv, how, True) for kv in (2, None) for how in ("none", "selective", "full")]
 
 
 @pytest.mark.usefixtures("fused_norm")

@@ -54,16 +54,16 @@ def activations(shape: Shape, layout: Layout, compiled: bool) -> float:
     `none`: the stream before both halves, what the norms make of it, queries, keys, values, the
     attention's output; the insides of the feed-forward layer, of which a compiled one computes the
     gate's SiLU again. Under tensor parallelism each rank has all tokens of what its columns
-    multiply. `selective` keeps the input, attention's output and those of products; of the products
-    by rows each rank's part of the sum as well.
+    multiply. `selective` keeps the input, attention's output and those of products, compiled not of
+    the last; of products by rows each rank's part of the sum as well.
     """
     h, t = shape.hidden, layout.tp
     if layout.recompute == "full":
         return 2.0 * h / t
     if layout.recompute == "selective":
         inside = (4 if shape.gated else 2) * shape.ffn
-        parts = 4.0 * h if t > 1 else 0.0
-        return (10.0 * h + 4.0 * shape.kv_width + inside) / t + parts
+        whole = (8.0 if compiled else 10.0) * h + 4.0 * shape.kv_width + inside
+        return whole / t + (4.0 * h if t > 1 else 0.0)
     inside = ((6 if compiled else 8) if shape.gated else 4) * shape.ffn
     masks = 2.0 * h if shape.dropout else 0.0
     return (8.0 * h + 4.0 * shape.kv_width + inside + masks) / t + 4.0 * h
