@@ -6,6 +6,12 @@ from .errors import UserError
 
 # A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
 GONE: dict[str, str] = {
+    "--pp-timeline": "--profile 20:25 traces steps by torch's profiler, a rank of each node",
+    "--pp-schedule naive": "give gpipe, 1f1b or interleaved",
+    "--pp-schedule LoopedBFS": "give gpipe, 1f1b or interleaved",
+    "--pp-schedule InterleavedZeroBubble": "give gpipe, 1f1b or interleaved",
+    "--pp-schedule ZBVZeroBubble": "give gpipe, 1f1b or interleaved",
+    "--pp-schedule DualPipeV": "give gpipe, 1f1b or interleaved",
     "--compress int8": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
     "--compress topk": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
     "port --shard-eval": "the report of port says for each evaluation what stands in the way of sharding it",

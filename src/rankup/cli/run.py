@@ -183,9 +183,7 @@ def mesh(
     cp: Annotated[int | None, typer.Option(help="Ranks that share each sequence.")] = None,
     tp: Annotated[int | None, typer.Option(help="Ranks that share each matrix product.")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages.")] = None,
-    pp_schedule: Annotated[
-        str | None, typer.Option(help="naive, gpipe, 1f1b, interleaved, or one of torch's.")
-    ] = None,
+    pp_schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b or interleaved.")] = None,
 ) -> None:
     """Show which rank holds which part of a model, without starting ranks."""
     from ..launch.mesh import show
