@@ -23,12 +23,22 @@ GONE: dict[str, str] = {
     "report --export": "the samples lie as CSV in the run's monitor/, docs/reading-the-report.md shows them in pandas; recipes take --log tensorboard,wandb",
     "port --vendor": "install rankup where the port runs: the runtime needs torch and nothing else",
     "run --stage-fraction": "a file is staged as a whole; leave the option away, or name the nodes' own disks with --stage-to",
+    "stage --clean": "`rankup stage --list` says what lies on this node, and where; remove with rm -r what a dead job has left",
+    "stage --broadcast": "`rankup run --stage-broadcast` has Slurm's sbcast send the file; by hand, sbcast does that for any file",
     "stage --fraction": "a file is staged as a whole; leave the option away, or name a disk of this node with --to",
+    "summarization": "examples/summarize.py trains a T5 on articles, a script for one GPU that `rankup port` takes to many; `rankup demo --files .` writes it",
+    "image-classification": "examples/classify.py trains a residual network on class folders or a pack, a script for one GPU that `rankup port` takes to many; `rankup demo --files .` writes it",
+    "generate --beams": "only summarization searched by beams; examples/summarize.py has --beams",
 }
+
+
+def sentence(*words: str) -> str:
+    """What to do in the place of what these words name, as they were typed; empty if it is here."""
+    typed = " ".join(words)
+    return f"{typed} is gone in 0.3: {GONE[typed]}" if typed in GONE else ""
 
 
 def refuse(*words: str) -> None:
     """UserError where these words, as they were typed, name something that is gone."""
-    typed = " ".join(words)
-    if sentence := GONE.get(typed):
-        raise UserError(f"{typed} is gone in 0.3: {sentence}")
+    if said := sentence(*words):
+        raise UserError(said)

@@ -123,6 +123,8 @@ class _Run:
                 self.stepper.settle_buckets(steps_of_round[0])
             before = self.place.step
             taken = self.taker.take(steps_of_round, stop)
+            if number == 0:
+                self.built.refuse_uncompiled()
             wishes += self._report()
             self.unread, self.place = taken, taken[-1].step.after
             if number == 1:

@@ -192,7 +192,7 @@ def _copied(
 ) -> Parallel:
     """Each rank holds the whole model, in `wrap`."""
     world: World = mesh.world
-    model = whole(build_model, world.device, seed, choices)
+    model = whole(build_model, world.device, seed, choices, set())
     if choices.half:
         replace_forward(model, in_half, world.device.type)
     wrapped = wrap(model)
