@@ -16,6 +16,7 @@ from torch import nn
 
 from ..base.errors import UserError
 from ..base.text import say
+from ..data.batches import BatchRequest
 from ..data.index import Int64s
 from ..data.orders import Computed, identity
 from ..parallel.initial import materialize
@@ -23,7 +24,7 @@ from ..runtime.keys import derive
 from ..runtime.order import Order
 from ..runtime.world import setup
 from ..train.optimizer import build_optimizer
-from ..train.task import Batch, Named
+from ..train.task import Batch, Named, read_ahead
 from . import Asked, llama_weights, lora, running
 from .models.llama import Llama
 from .models.transformer import Shape, Transformer
@@ -87,7 +88,21 @@ def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
     return found
 
 
-class Windows:
+class Reading:
+    """Batches of text, which one thread reads ahead of the training."""
+
+    def batch(self, samples: torch.Tensor) -> Batch:
+        """Return the tokens and targets of windows by their numbers."""
+        raise NotImplementedError
+
+    def once(self, request: BatchRequest) -> Batch:
+        return self.batch(torch.from_numpy(request.samples))
+
+    def ahead(self, requests: Iterator[BatchRequest]) -> Iterator[tuple[BatchRequest, Batch]]:
+        return read_ahead(self.once, requests)
+
+
+class Windows(Reading):
     """A text cut into windows of `seq_len` tokens, side by side: an epoch covers each token once.
 
     Sample i predicts tokens i * seq_len + 1 … (i + 1) * seq_len, each from those before it in the
@@ -107,17 +122,18 @@ class Windows:
         return len(samples) * self.seq_len - missing * samples.tolist().count(len(self) - 1)
 
     def batch(self, samples: torch.Tensor) -> Batch:
-        starts = samples.numpy() * self.seq_len
-        places = starts[:, None] + np.arange(self.seq_len + 1)
-        beyond = places > self.targets
-        window = torch.from_numpy(self.tokens[np.minimum(places, self.targets)].astype(np.int64))
-        targets = window[:, 1:]
-        if beyond.any():
-            targets = targets.masked_fill(torch.from_numpy(beyond[:, 1:]), IGNORED)
-        return window[:, :-1].contiguous(), targets.contiguous()
+        tokens = np.empty((len(samples), self.seq_len), np.int64)
+        targets = np.full_like(tokens, IGNORED)
+        for row, sample in enumerate(samples.tolist()):
+            start = sample * self.seq_len
+            text = self.tokens[start : start + self.seq_len + 1]
+            count = len(text) - 1
+            tokens[row, :count], targets[row, :count] = text[:-1], text[1:]
+            tokens[row, count:] = text[-1]
+        return torch.from_numpy(tokens), torch.from_numpy(targets)
 
 
-class Several:
+class Several(Reading):
     """The windows of several texts, those of the first one in front.
 
     Attributes:
@@ -327,7 +343,6 @@ def generate(
     Raises:
         UserError: no prompt, or weights of another model.
     """
-    asked.only("language-model", *("prompt", "file", "max_tokens", "temperature", "top_k", "seed"))
     words = opened(directory / TOKENS)
     text = asked.text()
     if unknown := dict.fromkeys(words.unknown(text)):
