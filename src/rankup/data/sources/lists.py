@@ -263,6 +263,7 @@ def scan(path: Path, choice: Choice) -> Index:
     sizes, times, problems = stats(b"", names)
     refuse(problems, f"of the {len(names)} files in {path}", "cannot be packed")
     split_names, split_of = _splits(path, table, roles, choice)
+    split_names = keys.split_names(split_names, choice.split)
     found, folders = _keys(path, table, roles, names, rows_of, split_of, split_names)
     labels: Int64s | None = None
     classes: tuple[str, ...] = ()
