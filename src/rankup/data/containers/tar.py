@@ -399,8 +399,9 @@ def _member(
         return
     if name in found:
         raise UserError(
-            f"{where} has {safe_keys.shown(name)} twice, and one sample of that name would be lost: "
-            "unpack it with tar, which keeps the last, or have its writer give each its own name"
+            f"{where} has {safe_keys.shown(name)} twice, and one sample of that name would be "
+            "lost: unpack it with tar, which keeps the last, or have its writer give each its own "
+            "name"
         )
     found[name] = place
 

@@ -307,8 +307,8 @@ def labelled(values: Sequence[Any], place: Callable[[int], str]) -> tuple[Int64s
         if decimal and all(map(_is_decimal, given)):
             row = list(values).index(decimal)
             raise UserError(
-                f"{place(row)}: the label {values[row]!r} is a number with decimals, and a label is "
-                "a class: a name, or a whole number from 0. Name another column by --label, or "
+                f"{place(row)}: the label {decimal!r} is a number with decimals, and a label is a "
+                "class: a name, or a whole number from 0. Name another column by --label, or "
                 "leave it away; numbers to be learnt are a column of a Parquet or Arrow table, "
                 "beside the bytes of the files"
             )
