@@ -188,13 +188,16 @@ def fewest_gpus(
     *,
     precision: Precision = "bf16",
     cp: int = 1,
+    framework: str = "rankup",
 ) -> Found | None:
     """Return the smallest number of GPUs (powers of two, then of nodes) on which a layout fits;
     None where none of up to 64 per sequence of the batch does."""
     for gpus in islice(numbers_of_gpus(machine), 17):
         if gpus > 64 * cp * global_batch:
             return None
-        found = layouts(shape, machine, gpus, global_batch, precision=precision, cp=cp)
+        found = layouts(
+            shape, machine, gpus, global_batch, precision=precision, cp=cp, framework=framework
+        )
         if found.best is not None:
             return found
     return None
