@@ -140,7 +140,6 @@ def test_names_that_only_look_like_these_pass(name: str) -> None:
         ("--partition=gpu", "--partition"),
         ("-Aabc", "--account"),
         ("--qos=high", "--qos"),
-        ("--array=0-3", "--array"),
         ("--dependency=afterok:1", "--dependency"),
         ("--output=x", "`rankup logs`"),
         ("-e", "`rankup logs`"),

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice, takewhile
-from typing import Any
 
 from ..parallel.choices import VIRTUAL, stages_per_rank
 from .estimate import Estimate, estimate
@@ -194,14 +193,23 @@ def fewest_gpus(
     precision: Precision = "bf16",
     cp: int = 1,
     pipelines: bool = True,
+    framework: str = "rankup",
 ) -> Found | None:
     """Return the smallest number of GPUs (powers of two, then of nodes) on which a layout fits;
     None where none of up to 64 per sequence of the batch does."""
     for gpus in islice(numbers_of_gpus(machine), 17):
         if gpus > 64 * cp * global_batch:
             return None
-        asked: Any = {"precision": precision, "cp": cp, "pipelines": pipelines}
-        found = layouts(shape, machine, gpus, global_batch, **asked)
+        found = layouts(
+            shape,
+            machine,
+            gpus,
+            global_batch,
+            precision=precision,
+            cp=cp,
+            pipelines=pipelines,
+            framework=framework,
+        )
         if found.best is not None:
             return found
     return None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ..base import secrets
+from ..base import gone, secrets
 from ..base.errors import UserError
 from . import rules
 from .rules import Rule, Table
@@ -114,9 +114,6 @@ class JobSpec:
     account: str | None = _slurm(None, toml=rules.WORD, sbatch="account", queue=True)
     qos: str | None = _slurm(None, toml=rules.WORD, sbatch="qos", queue=True)
     reservation: str | None = _slurm(None, toml=rules.WORD, sbatch="reservation", queue=True)
-    array: str | None = _slurm(
-        None, "One run per task: 0-9%2.", sbatch="array", queue=True, common=True
-    )
     dependency: str | None = _slurm(None, "afterok:JOB and so on.", sbatch="dependency", queue=True)
     mail: str | None = _slurm(
         None,
@@ -330,7 +327,6 @@ _OURS = {
     **dict.fromkeys(("partition", "p"), "--partition"),
     **dict.fromkeys(("account", "A"), "--account"),
     **dict.fromkeys(("qos", "q"), "--qos"),
-    **dict.fromkeys(("array", "a"), "--array"),
     **dict.fromkeys(("dependency", "d"), "--dependency"),
     **dict.fromkeys(("output", "o", "error", "e"), "`rankup logs`: the log lies in the run"),
     **dict.fromkeys(("chdir", "D"), "nothing: the script runs where you are"),
@@ -348,5 +344,7 @@ def refuse_own_directives(lines: tuple[str, ...]) -> None:
         if match is None:
             raise UserError(f"--sbatch {line!r} is no option of sbatch; write --sbatch=--{line}")
         name = match[1] if line.startswith("--") else match[1][0]
+        if name in ("array", "a"):
+            gone.refuse("run", "--array")
         if name in _OURS:
             raise UserError(f"--sbatch {line}: the job script sets this; use {_OURS[name]}")

@@ -120,16 +120,28 @@ def write(path: Path, job: Job) -> None:
     write_json(path / JOB, asdict(job), private=True)
 
 
+class ArrayError(UserError):
+    """A run of version 0.2 that was an array of tasks, which are no runs any more."""
+
+
 def read(path: Path) -> Job:
     """Read `job.json`.
 
     Raises:
         UserError: it is missing or damaged.
+        ArrayError: of an array.
     """
     try:
-        return load(path / JOB, _job)
+        job = load(path / JOB, _job)
     except FileNotFoundError:
         raise UserError(f"{path} is no run directory: it has no {JOB}") from None
+    if job.launch.get("array"):
+        raise ArrayError(
+            f"{path} is an array of version 0.2, which this version does not start, follow or end "
+            f"(scancel does): `rankup report {path}/array/N` reports on one task, and what it "
+            f"printed lies in {path / 'log'}"
+        )
+    return job
 
 
 def _job(said: dict[str, Any]) -> Job:
@@ -164,18 +176,17 @@ def load(file: Path, made: Callable[[dict[str, Any]], T]) -> T:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """Return what the job scripts wrote into `attempts.jsonl`, array tasks' included, in order.
+    """Return what the job scripts wrote into `attempts.jsonl`, in order.
 
-    {"job": id, "task": number or null, "restart": n, "start": seconds, "nodes": host list}
-    {"job": id, "task": number or null, "restart": n, "end": seconds, "code": exit code}
-    {"job": id, "task": number or null, "follows": id}: a job that goes on where another stopped
+    {"job": id, "restart": n, "start": seconds, "nodes": host list}
+    {"job": id, "restart": n, "end": seconds, "code": exit code}
+    {"job": id, "follows": id}: a job that goes on where another stopped
 
     The last line may be torn, since its writer was killed.
     """
     found = []
-    folders = [path, *(sorted((path / "array").iterdir()) if (path / "array").is_dir() else ())]
-    for file in (folder / name for folder in folders for name in (_EARLIER, ATTEMPTS)):
-        for line in tail(file, _LONGEST):
+    for name in (_EARLIER, ATTEMPTS):
+        for line in tail(path / name, _LONGEST):
             with suppress(ValueError):
                 record = json.loads(line)
                 if isinstance(record, dict) and "job" in record:
@@ -231,13 +242,13 @@ def find(runs: Path, run: str) -> Path:
     for path in known:
         if path.name == run:
             return path.resolve()
-    if (number := run.partition("_")[0]).isdigit():
+    if run.isdigit():
         for path in reversed(known):
             # One broken run does not hide the others, in whichever way it is broken.
             with suppress(Exception):
                 job = read(path)
                 inside = [str(attempt.get("allocation")) for attempt in job.attempts]
-                if number in slurm_jobs(path, job) or number in inside:
+                if run in slurm_jobs(path, job) or run in inside:
                     return path.resolve()
     newest = ", ".join(path.name for path in known[:-4:-1]) or "none yet"
     raise UserError(
