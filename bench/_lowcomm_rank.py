@@ -28,7 +28,6 @@ from _rank import die_with_parent, sent
 from rankup.parallel.build import Built
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
-from rankup.runtime.collectives import ALL_GATHER
 from rankup.runtime.world import setup
 from rankup.train import loop
 from rankup.train.task import Batch
@@ -111,8 +110,6 @@ def slow_network(bandwidth: float, world_size: int) -> None:
         setattr(dist, name, call)
 
     slowed("all_reduce", 2 * ring, 0)
-    slowed("all_to_all_single", ring, 1)
-    slowed(ALL_GATHER, world_size - 1, 1)
     _slow_buckets()
 
 

@@ -104,13 +104,7 @@ def test_options_that_the_pages_name_are_there(rankup_here: RunRankup) -> None:
         verb: set(re.findall(r"--[a-z-]+", rankup_here([verb, "--help"]).stdout))
         for verb in ("bench-data", "inspect", "stage", "run", "pack")
     }
-    srun = {
-        "--kill-on-bad-exit",
-        "--ntasks-per-node",
-        "--nodes",
-        "--cpus-per-task",
-        "--pty",
-    }
+    srun = {"--nodes", "--cpus-per-task", "--pty"}
     every = set().union(*known.values()) | srun
     for page in (DOCS / "pack.md", *_FEEDING, *_OF_DALI):
         text = page.read_text("utf-8")

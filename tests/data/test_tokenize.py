@@ -304,3 +304,18 @@ def test_bad_words_exit_with_2(tmp_path: Path, pieces: Path, run_rankup: RunRank
     assert (other / "thesis.tex").exists()
     found = tokenize(Request((str(text),), str(tmp_path / "b"), str(bare), end_token="a"))
     assert made.Shards(found)[:].tolist() == [0]  # it knows no letter of the text
+
+
+def test_a_run_of_tokens_goes_over_the_ends_of_shards(tmp_path: Path, pieces: Path) -> None:
+    wanted = expected(pieces, sources(tmp_path / "in"))
+    folder = tokenize(
+        Request((str(tmp_path / "in"),), str(tmp_path / "out"), str(pieces), shard_tokens=20_000)
+    )
+    shards = made.Shards(folder).part(7, len(wanted) - 5)
+    for start, stop in ((0, 5), (19_990, 20_001), (19_993, 60_010), (0, 10**9), (9, 9), (9, 3)):
+        run = shards[start:stop]
+        assert run.tolist() == wanted[7:-5][start:stop]
+        assert run.flags.writeable
+    assert shards[::-9_000].tolist() == wanted[7:-5][::-9_000]
+    with pytest.raises(IndexError):
+        shards[[len(shards)]]

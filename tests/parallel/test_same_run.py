@@ -71,11 +71,12 @@ REST = [
     _case("cp x tp, half recomputed", 1, 1, 1, 2, cp=2, activation_checkpointing="selective"),
     _case("dp x cp, kept", 1, 2, 1, 1, cp=2, reshard=False),
     _case("cp of 4", 1, 1, 1, 1, cp=4),
-    _case("pp, zero bubble", 2, 1, 1, 1, pp_schedule="InterleavedZeroBubble"),
+    _case("pp, interleaved", 2, 1, 1, 1, pp_schedule="interleaved"),
 ]  # fmt: skip
 ALL_BUT_COPIES = _case("shard x tp x pp", 2, 1, 2, 2)  # the only one here of eight ranks
 PLAIN: dict[str, Any] = {}
 TIED = {"tied": True, "frozen": ("blocks.1.feed_forward.up", "positions")}
+DROPPED = {"dropout": 0.2}
 UNCLIPPED = {"clip": 0.0, "micro_batch": 12}
 FROZEN = {
     "freeze": "tokens.*,positions.*,blocks.[01].*", "clip": 0.0, "momentum": 0.9,
@@ -199,6 +200,11 @@ def test_patterns_that_freeze_nothing_or_all_are_refused() -> None:
         freeze(model, "head.*,token.*")
     with pytest.raises(UserError, match="leaves no parameter"):
         freeze(model, "*")
+
+
+def test_dropout_over_parts_of_a_layer(same: Same, tmp_path: Path) -> None:
+    """Ranks that have parts of a mask have drawn the whole one, as a single rank does."""
+    same.hold(tmp_path, CORE[2], DROPPED, {})
 
 
 @pytest.mark.slow

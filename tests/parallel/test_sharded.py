@@ -23,7 +23,6 @@ from rankup.parallel.mesh import Mesh
 from rankup.parallel.on_paper import pretended
 from rankup.parallel.user.parallelize import parallelize
 from rankup.recipes.models.transformer import Shape, Transformer
-from rankup.recipes.models.xresnet import XResNet
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
@@ -136,7 +135,7 @@ def _losses(world: World, name: str, strategy: str, between: str = "") -> list[f
     build_model, _ = GROUPS[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharded, "SMALL", 1)
-        model, optimizer, _ = parallelize(
+        model, optimizer = parallelize(
             build_model, lambda m: torch.optim.SGD(m.parameters(), lr=0.5), strategy
         )
     data = TensorDataset(*(torch.cat(parts) for parts in zip(*map(_batch, range(6)), strict=True)))
@@ -183,7 +182,7 @@ class Fails(torch.autograd.Function):
 
 
 def _after_a_failure(world: World, reentrant: bool) -> None:
-    model, _, _ = parallelize(
+    model, _ = parallelize(
         GROUPS["dict"][0], lambda m: torch.optim.SGD(m.parameters(), lr=0.5), "fsdp"
     )
     block: Any = model.get_submodule("transformer.h.0")
@@ -227,7 +226,7 @@ def test_sharded_weights_are_the_only_policy_of_bf16(ranks: RankPool) -> None:
 
 def _statistics(world: World) -> float:
     built = build(
-        lambda: XResNet("xresnet18", 4),
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)),
         Mesh(Layout(dp_shard=2), world),
         0,
         Choices(half="bfloat16"),

@@ -63,7 +63,7 @@ def test_it_begins_with_the_model_as_it_was_and_trains_the_adapters_alone(base: 
     assert len(trained) == 4 * 4 * 2
     plain = Llama(SHAPE)
     plain.load_state_dict(held)
-    tokens = torch.arange(40).reshape(2, 20)
+    tokens = torch.arange(32).reshape(2, 16)
     with torch.no_grad():
         assert torch.equal(model(tokens), plain(tokens))
         for parameter in model.parameters():
@@ -150,7 +150,7 @@ def test_export_writes_merged_weights(base: Path, one: Path, tmp_path: Path) -> 
     theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     ours = model_of(find("language-model").parse(_words(base)), 256)
     ours.load_state_dict(final_model(one))
-    tokens = torch.arange(40).reshape(2, 20)
+    tokens = torch.arange(32).reshape(2, 16)
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=0, atol=1e-5)
     assert "lora" not in json.dumps(json.loads((tmp_path / "out" / "config.json").read_text()))

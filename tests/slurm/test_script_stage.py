@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +83,35 @@ def test_whatever_the_files_are_called_arrives(bash: Bash, job: JobScript) -> No
     staged, mounted, _ = _told(bash)
     assert staged == ["n1", "stage", "--", *names]
     assert mounted == ["n1", "stage", "--mount", "--", *names]
+
+
+def test_sbcast_sends_each_file_once_and_what_it_does_not_send_is_said(
+    bash: Bash, job: JobScript, tmp_path: Path
+) -> None:
+    (tmp_path / "shards").mkdir()
+    for name in ("a b.h5", "shards/1.tar", "shards/2.tar"):
+        (tmp_path / name).touch()
+    bash.program("sbcast", 'printf "%s\\0" "$@" >>"$FAKES/sent"; [[ $2 != *1.tar ]]')
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    files = (str(tmp_path / "a b.h5"), str(tmp_path / "shards"))
+    ran = bash.run(replace(job, stage=files, stage_options=("--sent",), stage_folder=str(memory)))
+    assert ran.code == 0, ran.output
+    words = bash.words("sent")
+    calls = [words[at : at + 3] for at in range(0, len(words), 3)]
+    assert [one[:2] for one in calls] == [
+        ["--force", str(tmp_path / name)] for name in ("a b.h5", "shards/1.tar", "shards/2.tar")
+    ]
+    to = {Path(one[2]).parent for one in calls}
+    assert len(to) == 1
+    assert [Path(one[2]).name for one in calls] == ["0-a b.h5", "1-1.tar", "1-2.tar"]
+    (folder,) = to
+    assert folder.parent.parent == memory / f"rankup-{os.getuid()}"
+    assert folder.parent.name == ran.environment[0]["RANKUP_STAGE_JOB"]
+    assert stat.S_IMODE(folder.parent.parent.stat().st_mode) == 0o700
+    assert not folder.exists(), "it is given back with the copies"
+    assert f"sbcast did not send {tmp_path}/shards/1.tar: each node reads it" in ran.output
+    assert _told(bash)[0] == ["n1", "stage", "--sent", "--", *files]
 
 
 def test_without_rankup_it_says_so_and_runs(bash: Bash, job: JobScript) -> None:

@@ -10,11 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from rankup.parallel.lowcomm.copies import DiLoCo
-from rankup.parallel.lowcomm.flat import Flat, ring_bytes
+from rankup.parallel.copies import DiLoCo, Flat, ring_bytes
 from rankup.recipes.options import LanguageModelOptions
-from rankup.runtime.compress.names import Compression
-from rankup.runtime.folder import SafeReader
 from rankup.runtime.world import World
 from rankup.train.options import TrainOptions
 from tests.conftest import TextFiles
@@ -121,7 +118,7 @@ def test_bytes_sent_are_those_of_data_parallelism_over_the_steps_between(
 def _mask_after_meetings(world: World) -> torch.Tensor:
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.tensor([0.1, -torch.inf, 0.3]))
-    exchange = DiLoCo(Flat(model), None, 0.7, 0.9, Compression("int8"), world.rank)
+    exchange = DiLoCo(Flat(model), None, 0.7, 0.9)
     for _ in range(3):
         exchange.meet()
     return model.mask
@@ -171,28 +168,6 @@ def test_a_wish_to_stop_ends_a_long_round(ranks: RankPool, tmp_path: Path) -> No
     assert len(losses(tmp_path)) == 24
 
 
-def test_what_is_owed_in_another_measure_is_not_taken_over(ranks: RankPool, tmp_path: Path) -> None:
-    """And another strategy goes on."""
-    options = replace(ADAM, compress="topk:0.05", sync_every="2", lr=1e-3, steps=18)
-    _run(ranks, tmp_path, 2, replace(options, strategy="ddp", steps=12))
-    before = losses(tmp_path)
-    report = _run(ranks, tmp_path, 2, replace(options, strategy="diloco"), resume=True)
-    assert "resuming at step 12" in report.output
-    assert report.error == ""
-    assert max(losses(tmp_path)[12:]) < 1.15 * before[0]
-
-
-def test_a_life_without_compression_pays_what_is_owed(ranks: RankPool, tmp_path: Path) -> None:
-    options = replace(ADAM, strategy="diloco", compress="topk:0.05", sync_every="2", keep=4)
-    _run(ranks, tmp_path, 2, replace(options, steps=4))
-    _run(ranks, tmp_path, 2, replace(options, steps=8, compress="none"), resume=True)
-    owed = [
-        any("residual" in name for name in SafeReader(tmp_path / "checkpoints" / step).shapes())
-        for step in ("step-00000004", "step-00000008")
-    ]
-    assert owed == [True, False]
-
-
 def test_buffers_that_are_no_statistics_stay_what_they_are(ranks: RankPool, tmp_path: Path) -> None:
     before = torch.tensor([0.1, -torch.inf, 0.3])
     for after in ranks.run(3, _mask_after_meetings):
@@ -200,11 +175,8 @@ def test_buffers_that_are_no_statistics_stay_what_they_are(ranks: RankPool, tmp_
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(ranks: RankPool, tmp_path: Path) -> None:
-    """Each copy with its own optimizer, the outer momentum, and what its messages still owe.
-
-    Without compression it is the test below.
-    """
-    options = _diloco(ADAM, 2, compress="topk:0.2", checkpoint_every=4, steps=8)
+    """Each copy with its own optimizer, and the outer momentum."""
+    options = _diloco(ADAM, 2, checkpoint_every=4, steps=8)
     _run(ranks, tmp_path / "whole", 3, options)
     stop = {sample_at(options, EVEN, 3): "stop"}
     _run(ranks, tmp_path / "parts", 3, options, events=stop)
@@ -215,7 +187,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(ranks: RankPool, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_another_number_of_copies_goes_on(ranks: RankPool, tmp_path: Path) -> None:
-    options = _diloco(ADAM, 2, compress="int8", checkpoint_every=6)
+    options = _diloco(ADAM, 2, checkpoint_every=6)
     _run(ranks, tmp_path, 2, replace(options, steps=6))
     report = _run(ranks, tmp_path, 3, options, resume=True)
     assert "resuming at step 6" in report.output
@@ -230,19 +202,6 @@ def test_a_loss_that_is_not_finite_is_named_with_its_step_and_rank(
     report = _run(ranks, tmp_path, 2, options, events={sample_at(options, EVEN, 3): "nan"})
     assert "RunFailed: step 3: the loss on rank 0" in report.error
     assert [record["step"] for record in records(tmp_path)] == [1, 2]
-
-
-@pytest.mark.slow
-def test_compressed_copies_learn_as_well(ranks: RankPool, tmp_path: Path) -> None:
-    fell: dict[str, float] = {}
-    sent: dict[str, int] = {}
-    for name in ("none", "int8", "topk:0.1"):
-        _run(ranks, tmp_path / name, 2, _local(ADAM, 3, steps=15, compress=name))
-        fell[name] = losses(tmp_path / name)[0] - losses(tmp_path / name)[-1]
-        sent[name] = records(tmp_path / name)[-1]["exchange"]["bytes_sent"]
-        if name != "none":
-            assert fell[name] > 0.8 * fell["none"], name
-            assert sent[name] < 0.6 * sent["none"], name
 
 
 @pytest.mark.slow

@@ -104,7 +104,9 @@ def _parser(kind: type[Any], command: str) -> _Parser:
         if field.default not in (None, ""):
             text += f" (default {field.default})"
         choices = typing.get_args(inner) if typing.get_origin(inner) is typing.Literal else None
-        convert = str if choices else _number(inner, field.metadata["least"])
+        convert = str if choices else _word(name)
+        if inner is not str and not choices:
+            convert = _number(inner, field.metadata["least"])
         parser.add_argument(
             name,
             type=convert,
@@ -123,7 +125,15 @@ def _inner(hint: Any) -> Any:
     return hint
 
 
-def _number(kind: type[Any], least: float | None) -> Any:
+def _word(name: str) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        gone.refuse(name, text.partition(":")[0])
+        return text
+
+    return convert
+
+
+def _number(kind: type[Any], least: float | None) -> Callable[[str], Any]:
     def convert(text: str) -> Any:
         try:
             value = kind(text)

@@ -79,7 +79,7 @@ def pack(
 def inspect(
     file: Annotated[str, typer.Argument(help="A container, or a folder or file of anybody's.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare every byte with its hash.")
+        bool, typer.Option("--verify", help="Compare each sample with its hash.")
     ] = False,
     extract: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write the samples as files again.")
@@ -149,18 +149,14 @@ def stage(
         str | None,
         typer.Option(metavar="SIZE", help="Memory kept for the job's processes: 40GB."),
     ] = None,
-    broadcast: Annotated[
-        bool,
-        typer.Option("--broadcast", help="Read it once for all nodes of a step (Slurm's sbcast)."),
+    sent: Annotated[
+        bool, typer.Option("--sent", help="Of the job script: take what sbcast sent.", hidden=True)
     ] = False,
     mount: Annotated[
         bool, typer.Option("--mount", help="Mount a SquashFS as a folder, and print where.")
     ] = False,
     release: Annotated[
         bool, typer.Option("--release", help="Remove the copies of this job.")
-    ] = False,
-    clean: Annotated[
-        bool, typer.Option("--clean", help="Remove what dead jobs have left on this node.")
     ] = False,
     listing: Annotated[
         bool, typer.Option("--list", help="Say what is staged on this node.")
@@ -179,13 +175,12 @@ def stage(
         to=to,
         reserve=reserve,
         release=release,
-        clean=clean,
         listing=listing,
         mount=mount,
-        broadcast=broadcast,
+        sent=sent,
         as_json=as_json,
     )
-    raise typer.Exit(start(asked, _alive))
+    raise typer.Exit(start(asked))
 
 
 @app.command()
@@ -219,19 +214,3 @@ def tokenize(
         start(Request(*words))
     except Interrupted as error:
         raise typer.Exit(128 + error.number) from None
-
-
-def _alive(job: str) -> bool | None:
-    """Return True for a job that Slurm still has; None where Slurm does not say."""
-    import os
-
-    from ..slurm.client import Client, SlurmError
-    from ..slurm.reasons import is_live
-
-    if job == os.environ.get("SLURM_JOB_ID"):
-        return True
-    try:
-        shown = Client(timeout=10).show(job)
-    except SlurmError:
-        return None
-    return any(is_live(record.get("JobState", "")) for record in shown)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, recipes
+from ..base import gone
 from ..base.errors import UserError, nearest
 from ..base.files import user_path, write_atomic
 from ..parallel.layout import crossing
@@ -28,7 +29,7 @@ from ..train.options import refuse_other_run
 
 # A script may have options of these names itself.
 _COMMON = frozenset(flag(name) for name, option in OPTIONS.items() if option.common)
-_OWN = frozenset(("--no-monitor", "--no-check", "--lives", *map(flag, OPTIONS)))
+_OWN = frozenset(("--no-monitor", "--no-check", *map(flag, OPTIONS)))
 SWITCH = "RANKUP_MONITOR"  # 0: no run started from this shell is sampled
 MOST_BYTES = 20 * 2**20  # a diff larger than this is data
 _MOST_NAMES = 200
@@ -188,6 +189,7 @@ def _target(text: str, module: bool = False) -> tuple[str, str]:
         if path.suffix != ".py":
             raise UserError(f"{text} is not a Python script (.py) and not a recipe")
         return "script", str(path.resolve())
+    gone.refuse(text)
     if path.suffix == ".py" or path.is_dir() or "/" in text:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{text} {what}; TARGET is a script's path or a recipe's name")

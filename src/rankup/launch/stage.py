@@ -22,7 +22,7 @@ _MOST_FILES = 20_000  # of a folder that are looked at; with more it is no pack
 def words(spec: JobSpec) -> tuple[str, ...]:
     """Options of `rankup stage`."""
     found = [] if spec.stage_reserve is None else ["--reserve", spec.stage_reserve]
-    return (*found, *(["--broadcast"] if spec.stage_broadcast else []))
+    return (*found, *(["--sent"] if spec.stage_broadcast else []))
 
 
 def lines(spec: JobSpec) -> Iterator[str]:
@@ -141,7 +141,7 @@ def staged(spec: JobSpec) -> Iterator[dict[str, str]]:
     if spec.stage_broadcast:
         print("note: one machine has nobody to broadcast to; it reads all itself", file=sys.stderr)
     # Not the job's: of that there may be other runs, which need what they have staged.
-    variables = {place.JOB: place.of_process(os.getpid())}
+    variables = {place.JOB: place.of_run()}
     if spec.stage_to is not None:
         variables[place.VARIABLE] = spec.stage_to
     with _environment(variables), ended_as_an_exception():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -23,14 +25,13 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from ..base.errors import UserError
-from ..runtime.compress.ddp import CompressedExchange, compressed
-from ..runtime.compress.names import Compression
+from ..base.errors import RunFailed, UserError
+from ..runtime.compression import Compression
 from ..runtime.keys import derive
 from ..runtime.model import exchange_by, no_buffer_sync
 from ..runtime.world import World
 from .choices import Choices, Recompute, check
-from .context import SharedSequence, share
+from .context import PACKS, SharedSequence, share
 from .gradients import finish_gradients
 from .initial import Initial, initialize, materialize
 from .layout import Layout
@@ -43,8 +44,11 @@ from .sharded import beside_blocks, blocks, has_statistics, shard
 from .tensor.apply import apply, loss_context, plain
 from .tensor.plan import plan_of
 from .tensor.words import check as check_plan
+from .tensor.words import named
 
 Batch = tuple[torch.Tensor, ...]
+# By which a user switches torch's compiler off.
+_SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 Loss = Callable[[Any, Batch], torch.Tensor]
 
 
@@ -60,6 +64,8 @@ _KEPT = (
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._efficient_attention_forward.default,
+    *((torch.ops.torch_attn._varlen_attn.default,) if PACKS else ()),
     torch.ops._c10d_functional.all_reduce.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
 )
@@ -79,7 +85,6 @@ class Built:
         plan: how modules are cut over the tensor axis.
         draws_apart: what random draws of this rank depend on beside the micro-batch.
         autocast: the type that forward and loss are autocast to, None where they are not.
-        exchange: what compresses the gradients of DDP, and knows what that costs; None without.
     """
 
     model: nn.Module
@@ -92,7 +97,7 @@ class Built:
     plan: Mapping[str, str] = field(default_factory=dict)
     draws_apart: tuple[int | str, ...] = ()
     autocast: torch.dtype | None = None
-    exchange: CompressedExchange | None = None
+    uncompiled: set[str] = field(default_factory=set)
 
     @property
     def counts(self) -> bool:
@@ -147,6 +152,18 @@ class Built:
             if self.pipeline is not None:
                 return self.pipeline.evaluate(batches, loss)
             return [loss(self.model, batch) for batch in batches]
+
+    def refuse_uncompiled(self) -> None:
+        """After a step: RunFailed where torch has left parts as they are that it was to compile."""
+        if not self.uncompiled:
+            return
+        off = [name for name in _SWITCHES if os.environ.get(name) == "1"]
+        raise RunFailed(
+            f"--compile: torch made no graph of {', '.join(sorted(self.uncompiled))} in the first "
+            "step ("
+            + (f"{off[0]}=1 is set: unset it" if off else "TORCH_LOGS=dynamo says why")
+            + "); without --compile the run goes on"
+        )
 
     def finish_gradients(self) -> None:
         """What is left to do with the gradients of a step before they are used."""
@@ -222,9 +239,13 @@ def split(
         apply(model, built.plan, mesh.device_mesh["tp"])
     if isinstance(mesh.sequence, SharedSequence):
         share(model, mesh.sequence)
-    recompute(units, choices.recompute)
+    # Torch 2.13 mixes up what a compiled block keeps for its backward where tensors are cut and
+    # random states are among it; on GPUs these are no tensors, and all is well.
+    keep_draws = bool(choices.compiled) and layout.tp > 1 and mesh.world.device.type == "cpu"
+    recompute(units, choices.recompute, keep_draws)
     if choices.compiled:
-        _compile(units, choices.compiled)
+        _compile(units, choices.compiled, built.uncompiled, fullgraph=True)
+        _await_outputs(model, built.plan, units)
     sharded = mesh.at_step.dp_replicate * layout.shard_size > 1 or choices.offload
     half = None if choices.half is None else getattr(torch, choices.half)
     built.autocast = None if sharded else half
@@ -235,42 +256,101 @@ def split(
             beside,
             mesh,
             half=half,
+            sums=torch.bfloat16 if choices.compression else torch.float32,
             offload=choices.offload,
             reshard=choices.reshard,
         )
     return built, stages
 
 
-def recompute(units: list[nn.Module], how: Recompute) -> None:
+def recompute(units: list[nn.Module], how: Recompute, keep_draws: bool = False) -> None:
     """Let each unit keep its inputs alone (`full`), or matrix products as well (`selective`).
 
     The modules stay what they are, so that parameter names do: torch's own wrapper would change
-    them. Random draws are the same in both computations.
+    them. Random draws are the same in both computations; with `keep_draws` none is made twice.
     """
     if how == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False}
-    if how == "selective":
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+    kept = _KEPT if how == "selective" else ()
+    if kept or keep_draws:
+        policy = functools.partial(_policy, kept, keep_draws)
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
     for unit in units:
-        unit.forward = functools.partial(checkpoint, unit.forward, **options)  # type: ignore[method-assign]
+        unit.forward = _recomputed(unit.forward, options)  # type: ignore[method-assign]
 
 
-def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    kept = operator in _KEPT
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+def _recomputed(inner: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a forward that is computed again in the backward.
+
+    A function of Python's, and no `partial`: Dynamo passes by torch's own code that calls a
+    module's forward, and compiles the first frame behind it. Of a `partial` that is torch's
+    `checkpoint` itself, which is never compiled, and the block would stay as it is without a word.
+    """
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(inner, *args, **options, **kwargs)
+
+    return forward
 
 
-def _compile(units: Sequence[nn.Module], mode: str) -> None:
-    """Compile each part by itself, in place: parameter names stay."""
+def _policy(
+    kept: Sequence[Any], draws: bool, context: Any, operator: Any, *args: Any, **kwargs: Any
+) -> CheckpointPolicy:
+    keep = operator in kept or (draws and torch.Tag.nondeterministic_seeded in operator.tags)
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _compile(units: Sequence[nn.Module], mode: str, uncompiled: set[str], fullgraph: bool) -> None:
+    """Compile each part by itself, in place: parameter names stay.
+
+    Args:
+        uncompiled: where the kinds of those are noted that run as they are all the same.
+        fullgraph: each in one graph; what would break one is an error, which says where.
+    """
     for unit in units:
-        unit.compile(mode=mode)
+        unit.forward = _watched(unit.forward, type(unit).__name__, uncompiled)  # type: ignore[method-assign]
+        unit.compile(mode=mode, fullgraph=fullgraph)
     # Each block that differs from the others is another graph, in training and in evaluation. Torch
     # keeps 8, and would leave the rest of the model as it is.
     config = torch._dynamo.config
     graphs = 4 * len(units)
     config.recompile_limit = max(config.recompile_limit, graphs)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, graphs)
+
+
+def _watched(inner: Callable[..., Any], kind: str, uncompiled: set[str]) -> Callable[..., Any]:
+    """Return a forward that notes when Python runs it: a graph has no such line.
+
+    Torch counts its graphs in private places, all together, a compiled loss among them; and
+    `fullgraph` says nothing where Dynamo never looked, as it is switched off, say.
+    """
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            uncompiled.add(kind)
+        return inner(*args, **kwargs)
+
+    return forward
+
+
+def _await_outputs(model: nn.Module, plan: Mapping[str, str], units: Sequence[nn.Module]) -> None:
+    """Let parts beside the compiled ones, an embedding as a rule, give what has arrived.
+
+    What a collective still brings is a tensor of a kind of its own, and a graph would be made for
+    that kind. With torch 2.13 its backward fails under tensor parallelism ('Tensor' object has no
+    attribute '_local_tensor'), and where weights are sharded as well gradients are lost without a
+    word. Any operator but a view waits, and gives a plain tensor.
+    """
+    inside = {module for unit in units for module in unit.modules()}
+
+    def wait(module: nn.Module, arguments: Any, output: Any) -> Any:
+        special = isinstance(output, torch.Tensor) and type(output) is not torch.Tensor
+        return output.clone() if special and not isinstance(output, DTensor) else output
+
+    for name in named(model, plan):
+        if (module := model.get_submodule(name)) not in inside:
+            module.register_forward_hook(wait)
 
 
 def _cut(built: Built, schedule: str, example: tuple[Loss, Batch] | None) -> list[StageModule]:
@@ -302,9 +382,13 @@ def refuse(model: nn.Module, layout: Layout) -> None:
 
 
 def whole(
-    build_model: Callable[[], nn.Module], device: torch.device, seed: int, choices: Choices
+    build_model: Callable[[], nn.Module],
+    device: torch.device,
+    seed: int,
+    choices: Choices,
+    uncompiled: set[str],
 ) -> nn.Module:
-    """Return a model that a rank holds all of."""
+    """Return a model that a rank holds all of; arguments as of `build` and `_compile`."""
     torch.manual_seed(derive(seed, "construction"))
     model = build_model()
     if choices.by_name:
@@ -312,7 +396,8 @@ def whole(
     model.to(device)
     recompute(blocks(model), choices.recompute)
     if choices.compiled:
-        model.compile(mode=choices.compiled)  # in place: parameter names stay
+        # Within DDP torch cuts the graph at the buckets, so there may be several.
+        _compile([model], choices.compiled, uncompiled, fullgraph=False)
     return model
 
 
@@ -320,24 +405,22 @@ def _replicas(
     build_model: Callable[[], nn.Module], mesh: Mesh, seed: int, choices: Choices
 ) -> Built:
     """Each rank holds the whole model; DDP where there are several."""
-    model = whole(build_model, mesh.world.device, seed, choices)
+    uncompiled: set[str] = set()
+    model = whole(build_model, mesh.world.device, seed, choices, uncompiled)
     half = None if choices.half is None else getattr(torch, choices.half)
-    built = Built(model, model, model, mesh, autocast=half)
+    built = Built(model, model, model, mesh, autocast=half, uncompiled=uncompiled)
     if not mesh.apart:
-        built.replica, built.exchange = replicate(model, mesh.world, choices.compression)
+        built.replica = replicate(model, mesh.world, choices.compression)
     return built
 
 
-def replicate(
-    model: nn.Module, world: World, compression: Compression
-) -> tuple[nn.Module, CompressedExchange | None]:
+def replicate(model: nn.Module, world: World, compression: Compression) -> nn.Module:
     """DDP without its own buffer exchange: the loop averages running statistics itself.
 
     Gradients become their mean over the ranks, compressed or not.
     """
     if world.world_size == 1:
-        return model, None
+        return model
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
-    exchange = compressed(model, compression)
-    exchange_by(replica, exchange)
-    return replica, exchange
+    exchange_by(replica, compression)
+    return replica

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..base import gone
 from ..base.errors import UserError, nearest
-from ..runtime.compress.names import Compression
+from ..runtime.compression import Compression
 from .layout import SELDOM, Layout
 
 Recompute = Literal["none", "selective", "full"]
@@ -17,15 +18,7 @@ Half = Literal["bfloat16", "float16"]
 Spelling = Callable[..., str]
 
 # Our words for torch's schedules.
-OURS = {
-    "naive": "GPipe",  # with one chunk at a time
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved1F1B",
-}
-SEVERAL = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-# Stages go down the ranks and up again, so that one rank holds the first and the last.
-V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 VIRTUAL = 2  # stages per rank, where a schedule takes several
 
 
@@ -35,21 +28,17 @@ def torch_name(name: str) -> str:
     Raises:
         UserError: it is neither; names the nearest.
     """
-    theirs = {known.lower(): known for known in ("GPipe", "1F1B", *SEVERAL)}
-    found = OURS.get(name.lower()) or theirs.get(name.lower())
-    if found is None:
-        hint = nearest(name, {*OURS, *SEVERAL})
-        raise UserError(f"unknown pipeline schedule {name!r}; {hint}")
-    return found
+    for ours, theirs in SCHEDULES.items():
+        if name.lower() in (ours, theirs.lower()):
+            return theirs
+    gone.refuse("--pp-schedule", name)
+    raise UserError(f"unknown pipeline schedule {name!r}; {nearest(name, SCHEDULES)}")
 
 
 def stages_per_rank(name: str, virtual: int = VIRTUAL) -> int:
     """Stages that one rank holds: `virtual` where the schedule takes several, else one."""
-    known = torch_name(name)
-    if known not in SEVERAL:
+    if torch_name(name) != "Interleaved1F1B":
         return 1
-    if known in V_SHAPED:
-        return 2
     if virtual < 1:
         raise UserError(f"{virtual} pipeline stages per rank were asked for; give 1 or more")
     return virtual
@@ -71,7 +60,7 @@ class Choices:
         schedule: of the pipeline.
         by_name: draw each parameter by its name; False keeps the constructor's own values.
         plan: how modules are cut for tensor parallelism, where the model does not bring it.
-        compression: of the gradients that whole copies of the model send each other.
+        compression: of the gradients that ranks send each other; of sharded ones bf16 alone.
     """
 
     half: Half | None = None
@@ -119,22 +108,15 @@ def check(
     if not choices.compression:
         return
     compress = spell("compress", str(choices.compression))
-    apart = strategy in SELDOM
-    if not apart and not layout.only_replicas:
+    if strategy in SELDOM:
         raise UserError(
-            f"{compress} is for what whole copies of a model send each other: ddp, local-sgd, "
-            f"diloco; leave it out, or choose one of these"
+            f"{compress} is of gradients, and under {spell('strategy', strategy)} copies send what "
+            f"they have learned, whole and seldom; leave one of them away"
         )
-    if apart and (layout.tp > 1 or layout.pp > 1):
+    if choices.compression.kind == "powersgd" and not layout.only_replicas:
         raise UserError(
-            f"{compress} would let what several ranks of a copy hold alike drift apart under "
-            f"{spell('tp' if layout.tp > 1 else 'pp')}; leave it out, or split copies by "
-            f"{spell('shard')}"
-        )
-    if apart and choices.compression.kind == "powersgd":
-        raise UserError(
-            f"{compress} is for the gradients of ddp; under {spell('strategy', strategy)} give "
-            f"bf16, int8 or topk"
+            f"{compress} is for whole gradients, those of ddp; leave it out, or give bf16, which "
+            f"goes with sharded ones as well"
         )
 
 
@@ -146,9 +128,11 @@ def without_effect(layout: Layout, choices: Choices, spell: Spelling = as_flag) 
     if layout.pp == 1 and torch_name(choices.schedule) != "1F1B":
         schedule = spell("pp_schedule", choices.schedule)
         found.append(f"{schedule} does nothing without {spell('pp')}")
-    if not choices.reshard and (
-        layout.only_replicas or layout.dp_replicate * layout.shard_size == 1
-    ):
+    alone = layout.dp_replicate * layout.shard_size == 1
+    if choices.compression and alone:
+        compress = spell("compress", str(choices.compression))
+        found.append(f"{compress} does nothing where one rank has every gradient for itself")
+    if not choices.reshard and (layout.only_replicas or alone):
         found.append(
             f"{spell('reshard', False)} does nothing where weights are not sharded "
             f"({spell('shard')})"

@@ -134,6 +134,7 @@ class Initial:
         left = self._left(list(draws), values)
         owners |= dict.fromkeys(left, 0)
         values = {name: value for name, value in values.items() if name not in left}
+        later |= _computed(whole)
         tensors = {name: one for name, one in _tensors_of(whole).items() if name not in later}
         if self._world.is_root and len(draws) - len(left) < len(tensors):
             values = self._constructed(left) | values
@@ -197,6 +198,16 @@ class Initial:
 def _tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
     tensors = (*model.named_parameters(), *model.named_buffers())
     return {name: tensor.detach() for name, tensor in tensors}
+
+
+def _computed(model: nn.Module) -> set[str]:
+    """Return the names of buffers that modules compute by themselves; see `materialize`."""
+    return {
+        name
+        for prefix, module in model.named_modules()
+        if hasattr(module, "compute_buffers")
+        for name, _ in module.named_buffers(prefix, recurse=False)
+    }
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
@@ -283,7 +294,8 @@ def place(tensor: torch.Tensor, whole: torch.Tensor) -> None:
 def materialize(model: nn.Module, device: torch.device, parameters: torch.device) -> None:
     """Give meta buffers memory on `device`, and parameters on theirs; what is tied stays tied.
 
-    `Module.to_empty` makes a tensor per name, and so unties.
+    `Module.to_empty` makes a tensor per name, and so unties. Buffers that follow from a module's
+    sizes alone get their values by its method `compute_buffers`.
     """
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
@@ -297,3 +309,5 @@ def materialize(model: nn.Module, device: torch.device, parameters: torch.device
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.empty_like(buffer, device=device)
+        if hasattr(module, "compute_buffers"):
+            module.compute_buffers()  # type: ignore[operator]

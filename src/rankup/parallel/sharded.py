@@ -126,6 +126,7 @@ def shard(
     mesh: Mesh,
     *,
     half: torch.dtype | None,
+    sums: torch.dtype = torch.float32,
     offload: bool,
     reshard: bool,
 ) -> None:
@@ -138,7 +139,8 @@ def shard(
             stays whole between its forward and its backward, as the backward begins with it.
         units, beside: its blocks, and other parts that are gathered one at a time.
         half: gather and compute in this type, for which no autocast is needed; what a model returns
-            is float32, and gradients are added up in it.
+            is float32.
+        sums: the type in which gradients are sent and added up.
         offload: keep parts, gradients and optimizer state in host memory.
         reshard: give a part's memory back between its forward and its backward.
     """
@@ -149,8 +151,8 @@ def shard(
     if offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.world.device.type == "cuda")
     last: dict[str, Any] = {}
-    if half is not None:
-        options["mp_policy"] = MixedPrecisionPolicy(half, torch.float32)
+    if half is not None or sums != torch.float32:
+        options["mp_policy"] = MixedPrecisionPolicy(half, sums)
         last["mp_policy"] = replace(options["mp_policy"], output_dtype=torch.float32)
     for root in roots:
         inside = list(root.modules())[1:]

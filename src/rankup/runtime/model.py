@@ -10,11 +10,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from .collectives import broadcast
-from .compress.ddp import CompressedExchange, compressed, mean
-from .compress.names import Compression, parse
+from .compression import Compression, parse
 from .context import CONTEXT, ShardContext
 from .exchange import Exchange
 from .random_state import DRAWN, STREAMS
@@ -41,9 +42,9 @@ def wrap(model: nn.Module, *, compress: str = "none") -> nn.Module:
     has nothing to exchange: it gets rank 0's values, is left bare, and a line says so.
 
     Args:
-        compress: what ranks send each other instead of whole gradients, for slow networks: `bf16`,
-            `int8`, `topk[:FRACTION]` or `powersgd[:RANK]`. What that leaves out of one exchange is
-            added to the next, so that gradients are exact over many steps, not in each.
+        compress: what ranks send each other instead of whole gradients, for slow networks, by
+            torch's own hooks of DDP: `bf16` rounds them; `powersgd[:RANK]` sends matrices of low
+            rank, and what that leaves out of one exchange is added to the next.
 
     Raises:
         ValueError: there is no such compression.
@@ -84,16 +85,37 @@ def no_buffer_sync() -> dict[str, Any]:
     return {name: False}
 
 
-def exchange_by(replica: DistributedDataParallel, compression: CompressedExchange | None) -> None:
-    """Let DDP average its buckets of gradients over the ranks, compressed or whole.
+def exchange_by(replica: DistributedDataParallel, compression: Compression) -> None:
+    """Let DDP average its buckets of gradients over the ranks, compressed or whole, by torch's own
+    hooks.
 
-    Torch's own hook divides a bucket at once, where DDP without one divides each gradient: a kernel
-    per parameter.
+    That of whole ones divides a bucket at once, where DDP without one divides each gradient: a
+    kernel per parameter.
     """
-    if compression is None:
-        replica._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    if compression.kind == "bf16":
+        # Under its own name torch takes it on NCCL alone; gloo adds up bf16 as well.
+        replica.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+    elif compression.kind == "powersgd":
+        # DDP lays out its buckets anew after the first backward: torch asks for two whole ones.
+        # Without an epsilon, a gradient of zeros would become NaN.
+        state = PowerSGDState(
+            None, compression.rank, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8
+        )
+        replica.register_comm_hook(
+            state, lambda state, bucket: _one_by_one(powerSGD_hook(state, bucket))
+        )
     else:
-        replica.register_comm_hook(compression, mean)
+        replica._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+
+
+def _one_by_one(
+    exchanged: torch.futures.Future[torch.Tensor],
+) -> torch.futures.Future[torch.Tensor]:
+    """On the CPU, wait for a bucket: gloo begins its second and third sum in threads of its own,
+    and with several buckets under way ranks would meet in different sums."""
+    if dist.get_backend() == "gloo":
+        exchanged.wait()
+    return exchanged
 
 
 class Wrapped(DistributedDataParallel):
@@ -119,8 +141,7 @@ class Wrapped(DistributedDataParallel):
         self.training = training
         self._compression, self._shard_context = compression, context
         self._exchange = Exchange(self, RunningStatistics(model), context)
-        self._compressed = compressed(model, compression)
-        exchange_by(self, self._compressed)
+        exchange_by(self, compression)
         self._ready = True
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

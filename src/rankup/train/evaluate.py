@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -65,24 +66,23 @@ def means(
     size = 1 + 2 * len(measures)
     total = torch.zeros(size + 2, dtype=torch.float64, device=device)
     turns = _turns(micro_batches(len(split), micro_batch), built)
-    feed = Feed(split, seed=0)
-    feed.begin((0, _samples(positions)) for turn in turns for positions, _ in turn)
-    for turn in turns:
-        wish = float(stop.wish) if stop is not None else 0.0
-        if mesh.together and stop is not None:  # no rank may leave the others in a collective
-            wish = all_reduce(wish, "max")
-        if wish:
-            total[-1] = wish
-            break
-        samples = [_samples(positions) for positions, _ in turn]
-        batches = [to_device(feed.batch(0, part), device) for part in samples]
-        losses = built.losses(sums, batches)
-        if built.counts:
-            for value, part, (_, weight) in zip(losses, samples, turn, strict=True):
-                if weight:
-                    total[:size] += value.reshape(size).double()
-                    total[-2] += split.count(part) if built.counts_samples else 0
-    feed.close()
+    with closing(Feed(split, seed=0)) as feed:
+        feed.begin((0, _samples(positions)) for turn in turns for positions, _ in turn)
+        for turn in turns:
+            wish = float(stop.wish) if stop is not None else 0.0
+            if mesh.together and stop is not None:  # no rank may leave the others in a collective
+                wish = all_reduce(wish, "max")
+            if wish:
+                total[-1] = wish
+                break
+            samples = [_samples(positions) for positions, _ in turn]
+            batches = [to_device(feed.batch(0, part), device) for part in samples]
+            losses = built.losses(sums, batches)
+            if built.counts:
+                for value, part, (_, weight) in zip(losses, samples, turn, strict=True):
+                    if weight:
+                        total[:size] += value.reshape(size).double()
+                        total[-2] += split.count(part) if built.counts_samples else 0
     for module, training in modes:  # a frozen part stays in its mode
         module.training = training
     if mesh.world.world_size > 1:

@@ -28,7 +28,6 @@ from .step import Stepper
 from .stop import Stop
 from .taken import Taken
 from .task import Task
-from .timeline import Timeline
 
 
 def train(
@@ -98,10 +97,6 @@ class _Run:
         if world.is_root:
             self.metrics = Metrics(directory, task.unit, self.last, self.place.step, options)
         self.stepper.profile = Profile.wanted(options, directory, world, self.place.step)
-        if options.pp_timeline and self.built.pipeline is not None:
-            # Connections are made in an attempt's first steps.
-            drawn = min(self.place.step + 3, self.last)
-            self.stepper.timeline = Timeline(self.built.pipeline, directory, drawn)
         self.attempt = Attempt(
             task,
             options,
@@ -128,6 +123,8 @@ class _Run:
                 self.stepper.settle_buckets(steps_of_round[0])
             before = self.place.step
             taken = self.taker.take(steps_of_round, stop)
+            if number == 0:
+                self.built.refuse_uncompiled()
             wishes += self._report()
             self.unread, self.place = taken, taken[-1].step.after
             if number == 1:

@@ -12,7 +12,7 @@ from ..base.files import user_path
 from ..base.flags import flag
 from ..parallel.choices import Choices, Half, check, without_effect
 from ..parallel.layout import SELDOM, Layout, choose
-from ..runtime.compress.names import Compression, parse
+from ..runtime.compression import Compression, parse
 from . import trackers
 
 _MOST_PROFILED = 50  # steps
@@ -80,10 +80,7 @@ class TrainOptions:
     cp: int | None = flag(None, "ranks that share each sequence (context parallel)", least=1)
     tp: int | None = flag(None, "ranks that share each matrix product (tensor parallel)", least=1)
     pp: int | None = flag(None, "pipeline stages that the layers are cut into", least=1)
-    pp_schedule: str = flag(
-        "1f1b", "naive, gpipe, 1f1b, interleaved, or a schedule of torch by its name"
-    )
-    pp_timeline: bool = flag(False, "draw what each pipeline stage does in one step, as measured")
+    pp_schedule: str = flag("1f1b", "order of a pipeline's chunks: gpipe, 1f1b, interleaved")
     activation_checkpointing: Literal["none", "selective", "full"] = flag(
         "none", "compute activations again in the backward instead of keeping them"
     )
@@ -94,7 +91,7 @@ class TrainOptions:
     outer_lr: float = flag(0.7, "step size of diloco's outer optimizer", least=0)
     outer_momentum: float = flag(0.9, "Nesterov momentum of diloco's outer optimizer", least=0)
     compress: str = flag(
-        "none", "what copies send each other: none, bf16, int8, topk[:FRACTION], powersgd[:RANK]"
+        "none", "what is sent of gradients: none (all of them), bf16, or powersgd[:RANK] under ddp"
     )
 
     tiny: bool = flag(False, "a smaller run of a minute, for what is not said otherwise")
@@ -268,11 +265,6 @@ class TrainOptions:
             fits=self.fits,
         )
         check(found, self.choices, self.strategy)
-        if self.pp_timeline and found.pp == 1:
-            raise UserError(
-                "--pp-timeline draws the stages of a pipeline, and this model is not cut into "
-                "any; add --strategy pp, on two ranks or more"
-            )
         return found
 
     @property
@@ -290,7 +282,7 @@ class TrainOptions:
 
     @property
     def compression(self) -> Compression:
-        """What copies of the model send each other."""
+        """What ranks send each other of gradients."""
         return parse(self.compress)
 
     @property

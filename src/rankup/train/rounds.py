@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..parallel.build import Built
-from ..parallel.lowcomm.copies import Averaging, DiLoCo
-from ..parallel.lowcomm.flat import NUMBERS, Cost, Flat, Owed, ring_bytes
+from ..parallel.copies import NUMBERS, Averaging, Cost, DiLoCo, Flat, ring_bytes
 from .checkpoint import Carried
 from .options import TrainOptions
 from .plan import Step
@@ -43,15 +42,14 @@ class Together:
     at_once = False
 
     def __init__(self, stepper: Stepper, built: Built) -> None:
-        self._stepper, self._exchange = stepper, built.exchange
-        world = built.mesh.world
-        self.carried = Carried()
-        if built.exchange is not None:
-            owed = Owed(built.exchange, "gradient", world.rank, world.world_size)
-            self.carried = Carried(exchange=owed)
-        size = sum(p.numel() * p.element_size() for p in stepper.parameters)
-        self._whole = Cost(bytes_sent=ring_bytes(size, world.world_size), measured=False)
-        self._has_buckets = built.has_buckets
+        self._stepper, self.carried = stepper, Carried()
+        self._cost: Cost | None = None
+        kind = stepper.options.compression.kind
+        if built.has_buckets and kind != "powersgd":  # of which nobody counts the bytes
+            each = 2 if kind == "bf16" else 4
+            size = each * sum(p.numel() for p in stepper.parameters)
+            sent = ring_bytes(size, built.mesh.world.world_size)
+            self._cost = Cost(bytes_sent=sent, measured=False)
 
     def meets(self, step: Step) -> bool:
         """Whether a round ends with this step."""
@@ -59,19 +57,9 @@ class Together:
 
     def take(self, steps: list[Step], stop: Stop) -> list[Taken]:
         """All steps of a round, after which all ranks hold the same model."""
-        before = self._so_far()  # what a resumed run spends to settle is no step's
         taken = [self._stepper.take(step, stop) for step in steps]
-        if self._exchange is not None:
-            taken[-1].cost = self._so_far() - before
-        elif self._has_buckets:
-            taken[-1].cost = self._whole
+        taken[-1].cost = self._cost
         return taken
-
-    def _so_far(self) -> Cost:
-        """What this rank has spent on compressed gradients."""
-        if self._exchange is None:
-            return Cost()
-        return Cost.of(self._exchange.spent, self._exchange.extra_bytes)
 
 
 class Apart:
@@ -88,15 +76,10 @@ class Apart:
         self._stepper, self._mesh, self._n = stepper, built.mesh, n
         flat = Flat(built.model, built.copies)
         group = built.mesh.copies
-        copy, compression = built.mesh.dp_replicate, options.compression
-        if options.strategy == "diloco" or compression:
-            outer = (options.outer_lr, options.outer_momentum)
-            # What is lost in an average cannot be sent later, so differences are compressed.
-            lr, momentum = outer if options.strategy == "diloco" else (1.0, 0.0)
-            self._exchange: Averaging = DiLoCo(flat, group, lr, momentum, compression, copy)
-        else:
-            self._exchange = Averaging(flat, group)
-        self.carried = Carried(copy, self._exchange)
+        self._exchange = Averaging(flat, group)
+        if options.strategy == "diloco":
+            self._exchange = DiLoCo(flat, group, options.outer_lr, options.outer_momentum)
+        self.carried = Carried(built.mesh.dp_replicate, self._exchange)
         self._every = None if options.sync_every == "epoch" else int(options.sync_every)
         self._told = Cost()
 

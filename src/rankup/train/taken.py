@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..parallel.lowcomm.flat import Cost
+from ..parallel.copies import Cost
 from .plan import Step
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import functools
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -14,6 +17,7 @@ from ..data.batches import BatchRequest
 from ..data.orders import Ordering
 
 Batch = tuple[torch.Tensor, ...]
+_AHEAD = 2  # batches
 
 
 class Split(Protocol):
@@ -51,6 +55,37 @@ class Ahead(Protocol):
     def once(self, request: BatchRequest) -> Batch:
         """One batch, now."""
         ...
+
+
+def read_ahead(
+    read: Callable[[BatchRequest], Batch], requests: Iterator[BatchRequest]
+) -> Iterator[tuple[BatchRequest, Batch]]:
+    """Yield each request with its batch, in order; one thread reads `_AHEAD` further ones.
+
+    On a machine with a GPU the batches lie in pinned memory. An error of `read` comes up where its
+    batch is asked for. Closing ends the thread.
+    """
+    gpu = torch.cuda.is_available()
+
+    def fetch(request: BatchRequest) -> Batch:
+        batch = read(request)
+        return tuple(tensor.pin_memory() for tensor in batch) if gpu else batch
+
+    # A thread begins on the first GPU, where it would open a context of this process.
+    enter = functools.partial(torch.cuda.set_device, torch.cuda.current_device()) if gpu else None
+    thread = ThreadPoolExecutor(1, "read-ahead", enter)
+    waiting: deque[tuple[BatchRequest, Future[Batch]]] = deque()
+    try:
+        for request in requests:
+            waiting.append((request, thread.submit(fetch, request)))
+            if len(waiting) > _AHEAD:
+                first, batch = waiting.popleft()
+                yield first, batch.result()
+        while waiting:
+            first, batch = waiting.popleft()
+            yield first, batch.result()
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 class Task(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -57,28 +56,10 @@ def left(home: Path) -> list[str]:
 
 
 @contextmanager
-def starter() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that copies are made for: they are left behind once it has ended."""
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@contextmanager
-def half(root: Path, owner: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A process that has copied a part, and goes no further.
-
-    Args:
-        owner: the process that the copy is made for; None: as the environment says.
-    """
-    variables = {} if owner is None else {place.JOB: place.of_process(owner)}
+def half(root: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has copied a part, and goes no further."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _HALF, str(root)],
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", _HALF, str(root)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None

@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 
 from rankup.data.inspect import show
-from rankup.data.stage import place, staging
+from rankup.data.stage import staging
 from rankup.data.stage.staging import listed
 from rankup.site import mounts
-from rankup.slurm.client import Client, SlurmError
 
 from ...conftest import RunRankup
 from ..pack.made import request, run, tree
 from .conftest import Command
-from .made import equal, flip, half, kill, left, packed, starter
+from .made import equal, flip, left, packed
 
 
 @pytest.fixture
@@ -47,16 +46,13 @@ def test_stage_list_and_release(
     home: Path,
     run_rankup: RunRankup,
     command: Command,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done = run_rankup(["stage", photos.name, "--reserve", "1MB"], cwd=photos.parent)
     assert done.returncode == 0, done.stderr
     assert "each sample has the bytes that were packed: " in done.stdout
     copy = Path(done.stdout.split(": ")[-1].strip())
     equal(photos, copy)
-    # It was started in a session of its own, by this process.
-    assert [row["job"] for row in listed()] == [f"process {os.getpid()}"]
-    monkeypatch.setenv(place.JOB, place.of_process(os.getpid()))
+    assert [row["job"] for row in listed()] == ["by hand"]
     code, said, _ = command(photos, "--json")
     (told,) = json.loads(said)
     assert (code, told["path"], told["shared"]) == (0, str(copy), True)
@@ -64,7 +60,7 @@ def test_stage_list_and_release(
     code, said, _ = command("--list")
     assert said.startswith(f"{photos}: ready, ")
     assert "is removed" in command("--release", photos)[1]
-    assert left(home) == [place.of_process(os.getpid())]
+    assert left(home) == ["by-hand"]
     command("--release")
     assert left(home) == []
     assert "has nothing staged here" in command("--release")[1]
@@ -89,7 +85,7 @@ MISTAKES = [
     (["out.h5", "--reserve", "much"], "--reserve 'much' is no size"),
     (["out.h5", "--to", "/no/such/folder"], "is no folder"),
     (["out.h5", "--list"], "is about all copies on this node: leave away out.h5"),
-    (["--list", "--clean"], "different things"),
+    (["--list", "--release"], "different things"),
     (["out.h5", "--reserve", "900TB"], "kept for the job's processes: 900 TB"),
     (["out.h5.index.npz"], "open .*out.h5 instead"),
 ]
@@ -113,12 +109,12 @@ def test_mistakes_are_said(
 
 _UNTIL_ENDED = """
 import sys, time
-from rankup.data.stage import command, copying, place
-def fill(plan, root, watch):
+from rankup.data.stage import command, copying
+def compare(plan, root, watch):
     print("begun", flush=True)
     time.sleep(1000)
-copying.fill = fill
-command.stage(command.Request((sys.argv[1],), reserve="0"), place.unknown)
+copying.compare = compare
+command.stage(command.Request((sys.argv[1],), reserve="0"))
 """
 
 
@@ -133,45 +129,4 @@ def test_a_job_that_is_ended_leaves_nothing_begun(tmp_path: Path, home: Path) ->
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
-    assert left(home) == []
-
-
-def test_clean_says_what_it_removes(tmp_path: Path, home: Path, command: Command) -> None:
-    root = packed(tmp_path / "p")
-    with starter() as process, half(root, process.pid) as copier:
-        assert command("--clean")[1] == "nothing was left behind here\n"  # somebody is at it
-        kill(copier)
-        kill(process)
-    code, said, _ = command("--clean", "--json")
-    (line,) = json.loads(said)["done"]
-    assert (code, "which was not ready" in line, f"process {process.pid}" in line) == (
-        0,
-        True,
-        True,
-    )
-    assert left(home) == []
-    assert command("--clean")[1] == "nothing was left behind here\n"
-
-
-def test_clean_asks_slurm_for_the_jobs(
-    tmp_path: Path, home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = packed(tmp_path / "p")
-    staging.stage(root, reserve=0, job="job-77.0")
-    asked = []
-
-    def silent(self: Client, job: str) -> list[dict[str, str]]:
-        asked.append(job)
-        raise SlurmError("scontrol", "no answer")
-
-    monkeypatch.setattr(Client, "show", silent)
-    assert command("--clean")[1] == "nothing was left behind here\n"  # it may live
-    monkeypatch.setattr(Client, "show", lambda self, job: [{"JobState": "RUNNING"}])
-    assert command("--clean")[1] == "nothing was left behind here\n"
-    monkeypatch.setattr(Client, "show", lambda self, job: [{"JobState": "COMPLETED"}])
-    with monkeypatch.context() as inside:
-        inside.setenv("SLURM_JOB_ID", "77")  # who asks lives
-        assert command("--clean")[1] == "nothing was left behind here\n"
-    assert "is removed, left by job 77 of Slurm" in command("--clean")[1]
-    assert asked == ["77"]
     assert left(home) == []

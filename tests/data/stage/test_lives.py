@@ -20,9 +20,9 @@ from rankup.base.errors import RunFailed, UserError
 from rankup.base.progress import Progress
 from rankup.data.stage import copying, place
 from rankup.data.stage.copying import Plan
-from rankup.data.stage.staging import clean, listed, release, stage
+from rankup.data.stage.staging import listed, release, stage
 
-from .made import equal, half, kill, left, packed, said, starter, until
+from .made import equal, half, kill, left, packed, said, until
 
 
 def test_one_of_many_copies_and_all_share(tmp_path: Path) -> None:
@@ -59,10 +59,22 @@ def test_each_job_has_its_own_copy_and_takes_no_others(
     assert rankup.data.open(root).staged == in_job.root
     in_run = stage(root, reserve=0)
     equal(root, in_run.root)
-    assert len({by_hand.root, in_job.root, in_run.root}) == 3
+    # A run on this machine inside of the job, too.
+    monkeypatch.setenv("RANKUP_STAGE_JOB", "run-17")
+    assert rankup.data.open(root).staged == in_job.root
+    here = stage(root, reserve=0)
+    equal(root, here.root)
+    assert len({by_hand.root, in_job.root, in_run.root, here.root}) == 4
+    assert [one["job"] for one in listed()] == [
+        "by hand",
+        "job 11 of Slurm",
+        "job 11 of Slurm",
+        "run of process 17",
+    ]
+    assert len(release()) == 1
+    monkeypatch.setenv("RANKUP_STAGE_JOB", "job-11.run-5")
     assert f"{root}: its copy of" in said(release())
     assert rankup.data.open(root).staged == in_job.root
-    assert clean(lambda job: True) == []
     # A variable that came along from another job is none of this one's.
     monkeypatch.setenv("RANKUP_STAGE_JOB", "job-12.7")
     assert len(release()) == 1  # what was staged by hand in job 11
@@ -71,39 +83,34 @@ def test_each_job_has_its_own_copy_and_takes_no_others(
     assert left(home) == []
 
 
-def test_a_later_attempt_removes_what_a_killed_one_has_left(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after a node failed: psslurm gives both attempts the same variables."""
+def test_what_a_killed_process_has_begun_is_replaced_at_once(tmp_path: Path, home: Path) -> None:
     root = packed(tmp_path / "p")
-    monkeypatch.setenv("SLURM_JOB_ID", "11")
-    monkeypatch.setenv("RANKUP_STAGE_JOB", "job-11.1700000000")
     with half(root) as process:
+        assert [one["state"] for one in listed()] == ["not ready"]
+        assert rankup.data.open(root).staged is None
         kill(process)
-    monkeypatch.setenv("RANKUP_STAGE_JOB", "job-11.1700000900")
-    assert rankup.data.open(root).staged is None
-    lines: list[str] = []
-    done = stage(root, reserve=0, alive=lambda job: True, say=lines.append)
-    assert "which was not ready: its copy of" in said(lines)
-    assert os.listdir(place.folder_of(home) / "job-11.1700000900")
+    done = stage(root, reserve=0)
+    assert not done.shared
     equal(root, done.root)
     release()
     assert left(home) == []
 
 
-def test_what_a_killed_process_has_begun_is_replaced_at_once(tmp_path: Path, home: Path) -> None:
+def test_what_a_killed_job_has_begun_goes_with_its_folder(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = packed(tmp_path / "p")
-    with starter() as owner:
-        with half(root, owner.pid) as process:
-            assert [one["state"] for one in listed()] == ["not ready"]
-            assert rankup.data.open(root).staged is None
-            assert clean() == []  # somebody is at it
-            kill(process)
-        done = stage(root, reserve=0, job=place.of_process(owner.pid))
-        assert not done.shared
-        equal(root, done.root)
-        assert clean() == []
-    assert f"left by process {owner.pid}" in said(clean())
+    monkeypatch.setenv("SLURM_JOB_ID", "11")
+    monkeypatch.setenv("RANKUP_STAGE_JOB", "job-11.1700000000")
+    with half(root) as process:
+        kill(process)
+    folder = place.folder_of(home) / "job-11.1700000000"
+    (entry,) = folder.iterdir()
+    # Killed while it was removing a copy.
+    entry.rename(folder / ".gone-0123456789abcdef")
+    (folder / "sent").mkdir()
+    (folder / "sent" / "0-p").write_bytes(b"what sbcast has brought")
+    assert "which was not ready: its copy of" in said(release())
     assert left(home) == []
 
 
@@ -121,7 +128,6 @@ def test_a_kill_at_ten_moments_leaves_no_copy_or_a_whole_one(
     found, killed = [], 0
     for number in range(1, 11):
         release()
-        clean()
         assert left(home) == []
         counts.unlink()
         pid = _killed_at(root, home, number * events // 11, counts)
@@ -206,16 +212,6 @@ def test_what_does_not_fit_is_refused_with_all_numbers(tiny: Path, tmp_path: Pat
     assert "available memory of the node" in text
     assert os.uname().nodename in text
     assert left(tiny) == []
-    # Leftovers of the dead make room for others, and that is said.
-    fits, small = (packed(tmp_path / name, 400, most=20_000) for name in ("fits", "small"))
-    with starter() as owner:
-        stage(fits, reserve=0, job=place.of_process(owner.pid))
-        with pytest.raises(UserError, match="has room for"):
-            stage(small, reserve=0)
-    lines: list[str] = []
-    stage(small, reserve=0, say=lines.append)
-    assert f"{fits}: its copy of" in said(lines)
-    assert [row["source"] for row in listed()] == [str(small)]
 
 
 def test_another_place(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +12,8 @@ import psutil
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data.stage import mount, place
-from rankup.data.stage.staging import clean, release, stage
+from rankup.data.stage import mount
+from rankup.data.stage.staging import release, stage
 from rankup.site import mounts
 from tests.conftest import RunRankup
 from tests.slurm.fixtures import require
@@ -184,27 +182,7 @@ def test_each_job_has_its_own_and_loses_no_other(home: Path, image: Path) -> Non
     assert first != second
     assert release("job-17.0") == [f"{first} is unmounted"]
     assert _seen(second) == "what it holds"
-    assert clean(lambda job: None) == [], "whether it lives is not known"
-    assert clean(lambda job: True) == []
-    line = f"{second} is unmounted, left by job 18 of Slurm"
-    assert clean(lambda job: False) == [line]
-
-
-def test_what_a_killed_process_has_left_is_cleaned(home: Path, image: Path) -> None:
-    code = "import os, sys, time; from rankup.data.stage import mount, place; "
-    code += "mount.mount(sys.argv[1], job=place.of_process(os.getpid())); "
-    code += "print(flush=True); time.sleep(1000)"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(image)], stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert clean() == [], "it lives"
-        process.send_signal(signal.SIGKILL)
-    [point] = _below(home)
-    assert clean() == [f"{point} is unmounted, left by process {process.pid}"]
-    assert _below(home) == []
-    assert place.jobs(home / f"rankup-{os.getuid()}") == []
+    assert release("job-18.0") == [f"{second} is unmounted"]
 
 
 def test_the_staged_copy_is_what_is_mounted(home: Path, image: Path, tmp_path: Path) -> None:

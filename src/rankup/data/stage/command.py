@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from ...base.processes import ended_as_an_exception
 from ...base.text import say
 from ..inspect.printing import safe
 from ..tokenize.folder import is_one as is_tokens
-from . import copying, mount, place, staging
-from .place import Alive, Copy
+from . import mount, place, staging
+from .place import Copy
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,14 @@ class Request:
     to: str | None = None
     reserve: str | None = None
     release: bool = False
-    clean: bool = False
     listing: bool = False
     mount: bool = False
-    broadcast: bool = False
+    sent: bool = False
     as_json: bool = False
 
 
-def stage(request: Request, alive: Alive) -> int:
+def stage(request: Request) -> int:
     """Do what was asked for, and give the exit code: 1 where a copy could not be made now.
-
-    Args:
-        alive: tells whether a job of Slurm lives.
 
     Raises:
         UserError: the words do not make sense, or a copy cannot be made as asked.
@@ -54,17 +49,14 @@ def stage(request: Request, alive: Alive) -> int:
         if request.release:
             done = staging.release(job, paths or None, to=to)
             return _show(done, request, f"{place.shown(job)} has nothing staged here")
-        if request.clean:
-            done = staging.clean(alive, to=to)
-            return _show(done, request, "nothing was left behind here")
         if request.listing:
-            return _list(request, alive, to)
+            return _list(request, to)
         if request.mount:
             for path in paths:
                 print(mount.mount(path, to=to))
             return 0
         with ended_as_an_exception():
-            return _stage(request, paths, to, alive)
+            return _stage(request, paths, to)
     except RunFailed as error:
         say(str(error))
         return EXIT_FAILED
@@ -73,43 +65,32 @@ def stage(request: Request, alive: Alive) -> int:
 def _sensible(request: Request) -> None:
     verbs = {
         "--release": request.release,
-        "--clean": request.clean,
         "--list": request.listing,
         "--mount": request.mount,
-        "--broadcast": request.broadcast,
     }
     said = [name for name, given in verbs.items() if given]
     if len(said) > 1:
         raise UserError(f"{' and '.join(said)} are different things: give one of them")
-    if not request.files and not (request.release or request.clean or request.listing):
-        raise UserError("name the FILE to be staged; or --list, --release or --clean")
-    if request.files and (request.clean or request.listing):
-        raise UserError(
-            f"{said[0]} is about all copies on this node: leave away {request.files[0]}"
-        )
+    if not request.files and not (request.release or request.listing):
+        raise UserError("name the FILE to be staged; or --list or --release")
+    if request.files and request.listing:
+        raise UserError(f"--list is about all copies on this node: leave away {request.files[0]}")
 
 
-def _stage(request: Request, paths: Sequence[Path], to: Path | None, alive: Alive) -> int:
+def _stage(request: Request, paths: Sequence[Path], to: Path | None) -> int:
     reserve = None if request.reserve is None else bytes_of(request.reserve, "--reserve")
     # In a job's script `rankup run` has put it, whose options people then have to change.
     prefix = "--stage-" if os.environ.get("RANKUP_RUN_DIR") else "--"
     done = []
-    for name, path in zip(request.files, paths, strict=True):
-        together = (
-            staging.together(path, os.environ, say)
-            if request.broadcast
-            else nullcontext(copying.fill)
+    for number, (name, path) in enumerate(zip(request.files, paths, strict=True)):
+        copy = staging.stage(
+            path,
+            to=to,
+            reserve=reserve,
+            sent=number if request.sent else None,
+            prefix=prefix,
+            quiet=request.as_json,
         )
-        with together as fill:
-            copy = staging.stage(
-                path,
-                to=to,
-                reserve=reserve,
-                alive=alive,
-                fill=fill,
-                prefix=prefix,
-                quiet=request.as_json,
-            )
         done.append(copy)
         if not request.as_json:
             _print(_words(copy, name))
@@ -154,8 +135,8 @@ def _show(done: Sequence[str], request: Request, nothing: str) -> int:
     return 0
 
 
-def _list(request: Request, alive: Alive, to: Path | None) -> int:
-    copies = staging.listed(alive, to=to)
+def _list(request: Request, to: Path | None) -> int:
+    copies = staging.listed(to=to)
     points = [point for root in place.roots(os.environ, to) for point in mount.below(root)]
     if request.as_json:
         print(json.dumps({"copies": copies, "mounts": list(map(str, points))}, indent=2))
@@ -167,8 +148,7 @@ def _list(request: Request, alive: Alive, to: Path | None) -> int:
 
 
 def _row(copy: Mapping[str, Any]) -> str:
-    whose = f"left by {copy['job']}" if copy["over"] else f"of {copy['job']}"
-    return f"{copy['source']}: {copy['state']}, {size(copy['size'])}, {whose}: {copy['path']}"
+    return f"{copy['source']}: {copy['state']}, {size(copy['size'])}, {copy['job']}: {copy['path']}"
 
 
 def _print(line: str) -> None:

@@ -24,7 +24,6 @@ import xxhash
 from ...base import files, holder
 from ...base import text as texts
 from ...base.errors import UserError
-from ...base.holder import Holder
 from .. import indexes, spans, stamp
 from ..errors import BadContainer
 from ..index import Index, Strings
@@ -32,25 +31,17 @@ from ..stamp import Look
 
 VARIABLE = "RANKUP_STAGE_DIR"
 JOB = "RANKUP_STAGE_JOB"  # names the folder of a job's copies, where Slurm's variables do not
-MOUNTS = "mounts"
-# Tells whether a job of Slurm lives; None: that is not known.
-Alive = Callable[[str], bool | None]
-
+MOUNTS, SENT = "mounts", "sent"  # folders of a job beside its copies
 _MEMORY = Path("/dev/shm")  # noqa: S108 - its owner and mode are checked
 _NAME = 48  # characters of the source's name that people find in the folder's
-# An attempt is a number that grows; of several runs in one allocation none is over by another's.
-_OF_JOB = re.compile(r"job-([0-9]+)\.([0-9]+|run-[0-9]+)")
-_OF_PROCESS = re.compile(r"process-([0-9]+)-([0-9]+)-([0-9a-f]{8})-([0-9a-f]{8})")
+BY_HAND = "by-hand"  # the folder of what is staged outside of a job
+_OF_JOB = re.compile(r"job-([0-9]+)\.(?:run-)?[0-9]+")
+_OF_RUN = re.compile(r"run-([0-9]+)")
 MARKER = "ready.json"
 INDEX = "index.npz"
 DATA, PART = "data", "part"
 _VERSION = 2
 _say = functools.cache(texts.say)  # once
-
-
-def unknown(job: str) -> bool | None:
-    """Say of each job that nothing is known."""
-    return None
 
 
 def bases(environment: Mapping[str, str]) -> list[Path]:
@@ -163,78 +154,50 @@ def keyed(source: str | os.PathLike[str]) -> str:
 
 
 def current(environment: Mapping[str, str]) -> str:
-    """Return the name of the folder of this job's copies.
-
-    Outside of a job of Slurm a copy is of the shell or the script in which it was asked for: the
-    leader of the session, since a parent may be a mere wrapper (`timeout`, `uv run`).
-    """
-    job = _job(environment)
-    named = environment.get(JOB, "")
+    """Return the name of the folder of this job's copies, or of a run on this machine."""
+    job, named = _job(environment), environment.get(JOB, "")
+    if _OF_RUN.fullmatch(named):
+        return named
     # The environment of another job comes along where `sbatch` was called in that.
-    if _OF_PROCESS.fullmatch(named) and not over(named, environment):
+    if (match := _OF_JOB.fullmatch(named)) and match[1] == job:
         return named
-    if job and _OF_JOB.fullmatch(named) and named.startswith(f"job-{job}."):
-        return named
-    if job:
-        return _by_hand(job, environment)
-    leader = os.getsid(0)
-    return of_process(leader if leader not in (0, os.getpid()) else os.getppid())
+    return _by_hand(job, environment)
 
 
-def of_process(pid: int) -> str:
-    """Return the name of the folder of copies that end with a process."""
-    return f"process-{pid}-{holder.process(pid).start}-{'-'.join(_machine())}"
+def of_run() -> str:
+    """Return the name of the folder of copies of a run on this machine, by this process."""
+    return f"run-{os.getpid()}"
 
 
-def readable(root: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield the names of the folders in which a process looks for copies.
+def readable(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the folders in which a process looks for copies.
 
-    In a job these are the job's own, outside of one those of every shell of this user.
+    These are the job's or the run's own, and what was staged by hand.
     """
-    mine = current(environment)
-    yield mine
-    job = _job(environment)
-    if job:
-        yield _by_hand(job, environment)
-    else:
-        yield from (name for name in jobs(root) if _OF_PROCESS.fullmatch(name) and name != mine)
+    return [*dict.fromkeys([current(environment), _by_hand(_job(environment), environment)])]
 
 
 def jobs(root: Path) -> list[str]:
     """Return the names of the folders of jobs, sorted."""
     names = (path.name for path in root.glob("*"))
-    return sorted(name for name in names if _OF_JOB.fullmatch(name) or _OF_PROCESS.fullmatch(name))
+    return sorted(
+        name
+        for name in names
+        if name == BY_HAND or _OF_JOB.fullmatch(name) or _OF_RUN.fullmatch(name)
+    )
 
 
 def keys(folder: Path) -> list[Path]:
     """Return the folders of the copies of a job, sorted."""
-    return sorted(path for path in folder.glob("*") if path.name != MOUNTS)
-
-
-def over(name: str, environment: Mapping[str, str], alive: Alive = unknown) -> bool:
-    """Return True where the job, the attempt or the process of a folder is known to be over."""
-    job = _OF_JOB.fullmatch(name)
-    if job is not None:
-        if job[1] != _job(environment):
-            return alive(job[1]) is False
-        now = _OF_JOB.fullmatch(current(environment))
-        attempts = [job[2], now[2] if now is not None else ""]
-        return all(one.isdigit() for one in attempts) and int(attempts[0]) < int(attempts[1])
-    process = _OF_PROCESS.fullmatch(name)
-    assert process is not None
-    boot, namespace = _machine()
-    if process[3] != boot:
-        return True  # the machine has started anew since
-    who = Holder("", "", "", int(process[1]), int(process[2]), "")
-    return process[4] == namespace and holder.ended(who)
+    return sorted(path for path in folder.glob("*") if path.name not in (MOUNTS, SENT))
 
 
 def shown(name: str) -> str:
-    """Return the job or the process of a folder in words."""
-    job, process = _OF_JOB.fullmatch(name), _OF_PROCESS.fullmatch(name)
+    """Return the owner of a folder in words."""
+    job, run = _OF_JOB.fullmatch(name), _OF_RUN.fullmatch(name)
     if job is not None:
         return f"job {job[1]} of Slurm"
-    return f"process {process[1]}" if process is not None else name
+    return f"run of process {run[1]}" if run is not None else "by hand"
 
 
 def used(folder: Path) -> int:
@@ -248,28 +211,22 @@ def used(folder: Path) -> int:
     return taken
 
 
-def remove(folder: Path, root: Path) -> int:
-    """Remove a folder below `root`, at once for who looks for a copy; return the bytes it took.
+def remove(entry: Path) -> int:
+    """Remove a copy, at once for who looks for it; return the bytes it took.
 
     Raises:
         OSError: it cannot be removed.
     """
-    gone = root / f".gone-{secrets.token_hex(8)}"
+    gone = entry.with_name(f".gone-{secrets.token_hex(8)}")  # which goes with the folder of the job
     try:
-        folder.rename(gone)
+        entry.rename(gone)
     except FileNotFoundError:
         return 0
     taken = used(gone)
-    shutil.rmtree(gone, ignore_errors=True)  # `sweep` may be at it, too
+    shutil.rmtree(gone, ignore_errors=True)  # another process may be at it, too
     if gone.exists():
         shutil.rmtree(gone)
     return taken
-
-
-def sweep(root: Path) -> None:
-    """Remove what a process that was killed was removing."""
-    for path in root.glob(".gone-*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _job(environment: Mapping[str, str]) -> str:
@@ -279,14 +236,10 @@ def _job(environment: Mapping[str, str]) -> str:
 
 
 def _by_hand(job: str, environment: Mapping[str, str]) -> str:
+    if not job:
+        return BY_HAND
     attempt = environment.get("SLURM_RESTART_COUNT", "")
     return f"job-{job}.{attempt if attempt.isascii() and attempt.isdigit() else 0}"
-
-
-def _machine() -> tuple[str, str]:
-    """Return what tells a start of the machine, and a namespace of processes, from others."""
-    boot, _, namespace = holder.host().partition("/")
-    return xxhash.xxh32_hexdigest(boot.encode()), xxhash.xxh32_hexdigest(namespace.encode())
 
 
 @dataclass(frozen=True)
@@ -388,7 +341,7 @@ def copy_of(path: str | os.PathLike[str], environment: Mapping[str, str]) -> Cop
     """
     key = keyed(path)
     for root in roots(environment):
-        for job in readable(root, environment):
+        for job in readable(environment):
             copy = read(root / job / key)
             if copy is None or str(copy.source) != os.path.realpath(path):
                 continue

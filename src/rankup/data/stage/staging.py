@@ -1,21 +1,18 @@
 """A copy is made once on a node: begun, filled, compared, published; and goes with its job.
 
-For all nodes of a step a source can be read once: Slurm's `sbcast` hands it from node to node.
-Each node makes its folders, and says so by a file where all nodes see it. Then the first one sends
-the files of the source, and says by another file how that ended. Every node compares what has come
-with the hashes, as in any copy; where it was not sent, each reads the source itself. Of a node that
-fails `srun --kill-on-bad-exit` ends the others.
+Its bytes are read from the source, or are there: the job script has Slurm's `sbcast` bring them,
+which reads a source once for all nodes. They are compared with the hashes in either case.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +20,16 @@ from ...base import progress
 from ...base.amounts import size
 from ...base.errors import RunFailed, UserError
 from ...base.files import no_space
-from ...base.progress import Progress
 from ...base.text import say
 from .. import indexes, stamp
 from . import copying, memory, mount, place
 from .copying import Plan
 from .memory import Reserve, Room
-from .place import Alive, Copy
+from .place import Copy
 
 Say = Callable[[str], None]
 # Gets the bytes of all files of a copy, which are there and empty.
 Fill = Callable[[Plan, Path, progress.Progress], None]
-_POLL = 0.1
-_SENT, _NOT_SENT = "sent", "not-sent"
 
 
 def stage(
@@ -44,9 +38,9 @@ def stage(
     to: str | os.PathLike[str] | None = None,
     reserve: int | None = None,
     job: str | None = None,
-    alive: Alive = place.unknown,
     say: Say = say,
     fill: Fill = copying.fill,
+    sent: int | None = None,
     quiet: bool = False,
     prefix: str = "--",
 ) -> Copy:
@@ -57,8 +51,7 @@ def stage(
 
     May be called by many processes of a job at once: the first one copies, the others wait and
     share. A copy counts once its marker is there, and that is written when every sample in it has
-    been compared with its hash. It stays until `release`. What jobs that are over have left is
-    removed first.
+    been compared with its hash. It stays until `release`.
 
     The bytes of data without hashes are believed, as whoever reads the source believes them; its
     files' sizes and times are compared before and after.
@@ -70,10 +63,11 @@ def stage(
             into and that is on this node.
         reserve: bytes of memory that are kept for the processes of the job; by default what
             `memory.reserve` says.
-        job: a name of `place`, whose copy it is; by default of the job of Slurm, else of the shell.
-        alive: tells whether a job of Slurm lives.
+        job: a name of `place`, whose copy it is; by default of the job of Slurm, else of
+            what is staged by hand.
         say: gets lines for people.
         fill: gets the bytes of a copy.
+        sent: the number that `sbcast` has brought its files under, where it was asked to.
         quiet: no progress is shown.
         prefix: what options begin with where this was asked for, for what is said to people.
 
@@ -96,10 +90,11 @@ def stage(
             copy = _there(root, job, source, say)
             if copy is not None:
                 return copy
-            for line in clean(alive, to=base):
-                say(line)
             plan = copying.planned(source)
-            base = _base(bases, plan, kept, prefix)
+            came = [] if sent is None else copying.received(plan, root / job / place.SENT, sent)
+            base = _base(bases, plan, kept, prefix, plan.size if came else 0)
+            if came and base == bases[0]:
+                fill = partial(copying.move, came)
             entry = place.ours(base) / job / place.keyed(source)
             return _made(entry, plan, fill, quiet)
     except OSError as error:
@@ -120,8 +115,8 @@ def release(
     """Remove the copies of a job, and unmount what it has mounted.
 
     Args:
-        job: by default the job of Slurm and the run in it, else the shell: of another run of the
-            job, or what was staged by hand in it, nothing is touched.
+        job: by default the job of Slurm and the run in it, else what is staged by hand: of another
+            run of the job, or what was staged by hand in it, nothing is touched.
         paths: of sources; None: all that the job has staged, and what it has mounted.
         to: a place that was given for copies, beside the usual ones.
 
@@ -135,50 +130,26 @@ def release(
     done = []
     for root in place.roots(os.environ, to):
         if paths is None:
-            done += _removed(root, root / job, "")
+            done += _removed(root / job)
             continue
         for path in paths:
             entry = root / job / place.keyed(path)
             if entry.exists():
-                done.append(f"{path}: its copy of {size(place.remove(entry, root))} is removed")
+                done.append(f"{path}: its copy of {size(place.remove(entry))} is removed")
     return done
 
 
-def clean(alive: Alive = place.unknown, *, to: Path | None = None) -> list[str]:
-    """Remove the copies of jobs and processes that are over, and unmount what they have mounted.
-
-    Args:
-        alive: tells whether a job of Slurm lives.
-        to: a place that was once given for copies, and is looked through too.
-
-    Returns:
-        What was done, line by line.
-
-    Raises:
-        OSError: a copy could not be removed.
-    """
-    done = []
-    for root in place.roots(os.environ, to):
-        place.sweep(root)
-        for job in place.jobs(root):
-            if place.over(job, os.environ, alive):
-                done += _removed(root, root / job, f", left by {place.shown(job)}")
-    return done
-
-
-def listed(alive: Alive = place.unknown, *, to: Path | None = None) -> list[dict[str, Any]]:
+def listed(*, to: Path | None = None) -> list[dict[str, Any]]:
     """Return all copies of this user on this node, by the names of their JSON form.
 
-    These are source, path, state, size, job, and whether that is over.
+    These are source, path, state, size and job.
     """
-    found = []
-    for root in place.roots(os.environ, to):
-        for job in place.jobs(root):
-            over = place.over(job, os.environ, alive)
-            for entry in place.keys(root / job):
-                about = _described(entry)
-                found.append({**about, "job": place.shown(job), "over": over})
-    return found
+    return [
+        {**_described(entry), "job": place.shown(job)}
+        for root in place.roots(os.environ, to)
+        for job in place.jobs(root)
+        for entry in place.keys(root / job)
+    ]
 
 
 def _there(root: Path, job: str, source: Path, say: Say) -> Copy | None:
@@ -194,12 +165,15 @@ def _there(root: Path, job: str, source: Path, say: Say) -> Copy | None:
             continue
         if why:
             say(f"{why} since {source} was staged: it is copied anew")
-        place.remove(entry, one)
+        place.remove(entry)
     return None
 
 
-def _base(bases: Sequence[Path], plan: Plan, reserve: Reserve, prefix: str) -> Path:
+def _base(bases: Sequence[Path], plan: Plan, reserve: Reserve, prefix: str, there: int) -> Path:
     """Return the first place that a copy fits into.
+
+    Args:
+        there: bytes of it that lie in the first place already.
 
     Raises:
         UserError: there is none; with all numbers.
@@ -213,7 +187,7 @@ def _base(bases: Sequence[Path], plan: Plan, reserve: Reserve, prefix: str) -> P
                 raise
             continue
         rooms.append(memory.room(base, os.environ, reserve))
-        if rooms[-1].fits >= plan.needed:
+        if rooms[-1].fits >= plan.needed - (there if base == bases[0] else 0):
             return base
     raise UserError(refusal(plan, rooms, prefix))
 
@@ -255,7 +229,7 @@ def _made(entry: Path, plan: Plan, fill: Fill, quiet: bool) -> Copy:
         copy = Copy(entry, plan.source, plan.size, plan.seen, plan.checked)
         place.write(copy)
     except BaseException:
-        place.remove(entry, entry.parents[1])
+        place.remove(entry)
         raise
     finally:
         with suppress(OSError):  # nothing else of this job is there
@@ -263,16 +237,15 @@ def _made(entry: Path, plan: Plan, fill: Fill, quiet: bool) -> Copy:
     return replace(copy, seconds=time.monotonic() - start)
 
 
-def _removed(root: Path, folder: Path, whose: str) -> list[str]:
+def _removed(folder: Path) -> list[str]:
     """Remove a job's folder with all that is in it or mounted there; lines about it."""
-    done = [f"{line}{whose}" for line in mount.unmount_all(folder)]
+    done = mount.unmount_all(folder)
     for entry in place.keys(folder):
         copy = place.read(entry)
         what = str(copy.source) if copy is not None else f"{entry.name}, which was not ready"
-        taken = size(place.remove(entry, root))
-        done.append(f"{what}: its copy of {taken} is removed{whose}")
+        done.append(f"{what}: its copy of {size(place.remove(entry))} is removed")
     if not mount.below(folder):
-        place.remove(folder, root)
+        shutil.rmtree(folder, ignore_errors=True)  # of nothing but what sbcast has brought
     return done
 
 
@@ -291,105 +264,3 @@ def _described(entry: Path) -> dict[str, Any]:
         "state": state,
         "size": copy.size,
     }
-
-
-@contextmanager
-def together(
-    source: str | os.PathLike[str], environment: Mapping[str, str], say: Say
-) -> Iterator[Fill]:
-    """Yield what fills this node's copy of a source: `stage(fill=...)`.
-
-    Where this node is alone, it reads the source itself, and that is said.
-
-    Args:
-        environment: of a step of Slurm that has one task on each node.
-
-    Raises:
-        UserError: there are several tasks on a node, or no folder to meet in.
-    """
-    try:
-        me, nodes = int(environment["SLURM_NODEID"]), int(environment["SLURM_STEP_NUM_NODES"])
-        tasks = int(environment["SLURM_STEP_NUM_TASKS"])
-        step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
-    except (KeyError, ValueError):
-        nodes = 1
-    if nodes < 2:
-        say("--broadcast: there are no other nodes here, so this one reads the file itself")
-        yield copying.fill
-        return
-    if tasks != nodes:
-        raise UserError(
-            f"--broadcast: this step has {tasks} tasks on {nodes} nodes, and one on each is what "
-            f"it takes: srun --ntasks-per-node=1 --kill-on-bad-exit=1 rankup stage --broadcast FILE"
-        )
-    folder = _meeting(environment, step, place.keyed(source))
-
-    def fill(plan: Plan, root: Path, watch: Progress) -> None:
-        (folder / f"begun-{me}").touch()
-        if me == 0:
-            _wait(*([folder / f"begun-{node}"] for node in range(nodes)))
-            sent = _sent(plan, root, step, say)
-            (folder / (_SENT if sent else _NOT_SENT)).touch()
-        _wait([folder / _SENT, folder / _NOT_SENT])
-        sizes = [path.stat().st_size for path in plan.files(root)]
-        # Where the nodes' folders have other names, nothing has come here.
-        if not (folder / _SENT).exists() or sizes != plan.index.sizes.tolist():
-            copying.begin(plan, root)
-            copying.fill(plan, root, watch)
-
-    try:
-        yield fill
-    finally:
-        # Nobody waits for a node that has had its copy already, or has failed.
-        with suppress(OSError):
-            (folder / f"begun-{me}").touch()
-            if me == 0 and not (folder / _SENT).exists():
-                (folder / _NOT_SENT).touch()
-            (folder / f"left-{me}").touch()
-        if all((folder / f"left-{node}").exists() for node in range(nodes)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _meeting(environment: Mapping[str, str], step: str, key: str) -> Path:
-    """Make the folder in which the nodes of a step meet: in the run directory, or in this one.
-
-    Raises:
-        UserError: it cannot be made, or is not ours alone.
-    """
-    base = Path(environment.get("RANKUP_RUN_DIR") or Path.cwd())
-    # A job that was put back into the queue has the same numbers in its next attempt.
-    attempt = environment.get("SLURM_JOB_START_TIME", "0")
-    folder = base / f".rankup-{place.current(environment)}-{step}-{attempt}-{key}"
-    try:
-        with suppress(FileExistsError):
-            folder.mkdir(0o700)
-        why = place.trusted(folder)
-    except OSError as error:
-        why = f"it cannot be made ({error.strerror})"
-    if why:
-        raise UserError(
-            f"--broadcast: the nodes meet in {folder}, which is not a folder of yours alone: "
-            f"{why}; start it in a folder of yours that all nodes see"
-        )
-    return folder
-
-
-def _sent(plan: Plan, root: Path, step: str, say: Say) -> bool:
-    """Send the files of a source to all nodes of the step."""
-    for file, to in zip(plan.files(plan.source), plan.files(root), strict=True):
-        words = ["sbcast", "--force", f"--jobid={step}", str(file), str(to)]
-        try:
-            subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            why = str(error) if isinstance(error, OSError) else error.stderr.partition("\n")[0]
-            say(f"sbcast cannot send {file} ({why}): each node reads it itself")
-            return False
-    return True
-
-
-def _wait(*any_of: list[Path]) -> None:
-    """Wait until of each list one file is there."""
-    while not all(any(path.exists() for path in paths) for paths in any_of):
-        time.sleep(_POLL)

@@ -208,7 +208,10 @@ class Shards:
     def __getitem__(self, places: slice | npt.ArrayLike) -> npt.NDArray[Any]:
         """Return the tokens at any places, of the same shape; negative ones are not understood."""
         if isinstance(places, slice):
-            places = np.arange(*places.indices(len(self)))
+            start, stop, step = places.indices(len(self))
+            if step == 1:
+                return self._run(self._start + start, self._start + max(start, stop))
+            places = np.arange(start, stop, step)
         at = np.asarray(places, np.int64)
         if at.size and not 0 <= int(at.min()) <= int(at.max()) < len(self):
             raise IndexError(f"a place is outside of {len(self)} tokens")
@@ -219,6 +222,17 @@ class Shards:
             here = number == one
             first = self._ends[one] - self._folder.shards[one].tokens
             found[here] = self._shard(one)[at[here] - first]
+        return found
+
+    def _run(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return the tokens [start, stop) of the folder."""
+        found = np.empty(stop - start, self.dtype)
+        number, place = int(np.searchsorted(self._ends, start, side="right")), start
+        while place < stop:
+            first = int(self._ends[number]) - self._folder.shards[number].tokens
+            part = self._shard(number)[place - first : stop - first]
+            found[place - start : place - start + len(part)] = part
+            number, place = number + 1, place + len(part)
         return found
 
     def _shard(self, number: int) -> npt.NDArray[Any]:

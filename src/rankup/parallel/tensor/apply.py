@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -24,7 +25,6 @@ from ...base.errors import UserError
 from .words import Plan, Word, named, uncovered
 
 SEQUENCE = Shard(1)
-_SEEDS = 2**62
 
 
 def apply(model: nn.Module, plan: Plan, tp_mesh: DeviceMesh) -> None:
@@ -129,8 +129,8 @@ def plain(loss: torch.Tensor) -> torch.Tensor:
 
 def style_of(word: Word, module: nn.Module) -> ParallelStyle:
     """The style that a word means for this module."""
-    if isinstance(module, nn.Dropout) and word.name in ("sequence", "dropout"):
-        return OwnDraws()
+    if isinstance(module, nn.Dropout) and word.name == "sequence":
+        return PartOfDraws(SEQUENCE.dim)
     return _STYLES[word.name]()
 
 
@@ -246,56 +246,38 @@ class Held(ParallelStyle):
         return module
 
 
-class OwnDraws(ParallelStyle):
-    """A module whose draws differ over the ranks, and leave the ranks' random states equal.
+class PartOfDraws(ParallelStyle):
+    """A dropout of which a rank has a part: it draws the mask of the whole, and uses its own part.
 
-    The ranks of a tensor-parallel group start a micro-batch from the same random state, so that
-    they drop the same values of what all of them have. Where a rank has a part, the same draws
-    would drop the same places of every part; here the common state gives a seed, and the rank's
-    number goes into it.
+    The ranks of a tensor-parallel group start a micro-batch from the same random state. So they
+    leave it in the same one, drop what a single rank would, and no generator is touched, which
+    could not be compiled.
+
+    Args:
+        dim: along which a rank has a part.
     """
 
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        rank = device_mesh.get_local_rank()
+        assert isinstance(module, nn.Dropout)
         inner = module.forward
+        rank, size, dim = device_mesh.get_local_rank(), device_mesh.size(), self.dim
 
         @functools.wraps(inner)
-        def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not module.training or getattr(module, "p", 1.0) == 0.0:
-                return inner(x, *args, **kwargs)
-            before = _begin(x.device, rank)
-            try:
-                return inner(x, *args, **kwargs)
-            finally:
-                _end(*before)
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            if not module.training or not 0.0 < module.p < 1.0:
+                return inner(x)
+            shape, mine = list(x.shape), x.shape[dim]
+            shape[dim] = size * mine
+            drawn = F.dropout(torch.ones(shape, dtype=x.dtype, device=x.device), module.p)
+            # One byte a number is kept for the backward, and not the whole that it was cut from.
+            kept = drawn.narrow(dim, rank * mine, mine) != 0
+            return torch.where(kept, x, 0.0) * (1.0 / (1.0 - module.p))
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward  # type: ignore[assignment, method-assign]
         return module
-
-
-def _enter(device: torch.device, rank: int) -> tuple[torch.device, torch.Tensor]:
-    seed = int(torch.randint(_SEEDS, (), dtype=torch.int64)) ^ rank
-    generator = _generator(device)
-    state = generator.get_state()
-    generator.manual_seed(seed)
-    return device, state
-
-
-def _leave(device: torch.device, state: torch.Tensor) -> None:
-    _generator(device).set_state(state)
-
-
-# Generators cannot be traced: a compiled block that drops something runs in pieces.
-_begin = torch.compiler.disable(_enter)
-_end = torch.compiler.disable(_leave)
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    if device.type == "cpu":
-        return torch.default_generator
-    return torch.cuda.default_generators[
-        torch.cuda.current_device() if device.index is None else device.index
-    ]
 
 
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {
@@ -316,5 +298,5 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     ),
     "replicate": lambda: Held(partial=False),
     "replicate-partial": lambda: Held(partial=True),
-    "dropout": OwnDraws,
+    "dropout": lambda: PartOfDraws(dim=-1),
 }

@@ -8,6 +8,7 @@ and `chain` say how it may be cut.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from ...parallel.context import WholeSequence
 from ..llama import LlamaShape, RopeScaling
-from .transformer import Embedding, Linear, document_mask
+from .transformer import Embedding, Linear, document_limits
 
 _STD = 0.02
 
@@ -40,28 +41,16 @@ def _llama3(frequency: float, scaling: RopeScaling) -> float:
     return kept * frequency + (1 - kept) * frequency / scaling.factor
 
 
-def rotate(x: torch.Tensor, rates: list[float], positions: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turn the pairs (i, i + half) of each head by its position.
 
     Args:
-        x: of shape (batch, heads, length, size of a head).
-        rates: radians per position of each pair.
-        positions: of the tokens, of shape (length,).
+        x: of shape (batch, length, heads, size of a head).
+        cos, sin: of the angles, of shape (length, half the size of a head).
     """
-    angles = positions[:, None].float() * torch.tensor(rates, device=x.device, dtype=torch.float32)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-class Norm(nn.RMSNorm):
-    """RMSNorm, computed in float32 as Llama's."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + (self.eps or 0.0))
-        assert self.weight is not None
-        return self.weight * wide.to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -70,7 +59,6 @@ class Attention(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.head_size = shape.dim // shape.heads
-        self.rates = frequencies(shape)
         self.sequence = WholeSequence()
         queries, keys = shape.heads * self.head_size, shape.kv_heads * self.head_size
         self.query = Linear(shape.dim, queries, _STD)
@@ -78,17 +66,25 @@ class Attention(nn.Module):
         self.value = Linear(shape.dim, keys, _STD)
         self.output = Linear(queries, shape.dim, _STD / (2 * shape.layers) ** 0.5)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         batch, length, _ = x.shape
 
         def split(y: torch.Tensor) -> torch.Tensor:
             # By the size of a head, not by their number: a rank may hold a part of the heads.
-            return y.view(batch, length, -1, self.head_size).transpose(1, 2)
+            return y.view(batch, length, -1, self.head_size)
 
-        positions = self.sequence.positions(length, x.device)
-        q = rotate(split(self.query(x)), self.rates, positions)
-        k = rotate(split(self.key(x)), self.rates, positions)
-        y = self.sequence.attend(q, k, split(self.value(x)), mask)
+        q, k, v = split(self.query(x)), split(self.key(x)), split(self.value(x))
+        # Of a stage of a pipeline the tables are those of the longest sequence, in float32.
+        cos, sin = (table.narrow(0, 0, length).to(q.dtype) for table in (cos, sin))
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        y = self.sequence.attend(q, k, v, mask)
         result: torch.Tensor = self.output(y.transpose(1, 2).reshape(batch, length, -1))
         return result
 
@@ -112,13 +108,19 @@ class Block(nn.Module):
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
-        self.attention_norm = Norm(shape.dim, shape.eps)
+        self.attention_norm = nn.RMSNorm(shape.dim, shape.eps)
         self.attention = Attention(shape)
-        self.feed_forward_norm = Norm(shape.dim, shape.eps)
+        self.feed_forward_norm = nn.RMSNorm(shape.dim, shape.eps)
         self.feed_forward = FeedForward(shape)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), mask)
+    def forward(
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin, mask)
         result: torch.Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return result
 
@@ -126,39 +128,75 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Token numbers of shape (batch, length) -> logits of shape (batch, length, vocab_size).
 
+    It may be given the `boundaries` of documents too, which spare their mask on a GPU.
+
     Args:
         end: the token behind each document, where attention is of one document; None: of all that
             the model is given. Rotary positions only tell how far two tokens are apart.
+        longest: tokens of the longest sequence that it will be given; None: those of the shape.
+
+    Attributes:
+        cos, sin: of the angle by which each position turns each pair of numbers of a head.
     """
 
-    def __init__(self, shape: LlamaShape, end: int | None = None) -> None:
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __init__(
+        self, shape: LlamaShape, end: int | None = None, longest: int | None = None
+    ) -> None:
         super().__init__()
         self.shape, self.end = shape, end
         self.sequence = WholeSequence()
         self.tokens = Embedding(shape.vocab_size, shape.dim, std=_STD)
         self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
-        self.norm = Norm(shape.dim, shape.eps)
+        self.norm = nn.RMSNorm(shape.dim, shape.eps)
         self.head = Linear(shape.dim, shape.vocab_size, _STD)
         if shape.tied:
             self.head.weight = self.tokens.weight
+        # Not among what a checkpoint holds: shape and length say all of it.
+        size = (longest or shape.longest, shape.dim // shape.heads // 2)
+        self.register_buffer("cos", torch.empty(size, dtype=torch.float32), persistent=False)
+        self.register_buffer("sin", torch.empty(size, dtype=torch.float32), persistent=False)
+        self.compute_buffers()
+
+    @torch.no_grad()
+    def compute_buffers(self) -> None:
+        """Fill the tables of rotary positions, which have no values on meta."""
+        if not self.cos.is_meta:
+            # By the host, so that they are the same on every device.
+            rates = torch.tensor(frequencies(self.shape), dtype=torch.float32, device="cpu")
+            angles = torch.arange(len(self.cos), device="cpu")[:, None].float() * rates
+            self.cos.copy_(angles.cos())
+            self.sin.copy_(angles.sin())
 
     def finish(self, x: torch.Tensor) -> torch.Tensor:
         """The stream after the last block -> logits."""
         result: torch.Tensor = self.head(self.norm(x))
         return result
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        mask = None if self.end is None else document_mask(tokens, self.end, self.sequence)
+    def forward(self, tokens: torch.Tensor, boundaries: torch.Tensor | None = None) -> torch.Tensor:
         x = self.tokens(tokens)
+        length, size = tokens.shape[1], self.shape.dim // self.shape.heads
+        mask = document_limits(x, tokens, boundaries, self.end, self.sequence, size)
+        cos, sin = (self.sequence.rows(t, length).to(x.dtype) for t in (self.cos, self.sin))
         for block in self.blocks.values():
-            x = block(x, mask)
+            x = block(x, cos, sin, mask)
         return self.finish(x)
+
+    def _through(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """One step of a pipeline, which has each sequence whole."""
+        result: torch.Tensor = block(x, self.cos, self.sin)
+        return result
 
     def chain(self) -> list[tuple[Callable[..., torch.Tensor], list[str]]]:
         """The steps that `forward` is made of, each with the modules that it uses."""
         return [
             (self.tokens, ["tokens"]),
-            *((block, [f"blocks.{name}"]) for name, block in self.blocks.items()),
+            *(
+                (functools.partial(self._through, block), [f"blocks.{name}"])
+                for name, block in self.blocks.items()
+            ),
             (self.finish, ["norm", "head"]),
         ]
 

@@ -1,21 +1,29 @@
-"""The vector that copies of a model bring together, its cost, and what is owed of it."""
+"""Copies of a model that train by themselves and meet every few steps.
+
+local SGD: the copies become their mean (Stich 2018, arXiv 1805.09767).
+DiLoCo: an outer optimizer takes how far the copies went, on average, for a gradient (Douillard et
+al. 2023, arXiv 2311.08105).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ...runtime.compress.sums import Feedback, Spent
-from ...runtime.state import local, plain_name
+from ..runtime.state import local, plain_name
+
+_MOMENTUM = "momentum."
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cost:
     """Of one rank, or the mean over ranks.
 
@@ -33,10 +41,12 @@ class Cost:
     extra_memory: float = 0.0
     measured: bool = True
 
-    @staticmethod
-    def of(spent: Spent, extra_memory: float) -> Cost:
-        """Bytes and seconds that this rank has spent."""
-        return Cost(spent.bytes_sent, spent.waited, spent.coding, extra_memory)
+    @contextmanager
+    def at(self, what: Literal["waited", "extra_seconds"]) -> Iterator[None]:
+        """Add the seconds of a block."""
+        began = time.perf_counter()
+        yield
+        setattr(self, what, getattr(self, what) + time.perf_counter() - began)
 
     def __sub__(self, before: Cost) -> Cost:
         """The sums added since `before`; memory is what it is now."""
@@ -154,11 +164,6 @@ class Flat:
             found[name] = _laid_out_like(parameter, part.view_as(local(parameter)))
         return found
 
-    def joined(self, named: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The inverse of `named`, of shape `(trained,)`."""
-        parts = [local(named[name]).reshape(-1) for name, _ in self._parameters]
-        return torch.cat([part.to(self.device) for part in parts])
-
 
 def _laid_out_like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
     if not isinstance(parameter, DTensor):
@@ -173,83 +178,115 @@ def _laid_out_like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
     )
 
 
-class Debtor(Protocol):
-    """A sender's error feedback per parameter, by name: an `OfFlat`, a `CompressedExchange`."""
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Its tensors; nothing while nothing is owed."""
-
-    def blank(self) -> dict[str, torch.Tensor]:
-        """Zeros for all of it."""
-
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Owe this from now on."""
-
-
-class OfFlat:
-    """A `Debtor`: the feedback of messages over the trained parameters of `flat`.
+class Averaging:
+    """Gives all copies of a model the mean of what they hold.
 
     Args:
-        device: where the messages are made.
+        flat: this rank's part of its copy.
+        group: the ranks that hold the same part of the other copies; None for all ranks.
     """
 
-    def __init__(self, flat: Flat, feedback: Feedback, device: torch.device) -> None:
-        self._flat, self._feedback, self._device = flat, feedback, device
+    def __init__(self, flat: Flat, group: dist.ProcessGroup | None) -> None:
+        self._flat, self._group = flat, group
+        self._copies = dist.get_world_size(group)
+        self._spent = Cost()
+
+    @property
+    def cost(self) -> Cost:
+        """What this rank has spent so far."""
+        return replace(self._spent, extra_memory=self._held)
+
+    @property
+    def _held(self) -> int:
+        return 2 * 4 * self._flat.trained  # what is given and what comes back
+
+    def meet(self) -> None:
+        """Exchange; all ranks of the group hold the same afterwards."""
+        self._settle()  # or waiting for this rank's own steps would count as for others
+        self._exchange()
+        with self._spent.at("waited"):
+            self._spent.bytes_sent += self._flat.average_buffers(self._group)
+            self._settle()
+
+    def _exchange(self) -> None:
+        with self._spent.at("extra_seconds"):
+            values = self._flat.gather_trained().div_(self._copies)
+        self._sum(values)
+        with self._spent.at("extra_seconds"):
+            self._flat.scatter_trained(values)
+
+    def _sum(self, values: torch.Tensor) -> None:
+        """Make it the sum over the copies."""
+        with self._spent.at("waited"):
+            dist.all_reduce(values, group=self._group)
+        self._spent.bytes_sent += ring_bytes(values.nbytes, self._copies)
+
+    def _settle(self) -> None:
+        if self._flat.device.type == "cuda":
+            torch.cuda.synchronize(self._flat.device)
 
     def state(self) -> dict[str, torch.Tensor]:
-        residual = self._feedback.residual
-        return {} if residual is None else self._flat.named(residual)
+        """What a resumed run needs beside the model: names of its own, tensors not copied."""
+        return {}
 
-    def blank(self) -> dict[str, torch.Tensor]:
-        return self._flat.named(torch.zeros(self._flat.trained, device=self._device))
+    def wanted(self, saved: Collection[str]) -> dict[str, torch.Tensor]:
+        """Tensors to fill, for those of the `saved` names that this rank needs."""
+        return {}
 
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._feedback.residual = self._flat.joined(state).to(self._device)
+    def resume(self, loaded: Mapping[str, torch.Tensor]) -> None:
+        """Go on from tensors that `wanted` gave and that were filled; the model was before."""
 
 
-class Owed:
-    """The debts of one sender among several, in a checkpoint.
+class DiLoCo(Averaging):
+    """Takes what the copies went away from where they met last for the gradient of an outer SGD.
 
-    What all senders owe together is what matters: of those that are no more another one takes it
-    over.
+    With a step size of 1 and no momentum this is the mean. Buffers become their mean.
 
     Args:
-        measure: what it is a debt of; that of something else is not taken over.
-        sender, senders: which this is, and how many there are.
+        lr, momentum: of the outer optimizer, SGD with Nesterov momentum.
     """
 
     def __init__(
         self,
-        debtor: Debtor,
-        measure: Literal["gradient", "difference"],
-        sender: int,
-        senders: int,
+        flat: Flat,
+        group: dist.ProcessGroup | None,
+        lr: float,
+        momentum: float,
     ) -> None:
-        self._debtor, self._sender, self._senders = debtor, sender, senders
-        self._prefix = f"residual-{measure}."
+        super().__init__(flat, group)
+        self._start = flat.gather_trained()  # where the copies met last
+        self._optimizer = torch.optim.SGD(
+            [self._start], lr=lr, momentum=momentum, nesterov=momentum > 0
+        )
+        self._momentum = torch.zeros_like(self._start) if momentum else None
+        if momentum:
+            self._optimizer.state[self._start]["momentum_buffer"] = self._momentum
+
+    @property
+    def _held(self) -> int:
+        kept = (self._start, self._momentum)
+        return super()._held + sum(tensor.nbytes for tensor in kept if tensor is not None)
+
+    def _exchange(self) -> None:
+        with self._spent.at("extra_seconds"):
+            away = (self._start - self._flat.gather_trained()).div_(self._copies)
+        self._sum(away)
+        self._start.grad = away
+        with self._spent.at("extra_seconds"):
+            self._optimizer.step()
+            self._start.grad = None
+            self._flat.scatter_trained(self._start)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Tensors to save, by name."""
-        return self._named(self._sender, self._debtor.state())
+        return self._named_momentum()
 
     def wanted(self, saved: Collection[str]) -> dict[str, torch.Tensor]:
-        """Tensors to fill, of those that were saved."""
-        senders = {int(name.split(".")[1]) for name in saved if name.startswith(self._prefix)}
-        found: dict[str, torch.Tensor] = {}
-        for sender in sorted(senders):
-            if sender % self._senders == self._sender:
-                found |= self._named(sender, self._debtor.blank())
-        return {name: part for name, part in found.items() if name in saved}
+        return {name: part for name, part in self._named_momentum().items() if name in saved}
 
     def resume(self, loaded: Mapping[str, torch.Tensor]) -> None:
-        """Owe what was filled."""
-        parts = {name: part for name, part in loaded.items() if name.startswith(self._prefix)}
-        if not parts:
-            return
-        total = self._debtor.blank()
-        for name, part in parts.items():
-            total[name.split(".", 2)[2]].add_(part)
-        self._debtor.load(total)
+        self._start.copy_(self._flat.gather_trained())
 
-    def _named(self, sender: int, parts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {f"{self._prefix}{sender}.{name}": part for name, part in parts.items()}
+    def _named_momentum(self) -> dict[str, torch.Tensor]:
+        if self._momentum is None:
+            return {}
+        return {_MOMENTUM + name: part for name, part in self._flat.named(self._momentum).items()}

@@ -1,1 +1,0 @@
-"""Copies of a model that talk seldom, or without waiting: for slow links and uneven workers."""
