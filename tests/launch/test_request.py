@@ -41,7 +41,8 @@ def _runs(here: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "word", ["--nproc", "--nodes=2", "--dry-run", "--partition", "--lives", "--allow-idle-gpus"]
+    "word",
+    ["--nproc", "--nodes=2", "--dry-run", "--partition", "--max-attempts", "--allow-idle-gpus"],
 )
 def test_where_it_costs_a_job_an_own_option_behind_the_script_is_refused(
     here: Path, word: str

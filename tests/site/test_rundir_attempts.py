@@ -34,13 +34,6 @@ def test_records_are_those_of_the_run_in_order(tmp_path: Path) -> None:
     assert rundir.records(path) == [{"job": "7", "start": 1}, {"job": "7", "end": 2}]
 
 
-def test_records_of_an_earlier_version_come_first(tmp_path: Path) -> None:
-    path = _run(tmp_path, "a", "7")
-    (path / "log" / "lives.jsonl").write_text('{"job": "7", "start": 1}\n')
-    _record(path, {"job": "7", "start": 3})
-    assert [record["start"] for record in rundir.records(path)] == [1, 3]
-
-
 def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
     path = _run(tmp_path, "a")
     _record(path, {"job": "7", "start": 1}, [], 3, {"start": 1}, None)

@@ -34,7 +34,6 @@ class Option:
         joined: what is given now stands beside what was given before, and not in its place.
         off: `--no-...` switches it off.
         short: another name of one letter.
-        alias: its name in an earlier version, which is taken, too.
     """
 
     help: str | None = None
@@ -50,7 +49,6 @@ class Option:
     joined: bool = False
     off: bool = False
     short: str | None = None
-    alias: str | None = None
 
 
 def _option(default: Any, text: str | None = None, **how: Any) -> Any:
@@ -160,7 +158,6 @@ class JobSpec:
     max_attempts: int | None = _slurm(
         None,
         "Attempts in which it goes on by itself; 100 by default.",
-        alias="lives",
         least=1,
         most=100000,
         toml=rules.whole(1),
@@ -197,7 +194,7 @@ class JobSpec:
         taken: dict[str, Any] = {}
         for name, option in OPTIONS.items():
             mine = getattr(self, name)
-            value = defaults.get(name, defaults.get(option.alias or name))
+            value = defaults.get(name)
             if not option.kept or value is None:
                 continue
             if option.joined:
@@ -235,14 +232,7 @@ OPTIONS: Mapping[str, Option] = {
     one.name: one.metadata["option"] for one in fields(JobSpec) if "option" in one.metadata
 }
 # `[job]` of `rankup.toml`.
-TABLE = Table(
-    {
-        key: option.toml
-        for name, option in OPTIONS.items()
-        for key in (name, option.alias)
-        if option.toml is not None and key is not None
-    }
-)
+TABLE = Table({name: option.toml for name, option in OPTIONS.items() if option.toml is not None})
 
 
 def flag(name: str) -> str:

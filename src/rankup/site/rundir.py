@@ -28,7 +28,6 @@ T = TypeVar("T")
 JOB = "job.json"
 ATTEMPTS = "attempts.jsonl"
 PROFILE = "profile"  # folder of traces, and of what `monitor/profiles.py` reads
-_EARLIER = "log/lives.jsonl"  # as an earlier version has called it
 _FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 _LONGEST = 4 * 1024 * 1024  # bytes of records that are read, the last ones
 
@@ -145,8 +144,6 @@ def read(path: Path) -> Job:
 
 
 def _job(said: dict[str, Any]) -> Job:
-    if "lives" in said:  # as an earlier version has called them
-        said["attempts"] = said.pop("lives")
     job = Job(**said)
     texts, tables = (job.id, job.target, job.cwd, *job.args), (job.launch, job.kept, *job.attempts)
     sound = all(isinstance(text, str) for text in texts)
@@ -185,12 +182,11 @@ def records(path: Path) -> list[dict[str, Any]]:
     The last line may be torn, since its writer was killed.
     """
     found = []
-    for name in (_EARLIER, ATTEMPTS):
-        for line in tail(path / name, _LONGEST):
-            with suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict) and "job" in record:
-                    found.append(record)
+    for line in tail(path / ATTEMPTS, _LONGEST):
+        with suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and "job" in record:
+                found.append(record)
     return found
 
 
