@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import sys
 from collections.abc import Collection, Sequence
@@ -61,6 +63,19 @@ def encodable(text: str) -> str:
     JSON may have such escapes, and names of files that are not UTF-8 come with them.
     """
     return _SURROGATE.sub(_written_out, text)
+
+
+def json_text(value: object) -> str:
+    """JSON for other programs: NaN and infinities, which JSON has no words for, are null."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def say(text: str, prefix: str = "rankup: ") -> None:
