@@ -20,7 +20,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,24 +58,6 @@ def ours(where: str | Path, kind: str, transform: Callable[[], Any], folder: Pat
         world_size=1,
     )
     return paced(iter(loader))
-
-
-def recipe(folder: Path) -> Slice:
-    """Feed the split of the recipe `image-classification` as its training loop is fed."""
-    from rankup.data import PackedDataset
-    from rankup.recipes.image_classification import Making, Photos
-    from rankup.train.task import Feed
-
-    data = PackedDataset(folder / HDF5, "train", random_crop())
-    feed = Feed(Photos(data, Making("rankup", WORKERS, torch.device("cpu"))), seed=0)
-    order = Endless(len(data))
-
-    def coming() -> Iterator[tuple[int, torch.Tensor]]:
-        for start in itertools.count(0, BATCH):
-            yield 0, torch.from_numpy(order.slice(0, start, start + BATCH))
-
-    feed.begin(coming())
-    return paced(feed.batch(*one) for one in coming())
 
 
 def bare(transform: Callable[[], Any], folder: Path) -> Slice:
@@ -124,12 +106,10 @@ def _our(where: str | Path, kind: str, transform: Callable[[], Any]) -> Callable
 
 CROP, FULL, WHOLE = "rankup", "rankup, decoded in full", "rankup, whole photo in full"
 SCALED = "rankup, whole photo"
-RECIPE = "rankup, image recipe"
 BARE, COURSE = "limit: bare loop", "the course's, whole photo"
 DALI = ("DALI, its reader", "DALI, bytes by rankup")
 FEEDS: dict[str, Callable[[Path], Slice]] = {
     CROP: _our(HDF5, "auto", random_crop),
-    RECIPE: recipe,
     "rankup, processes": _our(HDF5, "processes", random_crop),
     BARE: lambda folder: bare(random_crop, folder),
     FULL: _our(HDF5, "auto", partial(random_crop, False)),

@@ -4,9 +4,7 @@ Claims, each in samples/s: `loader.decode`, the Loader over HDF5 against a loop 
 transform in two processes that hand nothing on; `loader.dali`, against DALI on the CPU with 2
 threads, the better of its own reader of files and of one that takes bytes and order from rankup;
 `loader.course`, the whole photo resized by us against the course's HDF5 reader and transform
-(Pillow, float at full size, antialiased resize) in torch's DataLoader with 2 workers;
-`loader.recipe`, the batches of the recipe `image-classification` as its loop gets them, against the
-Loader (0.95 is asked for).
+(Pillow, float at full size, antialiased resize) in torch's DataLoader with 2 workers.
 
 Each batch is 64 photos as uint8 of 3 x 160 x 160, with labels; `_loader_feeds.py` has the rest of
 what is equal. Each worker has one thread, the loop does nothing with its batches, and photos come
@@ -218,7 +216,6 @@ def bench(folder: Path, rounds: int, seconds: float) -> list[str]:
         _claim("loader.decode", rates, feeds.CROP, feeds.BARE, about),
         _claim("loader.dali", rates, feeds.FULL, dali, about, feeds.CROP),
         _claim("loader.course", rates, feeds.WHOLE, feeds.COURSE, about, feeds.SCALED),
-        _claim("loader.recipe", rates, feeds.RECIPE, feeds.CROP, about),
     ]
 
 

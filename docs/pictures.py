@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from drawing import EMPTY, RANKS, SIZE, SUM, TEXT, arrow, box, canvas, plt, save, say
 from matplotlib.patches import Rectangle
-from pipelines import Op, bubble, gpipe, interleaved, naive, one_f_one_b, timed
+from pipelines import Op, bubble, gpipe, interleaved, one_by_one, one_f_one_b, timed
 
 # What a rank does on a time line: (forward?, in its second stage?).
 KINDS = {
@@ -178,7 +178,7 @@ def pipeline() -> None:
     for stage in range(4):
         say(axes, 18 + 14 * stage, 7.6, f"rank {stage}")
     schedules: list[tuple[str, list[list[Op]], int]] = [
-        ("naive: one chunk at a time", naive(4, 8), 1),
+        ("naive: one chunk at a time", one_by_one(4, 8), 1),
         ("GPipe: all forwards, then all backwards", gpipe(4, 8), 1),
         ("1F1B: backwards as early as possible",
          one_f_one_b(4, 8), 1),

@@ -19,7 +19,7 @@ class Op:
 Span = tuple[Op, float, float]
 
 
-def naive(ranks: int, chunks: int) -> list[list[Op]]:
+def one_by_one(ranks: int, chunks: int) -> list[list[Op]]:
     """One chunk at a time."""
     return [[Op(r, c, way) for c in range(chunks) for way in (True, False)] for r in range(ranks)]
 

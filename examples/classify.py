@@ -128,7 +128,7 @@ def main(args):
     classes = len(train_set.photos.classes)
     model = ResNet(classes, args.width, args.depth).to(device)
     loss_func = nn.CrossEntropyLoss(label_smoothing=0.1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=args.lr, total_steps=args.epochs * len(train_loader)
     )
@@ -155,7 +155,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", default="imagewoof2-320", help="class folders, or a pack of them")
     parser.add_argument("--epochs", type=int, default=7)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--size", type=int, default=160, help="side of a photo, in pixels")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--depth", type=int, default=2, help="blocks of each stage")

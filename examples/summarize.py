@@ -38,7 +38,7 @@ def new_tokenizer(articles, size):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[PAD, END, UNKNOWN], initial_alphabet=alphabet,
         show_progress=False,
@@ -176,7 +176,7 @@ def main(args):
             torch.save(model.state_dict(), "summarize_best.pt")
     print(f"test loss {test_model(model, test_loader, device):.5f}")
     written, score = summarize(model, parts[2], test_loader, tokenizer, device, args)
-    print(f"ROUGE-1 {score:.5f}, the first summary: {written[0]}")
+    print(f"ROUGE-1 {score:.5f}, the first summary: {written[0][:50]}")
     torch.save(model.state_dict(), "summarize_final.pt")
 
 

@@ -50,18 +50,6 @@ WORDS = (
     *("--weight-decay", "0", "--schedule", "constant"),
     *("--valid-every", "10", "--checkpoint-every", "10"),
 )
-_IMAGES = (
-    *("--tiny", "--model", "xresnet18", "--size", "16", "--steps", "4", "--global-batch", "12"),
-    *("--micro-batch", "4", "--optimizer", "sgd", "--lr", "0.05", "--workers", "1"),
-    *("--momentum", "0", "--valid-every", "4", "--checkpoint-every", "4"),
-)
-_SUMMARIES = (
-    *("--model", "new", "--vocab-size", "400", "--layers", "1", "--dim", "16", "--heads", "2"),
-    *("--source-len", "24", "--target-len", "8", "--summaries", "5", "--beams", "2"),
-    *("--global-batch", "12", "--micro-batch", "4", "--steps", "7", "--optimizer", "sgd"),
-    *("--lr", "0.05", "--momentum", "0", "--weight-decay", "0"),
-    *("--valid-every", "7", "--checkpoint-every", "4"),
-)
 # Rooms of src that no run of a recipe imports.
 _ELSEWHERE = ("port", "script")
 _DONE = "done.json"
@@ -105,8 +93,6 @@ RUNS = {
     "local-sgd": Recorded(2, ("--strategy", "local-sgd", "--sync-every", "5")),
     "diloco": Recorded(2, ("--strategy", "diloco", "--sync-every", "5")),
     "bf16": Recorded(2, ("--precision", "bf16")),
-    "images": Recorded(2, recipe="image-classification", common=_IMAGES),
-    "summaries": Recorded(2, recipe="summarization", common=_SUMMARIES),
 }
 
 

@@ -125,7 +125,6 @@ BAD: dict[str, Bad] = {
     "exit": ("ends:build", 1, NOTHING, "ended the program while it was imported (3)"),
     "arguments": ("mymodels:of_size", 1, NOTHING, "mymodels:of_size takes arguments (width)"),
     "cp": ("mymodels:build_model", 2, ONLY_CP, "--cp shares sequences among ranks, and Sequential"),
-    "cp of photos": ("image-classification", 2, ONLY_CP, "photos are none"),
     "cp and pp": (LM, 4, (None, None, None, 2, None, 2, None), "the schedules of --pp 2"),
     "chunks": (
         f"{LM} --dim 16 --vocab byte --seq-len 10",

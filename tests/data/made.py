@@ -12,7 +12,6 @@ import xxhash
 
 from rankup.data import indexes, stamp
 from rankup.data.index import Field, Index, Split, Strings
-from rankup.data.verified import Blocks
 
 # key, bytes, label
 Sample = tuple[str | bytes, bytes, int]
@@ -74,9 +73,7 @@ def pack(
 
 def finished(index: Index, root: Path) -> Index:
     """Complete an index with what tells of damage, and save it at its place."""
-    blocks = Blocks(index, root)
-    around = blocks.hashes(0, len(blocks))
     facts = {**index.facts, "ends": stamp.all_ends(index, root), "writer": "rankup test"}
-    index = replace(index, blocks=around, facts=facts)
+    index = replace(index, facts=facts)
     indexes.save(index, indexes.place(root))
     return index

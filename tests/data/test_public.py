@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import rankup
-from rankup.base.errors import UserError
 
 
 def test_names_and_rooms() -> None:
@@ -14,8 +13,6 @@ def test_names_and_rooms() -> None:
         assert name in dir(rankup.data)
     for room in ("photos", "orders", "stage", "dali", "transforms"):
         assert getattr(rankup.data, room).__name__ == f"rankup.data.{room}"
-    with pytest.raises(UserError, match=r"PackedIterable is gone: rankup\.data\.Loader"):
-        _ = rankup.data.PackedIterable
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = rankup.data.nothing
 

@@ -68,13 +68,11 @@ def test_samples_to_try_things_on(rankup_here: RunRankup, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "samples"
     assert {path.name for path in folder.iterdir()} == {
-        "train.py",
-        "text.txt",
-        "articles.jsonl",
-        "photos",
+        *("train.py", "language.py", "summarize.py", "classify.py"),
+        *("text", "articles", "photos"),
     }
     commands = re.findall(r"rankup (.*)", done.stdout)
-    assert len(commands) == 4
+    assert len(commands) == 7
     assert rankup_here(commands[0].split(), cwd=folder).returncode == 1  # its findings
     packed = rankup_here(commands[1].split(), cwd=folder)
     assert "files: 400 files -> 3 files" in packed.stdout

@@ -6,8 +6,10 @@ import errno
 import importlib.util
 import json
 import pickle
+import platform
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rankup.base import gone
 from rankup.base.errors import UserError
 from rankup.launch import weights as module
 from rankup.launch.weights import export
 from rankup.runtime.folder import fingerprint
 from rankup.runtime.world import World
+from rankup.site import rundir
 from rankup.train.checkpoint import Saved, Saver
 from rankup.train.plan import Place
 from tests.conftest import RunRankup
@@ -98,6 +102,38 @@ def test_the_command(runs: Path, rankup_here: RunRankup, tmp_path: Path) -> None
     again = rankup_here(["export", run, "--to", "safetensors", "--step", "1", "--out", out])
     assert again.returncode == 2
     assert "--force replaces it" in again.stderr
+
+
+def test_a_run_of_a_recipe_that_is_gone_says_so(
+    runs: Path, rankup_here: RunRankup, tmp_path: Path
+) -> None:
+    """Its weights are written all the same; what needs the recipe ends with the sentence."""
+    run = _run(runs, "plai")
+    failed = {"started": "2026-11-20T12:00:00+0000", "ended": "2026-11-20T12:01:00+0000"}
+    failed |= {"nproc": 1, "node": platform.node(), "code": 1}  # type: ignore[dict-item]
+    old = {"kind": "recipe", "target": "summarization", "args": ["--beams", "2"]}
+    rundir.write(run, replace(rundir.read(run), **old, attempts=[failed]))  # type: ignore[arg-type]
+    sentence = gone.sentence("summarization")
+    to = ["--to", "safetensors", "--out", "model.safetensors"]
+    exported = rankup_here(["export", str(run), *to])
+    assert exported.returncode == 0, exported.stderr
+    assert exported.stderr == f"note: {sentence}; the weights are written by their own names\n"
+    torch.testing.assert_close(
+        _load(tmp_path / "model.safetensors"), torch.load(runs / "wanted.pt", weights_only=True)
+    )
+    for words in (
+        ["generate", str(run), "a text"],
+        ["run", "--local", "--resume", str(run)],
+        ["run", "--local", "summarization"],
+        ["recipes", "summarization"],
+    ):
+        refused = rankup_here(words)
+        assert refused.returncode == 2
+        assert refused.stderr.splitlines()[-1] == f"rankup: {sentence}"
+    shown = rankup_here(["status", str(run)])
+    assert shown.returncode == 0
+    assert sentence in " ".join(shown.stdout.split())
+    assert "--resume" not in shown.stdout
 
 
 def test_the_best_model(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

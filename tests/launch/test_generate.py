@@ -55,7 +55,6 @@ def test_a_prompt_is_gone_on_from(
         (Asked("a", file), "both were given"),
         (Asked(""), "the prompt is empty"),
         (Asked(file=tmp_path), "is no regular file; give a text"),
-        (Asked("a", beams=2), "--beams means nothing to a run of language-model; it takes PROMPT"),
     ):
         with pytest.raises(UserError, match=said):
             generate(str(run), asked)

@@ -20,7 +20,7 @@ from rankup.data.pack.source import Request as PackRequest
 from rankup.data.stage import staging as data
 from rankup.launch import stage
 from rankup.site import mounts
-from rankup.site.jobspec import JobSpec, of_record
+from rankup.site.jobspec import JobSpec
 from tests.conftest import RunRankup
 from tests.slurm.cluster import ENDED, Cluster
 
@@ -288,9 +288,6 @@ def test_what_is_said_now_wins_over_what_the_run_was_started_with() -> None:
     assert JobSpec().over(first.said()) == first
     assert JobSpec(stage=("/d",)).over(first.said()) == replace(first, stage=("/d",))
     assert stage.words(first) == ("--reserve", "3GB", "--sent")
-    # As an earlier version has written it.
-    before = of_record({"staging": {"files": ["/a"], "fraction": 0.5}, "time": "1h"})
-    assert JobSpec().over(before) == JobSpec(stage=("/a",), time="1h")
 
 
 def test_only_what_is_known_not_to_fit_is_refused(tmp_path: Path) -> None:

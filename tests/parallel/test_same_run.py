@@ -71,7 +71,7 @@ REST = [
     _case("cp x tp, half recomputed", 1, 1, 1, 2, cp=2, activation_checkpointing="selective"),
     _case("dp x cp, kept", 1, 2, 1, 1, cp=2, reshard=False),
     _case("cp of 4", 1, 1, 1, 1, cp=4),
-    _case("pp, zero bubble", 2, 1, 1, 1, pp_schedule="InterleavedZeroBubble"),
+    _case("pp, interleaved", 2, 1, 1, 1, pp_schedule="interleaved"),
 ]  # fmt: skip
 ALL_BUT_COPIES = _case("shard x tp x pp", 2, 1, 2, 2)  # the only one here of eight ranks
 PLAIN: dict[str, Any] = {}

@@ -23,7 +23,6 @@ from rankup.parallel.mesh import Mesh
 from rankup.parallel.on_paper import pretended
 from rankup.parallel.user.parallelize import parallelize
 from rankup.recipes.models.transformer import Shape, Transformer
-from rankup.recipes.models.xresnet import XResNet
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
@@ -227,7 +226,7 @@ def test_sharded_weights_are_the_only_policy_of_bf16(ranks: RankPool) -> None:
 
 def _statistics(world: World) -> float:
     built = build(
-        lambda: XResNet("xresnet18", 4),
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)),
         Mesh(Layout(dp_shard=2), world),
         0,
         Choices(half="bfloat16"),

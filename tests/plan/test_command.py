@@ -122,7 +122,7 @@ def test_a_run_is_warned_of_the_layout_that_was_proposed() -> None:
         assert layout_of(options, 32, options.layout(32, 4)) == layout
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "naive"])
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
 def test_a_schedule_that_was_given_is_kept_and_not_repeated(
     rankup_here: RunRankup, schedule: str
 ) -> None:

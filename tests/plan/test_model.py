@@ -109,9 +109,6 @@ def test_states_are_those_of_zero(zero: int, shards: int, bytes_per_parameter: f
         ("gpipe", 1, 3.0),
         ("1f1b", 1, 3.0),
         ("interleaved", 2, 1.5),
-        ("naive", 1, 24.0),
-        ("InterleavedZeroBubble", 2, 0.5),
-        ("ZBVZeroBubble", 2, 0.0),
     ],
 )
 def test_a_schedule_has_its_bubble(schedule: str, interleave: int, expected: float) -> None:

@@ -212,7 +212,6 @@ def test_a_config_that_says_too_little(tmp_path: Path, name: str) -> None:
             Sizes(layers=3),
             "--layers is no option of language-model; its sizes are",
         ),
-        ("image-classification", (), Sizes(), "no decoder-only transformer"),
         ("train.py", (), Sizes(), "train.py:build_model"),
         ("nowhere/config.json", (), Sizes(), "does not exist"),
         ("gpt2", ("--layers", "3"), Sizes(), "only a recipe has options of its own"),

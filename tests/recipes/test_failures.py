@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shlex
 from pathlib import Path
 
 import pytest
@@ -31,10 +30,6 @@ if os.environ.get("RANK") == "0":
 _NAN = "return result * torch.nan"
 _MEMORY = "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')"
 _TEXT = ("language-model", *TINY, "--layers", "1", "--global-batch", "4", "--micro-batch", "4")
-_IMAGES = shlex.split(
-    "image-classification --tiny --size 16 --workers 1 --global-batch 8 --micro-batch 4"
-)
-_SUMMARIES = ("summarization", "--tiny", "--summaries", "0")
 
 
 @pytest.mark.parametrize(
@@ -44,8 +39,6 @@ _SUMMARIES = ("summarization", "--tiny", "--summaries", "0")
         pytest.param(
             "memory", (*_TEXT, "--strategy", "fsdp"), id="memory, fsdp", marks=pytest.mark.slow
         ),
-        pytest.param("memory", _IMAGES, id="memory, images", marks=pytest.mark.slow),
-        pytest.param("nan", _SUMMARIES, id="nan, summaries", marks=pytest.mark.slow),
     ],
 )
 def test_one_rank_that_fails_is_named(tmp_path: Path, what: str, recipe: tuple[str, ...]) -> None:

@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankup.base.errors import UserError
 from rankup.parallel.pipeline.cut import costs, links
 from rankup.parallel.pipeline.run import model_args
-from rankup.recipes.image_options import ImageClassificationOptions
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.recipes.outline import outline
-from rankup.train.options import TrainOptions
 from tests.conftest import TextFiles
 
 
@@ -42,18 +39,3 @@ def test_it_is_the_model_of_a_run(small_text: TextFiles, tmp_path: Path, vocab: 
     assert [a.shape for a in args[0]] == [a.shape for a in args[1]]
     work = [costs(links(m), m, a) for m, a in zip((ours, theirs), args, strict=True)]
     assert work[0] == work[1]
-
-
-def test_classes_of_photos_come_from_the_data_or_are_assumed(tmp_path: Path) -> None:
-    drawn = outline(ImageClassificationOptions(model="xresnet18"))
-    assert drawn.note == "10 classes, those of the data"
-    away = outline(ImageClassificationOptions(data=str(tmp_path / "away.h5")))
-    assert away.note.startswith("1,000 classes are assumed, since")
-    loss, batch = away.example
-    with torch.device("meta"):
-        assert loss(away.build_model(), batch).shape == (64, 1000)
-
-
-def test_other_recipes_are_refused() -> None:
-    with pytest.raises(UserError, match="once it has its data"):
-        outline(TrainOptions())

@@ -64,10 +64,10 @@ def test_chosen_steps_are_profiled_and_shown(ranks: RankPool, tmp_path: Path) ->
     assert "profile/steps-2-3-rank0.json.gz" in page
 
 
-@pytest.mark.parametrize("recipe", ["language-model", "image-classification", "summarization"])
 def test_steps_beyond_the_epochs_are_refused_before_a_rank_starts(
-    recipe: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    recipe = "language-model"
     args, beyond = ["--tiny", "--epochs", "2"], ["--profile", "99999:99999"]
     with pytest.raises(UserError, match=r"lies beyond the run, which has \d+ steps"):
         find(recipe).prepare([*args, *beyond], {}, tmp_path)

@@ -6,6 +6,12 @@ from .errors import UserError
 
 # A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
 GONE: dict[str, str] = {
+    "--pp-timeline": "--profile 20:25 traces steps by torch's profiler, a rank of each node",
+    "--pp-schedule naive": "give gpipe, 1f1b or interleaved",
+    "--pp-schedule LoopedBFS": "give gpipe, 1f1b or interleaved",
+    "--pp-schedule InterleavedZeroBubble": "give gpipe, 1f1b or interleaved",
+    "--pp-schedule ZBVZeroBubble": "give gpipe, 1f1b or interleaved",
+    "--pp-schedule DualPipeV": "give gpipe, 1f1b or interleaved",
     "--compress int8": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
     "--compress topk": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
     "port --shard-eval": "the report of port says for each evaluation what stands in the way of sharding it",
@@ -20,11 +26,19 @@ GONE: dict[str, str] = {
     "stage --clean": "`rankup stage --list` says what lies on this node, and where; remove with rm -r what a dead job has left",
     "stage --broadcast": "`rankup run --stage-broadcast` has Slurm's sbcast send the file; by hand, sbcast does that for any file",
     "stage --fraction": "a file is staged as a whole; leave the option away, or name a disk of this node with --to",
+    "summarization": "examples/summarize.py trains a T5 on articles, a script for one GPU that `rankup port` takes to many; `rankup demo --files .` writes it",
+    "image-classification": "examples/classify.py trains a residual network on class folders or a pack, a script for one GPU that `rankup port` takes to many; `rankup demo --files .` writes it",
+    "generate --beams": "only summarization searched by beams; examples/summarize.py has --beams",
 }
+
+
+def sentence(*words: str) -> str:
+    """What to do in the place of what these words name, as they were typed; empty if it is here."""
+    typed = " ".join(words)
+    return f"{typed} is gone in 0.3: {GONE[typed]}" if typed in GONE else ""
 
 
 def refuse(*words: str) -> None:
     """UserError where these words, as they were typed, name something that is gone."""
-    typed = " ".join(words)
-    if sentence := GONE.get(typed):
-        raise UserError(f"{typed} is gone in 0.3: {sentence}")
+    if said := sentence(*words):
+        raise UserError(said)

@@ -79,7 +79,7 @@ def pack(
 def inspect(
     file: Annotated[str, typer.Argument(help="A container, or a folder or file of anybody's.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare every byte with its hash.")
+        bool, typer.Option("--verify", help="Compare each sample with its hash.")
     ] = False,
     extract: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write the samples as files again.")

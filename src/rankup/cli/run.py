@@ -183,9 +183,7 @@ def mesh(
     cp: Annotated[int | None, typer.Option(help="Ranks that share each sequence.")] = None,
     tp: Annotated[int | None, typer.Option(help="Ranks that share each matrix product.")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages.")] = None,
-    pp_schedule: Annotated[
-        str | None, typer.Option(help="naive, gpipe, 1f1b, interleaved, or one of torch's.")
-    ] = None,
+    pp_schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b or interleaved.")] = None,
 ) -> None:
     """Show which rank holds which part of a model, without starting ranks."""
     from ..launch.mesh import show
@@ -198,15 +196,18 @@ def mesh(
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,
 ) -> None:
-    """List the training runs that come with rankup, or the options of one."""
-    from ..recipes import RECIPES, find
+    """List the training runs and the scripts for one GPU that come with rankup."""
+    from ..recipes import EXAMPLES, RECIPES, find
 
     if name is not None:
         print(find(name).help())
         return
     for recipe in RECIPES.values():
         print(f"{recipe.name:20} {recipe.summary}")
-    print("\noptions of one: rankup recipes NAME")
+    print("\nscripts for one GPU, to port and to begin with, which `rankup demo --files .` writes:")
+    for name, summary in EXAMPLES.items():
+        print(f"{name:20} {summary}")
+    print("\noptions of a recipe: rankup recipes NAME")
 
 
 @app.command()
@@ -215,11 +216,15 @@ def demo(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Instead, write a script, a text, articles and photos there, to try things on.",
+            help="Instead, write scripts, a text, articles and photos there, to try things on.",
         ),
     ] = None,
 ) -> None:
     """Check, port and verify a script for one GPU, run it on one rank and on two (CPU, 90 s)."""
-    from ..launch import demo as shown
+    if files is not None:
+        from ..launch.samples import lay_out
 
-    raise typer.Exit(shown.demo() if files is None else shown.lay_out(files))
+        raise typer.Exit(lay_out(files))
+    from ..launch.demo import demo as show
+
+    raise typer.Exit(show())

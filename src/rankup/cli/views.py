@@ -171,7 +171,7 @@ def generate(
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A text to go on from or to summarise, or photos."),
+        typer.Option(metavar="FILE", help="A text to go on from."),
     ] = None,
     step: Step = None,
     best: Best = False,
@@ -186,16 +186,13 @@ def generate(
     top_k: Annotated[
         int | None, typer.Option(min=1, help="Draw among so many of the likeliest tokens.")
     ] = None,
-    beams: Annotated[
-        int | None, typer.Option(min=1, help="Sequences that a beam search follows.")
-    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of what is drawn.")] = None,
 ) -> None:
-    """Try a run's model: text that goes on from a prompt, a summary, the names of photos."""
+    """Try a run's model: text that goes on from a prompt."""
     from ..base.files import user_path
     from ..launch.weights import generate as make
     from ..recipes import Asked
 
     path = None if file is None else user_path(file, "--file").absolute()
-    asked = Asked(prompt, path, max_tokens, temperature, top_k, beams, seed)
+    asked = Asked(prompt, path, max_tokens, temperature, top_k, seed)
     raise typer.Exit(make(run, asked, step, best, ema))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import UserError
-
 if TYPE_CHECKING:
     from .batches import Batches
     from .dali import DaliLoader
@@ -56,12 +54,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"rankup.data.{name}")
-    if name == "PackedIterable":
-        raise UserError(
-            "rankup.data.PackedIterable is gone: rankup.data.Loader(PackedDataset(…), "
-            "global_batch, shuffle=orders.Blocks(…)) gives its batches, and behind torch's own "
-            "DataLoader(PackedDataset(…), batch_sampler=Batches(orders.Blocks(…), global_batch))"
-        )
     if name not in _HOME:
         raise AttributeError(f"module 'rankup.data' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"rankup.data.{_HOME[name]}"), name)

@@ -187,8 +187,6 @@ class Index:
         labels: int64 (n,), rows of `classes` where there are any; -1: none. None: no labels at all.
         sizes: int64, bytes of each file when the index was made; empty where that is not known.
         times: int64, modification time of each file then, ns since 1970; None: not noted.
-        blocks: uint64, xxh3 of the bytes around the samples, see `verified`; None where nobody has
-            computed them, and of packs of the first version.
         facts: JSON values: who wrote it, with which options, what a reader may want to see.
     """
 
@@ -200,7 +198,6 @@ class Index:
     labels: Int64s | None = None
     classes: tuple[str, ...] = ()
     sizes: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    blocks: UInt64s | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     times: Int64s | None = None
 

@@ -42,8 +42,6 @@ def save(index: Index, path: Path) -> None:
     }
     if index.labels is not None:
         arrays["labels"] = index.labels
-    if index.blocks is not None:
-        arrays["blocks"] = index.blocks
     if index.times is not None:
         arrays["times"] = index.times
     fields = []
@@ -105,7 +103,6 @@ def load(path: Path) -> Index:
             arrays.get("labels"),
             tuple(map(_name, about["classes"])),
             arrays["sizes"],
-            arrays.get("blocks"),
             {str(name): value for name, value in about["facts"].items()},
             arrays.get("times"),
         )
@@ -137,7 +134,6 @@ def _columns(index: Index) -> str:
         ("labels", index.labels, n, "i8"),
         ("times", index.times, files, "i8"),
         ("sizes", index.sizes, files if len(index.sizes) else 0, "i8"),
-        ("blocks", index.blocks, None, "u8"),
     ]
     for one in index.fields:
         columns += [

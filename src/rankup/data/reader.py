@@ -80,10 +80,7 @@ class PackedDataset(Dataset[Any]):
         verify: bool = False,
     ) -> None:
         if on_bad not in ("raise", "drop"):
-            raise UserError(
-                f"on_bad={on_bad!r} is not known: raise, or drop (a sample is no more replaced by "
-                f"another one)"
-            )
+            raise UserError(f"on_bad={on_bad!r} is not known: raise, or drop")
         transforms.check(transform)
         samples = open(path)
         if split is None and len(samples.splits) > 1:

@@ -12,30 +12,22 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from ..base.errors import UserError
-from ..base.files import user_path, write_atomic
+from ..base.files import write_atomic
 from ..site import config, rundir
 from ..site.jobspec import JobSpec
 from .request import wanted
 from .run import run
+from .samples import SCRIPT, list_commands, script
 
-_SCRIPT, _PORT = "train.py", "train_dist.py"
+_PORT = "train_dist.py"
 # One thread per rank on both sides, so that two ranks have twice the cores of one.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-# What is laid out to try the verbs on, and the commands that take it.
-_SAMPLES = {
-    _SCRIPT: "rankup check train.py",
-    "photos": "rankup pack photos photos.h5",
-    "text.txt": "rankup run --local language-model --tiny --train text.txt",
-    "articles.jsonl": "rankup run --local summarization --tiny --train articles.jsonl",
-}
-_LETTERS = 150_000  # of the text
 
 
 @dataclass(frozen=True)
@@ -56,7 +48,7 @@ def demo() -> int:
     folder.mkdir(parents=True)
     if folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())
-    write_atomic(folder / _SCRIPT, _script())
+    write_atomic(folder / SCRIPT, script(SCRIPT))
     code = _port(folder)
     if code:
         return code
@@ -88,56 +80,15 @@ def demo() -> int:
         print("this machine has one core: two ranks share it, so no time is saved")
     following = {
         "what the port changed": f"diff {shlex.quote(str(folder))}/train*.py",
-        "a script of yours": "rankup check YOUR_SCRIPT.py",
+        "a script of yours": "rankup check YOURSCRIPT.py",
         "samples to try it on": "rankup demo --files FOLDER",
         "a model cut in two": "rankup run --nproc 2 language-model --tiny --shard 2",
     }
     if wanted(True):
         following["what the cores did"] = "rankup report last"
     print("\nTry next:")
-    _list(following)
+    list_commands(following)
     return 0
-
-
-def lay_out(place: str) -> int:
-    """Write a script, a text, articles and photos into a folder, to try things on.
-
-    Raises:
-        UserError: some of them are there already, or the folder cannot be written.
-    """
-    from ..recipes.articles import python_topics
-    from ..recipes.image_options import drawings
-    from ..recipes.text import python_text
-
-    folder = user_path(place, "--files")
-    if there := [name for name in _SAMPLES if os.path.lexists(folder / name)]:
-        raise UserError(f"{folder / there[0]} is there already; name a new folder")
-    articles = (json.dumps(article._asdict()) + "\n" for article in python_topics())
-    samples: dict[str, bytes | str] = {f"photos/{name}": data for name, data in drawings()}
-    samples |= {_SCRIPT: _script(), "text.txt": python_text()[:_LETTERS]}
-    samples["articles.jsonl"] = "".join(articles)
-    try:
-        for name, data in samples.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(folder / name, data)
-    except OSError as error:
-        raise UserError(
-            f"the samples cannot be written into {folder}: {error.strerror}; name another folder"
-        ) from None
-    if folder.resolve() != Path.cwd():
-        print(f"cd {shlex.quote(str(folder))}")
-    _list(_SAMPLES)
-    return 0
-
-
-def _script() -> bytes:
-    return (files(__package__) / "example" / f"{_SCRIPT}.txt").read_bytes()
-
-
-def _list(commands: dict[str, str]) -> None:
-    width = max(map(len, commands))
-    for what, command in commands.items():
-        print(f"  {what:{width}}  {command}")
 
 
 def _port(folder: Path) -> int:
@@ -149,13 +100,13 @@ def _port(folder: Path) -> int:
     before = Path.cwd()
     os.chdir(folder)  # for short names
     try:
-        _say(f"1. check {_SCRIPT}, for one GPU: what keeps it from many?")
+        _say(f"1. check {SCRIPT}, for one GPU: what keeps it from many?")
         with _folded():
-            print(formatted(check([Path(_SCRIPT)]), "text"), end="")
+            print(formatted(check([Path(SCRIPT)]), "text"), end="")
         _say(f"2. port it: {_PORT}, beside it")
         with _folded("next: "):
             port_file(
-                Path(_SCRIPT),
+                Path(SCRIPT),
                 batch="global",
                 in_place=False,
                 diff=False,
@@ -164,7 +115,7 @@ def _port(folder: Path) -> int:
             )
             print(f"check {_PORT}: {formatted(check([Path(_PORT)]), 'text')}", end="")
         _say("3. verify: does it still compute the same? Both run for a few steps")
-        return verify.verify(verify.Request(_SCRIPT, _PORT, ("--epochs", "2")))
+        return verify.verify(verify.Request(SCRIPT, _PORT, ("--epochs", "2")))
     finally:
         os.chdir(before)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, recipes
+from ..base import gone
 from ..base.errors import UserError, nearest
 from ..base.files import user_path, write_atomic
 from ..parallel.layout import crossing
@@ -188,6 +189,7 @@ def _target(text: str, module: bool = False) -> tuple[str, str]:
         if path.suffix != ".py":
             raise UserError(f"{text} is not a Python script (.py) and not a recipe")
         return "script", str(path.resolve())
+    gone.refuse(text)
     if path.suffix == ".py" or path.is_dir() or "/" in text:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{text} {what}; TARGET is a script's path or a recipe's name")

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..base import gone
 from ..base.amounts import duration
 from ..base.files import user_path
 from ..base.text import clean
@@ -142,6 +143,7 @@ def print_page(full: Report) -> None:
         "run": f"{short.id} · {short.state}",
         "directory": short.path,
         "target": shlex.join([job.target, *job.args]),
+        "gone": gone.sentence(job.target) if job.kind == "recipe" else "",
         "started in": job.cwd,
         "step": _metrics(short, full.metrics),
         "now": short.words,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..base import gone
 from ..base.amounts import duration, ranges
 from ..base.errors import UserError
 from ..site import rundir
@@ -243,6 +244,8 @@ def _next_steps(path: Path, job: Job, found: Sequence[Attempt]) -> Iterable[str]
     )  # a script's own checkpoint
     saved = stopped or any(path.glob("checkpoints/*")) or any(path.glob("array/*/checkpoints/*"))
     if last.state == "COMPLETED" and not waiting:
+        return
+    if job.kind == "recipe" and gone.sentence(job.target):
         return
     if saved:
         yield f"rankup run --resume {job.id}"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import recipes
+from ..base import gone
 from ..base.errors import UserError
 from ..base.files import fsync_directory, user_path
 from ..base.text import clean
@@ -75,6 +76,7 @@ def export(
         raise UserError(f"{path} exists; --out names another folder")
     _refuse_existing(path, force)
     tensors = read(candidate, ema)
+    _say_gone(place)
     what = f"step {candidate.saved.place.step}"
     if llama is not None:
         from ..recipes import lora
@@ -104,6 +106,14 @@ def _llama(folder: Path) -> tuple[LlamaShape, float]:
         "--to hf writes models of `rankup run language-model --model llama-…`, and this run "
         "trained another one; --to safetensors writes its weights by their own names"
     )
+
+
+def _say_gone(folder: Path) -> None:
+    """Say of weights that a recipe of 0.2 has trained who reads them now."""
+    if (_run_of(folder) / rundir.JOB).is_file():
+        job = rundir.read(_run_of(folder))
+        if job.kind == "recipe" and (said := gone.sentence(job.target)):
+            _say(f"note: {said}; the weights are written by their own names")
 
 
 def _refuse_existing(path: Path, force: bool) -> None:

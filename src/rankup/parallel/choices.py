@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..base import gone
 from ..base.errors import UserError, nearest
 from ..runtime.compression import Compression
 from .layout import SELDOM, Layout
@@ -17,15 +18,7 @@ Half = Literal["bfloat16", "float16"]
 Spelling = Callable[..., str]
 
 # Our words for torch's schedules.
-OURS = {
-    "naive": "GPipe",  # with one chunk at a time
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved1F1B",
-}
-SEVERAL = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-# Stages go down the ranks and up again, so that one rank holds the first and the last.
-V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 VIRTUAL = 2  # stages per rank, where a schedule takes several
 
 
@@ -35,21 +28,17 @@ def torch_name(name: str) -> str:
     Raises:
         UserError: it is neither; names the nearest.
     """
-    theirs = {known.lower(): known for known in ("GPipe", "1F1B", *SEVERAL)}
-    found = OURS.get(name.lower()) or theirs.get(name.lower())
-    if found is None:
-        hint = nearest(name, {*OURS, *SEVERAL})
-        raise UserError(f"unknown pipeline schedule {name!r}; {hint}")
-    return found
+    for ours, theirs in SCHEDULES.items():
+        if name.lower() in (ours, theirs.lower()):
+            return theirs
+    gone.refuse("--pp-schedule", name)
+    raise UserError(f"unknown pipeline schedule {name!r}; {nearest(name, SCHEDULES)}")
 
 
 def stages_per_rank(name: str, virtual: int = VIRTUAL) -> int:
     """Stages that one rank holds: `virtual` where the schedule takes several, else one."""
-    known = torch_name(name)
-    if known not in SEVERAL:
+    if torch_name(name) != "Interleaved1F1B":
         return 1
-    if known in V_SHAPED:
-        return 2
     if virtual < 1:
         raise UserError(f"{virtual} pipeline stages per rank were asked for; give 1 or more")
     return virtual

@@ -17,7 +17,7 @@ class Layout:
     Attributes:
         strategy: rankup's word for it: ddp, fsdp, hsdp, tp, pp, 3d, local-sgd, diloco.
         dp_replicate, dp_shard, tp, pp, cp: sizes of the mesh; their product is `gpus`.
-        schedule: of the pipeline, in rankup's words: gpipe, 1f1b, interleaved, or torch's.
+        schedule: of the pipeline: gpipe, 1f1b or interleaved.
         interleave: pipeline stages per rank.
         micro_batch: sequences per forward.
         global_batch: sequences per optimizer step, over all ranks.

@@ -10,10 +10,6 @@ from .machine import Machine
 from .network import group
 from .shape import Shape
 
-# Bubble over that of 1F1B, and kept micro-batches over its own [Qi 2023, 2024: zero bubble, its
-# table for equal forward, backward and weight gradient].
-_ZERO_BUBBLE = {"interleavedzerobubble": 1 / 3, "zbvzerobubble": 0.0, "dualpipev": 0.0}
-
 
 def stage_layers(layout: Layout, layers: int) -> int:
     """Return the layers of the longest stage of a rank: those of all its interleaved parts."""
@@ -23,13 +19,9 @@ def stage_layers(layout: Layout, layers: int) -> int:
 def bubble(layout: Layout) -> float:
     """Return the time that stages stand still, in units of a micro-batch's forward and backward.
 
-    GPipe and 1F1B p-1; interleaved (p-1)/v [Narayanan 2021, 2.2]; one micro-batch at a time
-    ("naive") (p-1) m; zero-bubble schedules a third of 1F1B's, or none.
+    GPipe and 1F1B p-1; interleaved (p-1)/v [Narayanan 2021, 2.2].
     """
-    p, name = layout.pp, layout.schedule.lower()
-    if name == "naive":
-        return (p - 1.0) * layout.micro_batches
-    return _ZERO_BUBBLE.get(name, 1.0) * (p - 1) / layout.interleave
+    return (layout.pp - 1) / layout.interleave
 
 
 def kept(layout: Layout, stage: int) -> float:
@@ -37,11 +29,9 @@ def kept(layout: Layout, stage: int) -> float:
 
     1F1B: p - stage; interleaved times 1 + (p-1)/(pv) [Korthikanti 2022, 4.2.3]; GPipe all m.
     """
-    p, m, name = layout.pp, layout.micro_batches, layout.schedule.lower()
-    if name in ("gpipe", "loopedbfs"):
+    p, m = layout.pp, layout.micro_batches
+    if layout.schedule.lower() == "gpipe":
         return m
-    if name == "naive":
-        return 1
     if layout.interleave > 1:
         return min(m, p - stage + (p - 1) / layout.interleave)
     return min(m, p - stage)

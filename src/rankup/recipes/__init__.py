@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,14 @@ _MOST = 16_000_000  # bytes of a text
 
 @dataclass(frozen=True)
 class Asked:
-    """The request of `rankup generate`, whatever the recipe; None is left to that.
+    """The request of `rankup generate`; None is left to the recipe.
 
     Attributes:
         prompt: words to go on from.
-        file: a text, or what else the recipe takes (a folder of photos).
+        file: a text to go on from.
         max_tokens: most that are made.
         temperature: 0 takes the likeliest token always; 1 draws as the model says.
         top_k: draw among so many of the likeliest alone.
-        beams: sequences that a beam search follows.
         seed: of what is drawn.
     """
 
@@ -36,17 +35,7 @@ class Asked:
     max_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
-    beams: int | None = None
     seed: int | None = None
-
-    def only(self, recipe: str, *known: str) -> None:
-        """UserError for anything that was asked for beside the `known` fields."""
-        for one in fields(self):
-            if one.name not in known and getattr(self, one.name) is not None:
-                names = ", ".join(_written(name) for name in known)
-                raise UserError(
-                    f"{_written(one.name)} means nothing to a run of {recipe}; it takes {names}"
-                )
 
     def text(self) -> str:
         """The words of the prompt, or of the file.
@@ -71,10 +60,6 @@ class Asked:
             raise UserError(
                 f"--file {self.file} is not UTF-8 text (byte {error.start}: {error.reason})"
             ) from None
-
-
-def _written(name: str) -> str:
-    return "PROMPT" if name == "prompt" else "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)
@@ -112,7 +97,7 @@ class Recipe:
         options = self.parse(args, kept)
         options.prepare(directory)
         refuse_beyond_epochs(options, directory)
-        of_model = (options.freeze, getattr(options, "init", None)) != (None, None)
+        of_model = options.freeze is not None or options.init is not None
         if of_model and importlib.util.find_spec("torch") is not None:
             from .outline import refuse_other_model  # torch takes seconds
 
@@ -163,19 +148,14 @@ RECIPES = {
             "options:LanguageModelOptions",
             "language_model",
         ),
-        Recipe(
-            "summarization",
-            "summarise articles in a sentence with T5",
-            "article_options:SummarizationOptions",
-            "summarization",
-        ),
-        Recipe(
-            "image-classification",
-            "say which class a photo is of, with a residual network",
-            "image_options:ImageClassificationOptions",
-            "image_classification",
-        ),
     ]
+}
+
+# Scripts for one GPU that come with rankup, in the folder `examples/` of its source.
+EXAMPLES = {
+    "language.py": "a transformer learns to go on with a text (WikiText-2)",
+    "summarize.py": "T5 learns to summarise articles in a sentence (XSum)",
+    "classify.py": "a residual network learns which class a photo is of (Imagewoof)",
 }
 
 

@@ -343,7 +343,6 @@ def generate(
     Raises:
         UserError: no prompt, or weights of another model.
     """
-    asked.only("language-model", *("prompt", "file", "max_tokens", "temperature", "top_k", "seed"))
     words = opened(directory / TOKENS)
     text = asked.text()
     if unknown := dict.fromkeys(words.unknown(text)):

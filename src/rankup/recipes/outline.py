@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ..base import amounts
 from ..base.errors import UserError
 from ..base.files import user_path
-from .image_options import ImageClassificationOptions, read_classes
 from .options import LanguageModelOptions
 from .text import BPE_SIZE, tokenize
 from .tokenized import folders
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 # A text up to this size is read for its words in a few seconds.
 _READ = 32_000_000
 _ASSUMED = 50_000
-_ASSUMED_CLASSES = 1000  # ImageNet's
 
 
 @dataclass(frozen=True)
@@ -44,20 +42,8 @@ class Outline:
     note: str
 
 
-def outline(options: Any) -> Outline:
-    """The outline of the recipe that these options are of; imports torch.
-
-    Raises:
-        UserError: nothing is known of it without its data.
-    """
-    if isinstance(options, LanguageModelOptions):
-        return _language_model(options)
-    if isinstance(options, ImageClassificationOptions):
-        return _image_classification(options)
-    raise UserError("the model of this recipe is known only once it has its data")
-
-
-def _language_model(options: LanguageModelOptions) -> Outline:
+def outline(options: LanguageModelOptions) -> Outline:
+    """The outline of the model that these options are of; imports torch."""
     import torch
 
     from .language_model import model_of
@@ -72,51 +58,22 @@ def _language_model(options: LanguageModelOptions) -> Outline:
     return Outline(lambda: model_of(options, known), (loss, (tokens,)), note)
 
 
-def _image_classification(options: ImageClassificationOptions) -> Outline:
-    import torch
-
-    from .models.xresnet import XResNet
-
-    try:
-        with tempfile.TemporaryDirectory(prefix="rankup-mesh-") as folder:
-            options.prepare(Path(folder))
-            classes = len(read_classes(Path(folder)))
-        note = f"{classes:,} classes, those of the data"
-    except UserError as error:
-        classes = _ASSUMED_CLASSES
-        note = f"{classes:,} classes are assumed, since {error}"
-    shape = (options.micro_batch, 3, options.size, options.size)
-    images = torch.zeros(shape, device="meta")
-
-    def loss(model: Any, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        logits: torch.Tensor = model(*batch)
-        return logits
-
-    return Outline(lambda: XResNet(options.model, classes), (loss, (images,)), note)
-
-
-def refuse_other_model(options: Any) -> None:
-    """Build the model on meta where it is known without data.
+def refuse_other_model(options: LanguageModelOptions) -> None:
+    """Build the model on meta, where it is known without data.
 
     Raises:
         UserError: `--freeze` matches no parameter, or the weights of `--init` are of another model.
     """
     from ..parallel.initial import on_meta
     from ..train.start import freeze
+    from . import llama_weights, lora
+    from .language_model import model_of
 
-    if isinstance(options, LanguageModelOptions):
-        from . import llama_weights, lora
-        from .language_model import model_of
-
-        model = on_meta(lambda: model_of(options, 2), 0)
-        freeze(model, options.freeze)
-        if options.init is not None:
-            weights = {n: p for n, p in model.named_parameters() if not lora.is_adapter(n)}
-            llama_weights.refuse_other(weights, user_path(options.init, "--init"))
-    elif isinstance(options, ImageClassificationOptions):
-        from .models.xresnet import XResNet
-
-        freeze(on_meta(lambda: XResNet(options.model, 2), 0), options.freeze)
+    model = on_meta(lambda: model_of(options, 2), 0)
+    freeze(model, options.freeze)
+    if options.init is not None:
+        weights = {n: p for n, p in model.named_parameters() if not lora.is_adapter(n)}
+        llama_weights.refuse_other(weights, user_path(options.init, "--init"))
 
 
 def vocabulary(options: LanguageModelOptions) -> tuple[int, str]:

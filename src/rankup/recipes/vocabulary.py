@@ -123,14 +123,7 @@ class Pieces:
         self.size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @classmethod
-    def trained(
-        cls,
-        texts: Iterable[str],
-        size: int,
-        special: Sequence[str] = (),
-        *,
-        prefix_space: bool = False,
-    ) -> Pieces:
+    def trained(cls, texts: Iterable[str], size: int, special: Sequence[str] = ()) -> Pieces:
         """Byte-pair encoding of texts (Sennrich et al., 2016) over bytes (Radford et al., 2019).
 
         The same texts give the same vocabulary.
@@ -138,11 +131,10 @@ class Pieces:
         Args:
             size: tokens, of which 256 are bytes; short texts give fewer.
             special: the first of them, which no text is made of.
-            prefix_space: a word at the beginning of a text is the one behind a space.
         """
         library = _library()
         tokenizer = library.Tokenizer(library.models.BPE())
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()
         trainer = library.trainers.BpeTrainer(
             vocab_size=size,
@@ -187,9 +179,8 @@ class Pieces:
     def encode(self, text: str) -> list[int]:
         return self.encode_many([text])[0]
 
-    def decode(self, tokens: Sequence[int], *, special: bool = True) -> str:
-        """Return the text of tokens, with the special ones among them or without."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=not special)
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
     def unknown(self, text: str) -> list[str]:

@@ -258,11 +258,6 @@ def of_record(launch: Mapping[str, Any]) -> dict[str, Any]:
 
     A dependency was one of that submission, values of `env` lie in the run's own file.
     """
-    staging = launch.get("staging")  # an earlier version's form
-    if isinstance(staging, dict):
-        names = {"files": "stage", "mounts": "mount", "folder": "stage_to"}
-        names |= {"reserve": "stage_reserve", "broadcast": "stage_broadcast"}
-        launch = {**{names[k]: v for k, v in staging.items() if k in names}, **launch}
     return {name: value for name, value in launch.items() if name not in ("env", "dependency")}
 
 

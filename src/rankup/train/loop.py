@@ -29,7 +29,6 @@ from .step import Stepper
 from .stop import Stop
 from .taken import Taken
 from .task import Task
-from .timeline import Timeline
 
 
 class Garbage:
@@ -131,10 +130,6 @@ class _Run:
         if world.is_root:
             self.metrics = Metrics(directory, task.unit, self.last, self.place.step, options)
         self.stepper.profile = Profile.wanted(options, directory, world, self.place.step)
-        if options.pp_timeline and self.built.pipeline is not None:
-            # Connections are made in an attempt's first steps.
-            drawn = min(self.place.step + 3, self.last)
-            self.stepper.timeline = Timeline(self.built.pipeline, directory, drawn)
         self.attempt = Attempt(
             task,
             options,

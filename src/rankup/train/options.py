@@ -80,10 +80,7 @@ class TrainOptions:
     cp: int | None = flag(None, "ranks that share each sequence (context parallel)", least=1)
     tp: int | None = flag(None, "ranks that share each matrix product (tensor parallel)", least=1)
     pp: int | None = flag(None, "pipeline stages that the layers are cut into", least=1)
-    pp_schedule: str = flag(
-        "1f1b", "naive, gpipe, 1f1b, interleaved, or a schedule of torch by its name"
-    )
-    pp_timeline: bool = flag(False, "draw what each pipeline stage does in one step, as measured")
+    pp_schedule: str = flag("1f1b", "order of a pipeline's chunks: gpipe, 1f1b, interleaved")
     activation_checkpointing: Literal["none", "selective", "full"] = flag(
         "none", "compute activations again in the backward instead of keeping them"
     )
@@ -268,11 +265,6 @@ class TrainOptions:
             fits=self.fits,
         )
         check(found, self.choices, self.strategy)
-        if self.pp_timeline and found.pp == 1:
-            raise UserError(
-                "--pp-timeline draws the stages of a pipeline, and this model is not cut into "
-                "any; add --strategy pp, on two ranks or more"
-            )
         return found
 
     @property

@@ -26,7 +26,6 @@ from .start import refuse_unused
 from .stop import Stop
 from .taken import Clock, Late, Taken
 from .task import Batch, Feed, Freezing, Measuring, Task, to_device
-from .timeline import Timeline
 
 
 @dataclass
@@ -85,7 +84,7 @@ class Stepper:
     Attributes:
         trace: where the samples of each step are noted.
         feed: where batches come from.
-        timeline, profile: what watches the steps, if anything.
+        profile: what watches the steps, if anything.
         average: of the weights, if the run has one.
         scale: of the loss, under float16.
     """
@@ -104,7 +103,6 @@ class Stepper:
         self.parameters = [p for p in built.model.parameters() if p.requires_grad]
         self.statistics = RunningStatistics(built.model)
         self.trace = Trace(None, self.world, 0)
-        self.timeline: Timeline | None = None
         self.profile: Profile | None = None
         self.feed = Feed(task.train, options.seed)
         self.last = last
@@ -117,7 +115,6 @@ class Stepper:
     def take(self, step: Step, stop: Stop) -> Taken:
         """Forward, backward and update."""
         with (
-            self.timeline.of(step.number) if self.timeline else nullcontext(),
             self.profile.of(step.number) if self.profile else nullcontext(),
         ):
             taken = self._take(step, stop)

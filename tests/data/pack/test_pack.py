@@ -57,10 +57,9 @@ def test_a_tree_comes_back(tmp_path: Path, container: str) -> None:
         ("val", 12),
     ]
     assert index.classes == ("class0", "class1", "class2")
-    assert index.blocks is not None
     assert show(str(out), verify=True) == 0
     assert not [name for name in os.listdir(tmp_path) if "part" in name or "lock" in name]
-    assert set(index.facts) - {"writer", "ends", "beside", "files_before"} <= OWN_FACTS[container]
+    assert set(index.facts) - {"writer", "ends", "files_before"} <= OWN_FACTS[container]
     # And out of this container into another.
     other = request(out, tmp_path / "next", "tar" if container != "tar" else "hdf5")
     assert run(other) == 0

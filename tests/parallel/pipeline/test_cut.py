@@ -117,7 +117,6 @@ def test_who_holds_which_stage() -> None:
     assert placement("1f1b", 3) == (0, 1, 2)
     assert placement("interleaved", 2) == (0, 1, 0, 1)
     assert placement("interleaved", 2, 3) == (0, 1, 0, 1, 0, 1)
-    assert placement("ZBVZeroBubble", 3) == (0, 1, 2, 2, 1, 0)
     assert stages_per_rank("gpipe") == 1
 
 

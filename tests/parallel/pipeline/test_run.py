@@ -73,9 +73,8 @@ def _agree(
         assert error <= tolerance, f"{name}: {error}"
 
 
-@pytest.mark.parametrize("schedule", ["naive", "gpipe"])
-def test_two_ranks_compute_what_one_does(ranks: RankPool, schedule: str) -> None:
-    _agree(ranks, 2, schedule, [3, 3, 3, 3])
+def test_two_ranks_compute_what_one_does(ranks: RankPool) -> None:
+    _agree(ranks, 2, "gpipe", [3, 3, 3, 3])
 
 
 def test_a_short_last_chunk_and_tied_embeddings(ranks: RankPool) -> None:
@@ -86,14 +85,8 @@ def test_fewer_chunks_than_stages(ranks: RankPool) -> None:
     _agree(ranks, 2, "interleaved", [3])
 
 
-def test_zero_bubble_is_torchs(ranks: RankPool) -> None:
-    _agree(ranks, 2, "ZBVZeroBubble", [3, 3, 3, 3, 2], tied=True)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "schedule", ["1f1b", "interleaved", "LoopedBFS", "InterleavedZeroBubble", "DualPipeV"]
-)
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_four_ranks_compute_what_one_does(ranks: RankPool, schedule: str) -> None:
     _agree(ranks, 4, schedule, [2] * 7 + [1], blocks=7, tied=True)
 

@@ -12,7 +12,7 @@
 
 A lone field is called `data`. Of several each has its own name: `/train/jpg/data`, `…/offsets` and
 `…/hashes`. An array field is an ordinary data set (n, …), `/train/data` or `/train/<field>`, with
-its hashes in `/train/hashes` or `/train/hashes/<field>`. (In version 1 `keys` were of one width.)
+its hashes in `/train/hashes` or `/train/hashes/<field>`.
 
 All data sets are contiguous, allocated early and never filled, so that each has its place in the
 file before it has content. libhdf5 then has no part in the writing, nor has MPI.

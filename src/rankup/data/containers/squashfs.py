@@ -172,7 +172,6 @@ def indexed(source: Index, out: Path, hashes: UInt64s | None = None) -> Index:
         fields=fields,
         sizes=np.array([out.stat().st_size], np.int64),
         times=None,
-        blocks=None,
         facts={},
     )
     _check(index, out, at, hashes)

@@ -191,7 +191,6 @@ def plan(source: Index, shape: Shape) -> TarLayout:
         files=Strings.of(names),
         fields=tuple(fields),
         sizes=sizes,
-        blocks=None,
         times=None,
         facts={},
     )

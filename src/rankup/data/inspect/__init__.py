@@ -40,7 +40,7 @@ def show(
 
     Args:
         path: the container.
-        verify: compare every byte with the hashes that were written with it.
+        verify: compare the samples with the hashes that were written with them.
         extract: a new or empty folder for the files.
         as_json: print JSON.
         samples: how many of each split are shown.
@@ -96,18 +96,11 @@ def _verify(root: Path, split: str | None, quiet: bool) -> tuple[dict[str, Any],
     if done.damaged:
         _say(f"{root} is damaged: {len(done.damaged):,} of its parts, out of {what}", quiet)
     elif done.hashed:
-        around = ", and all bytes around them" if done.around else ""
-        _say(f"{root} is sound: {what}: each has the bytes that were packed{around}", quiet)
+        _say(f"{root} is sound: {what}: each has the bytes that were packed", quiet)
     else:
         _say(
             f"{root} can be read: {what}; there are no hashes to compare their bytes with "
             f"(what `rankup pack` writes has them)",
-            quiet,
-        )
-    if done.hashed and index.blocks is None:
-        _say(
-            "an earlier rankup packed it: what lies around its samples is not compared; pack it "
-            "again to have that too (`rankup pack OLD NEW`)",
             quiet,
         )
     return asdict(done), done.damaged

@@ -1,4 +1,4 @@
-"""`--verify`: every byte of a container against the hashes that were written with it."""
+"""`--verify`: the samples of a container against the hashes that were written with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from ...base.errors import UserError
 from ...base.progress import Progress
@@ -18,12 +17,11 @@ from ..errors import BadContainer
 from ..index import Index, Int64s, Split, folders
 from ..pack.source import unsound
 from ..pool import cores, spread
-from ..verified import Blocks, Reader, SourceProblem, Span, blocks_of
+from ..verified import Reader, SourceProblem, Span
 
 # Of a part of the work: few enough for a bar that moves, enough to be worth a message.
 _BYTES = 64 << 20
 _ROWS = 4096
-_BLOCKS = 16
 CHANGED = "its bytes are not those that were packed"
 
 
@@ -32,7 +30,7 @@ class Damage:
     """Something that is not as it was packed.
 
     Attributes:
-        what: a sample as `train/n01440764/x.JPEG`, a file, or the bytes between samples.
+        what: a sample as `train/n01440764/x.JPEG`, or a file.
         why: what is wrong with it.
     """
 
@@ -48,21 +46,18 @@ class Verified:
         samples: that were read.
         size: their bytes.
         hashed: True where there were hashes to compare them with.
-        around: True where the bytes between the samples were compared, too.
     """
 
     samples: int
     size: int
     hashed: bool
-    around: bool
     damaged: tuple[Damage, ...]
 
 
 def verify(index: Index, root: Path, start: int, stop: int, watch: Progress) -> Verified:
     """Read the samples [start, stop) on all cores and compare their hashes.
 
-    Of a pack that is asked for as a whole, the bytes around the samples are compared too, and the
-    index with its checksums.
+    Of a pack that is asked for as a whole its index is looked at, too, and which files there are.
 
     Raises:
         UserError, OSError: this machine cannot read it at all.
@@ -70,33 +65,25 @@ def verify(index: Index, root: Path, start: int, stop: int, watch: Progress) -> 
     hashed = bool(index.fields) and all(one.hash is not None for one in index.fields)
     wrong = unsound(index)
     if wrong:
-        return Verified(0, 0, hashed, False, (Damage(str(indexes.place(root)), wrong),))
+        return Verified(0, 0, hashed, (Damage(str(indexes.place(root)), wrong),))
     damaged: list[Damage] = []
-    blocks = None
     if (start, stop) == (0, len(index)):
-        damaged = [*index_damage(root), *_beside(index, root), *_strangers(index, root)]
-    if index.blocks is not None and (start, stop) == (0, len(index)):
-        if len(index.blocks) == blocks_of(index):
-            blocks = Blocks(index, root)
-        else:
-            why = f"it has hashes of {len(index.blocks)} blocks, its files have {blocks_of(index)}"
-            damaged.append(Damage(str(indexes.place(root)), why))
+        damaged = [*index_damage(root), *_strangers(index, root)]
     damaged += _unsafe(index, root, start, stop)
-    check = _Check(index, root, blocks)
-    tasks: list[Int64s | int] = [*parts(index, start, stop)]
-    tasks += range(0, len(blocks), _BLOCKS) if blocks is not None else ()
+    # Of what was cut short as much is read as there is.
+    reader = Reader(replace(index, sizes=index.sizes[:0]), root)
+
+    def check(rows: Int64s) -> tuple[int, int, list[tuple[int, int, str]]]:
+        return compared(reader, rows, lambda span: (*reader.hashed(span), ""))
+
     bad: list[tuple[int, int, str]] = []
-    around: list[tuple[int, str]] = []
     size = count = 0
-    for more, samples, bad_samples, bad_blocks in spread(check, tasks, cores()):
+    for more, samples, bad_samples in spread(check, parts(index, start, stop), cores()):
         bad += bad_samples
-        around += bad_blocks
         size, count = size + more, count + samples
         watch(size, samples=count)
     damaged += [Damage(name(index, row, field), why) for row, field, why in sorted(bad)]
-    if blocks is not None:
-        damaged += [Damage(blocks.name(block), why) for block, why in sorted(around)]
-    return Verified(stop - start, size, hashed, blocks is not None, tuple(damaged))
+    return Verified(stop - start, size, hashed, tuple(damaged))
 
 
 def _unsafe(index: Index, root: Path, start: int, stop: int) -> list[Damage]:
@@ -202,49 +189,6 @@ def compared(
     return total, len(rows) * len(reader.index.fields), bad
 
 
-class _Check:
-    """Compares the samples of some rows, or a few blocks.
-
-    Gives the bytes and number of the samples, bad ones (row, field, why), bad blocks (block, why).
-    """
-
-    def __init__(self, index: Index, root: Path, blocks: Blocks | None) -> None:
-        self._index, self._blocks = index, blocks
-        # Of what was cut short as much is read as there is.
-        self._reader = Reader(replace(index, sizes=index.sizes[:0]), root)
-
-    def __call__(
-        self, task: Int64s | int
-    ) -> tuple[int, int, list[tuple[int, int, str]], list[tuple[int, str]]]:
-        if isinstance(task, int):
-            blocks = range(task, min(task + _BLOCKS, len(self._blocks or ())))
-            return 0, 0, [], [(one, why) for one in blocks if (why := self._block(one))]
-        return (*compared(self._reader, task, lambda span: (*self._reader.hashed(span), "")), [])
-
-    def _block(self, block: int) -> str:
-        assert self._blocks is not None
-        assert self._index.blocks is not None
-        try:
-            same = self._blocks.hashes(block, block + 1)[0] == self._index.blocks[block]
-        except (UserError, OSError) as error:
-            return f"they cannot be read: {error}"
-        return "" if same else "they are not those that were packed"
-
-
-def _beside(index: Index, root: Path) -> list[Damage]:
-    """Return what has changed of the small files that a format keeps beside its data."""
-    written = index.facts.get("beside")
-    if not isinstance(written, dict):
-        return []
-    names = {str(file): digest for file, digest in written.items()}
-    hostile = [file for file in names if not keys.safe(os.fsencode(file))]
-    if hostile:
-        why = f"it names {hostile[0]!r}, which is no file of a pack"
-        return [Damage(str(indexes.place(root)), why)]
-    found = ((root / file, _differs(root / file, digest)) for file, digest in names.items())
-    return [Damage(str(path), why) for path, why in found if why]
-
-
 def _strangers(index: Index, root: Path) -> list[Damage]:
     """Return files of others that readers of the folder take for the container's, by their ends."""
     if not root.is_dir() or not indexes.place(root).is_file():
@@ -254,13 +198,3 @@ def _strangers(index: Index, root: Path) -> list[Damage]:
     here = {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in ends}
     why = "it is none of this container's files, and other readers would take it for one: remove it"
     return [Damage(str(root / name), why) for name in sorted(here - known)]
-
-
-def _differs(path: Path, digest: object) -> str:
-    try:
-        if not path.is_file():
-            return "it is not there"
-        same = xxhash.xxh3_64_hexdigest(path.read_bytes()) == digest
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
-    return "" if same else CHANGED

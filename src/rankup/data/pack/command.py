@@ -123,7 +123,7 @@ def _made(of: Pack, quota: Quota, started: float) -> int:
             index = write.hashed(layout, hashes, of.data)
         else:
             index, read = write.stream(of, source, base)
-        index = write.complete(of, index, files_before(original))
+        index = write.complete(index, of.data, files_before(original))
         of.watch()
         done = report.after(of, planned, original, index, time.monotonic() - started)
         write.save(of, index, done)

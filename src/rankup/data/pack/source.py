@@ -178,7 +178,7 @@ def scanned(request: Request) -> Index:
             f"--split {request.split!r} is for samples that belong to no split; here all do: "
             f"{', '.join(sorted(known))}"
         )
-    return noted(replace(index, blocks=None), path)
+    return noted(index, path)
 
 
 def files_before(source: Index) -> int:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ import xxhash
 from ... import __version__
 from ...base.errors import RunFailed, UserError
 from ...base.files import fsync_directory, pwrite_all, write_json
-from .. import images, indexes, stamp, verified
+from .. import images, indexes, stamp
 from ..index import Index, Int64s, UInt64s, data_path
 from ..pool import spread
-from ..verified import Blocks, Reader, SourceDamaged, SourceProblem, Span
+from ..verified import Reader, SourceDamaged, SourceProblem, Span
 from . import journal
 from .checks import Looker, listed, looked_at, usable
 from .journal import Pack, Units, sync
@@ -37,8 +36,6 @@ _BATCH = 1024  # samples of a stream whose places are looked up in one go
 # systems with larger blocks get one of them at a time.
 BUFFER = 2 << 20, 16 << 20  # at least, at most
 _OPEN = 64
-# Blocks that one process reads as quickly as several are started.
-_FEW = 256
 
 
 def without_damaged(pack: Pack, source: Index) -> tuple[Index, list[dict[str, Any]]]:
@@ -316,29 +313,18 @@ def hashed(layout: Layout, hashes: UInt64s, data: Path) -> Index:
     return with_hashes(replace(layout.index, sizes=layout.sizes), hashes)
 
 
-def complete(pack: Pack, index: Index, files_before: int) -> Index:
-    """Return the index with all that tells later whether a byte of the container has changed.
+def complete(index: Index, data: Path, files_before: int) -> Index:
+    """Return the index with what tells later whether a container is the one that was packed.
 
     Nothing is taken over of what the source's index says of its own files.
     """
-    data, of = pack.data, Blocks(index, pack.data)
-    if len(of) <= _FEW:
-        hashes = [of.hashes(0, len(of))]
-    else:
-        edges = np.linspace(0, len(of), 4 * pack.workers + 1).astype(int).tolist()
-        found = spread(
-            lambda part: (part, of.hashes(*part)), pairwise(edges), pack.workers, pack.watch
-        )
-        hashes = [part for _, part in sorted(found, key=lambda one: one[0])]
     facts = {
         **index.facts,
         "writer": f"rankup {__version__}",
         "ends": stamp.all_ends(index, data),
         "files_before": files_before,
     }
-    if beside := verified.beside(data, index):
-        facts["beside"] = beside
-    return replace(index, blocks=np.concatenate(hashes), facts=facts)
+    return replace(index, facts=facts)
 
 
 def with_hashes(index: Index, hashes: UInt64s) -> Index:

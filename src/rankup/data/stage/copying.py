@@ -19,7 +19,7 @@ from ...base import files
 from ...base.errors import UserError
 from ...base.progress import Progress
 from ...site.gpus import usable_cores
-from .. import finding, indexes, keys, stamp
+from .. import finding, indexes, stamp
 from ..containers import Choice, detect
 from ..errors import BadContainer
 from ..index import Index, Int64s, data_path
@@ -34,6 +34,7 @@ from . import place
 _LEAST, _MOST = 2 << 20, 16 << 20
 _PIECE = 64 << 20  # for which files are opened: that costs milliseconds on a parallel file system
 _PAGE = 4096
+_OF_TOKENS = (token_folder.ABOUT, token_folder.TOKENIZER)  # what lies beside their shards
 _MORE = 1 << 20  # bytes for the marker and folders
 
 
@@ -140,13 +141,9 @@ def _of_tokens(source: Path) -> Plan:
     What says which tokens it has is written last, and has the hashes of the shards: thousands of
     ranks that look whether the source has changed ask the file system for it alone.
     """
-    beside = (token_folder.ABOUT, token_folder.TOKENIZER)
-    seen = stamp.looks([source / name for name in beside])
+    seen = stamp.looks([source / name for name in _OF_TOKENS])
     folder = token_folder.read(source)
-    index = replace(
-        place.bare({shard.file.encode(): folder.size_of(shard) for shard in folder.shards}),
-        facts={"beside": dict.fromkeys(beside, "")},
-    )
+    index = place.bare({shard.file.encode(): folder.size_of(shard) for shard in folder.shards})
     return Plan(source, index, packed=False, seen=seen, tokens=folder)
 
 
@@ -219,7 +216,7 @@ def move(received: Sequence[Path], plan: Plan, root: Path, watch: Progress) -> N
 
 
 def compare(plan: Plan, root: Path, watch: Progress) -> None:
-    """Add the index to a copy, and compare every byte of it that there is a hash of.
+    """Add the index to a copy, and compare every sample of it that there is a hash of.
 
     The hashes are taken of what was written, on all cores.
 
@@ -232,13 +229,9 @@ def compare(plan: Plan, root: Path, watch: Progress) -> None:
     """
     if plan.packed:
         shutil.copyfile(indexes.place(plan.source), indexes.place(root))  # a pack by itself
-    if plan.packed or plan.tokens is not None:
-        beside = plan.index.facts.get("beside")
-        for name in map(str, beside) if isinstance(beside, dict) else ():
-            if keys.safe(os.fsencode(name)):
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(plan.source / name, root / name)
     if plan.tokens is not None:
+        for name in _OF_TOKENS:
+            shutil.copyfile(plan.source / name, root / name)
         token_folder.compare(plan.tokens, root, watch)
         return
     if not any(one.hash is not None for one in plan.index.fields):

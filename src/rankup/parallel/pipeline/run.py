@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ...base.errors import UserError
 from ..sharded import release
-from .schedule import Entry, Precision, Record, Schedule, Stage, hold, padded
+from .schedule import Entry, Precision, Schedule, Stage, hold, padded
 from .stage import StageModule
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -33,10 +33,8 @@ class Pipeline:
     Args:
         stages: those of this rank, ascending, as `place.placement` deals them.
         group: the ranks along the pp axis.
-        schedule: naive, gpipe, 1f1b, interleaved, or the name of one of torch's.
+        schedule: gpipe, 1f1b or interleaved.
         precision: stands around each stage and the loss.
-        record: is told of each computation; a GPU is waited for after each. May be set, and
-            unset, between steps.
     """
 
     def __init__(
@@ -46,10 +44,9 @@ class Pipeline:
         device: torch.device,
         schedule: str = "1f1b",
         precision: Precision = nullcontext,
-        record: Record | None = None,
     ) -> None:
         self.stages, self.group, self.device = list(stages), group, device
-        self.schedule, self.precision, self.record = schedule, precision, record
+        self.schedule, self.precision = schedule, precision
         self.has_last = any(stage.is_last for stage in self.stages)
         self._schedules: OrderedDict[tuple[Any, ...], Schedule] = OrderedDict()
         # What the chunks of the call under way are looked up in.
@@ -118,8 +115,6 @@ class Pipeline:
 
     def _calls(self, batches: list[Batch]) -> list[list[Batch]]:
         """The batches, in runs that go through the pipeline together."""
-        if self.schedule == "naive":
-            return [[batch] for batch in batches]
         return [list(run) for _, run in groupby(batches, key=_shape)]
 
     def _call(
@@ -147,7 +142,6 @@ class Pipeline:
                     self.device,
                     self.group,
                     self._count_backward,
-                    lambda: self.record,
                 )
                 for stage in self.stages
             ]

@@ -7,45 +7,22 @@ stage and the loss look up what belongs to a number.
 from __future__ import annotations
 
 import inspect
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from ..choices import V_SHAPED, VIRTUAL, stages_per_rank, torch_name
+from ..choices import VIRTUAL, stages_per_rank, torch_name
 from ..sharded import sharded_parts
 from .stage import StageModule
 
-
-@dataclass(frozen=True)
-class Span:
-    """One computation of one stage on one chunk.
-
-    Attributes:
-        kind: "forward", "backward", or "weights" where a schedule computes their gradient apart.
-        start, end: seconds on this machine's monotonic clock.
-    """
-
-    rank: int
-    stage: int
-    chunk: int
-    kind: str
-    start: float
-    end: float
-
-
 Precision = Callable[[], AbstractContextManager[Any]]
-Record = Callable[[Span], None]
-Recorder = Callable[[], Record | None]  # what to tell of computations just now, if anything
 
 
 class Entry(nn.Module):
@@ -77,7 +54,7 @@ class Entry(nn.Module):
 
 
 class Stage(PipelineStage):
-    """torch's stage, which also exchanges sharded gradients once and notes its times.
+    """torch's stage, which also exchanges sharded gradients once.
 
     Args:
         backwards_left: backwards of a stage to come in this step, over all calls of schedules.
@@ -90,17 +67,10 @@ class Stage(PipelineStage):
         device: torch.device,
         group: dist.ProcessGroup,
         backwards_left: Callable[[int], int],
-        recorder: Recorder,
     ) -> None:
         super().__init__(entry, stage.index, stage.count, device, group=group)
         self._module = (stage,)
-        self._backwards_left, self._recorder = backwards_left, recorder
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        start = time.monotonic()
-        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)  # type: ignore[no-untyped-call]
-        self._note("forward", fwd_chunk_id, start)
-        return output
+        self._backwards_left = backwards_left
 
     def backward_one_chunk(
         self,
@@ -111,39 +81,11 @@ class Stage(PipelineStage):
     ) -> None:
         if not self.has_backward:
             return
-        start = time.monotonic()
-        if full_backward and self._backwards_left(self.stage_index) == 0:
+        if self._backwards_left(self.stage_index) == 0:
             exchange(self._module[0])
         super().backward_one_chunk(  # type: ignore[no-untyped-call]
             bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
         )
-        self._note("backward", bwd_chunk_id, start)
-
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        if not self.has_backward:
-            return
-        start = time.monotonic()
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)  # type: ignore[no-untyped-call]
-        if self._backwards_left(self.stage_index) == 0:
-            exchange_now(self._module[0])
-        self._note("weights", bwd_chunk_id, start)
-
-    # On a V two neighbouring stages lie on one rank; without a backward they hand nothing over.
-
-    def get_local_bwd_output(self, mb_index: int) -> Any:
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
-
-    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        if self.has_backward:
-            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
-
-    def _note(self, kind: str, chunk: int, start: float) -> None:
-        record = self._recorder()
-        if record is not None:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            rank = self.group_rank
-            record(Span(rank, self.stage_index, chunk, kind, start, time.monotonic()))
 
 
 # FSDP2 under a pipeline: parameters are gathered once per step, gradients summed once.
@@ -174,26 +116,6 @@ def exchange(stage: nn.Module) -> None:
         module.set_is_last_backward(True)
 
 
-def exchange_now(stage: nn.Module) -> None:
-    """Sum the gradients outside of a backward.
-
-    A backward that is split into inputs and weights passes by the hooks in which FSDP does that.
-    torch's own schedules call the same two functions, which have no public name.
-    """
-    exchange(stage)
-    for module in sharded_parts(stage):
-        state: Any = fully_shard.state(module)  # type: ignore[attr-defined]
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:  # before torch 2.11 a module had one
-            groups = [state._fsdp_param_group] if state._fsdp_param_group else []
-        for group in groups:
-            group.post_backward()
-    for module in sharded_parts(stage):
-        state = fully_shard.state(module)  # type: ignore[attr-defined]
-        if state._is_root:
-            state._root_post_backward_final_callback()
-
-
 def schedule_class(name: str) -> Any:
     """torch's class for a schedule's name; UserError for an unknown one."""
     return get_schedule_class(torch_name(name))
@@ -202,21 +124,14 @@ def schedule_class(name: str) -> Any:
 def placement(name: str, pp: int, virtual: int = VIRTUAL) -> tuple[int, ...]:
     """For each stage of the model, in order, the place on the pp axis of the rank that holds it.
 
-    Interleaved schedules deal the stages in rounds, as cards; V-shaped ones turn at each end.
+    Interleaved schedules deal the stages in rounds, as cards.
     """
-    rounds = stages_per_rank(name, virtual)
-    there = list(range(pp))
-    if torch_name(name) in V_SHAPED:
-        return tuple(there + there[::-1])
-    return tuple(there * rounds)
+    return tuple(range(pp)) * stages_per_rank(name, virtual)
 
 
 def padded(name: str, chunks: int, pp: int) -> int:
     """The next number of chunks that the schedule can run, `chunks` or a little more."""
-    known = torch_name(name)
-    if known == "DualPipeV":
-        return max(chunks, 2 * pp)
-    if known in ("Interleaved1F1B", "InterleavedZeroBubble"):
+    if torch_name(name) == "Interleaved1F1B":
         while chunks % max(1, chunks // pp):
             chunks += 1
     return chunks
@@ -246,10 +161,6 @@ class Schedule:
             kind = schedule_class("gpipe")
         self._stages = stages
         several = len(placement(name, pp)) > pp or len(stages) > 1
-        for stage in stages:  # torch's default goes round, and its V-shaped schedules set their own
-            stage.stage_index_to_group_rank = dict(
-                enumerate(placement(name, pp, stage.num_stages // pp))
-            )
         self._torch = kind(
             list(stages) if several else stages[0],
             n_microbatches=self.chunks,

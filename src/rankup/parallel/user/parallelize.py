@@ -108,7 +108,7 @@ def parallelize(
         plan: name patterns -> words of `rankup.parallel.tensor.words`; by default the model's own.
         methods: names of methods that compute with parameters of the model and are called beside
             `model(...)`; not those that call `self(...)` themselves.
-        pp_schedule: naive, gpipe, 1f1b, interleaved, or the name of one of torch's.
+        pp_schedule: gpipe, 1f1b or interleaved.
         loss: under pp (model, batch) -> mean loss of the batch.
         micro_batch: under pp the samples of a chunk.
         units: under pp how many units the loss of a batch is a mean over, if not samples.
