@@ -134,6 +134,7 @@ def parallelize(
     )
     choices = Choices(
         half="bfloat16" if precision == "bf16" else None,
+        float_outputs=True,
         compiled="default" if compile else None,
         recompute=activation_checkpointing,
         offload=offload,
