@@ -26,9 +26,7 @@ MODEL: dict[str, Any] = {
     "global_batch": 128, "micro_batch": 32, "steps": 1000, "lr": 2.5e-3, "warmup": 100,
     "valid_every": 50, "checkpoint_every": 10**6,
 }  # fmt: skip
-BANDWIDTH = 8e6  # bytes/s of each worker's line in the runs that are drawn: 64 Mbit/s
-_AT_ONCE = 2  # runs; those that sleep leave the cores to others
-Point = tuple[float, float, float]
+_AT_ONCE = 2  # runs
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,11 @@ class Contestant:
 
     Attributes:
         bar: share of ddp's gain that it has to keep; 0 where the figure is only shown.
-        drawn: its first run is on a slow network, for a curve.
     """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     bar: float = 0.0
-    drawn: bool = False
     quick: bool = False
 
 
@@ -56,27 +52,22 @@ def _copies(strategy: str, every: int, **more: Any) -> dict[str, Any]:
 
 # The outer step size and momentum that add up to whole steps: 0.7 / (1 - 0.3) = 1.
 _OUTER = {"outer_lr": 0.7, "outer_momentum": 0.3}
-DDP = Contestant("ddp", drawn=True, quick=True)
+DDP = Contestant("ddp", quick=True)
 CONTESTANTS = (
     DDP,
-    Contestant("local-sgd, H = 10", _copies("local-sgd", 10), 0.95, drawn=True, quick=True),
+    Contestant("local-sgd, H = 10", _copies("local-sgd", 10), 0.95, quick=True),
     Contestant("diloco, H = 10", _copies("diloco", 10, **_OUTER), 0.95, quick=True),
-    Contestant("diloco, H = 50", _copies("diloco", 50, **_OUTER), drawn=True),
+    Contestant("diloco, H = 50", _copies("diloco", 50, **_OUTER)),
     Contestant("local-sgd, H = 50", _copies("local-sgd", 50)),
     Contestant("diloco, H = 10, 0.7 and 0.9", _copies("diloco", 10)),
 )
 
 
-def measure(
-    text: Path, directory: Path, options: dict[str, Any], seeds: int, quick: bool
-) -> dict[str, list[Point]]:
+def measure(text: Path, directory: Path, options: dict[str, Any], seeds: int, quick: bool) -> None:
     """Train the contestants and print the losses they reach.
 
     Args:
         seeds: of ddp and those that have a bar; the others run once.
-
-    Returns:
-        Curves of those that are drawn, see `points`.
     """
     contestants = [one for one in CONTESTANTS if one.quick or not quick]
     runs: dict[str, dict[int, Run]] = {one.name: {} for one in contestants}
@@ -84,9 +75,7 @@ def measure(
     def train(one: Contestant, seed: int) -> None:
         given = {**options, **MODEL, **one.options, "seed": seed}
         given |= {"steps": 100, "warmup": 20} if quick else {}
-        drawn = one.drawn and seed == 0 and not quick
-        setting = Setting(bandwidth=BANDWIDTH if drawn else 0)
-        found = run(text, directory / f"{one.name}-{seed}", given, setting)
+        found = run(text, directory / f"{one.name}-{seed}", given, Setting())
         runs[one.name][seed] = found
         print(f"  seed {seed}: {one.name} {_best(found):.4f}", flush=True)
 
@@ -99,9 +88,6 @@ def measure(
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(lambda turn: train(*turn), turns))
     _show_losses(contestants, runs, unigram_loss(text))
-    drawn = {one.name: points(runs[one.name][0]) for one in contestants if one.drawn and not quick}
-    _show_curves(drawn)
-    return drawn
 
 
 def _best(found: Run) -> float:
@@ -119,29 +105,6 @@ def _show_losses(
     )
     heads = ["", "seeds", "lowest", "at the end", "share", "least", "bar", "kB/step"]
     table(heads, [_row(one, runs, unigram) for one in contestants])
-
-
-def points(found: Run) -> list[Point]:
-    """Return seconds since the first micro-batch, bytes sent by a worker and validation loss, at
-    each validation.
-    """
-    began = min(stamps[0][0] for stamps in found.stamps)
-    return [
-        (line["time"] - began, line["step"] * found.bytes_per_step, line["valid_loss"])
-        for line in found.lines
-        if "valid_loss" in line
-    ]
-
-
-def _show_curves(curves: dict[str, list[Point]]) -> None:
-    if not curves:
-        return
-    print(f"\nthe same tokens where each worker's line has {BANDWIDTH * 8 / 1e6:.0f} Mbit/s")
-    rows = [
-        [name, f"{points[-1][0]:.0f}", f"{points[-1][1] / 1e6:.1f}", f"{points[-1][2]:.3f}"]
-        for name, points in curves.items()
-    ]
-    table(["", "seconds", "MB sent by a worker", "loss at the last validation"], rows)
 
 
 def _row(one: Contestant, runs: dict[str, dict[int, Run]], unigram: float) -> list[str]:

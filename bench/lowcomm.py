@@ -13,7 +13,6 @@ takes the claim's runs alone. It runs in the environment it is started from.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -118,7 +117,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="the claim's runs alone")
     parser.add_argument("--parts", nargs="+", choices=("accuracy", "speed"))
-    parser.add_argument("--curves", type=Path, help="write loss curves here, as JSON")
     given = parser.parse_args()
     parts = given.parts or (["speed"] if given.quick else ["accuracy", "speed"])
     print(f"{machine('torch')}\n", flush=True)
@@ -137,9 +135,7 @@ def main() -> None:
             text, seeds = directory / "words", 1 if given.quick else SEEDS
             files = _lowcomm_accuracy.write_wikitext(data_folder("wikitext-2"), text)
             place = directory / "accuracy"
-            curves = _lowcomm_accuracy.measure(text, place, files, seeds, given.quick)
-            if given.curves:
-                given.curves.write_text(json.dumps(curves))
+            _lowcomm_accuracy.measure(text, place, files, seeds, given.quick)
     print("\n".join(lines))
 
 

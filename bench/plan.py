@@ -114,7 +114,7 @@ def framework_of(text: str, gpu: str, split: bool) -> str:
         if hopper or re.search(r"megatron[- _]core|\bmcore", text):
             return "megatron-core"
         return "megatron" if "flash" not in text and before_flash(text) else "megatron-flash"
-    return "torchtitan-compiled" if "compile" in text else "rankup"
+    return "torchtitan-compiled" if "compile" in text else "script"
 
 
 def before_flash(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""The model, the data and the loss of the three examples. None of them knows of ranks.
+"""The model, the data and the loss of the examples by hand. None of them knows of ranks.
 
 A causal transformer that learns a made-up language: each token is followed by one fixed other
 token, so a model that has learnt the table has loss 0 and one that guesses has log(64) = 4.16.

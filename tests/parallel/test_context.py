@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import partialmethod
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from rankup.base.errors import UserError
 from rankup.parallel.build import build
@@ -16,6 +19,7 @@ from rankup.parallel.mesh import Mesh
 from rankup.recipes.llama import LlamaShape
 from rankup.recipes.models.llama import Llama
 from rankup.recipes.models.transformer import Shape, Transformer
+from rankup.runtime.state import local
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
@@ -52,6 +56,51 @@ def test_logits_are_those_of_one_process(ranks: RankPool, size: int) -> None:
         assert sorted(places.tolist()) == list(range(LENGTH)), name
         logits = torch.cat([part[name][1] for part in parts], dim=1)
         torch.testing.assert_close(logits, expected[:, places], rtol=1e-5, atol=1e-5, msg=name)
+
+
+def _gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [local(p.grad) for p in model.parameters() if p.grad is not None]
+
+
+def _compiled(world: World) -> dict[str, tuple[list[int], int, list[str], bool]]:
+    """Of each model: graphs after a step, an evaluation and a further step; breaks; warnings of
+    torch; and whether outputs and gradients are those without the compiler."""
+    layout, found = Layout(cp=2), {}
+    mesh = Mesh(layout, world)
+    tokens = mesh.sequence.mine(TOKENS)
+    for name, make in MODELS.items():
+        plain = build(make, mesh, 0, Choices()).model
+        torch._dynamo.reset()
+        counters.clear()
+        graphs = []
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            patch.setattr(
+                nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager")
+            )
+            model = build(make, mesh, 0, Choices(compiled="default")).model
+            for training in (True, False, True):
+                model.train(training)
+                model.zero_grad()
+                with torch.set_grad_enabled(training):
+                    logits = model(tokens)
+                if training:
+                    logits.square().sum().backward()
+                graphs.append(counters["stats"]["unique_graphs"])
+        plain(tokens).square().sum().backward()
+        grads = zip(_gradients(plain), _gradients(model), strict=True)
+        same = all(torch.allclose(one, other, atol=1e-5) for one, other in grads)
+        theirs = [str(w.message) for w in said if issubclass(w.category, FutureWarning)]
+        found[name] = (graphs, sum(counters["graph_break"].values()), theirs, same)
+    torch._dynamo.reset()
+    return found
+
+
+def test_what_shares_sequences_is_one_graph(ranks: RankPool) -> None:
+    for found in ranks.run(2, _compiled, timeout=200):
+        for name, (graphs, breaks, said, same) in found.items():
+            assert graphs == [1, 2, 2], name  # with gradients, and without them
+            assert (breaks, said, same) == (0, [], True), name
 
 
 def _cut(world: World) -> str:

@@ -212,6 +212,38 @@ def test_options_of_the_recipe_hold_the_layout(rankup_here: RunRankup) -> None:
         assert row["seconds_to_the_end"] == pytest.approx(100 * row["seconds_per_step"])
 
 
+def test_compiling_is_proposed_with_what_it_saves(rankup_here: RunRankup) -> None:
+    words = [*BOOSTER, "--gpus", "8", *RECIPE, "--precision", "bf16", "--steps", "1000"]
+    found = _json(rankup_here, *words)
+    row = next(row for row in found["rows"] if row["chosen"])
+    compiled = found["compile"]
+    assert shlex.split(compiled["command"])[-1] == "--compile"
+    assert "--compile" not in found["command"]
+    saved = 1000 * (row["seconds_per_step"] - compiled["seconds_per_step"])
+    assert compiled["saves_of"] == "run"
+    assert compiled["saves_seconds"] == pytest.approx(saved)
+    assert compiled["saves_cost"] == pytest.approx(8 * 12 * saved / 3600)
+    assert compiled["saves_cost"] > 0
+    said = " ".join(rankup_here(["plan", *words]).stdout.split())
+    assert "not compiled: --compile" in said
+    # What is asked for is as was said, and nothing more is proposed.
+    layout = compiled["layout"]
+    own = ["--strategy", layout["strategy"], "--micro-batch", str(layout["micro_batch"])]
+    if layout["strategy"] not in ("ddp", "fsdp"):
+        own[:2] = ["--dp", str(layout["dp_replicate"]), "--shard", str(layout["dp_shard"])]
+    asked = _json(rankup_here, *words, *own, "--compile")
+    assert asked["compile"] is None
+    assert asked["rows"][0]["seconds_per_step"] == pytest.approx(compiled["seconds_per_step"])
+
+
+def test_a_script_is_told_of_compiling_too(rankup_here: RunRankup) -> None:
+    words = [*BOOSTER, "--gpus", "64", *SEVEN]
+    compiled = _json(rankup_here, *words)["compile"]
+    assert compiled["in_the_script"].endswith(", compile=True)")
+    assert (compiled["saves_of"], compiled["saves_seconds"]) == ("Gtoken", None)
+    assert "not compiled: compile=True" in " ".join(rankup_here(["plan", *words]).stdout.split())
+
+
 def test_the_fewest_gpus_are_the_default(rankup_here: RunRankup) -> None:
     found = _json(rankup_here, "--gpu", "H100-80GB", "--nic", "400GB/s", *SEVEN)
     gpus = [row["layout"]["gpus"] for row in found["rows"]]
@@ -379,6 +411,8 @@ def test_run_takes_the_command_that_is_proposed(
         name, _, said = found["in_the_script"].partition("(")
         assert name == "rankup.parallelize"
         assert said.startswith("build_model, build_optimizer, ")
+        # A script of one's own has no stages.
+        assert {row["layout"]["pp"] for row in found["rows"]} == {1}
 
 
 def test_run_warns_of_what_does_not_fit_or_ends_too_late(

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from .errors import UserError
 
-# A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
+# A verb's option stands behind the verb, a key behind its file, an option of a recipe or a value of
+# one by itself.
 GONE: dict[str, str] = {
+    "env create --kernel": "put ipykernel into requirements.txt and run: python -m ipykernel install --user --name NAME",
+    "run --array": "start one run per task with a loop in the shell, each with its own report: docs/slurm.md",
+    "run --lives": "it is called --max-attempts",
+    "rankup.toml job.lives": "it is called max_attempts",
+    "logs --task": "each run has its own log, since a run is no array any more: rankup logs RUN",
     "--pp-timeline": "--profile 20:25 traces steps by torch's profiler, a rank of each node",
     "--pp-schedule naive": "give gpipe, 1f1b or interleaved",
     "--pp-schedule LoopedBFS": "give gpipe, 1f1b or interleaved",
@@ -15,11 +21,11 @@ GONE: dict[str, str] = {
     "--compress int8": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
     "--compress topk": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
     "port --shard-eval": "the report of port says for each evaluation what stands in the way of sharding it",
-    "--strategy async-sgd": "examples/async_sgd.py shows it in one file; among equal GPUs --strategy ddp is as fast and exact",
+    "--strategy async-sgd": "examples/async_sgd.py shows it in one file, see docs/strategies/async-and-gossip.md; among equal GPUs --strategy ddp is nearly as fast, and exact",
     "--max-staleness": "it went with async-sgd, of which examples/async_sgd.py shows the bound",
     "--damp-staleness": "it went with async-sgd; examples/async_sgd.py shows the method in one file",
     "--look-ahead": "it went with async-sgd; examples/async_sgd.py shows the method in one file",
-    "--strategy gossip": "examples/gossip.py shows it in one file; --strategy local-sgd and diloco talk as seldom",
+    "--strategy gossip": "examples/gossip.py shows it in one file, see docs/strategies/async-and-gossip.md; --strategy local-sgd and diloco talk as seldom",
     "report --export": "the samples lie as CSV in the run's monitor/, docs/reading-the-report.md shows them in pandas; recipes take --log tensorboard,wandb",
     "port --vendor": "install rankup where the port runs: the runtime needs torch and nothing else",
     "run --stage-fraction": "a file is staged as a whole; leave the option away, or name the nodes' own disks with --stage-to",

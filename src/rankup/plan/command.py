@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, islice
 
@@ -22,8 +22,9 @@ from ..site.profile import Profile
 from ..slurm.parse import parse_seconds, time_text
 from . import machines, table
 from .estimate import Estimate, estimate
+from .framework import COMPILES, FRAMEWORKS
 from .layout import Layout, Precision
-from .machine import GIB
+from .machine import GIB, MACHINES
 from .search import (
     Found,
     candidates,
@@ -103,6 +104,7 @@ class Plan:
         chosen: the row that is proposed; None where none can be.
         why: in a sentence.
         enough: the fewest GPUs on which it fits, where some that were asked for are too few.
+        compiled: the fastest with --compile on as many GPUs, where that was not asked for.
     """
 
     target: Target
@@ -115,6 +117,7 @@ class Plan:
     chosen: Row | None
     why: str
     enough: int | None
+    compiled: Row | None
     notes: tuple[str, ...]
 
 
@@ -131,7 +134,8 @@ def plan(wish: Wish) -> int:
     answer = answered(wish, target, site)
     command = ("", "") if answer.chosen is None else run_command(answer, answer.chosen)
     if wish.as_json:
-        print(json.dumps(table.as_json(answer, command), indent=1))
+        compiled = None if answer.compiled is None else run_command(answer, answer.compiled)
+        print(json.dumps(table.as_json(answer, command, compiled), indent=1))
     else:
         table.show(answer, command, explain=wish.explain)
     if picture is not None:
@@ -171,11 +175,9 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
     if target.recipe is not None and target.said("--pp-schedule"):
         schedule = target.recipe.pp_schedule
     cp = 1 if target.recipe is None else target.recipe.cp or 1
-    found: list[Found] = []
-    counts = _counts(wish.gpus, target, site, batch, precision, cp)
-    shown = wish.layouts or (5 if len(counts) == 1 else 1)
-    for count in counts:
-        one = layouts(
+
+    def search(count: int, framework: str, most: int) -> Found:
+        found = layouts(
             target.shape,
             site.of(count),
             count,
@@ -184,9 +186,17 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
             micro_batch=micro_batch,
             schedule=schedule,
             cp=cp,
-            framework="rankup" if target.recipe is None else _framework(target.recipe),
+            pipelines=_pipelines(target),
+            framework=framework,
         )
-        one = _allowed(one, target, site, shown)
+        return _allowed(found, target, site, most)
+
+    found: list[Found] = []
+    framework = _framework(target)
+    counts = _counts(wish.gpus, target, site, batch, precision, cp, framework)
+    shown = wish.layouts or (5 if len(counts) == 1 else 1)
+    for count in counts:
+        one = search(count, framework, shown)
         if not one.fitting and one.closest is None and target.recipe is not None:
             every = candidates(target.shape, site.of(count), count, batch, precision, cp=cp)
             one = replace(one, ruled_out=_ruled_out(list(every), target))
@@ -196,7 +206,15 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
     chosen, why = _choice(wish, rows, found, site)
     enough = None
     if not all(one.fitting for one in found):
-        least = fewest_gpus(target.shape, site.machine, batch, precision=precision, cp=cp)
+        least = fewest_gpus(
+            target.shape,
+            site.machine,
+            batch,
+            precision=precision,
+            cp=cp,
+            pipelines=_pipelines(target),
+            framework=framework,
+        )
         enough = None if least is None else least.gpus
     return Plan(
         target,
@@ -209,8 +227,24 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
         chosen,
         why,
         enough,
+        None if chosen is None else _compiled(chosen, steps, site, search),
         tuple(notes),
     )
+
+
+def _compiled(
+    chosen: Row, steps: int | None, site: machines.Site, search: Callable[[int, str, int], Found]
+) -> Row | None:
+    """The fastest compiled layout of as many GPUs as are proposed; None where that is compiled
+    already, where nothing is gained, or where the machine's kernels are not known."""
+    framework = COMPILES.get(chosen.estimate.layout.framework)
+    if framework is None or chosen.estimate.machine.gpu not in MACHINES:
+        return None
+    best = search(chosen.gpus, framework, 1).best
+    if best is None or best.seconds >= chosen.estimate.seconds:
+        return None
+    seconds = None if steps is None else steps * best.seconds
+    return Row(best, seconds, None if seconds is None else site.cost(chosen.gpus, seconds))
 
 
 def _global_batch(wish: Wish, target: Target) -> tuple[int, list[str]]:
@@ -224,12 +258,26 @@ def _global_batch(wish: Wish, target: Target) -> tuple[int, list[str]]:
 
 
 def _counts(
-    text: str | None, target: Target, site: machines.Site, batch: int, precision: Precision, cp: int
+    text: str | None,
+    target: Target,
+    site: machines.Site,
+    batch: int,
+    precision: Precision,
+    cp: int,
+    framework: str,
 ) -> list[int]:
     """The numbers of GPUs, sorted."""
     per_node = site.machine.gpus_per_node
     if text is None:
-        least = fewest_gpus(target.shape, site.machine, batch, precision=precision, cp=cp)
+        least = fewest_gpus(
+            target.shape,
+            site.machine,
+            batch,
+            precision=precision,
+            cp=cp,
+            pipelines=_pipelines(target),
+            framework=framework,
+        )
         first = least.gpus if least is not None else per_node
         doubled = islice(dropwhile(lambda n: n < first, numbers_of_gpus(site.machine)), _DOUBLED)
         most = site.most_gpus
@@ -495,12 +543,15 @@ def layout_of(options: LanguageModelOptions, gpus: int, mesh: Mesh) -> Layout:
         zero=3 if mesh.shard_size > 1 else 0,
         sequence_parallel=mesh.tp > 1,
         inner_steps=every,
-        framework=_framework(options),
+        framework=COMPILES["rankup"] if options.compile else "rankup",
     )
 
 
-def _framework(options: LanguageModelOptions) -> str:
-    return "rankup-compiled" if options.compile else "rankup"
+def _framework(target: Target) -> str:
+    """The habits of what trains a target: the recipe's, or those of the user's own script."""
+    if target.recipe is not None:
+        return COMPILES["rankup"] if target.recipe.compile else "rankup"
+    return "rankup" if _as_recipe(target.shape) else "script"
 
 
 def layout_words(layout: Layout, target: Target) -> list[str]:
@@ -516,12 +567,14 @@ def layout_words(layout: Layout, target: Target) -> list[str]:
     words["--micro-batch"] = layout.micro_batch
     if layout.recompute != "none":
         words["--activation-checkpointing"] = layout.recompute
-    return [
+    said = [
         word
         for option, value in words.items()
         if not target.said(option)
         for word in (option, str(value))
     ]
+    compiled = FRAMEWORKS[layout.framework].compiled and not target.said("--compile")
+    return [*said, "--compile"] if compiled else said
 
 
 def run_command(answer: Plan, row: Row) -> tuple[str, str]:
@@ -551,6 +604,11 @@ def run_command(answer: Plan, row: Row) -> tuple[str, str]:
     return shlex.join([*words, *target_words, *layout_words(layout, target)]), call
 
 
+def _pipelines(target: Target) -> bool:
+    """True if what would train the model is the recipe: a script of one's own has no stages."""
+    return target.recipe is not None or _as_recipe(target.shape)
+
+
 def _as_recipe(shape: Shape) -> bool:
     """True if the recipe has models of this kind."""
     plain = not shape.gated and not shape.tied and shape.kv_heads == shape.heads
@@ -570,13 +628,13 @@ def _call(layout: Layout, precision: Precision) -> str:
         keywords["strategy"] = layout.strategy
     else:
         sizes = {"dp": layout.dp_replicate, "shard": layout.dp_shard}
-        sizes |= {"tp": layout.tp, "pp": layout.pp}
+        sizes |= {"tp": layout.tp}
         keywords |= {name: n for name, n in sizes.items() if n > 1}
-    if layout.pp > 1:
-        keywords |= {"pp_schedule": layout.schedule, "micro_batch": layout.micro_batch}
     if precision != "fp32":
         keywords["precision"] = precision
     if layout.recompute != "none":
         keywords["activation_checkpointing"] = layout.recompute
+    if FRAMEWORKS[layout.framework].compiled:
+        keywords["compile"] = True
     said = "".join(f", {name}={value!r}" for name, value in keywords.items())
     return f"rankup.parallelize(build_model, build_optimizer{said})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import counted
 from .framework import Framework
 from .layout import Layout
 from .machine import Machine
@@ -11,7 +12,8 @@ from .network import group
 from .shape import Shape
 
 # Bytes that unfused element-wise kernels of a layer move per token in a forward, per unit of
-# `hidden` (two norms, two residuals with dropout, rotary embedding) and of `ffn` (activation).
+# `hidden` (two norms, two residuals with dropout, rotary embedding) and of `ffn` (activation). So
+# published runs were fitted; a backward takes twice as long.
 _RESIDUAL_BYTES = 29.0
 _ROTARY_BYTES = 10.0
 _GELU_BYTES = 7.0
@@ -37,7 +39,8 @@ class Work:
         context: the same between ranks that share a sequence.
         attention_back: a backward's attention over a forward's.
         products_back: a backward's products over a forward's: 2, of which a frozen weight saves
-            one; of element-wise work it is 2.
+            one.
+        elementwise_back: element-wise work of a backward.
         reached: share of the layers that a backward goes through.
         floor: what the processor needs to launch the forward's kernels.
         wrapping: what sharding and cutting add to forward and backward together.
@@ -46,6 +49,7 @@ class Work:
     matmul: float
     attention: float
     elementwise: float
+    elementwise_back: float
     tensor: float = 0.0
     context: float = 0.0
     attention_back: float = 2.5
@@ -71,7 +75,7 @@ class Work:
     def _backward(self) -> float:
         """A backward through a layer that it reaches."""
         back = self.products_back * self.matmul + self.attention_back * self.attention
-        return back + 2 * self.elementwise + self.exchange
+        return back + self.elementwise_back + self.exchange
 
     @property
     def forward(self) -> float:
@@ -117,10 +121,8 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
         matmul(machine, tokens, outputs / t, inputs, fp8) for inputs, outputs in shape.adapters
     )
     hbm = machine.hbm * machine.hbm_efficiency
-    split = t if layout.sequence_parallel else 1
-    gate = _GATE_BYTES if shape.gated else _GELU_BYTES
-    moved = _RESIDUAL_BYTES * h / split + (_ROTARY_BYTES * h + gate * shape.ffn) / t
-    moved *= tokens * framework.traffic
+    forward, backward = _moved(shape, layout, framework)
+    values = tokens * layout.value_bytes / 2 / hbm
     pairs = tokens * shape.seq
     flops = 4.0 * pairs * h / t
     if framework.fused_attention:
@@ -139,7 +141,8 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
     return Work(
         matmul=seconds,
         attention=core,
-        elementwise=moved * layout.value_bytes / 2 / hbm,
+        elementwise=forward * values,
+        elementwise_back=backward * values,
         tensor=tensor_parallel(shape, layout, machine, framework),
         context=context_parallel(shape, layout, machine, framework),
         attention_back=back,
@@ -149,6 +152,17 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
         wrapping=(machine.tensor_layer if t > 1 else 0.0)
         + (machine.sharded_layer if layout.zero == 3 else 0.0),
     )
+
+
+def _moved(shape: Shape, layout: Layout, framework: Framework) -> tuple[float, float]:
+    """Return the bytes per token that a layer's element-wise kernels move, forward and backward."""
+    if framework.recipe and shape.gated and not framework.compiled:
+        return counted.elementwise(shape, layout)
+    h, t = shape.hidden, layout.tp
+    split = t if layout.sequence_parallel else 1
+    gate = _GATE_BYTES if shape.gated else _GELU_BYTES
+    moved = _RESIDUAL_BYTES * h / split + (_ROTARY_BYTES * h + gate * shape.ffn) / t
+    return moved * framework.traffic, 2 * moved * framework.traffic
 
 
 def tensor_parallel(shape: Shape, layout: Layout, machine: Machine, framework: Framework) -> float:
@@ -177,13 +191,23 @@ def context_parallel(shape: Shape, layout: Layout, machine: Machine, framework: 
     return group(machine, layout.cp, layout.tp).gather(size)
 
 
-def head(shape: Shape, layout: Layout, machine: Machine) -> Work:
+def head(shape: Shape, layout: Layout, machine: Machine, framework: Framework) -> Work:
     """Return the work of the output layer and the loss; embeddings cost next to nothing."""
     tokens = layout.micro_batch * shape.seq / layout.cp
     product = matmul(machine, tokens, shape.vocab / layout.tp, shape.hidden)
-    moved = _LOGITS_BYTES * tokens * shape.vocab / layout.tp
-    elementwise = moved / (machine.hbm * machine.hbm_efficiency)
-    return Work(product, 0.0, elementwise, products_back=1.0 if shape.frozen_head else 2.0)
+    logits = tokens * shape.vocab / layout.tp
+    forward, backward = _LOGITS_BYTES, 2 * _LOGITS_BYTES
+    if framework.recipe:
+        loss = counted.loss(logits, layout, framework.compiled)
+        forward, backward = loss.forward, loss.backward
+    seconds = logits / (machine.hbm * machine.hbm_efficiency)
+    return Work(
+        product,
+        0.0,
+        forward * seconds,
+        backward * seconds,
+        products_back=1.0 if shape.frozen_head else 2.0,
+    )
 
 
 def recomputed(work: Work, layout: Layout, framework: Framework) -> float:

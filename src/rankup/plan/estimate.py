@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from . import compute
 from .exchange import data_parallel
-from .framework import COMPILED, FRAMEWORKS
+from .framework import FRAMEWORKS
 from .layout import Layout
 from .machine import GIB, MEASURED, Machine
 from .memory import memory, stage_parameters
@@ -93,7 +93,7 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
     framework, machine = FRAMEWORKS[layout.framework], machine.computing(layout.precision)
     m, layers = layout.micro_batches, stage_layers(layout, shape.layers)
     work = compute.layer(shape, layout, machine, framework)
-    last = compute.head(shape, layout, machine)
+    last = compute.head(shape, layout, machine, framework)
     again = compute.recomputed(work, layout, framework)
     one_layer = work.forward + work.backward + again
     head = last.forward + last.backward
@@ -112,7 +112,7 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
     seconds = {
         "matmul": m * layers * (1 + work.reached * work.products_back) * work.matmul,
         "attention": m * layers * (1 + work.reached * work.attention_back) * work.attention,
-        "element-wise": m * layers * (1 + work.reached * 2) * work.elementwise,
+        "element-wise": m * layers * (work.elementwise + work.reached * work.elementwise_back),
         "head": m * head,
         "recomputation": m * layers * again,
         "launches": m * layers * (work.forward + work.backward - work.busy),
@@ -262,7 +262,7 @@ def what_limits(terms: tuple[Term, ...], layout: Layout, machine: Machine) -> tu
     if worst is None or worst.seconds < 0.1 * total:
         return "compute", "nothing cheap: most of the time is matrix products"
     word = _LIMITS.get(worst.name, worst.name)
-    compiled = FRAMEWORKS[layout.framework].traffic == COMPILED
+    compiled = FRAMEWORKS[layout.framework].compiled
     advice = f"{_ADVICE[worst.name]} ({worst.name} is {worst.seconds / total:.0%} of a step)"
     if worst.name == "tensor parallel" and layout.tp > machine.gpus_per_node:
         advice = f"--tp {machine.gpus_per_node}, which stays within a node"

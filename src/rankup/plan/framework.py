@@ -1,8 +1,9 @@
 """Habits of training frameworks that change time and memory, as their sources and papers say.
 
-Published runs are of many frameworks; rankup's own runs are the row `rankup`. Numbers in `traffic`,
-`launches`, `messages_per_layer`, `gather_messages` and what is kept of activations were fitted on
-measured runs (docs/plan/how-far-to-trust-it.md).
+Published runs are of many frameworks. rankup's own are `rankup`, its recipes, of which `counted.py`
+knows the kernels, and `script`, a user's model and loss under `rankup.parallelize`. Numbers in
+`traffic`, `launches`, `messages_per_layer`, `gather_messages` and what is kept of activations were
+fitted on measured runs (docs/plan/how-far-to-trust-it.md).
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Framework:
         states: bytes per parameter of weights, gradients, and what ZeRO-1 shards: the optimizer's
             states and a float32 copy of the weights.
         logits: bytes per logit at the peak: bf16, float32, its log-softmax, its gradient.
+        recipe: layers and loss are those of rankup's recipes.
+        compiled: layers, and a recipe's loss, are compiled.
         selective: share of the outputs of matrix products that selective recomputation keeps;
             None: it only drops the attention's s x s matrix, as in Megatron.
         activation_hidden, activation_ffn: bytes kept per token and layer, per unit of `hidden` and
@@ -61,6 +64,8 @@ class Framework:
     autocast: bool = False
     states: tuple[float, float, float] = (2.0, 4.0, 12.0)
     logits: float = 14.0
+    recipe: bool = False
+    compiled: bool = False
     selective: float | None = None
     activation_hidden: float = 18.0
     activation_ffn: float = 8.0
@@ -74,11 +79,27 @@ _MEGATRON = Framework("megatron", fused_attention=False, traffic=FUSED, overlap=
 # torch's FSDP: float32 weights and states, weights gathered in bf16; eager kernels.
 _FSDP = Framework("rankup", accumulation=12.0, selective=1.0, states=(4.0, 4.0, 8.0))
 
-_OWN = replace(_FSDP, sequence_parallel=True, autocast=True, gathers_context=True)
+_SCRIPT = replace(_FSDP, name="script", sequence_parallel=True, autocast=True, gathers_context=True)
+_RECIPE = replace(_SCRIPT, name="rankup", recipe=True)
+
+# An eager framework -> the same, compiled.
+COMPILES = {"rankup": "rankup-compiled", "script": "script-compiled"}
 
 _KNOWN = (
-    _OWN,
-    replace(_OWN, name="rankup-compiled", traffic=COMPILED, launches=0.5),
+    *(
+        habits
+        for eager in (_RECIPE, _SCRIPT)
+        for habits in (
+            eager,
+            replace(
+                eager,
+                name=COMPILES[eager.name],
+                traffic=COMPILED,
+                launches=0.5,
+                compiled=True,
+            ),
+        )
+    ),
     _MEGATRON,
     # vTrain's runs: gradients in float16, in buckets.
     replace(
@@ -126,8 +147,16 @@ _KNOWN = (
         sequence_parallel=True,
         traffic=COMPILED,
         launches=0.5,
+        compiled=True,
     ),
     replace(_FSDP, name="llm-foundry", gradient_bytes=2.0),
-    replace(_FSDP, name="fms-fsdp", traffic=COMPILED, gradient_bytes=2.0, launches=0.5),
+    replace(
+        _FSDP,
+        name="fms-fsdp",
+        traffic=COMPILED,
+        gradient_bytes=2.0,
+        launches=0.5,
+        compiled=True,
+    ),
 )
 FRAMEWORKS = {one.name: one for one in _KNOWN}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from . import counted
 from .framework import Framework
 from .layout import Layout
 from .pipeline import kept, stage_layers
@@ -24,12 +25,15 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
     with sequence parallelism all of it over t; the last term goes with selective recomputation or
     fused attention; full recomputation keeps the layer's input, 2. What a `framework` keeps
     instead of the 34 is in units of h and of f. Where "selective" keeps the outputs of matrix
-    products, these and the attention's.
+    products, these and the attention's. Of a recipe's layer it is counted.
     """
     tokens, t, h = layout.micro_batch * shape.seq / layout.cp, layout.tp, shape.hidden
     split = t if layout.sequence_parallel else 1
     if layout.recompute == "full":
         return layout.value_bytes * tokens * h / split
+    if framework is not None and framework.recipe:
+        total = tokens * counted.activations(shape, layout, framework.compiled)
+        return (total + _attended(shape, layout, framework)) * layout.value_bytes / 2
     if framework is None:
         whole, shared, fused = 10.0 * h, 24.0 * h, False
     else:
@@ -40,13 +44,22 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
         whole = min(10.0 * h, 0.3 * kept_bytes)
         shared = kept_bytes - whole
     total = tokens * (whole / split + shared / t)
-    if framework is not None and framework.gathers_context and layout.recompute == "none":
-        total += 4.0 * shape.kv_width / t * tokens * (layout.cp - 1)  # of the other ranks
     if layout.recompute == "none" and not fused:
         total += 5.0 * shape.heads * shape.seq * tokens / t
-    if layout.recompute == "none" and shape.masked:  # each layer keeps a mask of its own, of values
-        total += 2.0 * shape.seq * tokens
+    total += _attended(shape, layout, framework)
     return total * layout.value_bytes / 2  # the published ones are of half precision
+
+
+def _attended(shape: Shape, layout: Layout, framework: Framework | None) -> float:
+    """Return the bytes that attention keeps beside the tokens of a rank, in half precision."""
+    if layout.recompute != "none":
+        return 0.0
+    tokens, kept_bytes = layout.micro_batch * shape.seq / layout.cp, 0.0
+    if framework is not None and framework.gathers_context:  # keys and values of the other ranks
+        kept_bytes += 4.0 * shape.kv_width / layout.tp * tokens * (layout.cp - 1)
+    if shape.masked:  # each layer keeps a mask of its own, of values
+        kept_bytes += 2.0 * shape.seq * tokens
+    return kept_bytes
 
 
 def _products(shape: Shape, share: float) -> float:
@@ -120,7 +133,12 @@ def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Pa
         kept_bytes += whole - activations(shape, layout, framework)
     logits = 0.0
     if stage == layout.pp - 1:
-        logits = framework.logits * tokens * shape.vocab / layout.tp
+        logits = tokens * shape.vocab / layout.tp
+        if framework.recipe:
+            loss = counted.loss(logits, layout, framework.compiled)
+            logits = loss.peak * logits + loss.chunk
+        else:
+            logits *= framework.logits
     gathered = 0.0
     if layout.zero == 3:
         largest = max(shape.layer_parameters, shape.embedding_parameters) / layout.tp

@@ -25,6 +25,7 @@ class Shape:
         still: share of the layers, the first ones, that no backward goes through.
         averaged: a moving average of what is trained is kept.
         masked: attention is given a mask of s x s.
+        dropout: what is added to the stream is dropped in part.
     """
 
     layers: int
@@ -47,6 +48,7 @@ class Shape:
     still: float = 0.0
     averaged: bool = False
     masked: bool = False
+    dropout: bool = False
 
     @property
     def kv_width(self) -> int:

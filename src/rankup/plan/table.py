@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base.amounts import number, size, words
+from ..base.amounts import duration, number, size, words
 from ..base.errors import UserError
 from ..base.files import user_path, write_atomic
 from ..parallel.layout import SELDOM
@@ -205,11 +205,43 @@ def _verdict(answer: Plan) -> Iterator[str]:
     yield f"→ {_gpus(row.gpus)}, {layout_text(one.layout)}: {answer.why}"
     if one.limit:
         yield f"limited by {one.limit}; {one.advice}" if one.advice else f"limited by {one.limit}"
+    if answer.compiled is not None:
+        yield _compiled(answer, answer.compiled)
     if one.risky:
         yield (
             f"risky: {one.head_room:.0%} of the memory stay free ({RISKY:.0%} are safe), "
             f"{one.memory_total / GIB:.1f} of {one.capacity / GIB:.1f} GiB"
         )
+
+
+def _saving(answer: Plan, compiled: Row) -> tuple[float | None, float]:
+    """Seconds of the whole run and its cost that compiling saves; where the length is not known
+    None, and the cost of a billion tokens."""
+    row, site = answer.chosen, answer.site
+    assert row is not None
+    if row.seconds is None or row.cost is None or compiled.seconds is None or compiled.cost is None:
+        return None, (site.token_cost(row.estimate) - site.token_cost(compiled.estimate)) * 1e9
+    return row.seconds - compiled.seconds, row.cost - compiled.cost
+
+
+def _compiled(answer: Plan, compiled: Row) -> str:
+    """What compiling would save, and with which layout."""
+    assert answer.chosen is not None
+    (seconds, cost), found = _saving(answer, compiled), compiled.estimate
+    said, layout = answer.chosen.estimate.layout, found.layout
+    others = [layout_text(layout)] if layout_text(layout) != layout_text(said) else []
+    if layout.micro_batch != said.micro_batch:
+        others.append(f"micro-batches of {layout.micro_batch}")
+    if layout.recompute != said.recompute:
+        others.append(f"activation checkpointing {layout.recompute}")
+    word = "compile=True" if answer.target.recipe is None else "--compile"
+    with_others = f" and {', '.join(others)}" if others else ""
+    spared = f"{number(cost)} {answer.site.machine.unit}"
+    spared += " per Gtoken" if seconds is None else f" and {duration(seconds)} of the run"
+    return (
+        f"not compiled: {word}{with_others} would take {found.seconds:.3g} s per step, "
+        f"{1 - found.seconds / answer.chosen.estimate.seconds:.0%} less, which saves about {spared}"
+    )
 
 
 def _explained(one: Estimate) -> Iterator[str]:
@@ -257,8 +289,14 @@ def show_constants(machines: Mapping[int, Machine], file: Path) -> None:
     print(f"plans for this machine take these from now on; they lie in {file}")
 
 
-def as_json(answer: Plan, command: tuple[str, str]) -> dict[str, Any]:
-    """Return the answer as JSON takes it."""
+def as_json(
+    answer: Plan, command: tuple[str, str], compiled: tuple[str, str] | None
+) -> dict[str, Any]:
+    """Return the answer as JSON takes it.
+
+    Args:
+        command, compiled: what starts the chosen row, and the one that is compiled.
+    """
     stops = where_it_stops_paying(answer.found, answer.site.token_cost)
     return {
         "model": {**asdict(answer.target.shape), "parameters": answer.target.shape.parameters()},
@@ -275,9 +313,25 @@ def as_json(answer: Plan, command: tuple[str, str]) -> dict[str, Any]:
         "fewest_gpus": answer.enough,
         "stops_paying_at": None if stops is None else stops.gpus,
         "why": answer.why,
+        "compile": _compile(answer, compiled),
         "command": command[0] or None,
         "in_the_script": command[1] or None,
         "notes": list(answer.notes),
+    }
+
+
+def _compile(answer: Plan, command: tuple[str, str] | None) -> dict[str, Any] | None:
+    """What compiling would save; None where it is not proposed."""
+    if answer.compiled is None or command is None:
+        return None
+    seconds, cost = _saving(answer, answer.compiled)
+    return {
+        **_estimate(answer.compiled.estimate),
+        "saves_seconds": seconds,
+        "saves_cost": cost,
+        "saves_of": "Gtoken" if seconds is None else "run",
+        "command": command[0] or None,
+        "in_the_script": command[1] or None,
     }
 
 

@@ -265,6 +265,7 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
         vectors=2 if llama else 4,  # maps have no bias, a layer norm has one
         last=options.dim if llama else 2 * options.dim + (vocab if options.prior else 0),
         name=name,
+        dropout=llama is None and options.dropout > 0,
     )
     shape = _with_training(checked(shape, names), options)
     notes = [note]
