@@ -270,3 +270,18 @@ def test_any_text_gives_an_index_or_the_documented_error(
     suffix = data.draw(st.sampled_from([".csv", ".tsv", ".json", ".jsonl"]))
     with suppress(UserError):
         scanned(tmp_path_factory.getbasetemp() / f"fuzz{suffix}", text)
+
+
+def test_pictures_and_their_annotations_are_packed_by_a_list(tmp_path: Path) -> None:
+    """The way out of which the refusal of such folders tells."""
+    rows = ["image,annotation,split"]
+    for split in ("train", "val"):
+        for folder, end in (("images", "jpg"), ("labels", "txt")):
+            path = tmp_path / folder / split / f"0.{end}"
+            path.parent.mkdir(parents=True)
+            path.write_text(f"{folder} {split}")
+        rows.append(f"images/{split}/0.jpg,labels/{split}/0.txt,{split}")
+    index = scanned(tmp_path / "list.csv", "\n".join(rows) + "\n")
+    assert [one.name for one in index.fields] == ["image", "annotation"]
+    assert [one.name for one in index.splits] == ["train", "val"]
+    assert (len(index), index.labels) == (2, None)
