@@ -254,7 +254,8 @@ class Table:
         if self.setup or self.sourced:
             parts = [(line, " ".join(words)) for line, words in self.setup]
             parts += [(line, f"source {name}") for line, name, _ in self.sourced]
-            yield "set-up: " + "; ".join(text for _, text in sorted(parts))
+            told = dict.fromkeys(text for _, text in sorted(parts))  # each task does the same
+            yield _UNKNOWN.sub("?", "set-up: " + "; ".join(told))
 
 
 def _alike(steps: Sequence[Step]) -> list[Step]:
