@@ -103,7 +103,7 @@ def test_who_does_not_wait_is_told_who_holds_it_and_since_when(tmp_path: Path) -
         said = str(caught.value)
         assert said.startswith(f"{target}: process {process.pid} of ")
         assert f" on {os.uname().nodename} is packing it since " in said
-        assert re.search(r" since .*\d{4}-\d\d-\d\d; wait for its end$", said)
+        assert re.search(r" since .*\d{4}-\d\d-\d\d; wait for its end\. If", said)
         assert file_of(target).read_text() == content
         process.kill()
         process.wait(60)
@@ -293,3 +293,29 @@ def _until(condition: Callable[[], bool], seconds: float = 120) -> None:
             return
         time.sleep(0.01)
     pytest.fail("it did not come to pass")
+
+
+def test_a_lock_whose_time_is_in_the_future_is_taken_once_it_stands_still(tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    path = left_by_another(target, host="another")
+    os.utime(path, (time.time() + 9999, time.time() + 9999))
+    said: list[str] = []
+    with lock.held(target, said.append, PACE):
+        assert file_of(target).exists()
+    assert "with a time in the future; taken over if it stays so for 1 s" in said[0]
+    assert not path.exists()
+
+
+def test_who_does_not_wait_is_told_of_the_lock_and_the_way_out(tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    path = left_by_another(target, host="another")
+    os.utime(path, (time.time() + 9999, time.time() + 9999))
+    with (
+        pytest.raises(lock.Taken, match=f"remove its lock, {re.escape(str(path))}"),
+        lock.held(target, quiet, PACE, wait=False),
+    ):
+        pass
+    assert path.exists()
+    path.unlink()
+    with lock.held(target, quiet, PACE, wait=False):
+        pass

@@ -19,7 +19,7 @@ from rankup.data import npz, opened
 from rankup.data.containers.detect import detect
 from rankup.data.inspect import show
 from rankup.data.pack.command import pack
-from rankup.data.pack.source import Request
+from rankup.data.pack.source import Request, scanned
 
 
 def _tar(path: Path, kind: int, mode: str = "w") -> None:
@@ -175,3 +175,66 @@ def test_an_interrupted_pack_is_no_container(tmp_path: Path) -> None:
         detect(tmp_path / "out.h5")
     with pytest.raises(UserError, match=r"interrupted pack.*out\.h5 --resume"):
         detect(tmp_path / "out.h5.part")
+
+
+def _other(top: Path, name: str) -> Path:
+    """A file or folder as another program writes it."""
+    files = {
+        "lmdb/data.mdb": bytes(16) + b"\xde\xc0\xef\xbe" + bytes(4076),
+        "lone.mdb": bytes(16) + b"\xde\xc0\xef\xbe" + bytes(4076),
+        "below/val_lmdb/data.mdb": bytes(4096),
+        "v2.zarr/.zgroup": b"{}",
+        "v3.zarr/zarr.json": b"{}",
+        "mds/shard.00000.mds": b"\1\0\0\0",
+        "a.tfrecord": bytes(16),
+        "records/train.tfrecord-00000-of-00002": bytes(16),
+        "cifar/data_batch_1": b"\x80\x04N.",
+        "encrypted.parquet": b"PARE" + bytes(60) + b"PARE",
+        "old.feather": b"FEA1" + bytes(60),
+        "x.mat": b"MATLAB 5.0 MAT-file, Platform" + bytes(500),
+    }
+    (path,) = [one for one in files if one.startswith(name)]
+    (top / path).parent.mkdir(parents=True, exist_ok=True)
+    (top / path).write_bytes(files[path])
+    (top / path).with_name("beside.bin").write_bytes(b"beside")
+    return top / name
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "way"),
+    [
+        ("lmdb", "an LMDB database", "package lmdb"),
+        ("lone.mdb", "an LMDB database", "package lmdb"),
+        ("below", "an LMDB database", "package lmdb"),
+        ("v2.zarr", "a zarr store", "h5py"),
+        ("v3.zarr", "a zarr store", "h5py"),
+        ("mds", "MosaicML", "StreamingDataset"),
+        ("a.tfrecord", "TFRecord", "tf.data"),
+        ("records", "TFRecord", "tf.data"),
+        ("cifar", "CIFAR's batches", "numpy.savez"),
+        ("encrypted.parquet", "an encrypted Parquet", "its keys"),
+        ("old.feather", "Feather file of version 1", "write_feather"),
+        ("x.mat", "MATLAB file of version 5", "-v7.3"),
+    ],
+)
+def test_formats_of_other_programs_are_named_with_the_way_out(
+    tmp_path: Path, name: str, what: str, way: str
+) -> None:
+    source = _other(tmp_path, name)
+    for use in (opened.open, lambda path: request_of(path, tmp_path / "out.h5")):
+        with pytest.raises(UserError, match=rf"is .*{what}.*, which rankup does not read: .*{way}"):
+            use(source)
+    assert not (tmp_path / "out.h5").exists()
+
+
+def request_of(path: Path, out: Path) -> None:
+    """Scan as `rankup pack` does."""
+    scanned(Request(str(path), str(out)))
+
+
+def test_a_zarr_store_in_a_zip_is_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("x/.zarray", "{}")
+        archive.writestr("x/0.0", "abcd")
+    with pytest.raises(UserError, match=r"is a zarr store.*\(it has 'x/.zarray'\)"):
+        opened.open(tmp_path / "x.zip")

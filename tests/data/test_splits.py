@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, random_split
 
+import rankup
 from rankup.data import Loader, PackedDataset
 from rankup.data.orders import unwrapped
+from rankup.data.pack.command import pack
+from rankup.data.pack.source import Request
 
 from .feeding import Digest, small
 
@@ -49,3 +52,24 @@ def test_torchs_subset_around_a_pack(tmp_path: Path) -> None:
     assert unwrapped(Subset(range(3), [0])).__class__ is Subset  # type: ignore[arg-type]
     with pytest.raises(IndexError):
         unwrapped(Subset(photos, np.array([30])))  # type: ignore[arg-type]
+
+
+def test_a_folder_in_capitals_is_the_split_that_is_asked_for(tmp_path: Path) -> None:
+    for split in ("Train", "VAL"):
+        for label in ("cat", "dog"):
+            path = tmp_path / "photos" / split / label / "1.bin"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(f"{split} {label}".encode())
+    train = PackedDataset(tmp_path / "photos", "train")
+    assert [item for item, _ in train.__getitems__([0, 1])] == [b"Train cat", b"Train dog"]
+    out = tmp_path / "photos.h5"
+    assert pack(Request(str(tmp_path / "photos"), str(out), as_json=True)) == 0
+    with rankup.data.open(out) as samples:
+        assert samples.splits == ("train", "val")
+        assert samples.split("val").path(0) == "val/cat/1.bin"
+    rows = "path,label,split\nphotos/Train/cat/1.bin,cat,Train\nphotos/VAL/cat/1.bin,cat,VAL\n"
+    (tmp_path / "list.csv").write_text(rows)
+    again = tmp_path / "list.h5"
+    assert pack(Request(str(tmp_path / "list.csv"), str(again), as_json=True)) == 0
+    with rankup.data.open(again) as samples:
+        assert samples.splits == ("train", "val")

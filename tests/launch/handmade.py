@@ -19,9 +19,8 @@ _SCRIPT = """#!/bin/bash
 #SBATCH --output={log} --open-mode=append --requeue
 run={run}
 attempt=${{SLURM_RESTART_COUNT:-0}}
-record() {{ printf '{{"job": "%s", "task": %s, "restart": %d, %s}}\\n' \
-"${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}" "${{SLURM_ARRAY_TASK_ID:-null}}" "$attempt" "$1" \
->>"$run/attempts.jsonl"; }}
+record() {{ printf '{{"job": "%s", "restart": %d, %s}}\\n' \
+"$SLURM_JOB_ID" "$attempt" "$1" >>"$run/attempts.jsonl"; }}
 finish() {{ record "\\"end\\": $(date +%s), \\"code\\": $1"; exit "$1"; }}
 record "\\"start\\": $(date +%s), \\"nodes\\": \\"$SLURM_JOB_NODELIST\\""
 {body}
@@ -55,15 +54,14 @@ def asked(path: Path, job_id: str) -> None:
 
 def record(path: Path, **fields: Any) -> None:
     """Append a line to the run's `attempts.jsonl`."""
-    line = {"job": "12", "task": None, "restart": 0, **fields}
+    line = {"job": "12", "restart": 0, **fields}
     with (path / rundir.ATTEMPTS).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def submit(slurm: Cluster, path: Path, body: str, *options: str) -> str:
     """Submit `body` as an attempt of the run; the job's id."""
-    array = any(option.startswith("--array") for option in options)
-    log = path / "log" / ("%A_%a.out" if array else "%j.out")
+    log = path / "log" / "%j.out"
     script = path / "job.sh"
     script.write_text(_SCRIPT.format(log=log, run=path, body=body))
     job_id = client(slurm).submit(script, "--chdir", str(path), *options)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from rankup.base.errors import UserError
 from rankup.launch import attempts, cancel
 from rankup.site import rundir
 from rankup.slurm.client import Client, SlurmError
@@ -62,14 +61,6 @@ def test_the_verb_says_what_came_of_it(rankup_here: RunRankup, tmp_path: Path) -
     done = rankup_here(["cancel", path.name], env={"PATH": os.devnull})
     assert (done.returncode, done.stdout) == (0, f"{NOTHING[0]}\n")
     assert rankup_here(["cancel", "other"]).returncode == 2
-
-
-def test_one_task_is_left_to_scancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_run(tmp_path / "runs")
-    asked(path, "12")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="scancel 12_3"):
-        cancel.show("12_3")
 
 
 HOLDS = """
@@ -175,18 +166,17 @@ class Queue(Client):
 
     def cancel(self, ids: Sequence[str]) -> None:
         self.cancelled.extend(ids)
-        self.jobs[:] = [one for one in self.jobs if one.job_id.partition("_")[0] not in ids]
+        self.jobs[:] = [one for one in self.jobs if one.job_id not in ids]
 
 
 def test_what_slurm_has_of_the_run_is_cancelled_and_nothing_else(tmp_path: Path) -> None:
-    """An array as a whole, and a job whose id was never written down."""
+    """Also a job whose id was never written down."""
     path, other = make_run(tmp_path), make_run(tmp_path, "20261120-120000-efgh")
     asked(path, "12")
     asked(path, "14")  # of another cluster, which shares this file system
-    array = [("12_0", "RUNNING", path), ("12_1", "PENDING", path)]
-    slurm = Queue(*array, ("13", "PENDING", path), ("14", "RUNNING", other))
+    slurm = Queue(("12", "RUNNING", path), ("13", "PENDING", path), ("14", "RUNNING", other))
     said = cancel.cancel(path, slurm)
-    assert said == ["job 12_[0-1]: cancelled", "job 13: cancelled"]
+    assert said == ["job 12: cancelled", "job 13: cancelled"]
     assert set(slurm.cancelled) == {"12", "13"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -252,23 +251,8 @@ def test_what_an_earlier_job_left_is_not_the_cause_of_one_without_a_log(tmp_path
     asked(path, "13")
     (path / "log" / "12.out").write_text("rankup: the reason of 12\n")
     _written(path / "log", OWN)
-    assert cause.of_run(path, None, "12") is not None
-    assert cause.of_run(path, None, "13") is None
-
-
-def test_a_task_of_an_array_has_its_own_notes_and_log(tmp_path: Path) -> None:
-    path = make_run(tmp_path)
-    asked(path, "12")
-    for task in (1, 2):
-        (path / "log" / f"12_{task}.out").write_text(f"rankup: reason of {task}\n")
-        log = path / "array" / str(task) / "log"
-        log.mkdir(parents=True)
-        (log.parent / "attempts.jsonl").write_text(
-            json.dumps({"job": "12", "task": task, "start": 1}) + "\n"
-        )
-    _written(path / "array" / "1" / "log", OWN)
-    texts = [found.text for task in ("1", "2") if (found := cause.of_run(path, task))]
-    assert texts == [failure.report(OWN), "rankup: reason of 2"]
+    assert cause.of_run(path, "12") is not None
+    assert cause.of_run(path, "13") is None
 
 
 def test_a_hostile_message_cannot_move_the_cursor() -> None:

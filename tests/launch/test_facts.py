@@ -34,8 +34,8 @@ def _attempts(path: Path, *found: dict[str, Any], **launch: Any) -> None:
     rundir.write(path, replace(rundir.read(path), attempts=list(found), launch=launch))
 
 
-def _facts(path: Path, ended: int | None = None, task: str | None = None) -> Facts:
-    return report.facts(path, task, Config(), NO_SLURM, ended)
+def _facts(path: Path, ended: int | None = None) -> Facts:
+    return report.facts(path, Config(), NO_SLURM, ended)
 
 
 def test_a_job_has_its_machine_its_price_and_its_time_in_the_queue(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_a_job_has_its_machine_its_price_and_its_time_in_the_queue(tmp_path: Pat
     submitted = {"submitted": "2026-11-20T12:00:00+0000", "nodes": 2, "nproc": 4, "job": "7"}
     _attempts(path, {**submitted, "bill": BILL}, nodes=2)
     begin = 1_795_176_000.0  # 2026-11-20T12:00:00+0000
-    record(path, job="7", task=None, restart=0, start=begin + 600, nodes="n[1-2]", id="7")
-    record(path, job="7", task=None, restart=0, end=begin + 4200, code=0)
+    record(path, job="7", restart=0, start=begin + 600, nodes="n[1-2]", id="7")
+    record(path, job="7", restart=0, end=begin + 4200, code=0)
     found = _facts(path)
     assert (found.site, found.partition, found.account) == ("JURECA-DC", "dc-gpu", "hai_1")
     assert (found.nodes, found.ranks, found.gpus) == (2, 4, 4)
@@ -59,7 +59,7 @@ def test_a_job_has_its_machine_its_price_and_its_time_in_the_queue(tmp_path: Pat
 def test_a_job_that_asks_at_its_own_end_has_ended(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     _attempts(path, {"submitted": rundir.now(), "nodes": 1, "nproc": 1, "job": "7", "bill": BILL})
-    record(path, job="7", task=None, restart=0, start=time.time() - 60, nodes="n1", id="7")
+    record(path, job="7", restart=0, start=time.time() - 60, nodes="n1", id="7")
     (attempt,) = _facts(path, ended=3).attempts
     assert attempt.state == "FAILED"
     assert attempt.ended == pytest.approx(time.time(), abs=30)
@@ -74,9 +74,9 @@ def test_each_attempt_has_the_limit_and_the_price_that_it_was_asked_for_with(
     _attempts(path, first, {**first, "nodes": 2, "job": "9", "bill": more})
     for number, (job, nodes) in enumerate((("7", "n1"), ("8", "n1"), ("9", "n[1-2]"))):
         begin = 1e9 + 10_000 * number
-        record(path, job=job, task=None, restart=0, start=begin, nodes=nodes, id=job)
-        record(path, job=job, task=None, restart=0, end=begin + 3600, code=0)
-    record(path, job="8", task=None, follows="7")
+        record(path, job=job, restart=0, start=begin, nodes=nodes, id=job)
+        record(path, job=job, restart=0, end=begin + 3600, code=0)
+    record(path, job="8", follows="7")
     found = _facts(path)
     assert [attempt.limit for attempt in found.attempts] == [7200, 7200, 1800]
     samples = made(util=50)
@@ -96,21 +96,10 @@ def test_a_local_run_costs_nothing_and_never_waited(tmp_path: Path) -> None:
     assert attempt.limit is None
 
 
-def test_a_task_of_an_array_has_its_own_attempts_and_folder(tmp_path: Path) -> None:
-    path = make_run(tmp_path)
-    _attempts(path, {"submitted": rundir.now(), "nodes": 1, "nproc": 1, "job": "7", "bill": BILL})
-    for task in (0, 1):
-        record(path, job="7", task=task, restart=0, start=1e9 + task, nodes="n1", id="8")
-        record(path, job="7", task=task, restart=0, end=1e9 + 100, code=task)
-    found = _facts(path, task="1")
-    assert [attempt.job for attempt in found.attempts] == ["7_1"]
-    assert found.directory == str(path / "array" / "1")
-
-
 def test_a_run_without_a_bill_has_no_price(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     _attempts(path, {"submitted": rundir.now(), "job": "7"})
-    record(path, job="7", task=None, restart=0, start=1e9, nodes="n1", id="7")
+    record(path, job="7", restart=0, start=1e9, nodes="n1", id="7")
     found = _facts(path)
     assert (found.gpus, found.unit, found.per_node_hour) == (None, None, None)
     assert found.attempts[0].limit is None

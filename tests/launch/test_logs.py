@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,10 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from rankup.base.text import clean
-from rankup.launch import cause, logfile, logs, meant
 from rankup.launch import follow as following
+from rankup.launch import logfile, logs
 from rankup.launch.follow import Tail, follow
-from rankup.site import rundir
 from rankup.slurm.client import Client
 from rankup.slurm.parse import Queued
 
@@ -106,30 +104,6 @@ def test_a_hostile_line_costs_no_minutes(
     (path / "log" / "12.out").write_text(f"first\n{line}\n")
     logs.show(str(path))  # some 20 ms; minutes, and so the test's time-out, where it matters
     assert capsys.readouterr().out
-
-
-def test_the_log_of_a_task_begins_where_its_own_records_say(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", os.devnull)
-    path = make_run(tmp_path / "runs")
-    asked(path, "12")
-    for task, offset in (("1", 0), ("2", 12)):
-        log = path / "array" / task / "log"
-        log.mkdir(parents=True)
-        restart = int(offset > 0)
-        line = {"job": "12", "task": int(task), "restart": restart, "start": 5, "offset": offset}
-        (log.parent / "attempts.jsonl").write_text(json.dumps(line) + "\n")
-    (path / "log" / "12_2.out").write_text("0123456789a\nb\n")
-    os.utime(path / "log" / "12_2.out", (1, 1))
-    (path / "log" / "12_1.out").write_text("0123456789a\nb\n")
-    file, start = cause.newest_log(path, rundir.records(path))
-    assert (file, start) == (path / "log" / "12_1.out", 0)
-    assert cause.newest_log(path, rundir.records(path), "2")[1] == 12
-    logs.show(str(path), task="2")
-    assert "0123456789a" not in capsys.readouterr().out
-    logs.show(str(path), task="1")
-    assert "0123456789a" in capsys.readouterr().out
 
 
 def test_what_is_harmless_is_said_once_a_kind_and_takes_no_line_away(
@@ -240,18 +214,6 @@ def test_a_cause_that_the_job_script_printed_is_not_said_twice(
     assert capsys.readouterr().out.count("activating the environment failed") == 1
 
 
-def test_an_unknown_task_is_refused(rankup_here: RunRankup, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "runs")
-    (path / "log" / "12_3.out").write_text("x\n")
-    done = rankup_here(["logs", path, "--task", "4"], env=NOWHERE)
-    assert done.returncode == 2
-    assert "there are: 3" in done.stderr
-    alone = rankup_here(
-        ["logs", make_run(tmp_path / "runs", "20261120-120001-abcd"), "--task", "4"], env=NOWHERE
-    )
-    assert (alone.returncode, "is no array" in alone.stderr) == (2, True)
-
-
 def test_the_cause_inside_a_job_needs_no_slurm(rankup_here: RunRankup, tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")
@@ -261,16 +223,6 @@ def test_the_cause_inside_a_job_needs_no_slurm(rankup_here: RunRankup, tmp_path:
     done = rankup_here(["logs", "--cause", path], env=inside)
     assert done.stdout.splitlines()[-1].startswith("rank 3 failed: ValueError")
     assert done.returncode == 0
-
-
-def test_the_cause_of_a_tasks_directory(rankup_here: RunRankup, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "runs")
-    asked(path, "12")
-    (path / "array" / "2" / "log").mkdir(parents=True)
-    (path / "log" / "12_2.out").write_text("preflight: node n1: no\n")
-    inside = {**NOWHERE, "SLURM_JOB_ID": "14", "RANKUP_RUN_DIR": str(path / "array" / "2")}
-    done = rankup_here(["logs", "--cause", path / "array" / "2"], env=inside)
-    assert done.stdout == "preflight: node n1: no\n"
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
@@ -389,9 +341,3 @@ def test_of_a_local_run_that_kept_no_output_it_is_said(
     note, remark = capsys.readouterr().out.splitlines()
     assert note.startswith("note: a local run's output went to its terminal")
     assert remark == "a remark"
-
-
-def test_a_task_is_found_by_slurms_name_for_it(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "runs")
-    asked(path, "12")
-    assert meant.locate(tmp_path / "runs", "12_4") == (path, "4")

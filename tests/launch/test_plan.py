@@ -22,14 +22,6 @@ def test_a_partition_is_named_only_where_somebody_names_one() -> None:
     assert jureca.options.partition == "dc-gpu", "the profile's"
 
 
-def test_the_plan_of_an_array_costs_all_its_tasks() -> None:
-    options = JobSpec(array="0-7%2", time="30m")
-    found = submit.plan(Site(), CONFIG, options)
-    assert (
-        found.cost == "at most 8 GPU-h per attempt (8 tasks x 1 node x 0:30 h, this Slurm cluster)"
-    )
-
-
 def test_options_of_sbatch_against_the_job_script_are_refused() -> None:
     with pytest.raises(UserError, match="use --nodes"):
         submit.plan(Site(), CONFIG, JobSpec(sbatch=("--nodes=4",)))

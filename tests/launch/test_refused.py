@@ -63,8 +63,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "line break": (["--name", "a\nb", "train.py"], "cannot hold a line break"),
     "backslash": (["--out", "a\\b", "train.py"], "has a backslash"),
     "token": (["train.py", f"--token=hf_{'x' * 30}"], "one of the arguments holds a token"),
-    "array of a recipe": (["--array", "0-1", "language-model"], "--array is for scripts"),
-    "array to follow": (["--array", "0-1", "--follow", "train.py"], "--follow follows one job"),
+    "an array": (["--sbatch=--array=0-1", "train.py"], "run --array is gone in 0.3"),
     "resume of nothing": (["--resume", "999999"], "no run '999999'"),
     "a split": (
         ["--nodes", "2", "--nproc", "2", "language-model", "--tp", "3"],

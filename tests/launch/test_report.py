@@ -184,13 +184,18 @@ def test_a_disk_that_takes_nothing_hides_no_line_of_it(
     assert "report.html could not be written: " in said.err
 
 
-def test_an_array_is_many_runs(rankup_here: RunRankup, tmp_path: Path) -> None:
-    run = _course(tmp_path)
-    for task in ("0", "1"):
-        traces.short().write(run / "array" / task)
-    done = rankup_here(["report", run])
-    assert done.returncode == 2
-    assert f"name one: {run}/array/0 (there are 0, 1)" in done.stderr
-    one = rankup_here(["report", "--formats", "text", f"{run}/array/0"])
-    said = " ".join(one.stdout.split())
-    assert f"rankup report {run}/array/0 draws the page and the PDF" in said
+def test_an_array_of_version_0_2_is_a_sentence_and_its_tasks_are_recordings(
+    rankup_here: RunRankup, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "runs", "20261120-120000-abcd", launch={"array": "0-1"})
+    traces.one_of_four().write(run / "array" / "0")
+    for verb in (["report", run], ["logs", run], ["run", "--resume", run]):
+        done = rankup_here(verb, cwd=tmp_path)
+        assert done.returncode == 2
+        assert f"{run} is an array of version 0.2" in done.stderr
+    assert f"rankup report {run}/array/N" in done.stderr
+    task = rankup_here(["report", "--formats", "text", run / "array" / "0"], cwd=tmp_path)
+    assert task.stdout.startswith("Three of four GPUs did nothing: "), task.stderr
+    table = rankup_here(["status"], cwd=tmp_path)
+    assert (table.returncode, "ARRAY" in table.stdout) == (0, True)
+    assert "is an array of version 0.2" in table.stdout

@@ -41,7 +41,8 @@ def _runs(here: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "word", ["--nproc", "--nodes=2", "--dry-run", "--partition", "--lives", "--allow-idle-gpus"]
+    "word",
+    ["--nproc", "--nodes=2", "--dry-run", "--partition", "--max-attempts", "--allow-idle-gpus"],
 )
 def test_where_it_costs_a_job_an_own_option_behind_the_script_is_refused(
     here: Path, word: str
@@ -63,7 +64,7 @@ def test_elsewhere_it_is_warned_of(here: Path, capsys: pytest.CaptureFixture[str
     [
         ("--", "--nproc", "2"),
         ("--lr", "1", "--", "--nodes=2"),
-        *(("--name", "x"), ("--env=cartpole",), ("--time", "5"), ("--array",), ("--mail",)),
+        *(("--name", "x"), ("--env=cartpole",), ("--time", "5"), ("--mail",)),
         ("nproc", "-nodes", "--nodes-of-the-graph", "--outer"),
     ],
 )
@@ -230,10 +231,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(here: Path) -> None:
 def test_a_resume_begins_to_count_anew(here: Path) -> None:
     _submit(Site())
     [run] = _runs(here)
-    task = run / "array" / "1" / "log"
-    task.mkdir(parents=True)
-    names = ("retries", "requeues", "short", "cancelled")
-    counts = [folder / name for folder in (run / "log", task) for name in names]
+    counts = [run / "log" / name for name in ("retries", "requeues", "short", "cancelled")]
     for path in (*counts, run / "requeue"):
         path.write_text("99\n")
     _submit(Site(job="4243"), run.name)
@@ -269,14 +267,6 @@ def test_an_argument_that_compute_nodes_do_not_see_is_refused(here: Path, tmp_pa
     request = JobSpec("train.py", (f"--data={tmp_path}/local/data.h5",))
     with pytest.raises(UserError, match=r"the argument \S+/data.h5 \S+ is not mounted"):
         submit.run(request, Site(job=AssertionError("submitted")))
-    assert _runs(here) == []
-
-
-def test_an_array_is_not_followed_and_not_of_a_recipe(here: Path) -> None:
-    with pytest.raises(UserError, match="--follow follows one job"):
-        submit.run(JobSpec("train.py", follow=True, array="0-3"), Site())
-    with pytest.raises(UserError, match="every task of an array would be the same run"):
-        submit.run(JobSpec("language-model", array="0-3"), Site())
     assert _runs(here) == []
 
 

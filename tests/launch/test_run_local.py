@@ -211,7 +211,7 @@ def test_options_of_a_slurm_job_are_said_to_mean_nothing_here(
     rankup_here: RunRankup, started: list[Job], tmp_path: Path
 ) -> None:
     path = script(tmp_path, "pass")
-    options = ["--time", "1h", "--lives", "3", "--env", "A=hidden"]
+    options = ["--time", "1h", "--max-attempts", "3", "--env", "A=hidden"]
     for here, why in (([], "there is no Slurm here, so "), (["--local"], "")):
         done = rankup_here(["run", *here, *options, path])
         assert done.returncode == 0, done.stderr
@@ -402,24 +402,21 @@ def test_a_module_is_run_as_python_would(run_rankup: RunRankup, tmp_path: Path) 
     assert "neither package/other.py nor package/other/__main__.py is here" in none.stderr
 
 
-OF_THE_FIRST_VERSION = """
+UNREADABLE = """
 import os
 from pathlib import Path
-folder = Path(os.environ["RANKUP_RUN_DIR"]) / "monitor"
-folder.mkdir(exist_ok=True)
-(folder / "old.host.csv").touch()
-(folder / "old.jsonl").write_text('{"kind": "head", "v": 1}\\n')
+file = Path(os.environ["RANKUP_RUN_DIR"]) / "job.json"
+file.unlink()
+file.mkdir()
 """
 
 
 def test_a_report_that_cannot_be_made_says_why(run_rankup: RunRankup, tmp_path: Path) -> None:
-    done = run_rankup(
-        ["run", "--local", script(tmp_path, OF_THE_FIRST_VERSION)], env={"RANKUP_MONITOR": "1"}
-    )
+    done = run_rankup(["run", "--local", script(tmp_path, UNREADABLE)], env={"RANKUP_MONITOR": "1"})
     assert done.returncode == 0, done.stderr
     (said,) = [line for line in done.stderr.splitlines() if "no report" in line]
     assert said.startswith("warning: no report: /")
-    assert "old.jsonl holds samples as the first version" in said
+    assert "job.json cannot be read" in said
 
 
 def test_what_a_run_here_prints_is_kept(

@@ -33,9 +33,6 @@ def test_a_folder_with_nothing_but_a_recording_is_shown(
 def test_what_is_no_bare_recording(rankup_here: RunRankup, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     assert not meant.bare(run)
-    task = short().write(run / "array" / "3")
-    assert not meant.bare(task)
-    assert meant.locate(tmp_path / "runs", str(task)) == (run, "3")
     empty = tmp_path / "empty"
     empty.mkdir()
     for nothing in (empty, tmp_path / "none"):

@@ -39,7 +39,6 @@ Path(os.environ["RANKUP_RUN_DIR"], "rank" + os.environ["RANK"]).write_text(json.
     "world": int(os.environ["WORLD_SIZE"]),
     "cwd": os.getcwd(),
     "secret": os.environ.get("SECRET"),
-    "task": os.environ.get("SLURM_ARRAY_TASK_ID"),
 }))
 """
 
@@ -133,15 +132,6 @@ def test_whatever_was_typed_arrives_unharmed(site: Site) -> None:
     told = [file for file in files if "s3cr3t" in file.read_text()]
     assert told == [run / "env"]
     assert (run / "env").stat().st_mode & 0o077 == 0
-
-
-def test_every_task_of_an_array_is_a_run_of_its_own(site: Site, probe: Path) -> None:
-    job, run = site.submit(*ONE, "--array", "0-1", probe)
-    until(lambda: not site.queue(), run)
-    for task in "01":
-        assert [answer["task"] for answer in _answers(run / "array" / task)] == [task]
-        assert (run / "log" / f"{job}_{task}.out").is_file()
-    assert _answers(run) == []
 
 
 def _inside(allocation: int) -> dict[str, str]:

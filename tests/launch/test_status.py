@@ -110,24 +110,19 @@ def test_attempts_are_told_without_slurm(tmp_path: Path) -> None:
 
 
 def test_one_squeue_and_one_sacct_for_all_runs(tmp_path: Path) -> None:
-    """Of the newest 20 one waits for nothing that Slurm knows, one is an array with a task in each
-    state, three have left no end."""
+    """Of the newest 20 one waits for nothing that Slurm knows, one runs, three left no end."""
     slurm, uid = FakeSlurm(tmp_path), os.getuid()
     run = tmp_path / "runs" / "train" / "20261120-120023-abcd"
-    task = f"2026-11-20T10:00:00|n1|None|{uid}|{run}\n"
-    slurm.answers("squeue", out=f"23_1|RUNNING|{task}23_2|PENDING|{task}")
+    slurm.answers("squeue", out=f"23|RUNNING|2026-11-20T10:00:00|n1|None|{uid}|{run}\n")
     slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
-    over = {"20": "TIMEOUT", "21": "NODE_FAIL", "22": "OUT_OF_MEMORY", "23_0": "TIMEOUT"}
+    over = {"20": "TIMEOUT", "21": "NODE_FAIL", "22": "OUT_OF_MEMORY"}
     began = "0:0|2026-11-20T10:00:00"
     rows = [f"{job}|{state}|{began}|2026-11-20T11:00:00|n1|None|" for job, state in over.items()]
-    rows.append(f"23_1|RUNNING|{began}|Unknown|n1|None|")
-    rows.append("23_[2]|PENDING|0:0|Unknown|Unknown|None assigned|None|")
-    slurm.answers("sacct -j 24,23,22,21,20", out="\n".join(rows))
+    slurm.answers("sacct -j 24,22,21,20", out="\n".join(rows))
     for number in range(25):
         path = make_run(tmp_path / "runs", f"20261120-1200{number:02}-abcd")
         asked(path, str(number))
-        for array_task in (0, 1) if number == 23 else (None,):
-            record(path, job=str(number), start=1000, nodes="n1", task=array_task)
+        record(path, job=str(number), start=1000, nodes="n1")
         if number < 20:
             record(path, job=str(number), end=2000, code=0)
     found, note = status.newest(tmp_path / "runs", Client(environment=slurm.environment))
@@ -136,7 +131,7 @@ def test_one_squeue_and_one_sacct_for_all_runs(tmp_path: Path) -> None:
     assert found[0].id == "20261120-120024-abcd"
     states = [
         "UNKNOWN",
-        "1 TIMEOUT, 1 RUNNING, 1 PENDING",
+        "RUNNING",
         "OUT_OF_MEMORY",
         "NODE_FAIL",
         "TIMEOUT",
@@ -399,15 +394,14 @@ def test_a_toml_that_is_wrong_elsewhere_does_not_hide_the_runs(
 def test_a_run_is_found_by_its_allocation_and_elsewhere_by_its_job(tmp_path: Path) -> None:
     path = make_run(tmp_path / "elsewhere")
     _local(path, allocation="77")
-    assert meant.locate(tmp_path / "elsewhere", "77") == (path, None)
+    assert meant.locate(tmp_path / "elsewhere", "77") == path
     shown = (
         f"JobId=88 JobName=x UserId=ada({os.getuid()}) GroupId=x(1) JobState=RUNNING "
         f"Command=/x WorkDir={path} StdErr=/x"
     )
     _fake(tmp_path / "bin", "scontrol", f"echo '{shown}'")
     asked_of = Client(environment={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
-    assert meant.locate(tmp_path / "runs", "88", asked_of) == (path, None)
-    assert meant.locate(tmp_path / "runs", "88_3", asked_of) == (path, "3")
+    assert meant.locate(tmp_path / "runs", "88", asked_of) == path
     _fake(tmp_path / "bin", "scontrol", f"echo '{shown.replace(str(os.getuid()), '4711')}'")
     with pytest.raises(UserError, match="go to the folder it was started in"):
         meant.locate(tmp_path / "runs", "88", asked_of)
@@ -471,53 +465,28 @@ def test_the_table_in_a_terminal_of_its_own(rankup_here: RunRankup, tmp_path: Pa
     assert "no run 'nothing'" in unknown.stderr
 
 
-def test_tasks_are_grouped_when_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make_run(tmp_path)
-    asked(path, "12")
-    for task in range(20):
-        log = path / "array" / str(task) / "log"
-        log.mkdir(parents=True)
-        (log.parent / "attempts.jsonl").write_text(
-            json.dumps({"job": "12", "task": task, "start": 100, "nodes": "n1"})
-            + "\n"
-            + json.dumps({"job": "12", "task": task, "end": 200, "code": int(task == 7)})
-        )
-    full = status.report(path, Config(), NO_SLURM)
-    assert full.summary.state == "19 COMPLETED, 1 FAILED"
-    show_status.print_page(full)
-    out = capsys.readouterr().out
-    assert "tasks 0-6,8-19" in out
-    assert "tasks 7" in out
-
-
 def test_jobs_that_slurm_has_are_told_as_it_says(tmp_path: Path) -> None:
-    """One waits, one runs on two nodes, and of an array three tasks run and two wait."""
+    """One waits, one runs on two nodes."""
     fake, uid = FakeSlurm(tmp_path / "slurm"), os.getuid()
     fake.answers("scontrol show job", err="Invalid job id specified", code=1)
     fake.answers("sacct", err="Slurm accounting storage is disabled", code=1)
-    paths = [make_run(tmp_path / "runs", f"20261120-12000{n}-abcd") for n in range(3)]
-    for path, job in zip(paths, ("12", "13", "14"), strict=True):
+    paths = [make_run(tmp_path / "runs", f"20261120-12000{n}-abcd") for n in range(2)]
+    for path, job in zip(paths, ("12", "13"), strict=True):
         asked(path, job)
     record(paths[1], job="13", start=100, nodes="n[1-2]")
     rows = [f"12|PENDING|N/A||JobHeldUser|{uid}|{paths[0]}"]
     rows += [f"13|RUNNING|2026-11-20T10:00:00|n[1-2]|None|{uid}|{paths[1]}"]
-    for task in range(5):
-        state = "RUNNING" if task < 3 else "PENDING"
-        rows.append(f"14_{task}|{state}|N/A|n{task}|Resources|{uid}|{paths[2]}")
     fake.answers("squeue", out="\n".join([*rows, ""]))
     slurm = Client(environment=fake.environment)
     found, note = status.newest(tmp_path / "runs", slurm)
     assert note == ""
-    assert [short.state for short in found] == ["3 RUNNING, 2 PENDING", "RUNNING", "PENDING"]
-    assert (found[2].where, found[2].live) == ("12", True)
-    assert "scontrol release" in found[2].words
+    assert [short.state for short in found] == ["RUNNING", "PENDING"]
+    assert (found[1].where, found[1].live) == ("12", True)
+    assert "scontrol release" in found[1].words
     running = status.report(paths[1], Config(), slurm)
     (attempt,) = running.attempts
     assert (attempt.state, attempt.nodes, attempt.source) == ("RUNNING", ("n1", "n2"), "squeue")
     assert f"rankup cancel {paths[1].name}" in running.next_steps
-    array = status.report(paths[2], Config(), slurm)
-    newest = status.newest_of_tasks(array.attempts)
-    assert [attempt.job for attempt in newest] == [f"14_{task}" for task in range(5)]
 
 
 def test_what_to_do_next_after_a_failure(tmp_path: Path) -> None:

@@ -241,13 +241,13 @@ def test_a_folder_that_apptainer_would_misread_is_refused(tmp_path: Path, name: 
 
 def test_options_become_directives(tmp_path: Path) -> None:
     options = JobSpec(
-        partition="gpu", account="abc", qos="high", reservation="course", array="0-3",
+        partition="gpu", account="abc", qos="high", reservation="course",
         dependency="afterok:1", mail="me@example.org", name="a name", retries=2, deadline="90s",
         sbatch=("--exclude=n1",),
     )  # fmt: skip
     found = submit.job_script(_plan(options=options), _job(tmp_path), tmp_path / "run", True)
     assert set(found.options) == {
-        "partition", "account", "qos", "reservation", "array", "dependency", "mail-user",
+        "partition", "account", "qos", "reservation", "dependency", "mail-user",
         "mail-type",
     }  # fmt: skip
     assert (found.name, found.retries, found.stop_after) == ("a name", 2, 90)

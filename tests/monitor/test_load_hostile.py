@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankup.base.errors import UserError
 from rankup.monitor import lines
 from rankup.monitor.lines import KINDS
 from rankup.monitor.load import load
@@ -158,14 +157,16 @@ def test_a_time_in_a_journal_that_is_none_is_said(tmp_path: Path, kind: str) -> 
     )
 
 
-@pytest.mark.parametrize(
-    "line", [{"kind": "head", "v": 1, "t": BEGIN}, {"t": BEGIN, "dt": 2.0, "gpu": [[1]]}]
-)
-def test_samples_of_the_first_version_are_refused(tmp_path: Path, line: dict[str, Any]) -> None:
+def test_a_journal_of_another_version_is_named(tmp_path: Path) -> None:
     write(tmp_path, [head()])
+    line = {**json.loads((tmp_path / "monitor" / "n1.jsonl").read_text().splitlines()[0]), "v": 1}
     (tmp_path / "monitor" / "n2.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(UserError, match=r"n2\.jsonl holds samples as the first version .* or move"):
-        load(tmp_path, NOBODY)
+    ((node, why),) = load(tmp_path, NOBODY).unread
+    assert (node, "n2.jsonl" in why, "of version 1, where 2 is the first" in why) == (
+        "n2",
+        True,
+        True,
+    )
 
 
 def test_lines_of_the_training_that_are_no_text(tmp_path: Path) -> None:

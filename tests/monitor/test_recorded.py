@@ -38,7 +38,7 @@ HEADLINES = {
 
 def known(name: str) -> Facts:
     """What `job.json` says of a recorded run."""
-    return report.facts(HERE / name, None, Config(), NO_SLURM)
+    return report.facts(HERE / name, Config(), NO_SLURM)
 
 
 def of(name: str) -> Recording:

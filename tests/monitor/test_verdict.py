@@ -11,7 +11,7 @@ from rankup.monitor.diagnose import Verdict, diagnose, verdict
 from rankup.monitor.recording import Recording
 
 from . import traces
-from .handmade import BEGIN, HEALTHY, UNUSED, attempt, made
+from .handmade import HEALTHY, UNUSED, made
 
 
 def of(recording: Recording) -> Verdict:
@@ -47,16 +47,6 @@ def test_the_headline_names_the_nodes_that_it_is_about() -> None:
     said = of(replace(base, heads=heads))
     assert said.headline == "A GPU could not be read (jrc0003)."
     assert "jrc" not in of(made(util=10.0, power=90.0)).headline, "of a run on one node"
-
-
-def test_advice_names_a_task_of_an_array_as_verbs_take_it() -> None:
-    ended = attempt(BEGIN, BEGIN + 3600, "NODE_FAIL", nodes=("jrc0001",))
-    known = {"run": "ID task 3", "directory": "/p/runs/ID/array/3", "attempts": (ended,)}
-    (todo,) = [one.todo for one in diagnose(made(facts=known)) if one.code == "RK724"]
-    assert todo.startswith("`rankup run --resume /p/runs/ID --array 3`")
-    known["attempts"] = (replace(ended, state="FAILED"),)
-    (todo,) = [one.todo for one in diagnose(made(facts=known)) if one.code == "RK724"]
-    assert todo.startswith("`rankup logs /p/runs/ID/array/3 --cause`")
 
 
 def test_nothing_recorded() -> None:

@@ -42,6 +42,8 @@ LAYOUTS = {
     "tp": Layout(tp=2),
     "tp x fsdp": Layout(dp_shard=2, tp=2),
     "pp": Layout(pp=2),
+    "cp": Layout(cp=2),
+    "cp x tp": Layout(cp=2, tp=2),
 }
 
 
@@ -183,6 +185,7 @@ FAST = [
     Cell("gpt", "tp", "selective"),
     Cell("llama", "tp x fsdp", "full"),
     Cell("gpt", "pp", "selective"),
+    Cell("llama", "cp", "selective"),
 ]
 EVERY = [
     Cell(model, layout, how)

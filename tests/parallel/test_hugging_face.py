@@ -82,7 +82,7 @@ def _train(world: World, name: str, asked: dict[str, Any]) -> None:
     torch.manual_seed(derive(0, "construction"))
     bare = MODELS[name]()
     slow = sgd(bare)
-    model, optimizer, _ = rankup.parallelize(MODELS[name], sgd, **asked)
+    model, optimizer = rankup.parallelize(MODELS[name], sgd, **asked)
     assert model.config.vocab_size == 13
     place = CONTEXT.place()
     for step, size in enumerate((4, 3, 1)):

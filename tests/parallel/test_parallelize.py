@@ -8,13 +8,12 @@ import pytest
 
 from tests.pool import RankPool
 
-from .user_loops import Script, alone, assert_same, longer, run, stack
+from .user_loops import Script, alone, assert_same, run
 
 TWO: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
     "fsdp": {"strategy": "fsdp"},
     "tp": {"tp": 2},
-    "pp": {"pp": 2},
 }
 
 
@@ -29,19 +28,11 @@ def test_the_loop_is_that_of_one_process(ranks: RankPool, layout: str) -> None:
     assert [result.losses for result in results] == [results[0].losses] * 2
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [{"strategy": "fsdp"}, pytest.param({"pp": 2, "dp": 2}, marks=pytest.mark.slow)],
-    ids=["fsdp", "pp 2 dp 2"],
-)
-def test_training_in_eval_mode_is_that_of_one_process(
-    ranks: RankPool, asked: dict[str, Any]
-) -> None:
+def test_training_in_eval_mode_is_that_of_one_process(ranks: RankPool) -> None:
     """With a last batch of one sample, which is a step of its own."""
     script = Script(n=21, mode=False)
     [wanted] = ranks.run(1, alone, script)
-    size = 4 if "pp" in asked else 2
-    assert_same(ranks.run(size, run, script, asked)[0], wanted)
+    assert_same(ranks.run(2, run, script, {"strategy": "fsdp"})[0], wanted)
 
 
 @pytest.mark.slow
@@ -50,12 +41,10 @@ def test_training_in_eval_mode_is_that_of_one_process(
     [
         {"strategy": "hsdp"},
         {"shard": 2, "tp": 2},
-        {"pp": 2, "dp": 2, "pp_schedule": "interleaved"},
     ],
     ids=lambda asked: " ".join(f"{axis} {size}" for axis, size in asked.items()),
 )
 def test_four_ranks(ranks: RankPool, asked: dict[str, Any]) -> None:
-    model = longer if "pp_schedule" in asked else stack
-    script = Script(n=23, accumulate=2, clip=0.5, model=model)
+    script = Script(n=23, accumulate=2, clip=0.5)
     [wanted] = ranks.run(1, alone, script)
     assert_same(ranks.run(4, run, script, asked)[0], wanted)

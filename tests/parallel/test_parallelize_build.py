@@ -16,7 +16,7 @@ from rankup.runtime.save import full_state
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
-from .user_loops import forget, loss_of, sgd, stack
+from .user_loops import forget, sgd, stack
 
 
 class Reads(nn.Module):
@@ -50,7 +50,7 @@ class Keeps(nn.Module):
 def _reads(world: World, kind: Any) -> dict[str, torch.Tensor]:
     forget()
     torch.manual_seed(world.rank)  # rank 0's draw counts, whatever the others would draw
-    model, optimizer, _ = parallelize(kind, sgd, "fsdp" if world.world_size > 1 else "ddp")
+    model, optimizer = parallelize(kind, sgd, "fsdp" if world.world_size > 1 else "ddp")
     for _ in range(2):
         model(torch.ones(2, 6)).square().mean().backward()
         optimizer.step()
@@ -69,7 +69,7 @@ def test_a_constructor_that_needs_values(ranks: RankPool, kind: Any) -> None:
 
 def _half(world: World, asked: dict[str, Any]) -> None:
     forget()
-    model, optimizer, _ = parallelize(stack, sgd, precision="bf16", **asked)
+    model, optimizer = parallelize(stack, sgd, precision="bf16", **asked)
     inside: list[torch.dtype] = []
     last = list(model.children())[-1] if not asked.get("dp") else list(model.module.children())[-1]
     last.register_forward_hook(lambda *values: inside.append(values[-1].dtype))
@@ -94,9 +94,11 @@ def _refusals(world: World) -> list[str]:
     for more, build in (
         ({"precision": "fp8"}, sgd),
         ({"activation_checkpointing": "some"}, sgd),
-        ({"pp": 1, "loss": loss_of, "micro_batch": 0}, sgd),
+        ({"strategy": "3d"}, sgd),
+        ({"pp": 2, "micro_batch": 4}, sgd),
+        ({"methods": ("encode",)}, sgd),
+        ({"shards": 2}, sgd),
         ({"offload": True}, sgd),
-        ({"pp_schedule": "1f2b"}, sgd),
         ({}, lambda model: None),
         ({}, lambda model: sgd(stranger)),
     ):
@@ -112,9 +114,11 @@ def test_what_is_refused(ranks: RankPool) -> None:
     wanted = [
         "precision='fp8' is unknown; known are: fp32, bf16",
         "activation_checkpointing='some'",
-        "micro_batch=0 is no number of samples",
+        "no pipelines any more, and strategy='3d' is of one",
+        "no pipelines any more, and pp= is of one",
+        "methods= is gone in 0.3",
+        "parallelize takes no shards",
         "offload=True keeps shards of a model in host memory",
-        "unknown pipeline schedule '1f2b'",
         "build_optimizer returned a NoneType",
         "is none of the model's",
     ]
@@ -122,17 +126,37 @@ def test_what_is_refused(ranks: RankPool) -> None:
         assert expected in text
 
 
+def _closure(world: World) -> None:
+    forget()
+    model, optimizer = parallelize(stack, sgd, "fsdp")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(torch.ones(2, 6)).sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(UserError, match=r"call loss.backward\(\) first, then optimizer.step\(\)"):
+        optimizer.step(closure)
+    closure()
+    optimizer.step()
+
+
+def test_a_closure_is_refused(ranks: RankPool) -> None:
+    ranks.run(2, _closure)
+
+
 def _unused(world: World) -> list[str]:
     forget()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        parallelize(stack, sgd, "ddp", plan={}, pp_schedule="gpipe", reshard=False)
+        parallelize(stack, sgd, "ddp", plan={}, reshard=False)
     return [str(warning.message) for warning in caught if "does nothing" in str(warning.message)]
 
 
 def test_options_that_do_nothing_are_named_once(ranks: RankPool) -> None:
     said, others = ranks.run(2, _unused)
-    assert [text.split()[0] for text in said] == ["plan", "pp_schedule='gpipe'", "reshard=False"]
+    assert [text.split()[0] for text in said] == ["plan", "reshard=False"]
     assert others == []
 
 
@@ -152,7 +176,6 @@ def _alone(world: World) -> None:
     forget()
     parallel = parallelize(stack, sgd, "fsdp")
     assert isinstance(parallel, Parallel)
-    assert parallel.pipeline is None
     parallel.model(torch.ones(2, 6)).sum().backward()
     assert float(parallel.clip_grad_norm_(1.0)) > 1.0
     parallel.optimizer.step()

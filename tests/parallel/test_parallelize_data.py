@@ -102,7 +102,7 @@ def test_also_with_workers_and_beside_data_ranks(ranks: RankPool) -> None:
 
 def _evaluated(world: World, n: int, strategy: str) -> tuple[float, float, int]:
     forget()
-    model, _, _ = parallelize(stack, sgd, strategy)
+    model, _ = parallelize(stack, sgd, strategy)
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(n, 6, generator=draw), torch.randn(n, 3, generator=draw)
     total, seen, forwards = 0.0, 0, 0
@@ -139,7 +139,7 @@ def _graded(world: World, numbers: list[int]) -> list[tuple[float, str]]:
     found = []
     for n in numbers:
         forget()
-        model, _, _ = parallelize(stack, sgd, "fsdp")
+        model, _ = parallelize(stack, sgd, "fsdp")
         model.eval()
         data = TensorDataset(torch.arange(float(n)).reshape(n, 1).expand(n, 6))
         loader = rankup.shard(DataLoader(data, batch_size=1, shuffle=True))

@@ -42,7 +42,7 @@ def _whole(world: World) -> None:
     torch.manual_seed(derive(0, "construction"))
     bare = transformer()
     slow = sgd(bare)
-    model, optimizer, _ = parallelize(transformer, sgd, tp=2)
+    model, optimizer = parallelize(transformer, sgd, tp=2)
     for step in range(2):
         tokens = text(step)
         logits = model(tokens)
@@ -62,7 +62,7 @@ def test_logits_come_whole(ranks: RankPool) -> None:
 
 def _drop(world: World) -> dict[str, torch.Tensor]:
     forget()
-    model, optimizer, _ = parallelize(dropping, sgd, tp=2)
+    model, optimizer = parallelize(dropping, sgd, tp=2)
     torch.manual_seed(world.rank)  # as scripts for DDP do
     before = torch.get_rng_state()
     first, second = (model(text(0)) for _ in range(2))
@@ -87,7 +87,7 @@ def test_dropout_is_one_draw_on_all_peers(ranks: RankPool) -> None:
 
 def _other_samples(world: World) -> None:
     forget()
-    model, _, _ = parallelize(stack, sgd, tp=2)
+    model, _ = parallelize(stack, sgd, tp=2)
     with pytest.raises(UserError, match="ranks 0 and 1 compute one batch together"):
         model(torch.full((2, 6), float(world.rank)))
     rankup.count(3)

@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 import rankup
-from rankup.base.errors import UserError
 from rankup.parallel.user.parallelize import parallelize
 from rankup.runtime.context import CONTEXT
 from rankup.runtime.keys import derive
@@ -60,7 +59,7 @@ def pair(strategy: str, **options: Any) -> tuple[Coder, Coder, torch.optim.Optim
     forget()
     torch.manual_seed(derive(0, "construction"))
     bare = Coder(**options)
-    model, optimizer, _ = parallelize(lambda: Coder(**options), sgd, strategy)
+    model, optimizer = parallelize(lambda: Coder(**options), sgd, strategy)
     return bare, cast(Coder, model), optimizer
 
 
@@ -186,44 +185,6 @@ def test_through_a_method_and_to_the_inputs(ranks: RankPool) -> None:
     ranks.run(2, _methods)
 
 
-class Halves(Coder):
-    """A method for each half, which forward uses as well."""
-
-    def encode(self, x: torch.Tensor) -> torch.Tensor:
-        return super().encode(x) * self.scale
-
-    def decode(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(hidden)
-        return logits
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.decode(self.encode(x))
-
-
-def _halves(world: World) -> None:
-    forget()
-    torch.manual_seed(derive(0, "construction"))
-    bare = Halves()
-    model, _, _ = parallelize(Halves, sgd, "fsdp", methods=("encode", "decode"))
-    assert isinstance(model, Halves)
-    x, _ = batch(4, 0)
-    mine = deal(world, (3, 1), x)
-    bare(x).square().mean().backward()
-    model.decode(model.encode(mine)).square().mean().backward()
-    assert_gradients(model, bare)
-    bare.zero_grad()
-    model.zero_grad()
-    bare(x).square().mean().backward()
-    model(mine).square().mean().backward()
-    assert_gradients(model, bare)
-    with pytest.raises(UserError, match="Halves has no method 'decide'"):
-        parallelize(Halves, sgd, "fsdp", methods=("decide",))
-
-
-def test_methods_that_use_parameters_of_the_model(ranks: RankPool) -> None:
-    ranks.run(2, _halves)
-
-
 def _not_synchronised(world: World) -> None:
     bare, model, _ = pair("fsdp")
     for sizes in ((2, 2), (3, 1)):
@@ -320,9 +281,7 @@ def test_replicas_as_well(ranks: RankPool, case: Any) -> None:
 def _half(world: World, counts: bool) -> float:
     """The mean relative error where rank 0 has the larger part, and gradients are in bfloat16."""
     forget()
-    model, _, _ = parallelize(
-        lambda: nn.Linear(20_000, 1, bias=False), sgd, "fsdp", precision="bf16"
-    )
+    model, _ = parallelize(lambda: nn.Linear(20_000, 1, bias=False), sgd, "fsdp", precision="bf16")
     x = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(0)).bfloat16() + 1
     sizes = (5, 2)
     CONTEXT.samples = None if counts else (sizes[world.rank], sum(sizes))

@@ -135,7 +135,7 @@ def _losses(world: World, name: str, strategy: str, between: str = "") -> list[f
     build_model, _ = GROUPS[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharded, "SMALL", 1)
-        model, optimizer, _ = parallelize(
+        model, optimizer = parallelize(
             build_model, lambda m: torch.optim.SGD(m.parameters(), lr=0.5), strategy
         )
     data = TensorDataset(*(torch.cat(parts) for parts in zip(*map(_batch, range(6)), strict=True)))
@@ -182,7 +182,7 @@ class Fails(torch.autograd.Function):
 
 
 def _after_a_failure(world: World, reentrant: bool) -> None:
-    model, _, _ = parallelize(
+    model, _ = parallelize(
         GROUPS["dict"][0], lambda m: torch.optim.SGD(m.parameters(), lr=0.5), "fsdp"
     )
     block: Any = model.get_submodule("transformer.h.0")

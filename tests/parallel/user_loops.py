@@ -21,11 +21,6 @@ def stack() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
 
 
-def longer() -> nn.Module:
-    """Enough links with weights for two ranks of two stages each."""
-    return nn.Sequential(*stack().children(), nn.Tanh(), nn.Linear(3, 3))
-
-
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -34,11 +29,6 @@ def samples(n: int, seed: int) -> Dataset[tuple[torch.Tensor, ...]]:
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 6, generator=draw)
     return TensorDataset(x, x[:, :3].sin() + x[:, 3:])
-
-
-def loss_of(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    x, y = batch
-    return F.mse_loss(model(x), y)
 
 
 @dataclass(frozen=True)
@@ -81,20 +71,15 @@ def forget() -> None:
 def run(world: World, script: Script, asked: dict[str, Any]) -> Result:
     """The script, in a layout."""
     forget()
-    if asked.get("pp", 1) > 1 and "micro_batch" not in asked:
-        asked = {"loss": loss_of, "micro_batch": 2, **asked}
     parallel = rankup.parallelize(script.model, script.optimizer, **asked, **script.options)
-    model, optimizer, pipeline = parallel
+    model, optimizer = parallel
     train = rankup.shard(DataLoader(samples(script.n, 0), batch_size=5, shuffle=True))
     held_out = rankup.shard(DataLoader(samples(script.held_out, 1), batch_size=4), train=False)
     losses, norms = [], []
     for _ in range(script.epochs):
         model.train(script.mode)
         for number, (x, y) in enumerate(train):
-            if pipeline is not None:
-                pipeline.step((x, y))
-            else:
-                F.mse_loss(model(x), y).backward()
+            F.mse_loss(model(x), y).backward()
             if (number + 1) % script.accumulate == 0:
                 if script.clip:
                     norms.append(float(parallel.clip_grad_norm_(script.clip)))
@@ -104,7 +89,7 @@ def run(world: World, script: Script, asked: dict[str, Any]) -> Result:
         total, seen = 0.0, 0
         with torch.no_grad():
             for x, y in held_out:
-                value = F.mse_loss(model(x), y) if pipeline is None else pipeline.evaluate((x, y))
+                value = F.mse_loss(model(x), y)
                 total += float(value) * len(y)
                 seen += len(y)
         losses.append(rankup.mean(total, seen))

@@ -411,6 +411,8 @@ def test_run_takes_the_command_that_is_proposed(
         name, _, said = found["in_the_script"].partition("(")
         assert name == "rankup.parallelize"
         assert said.startswith("build_model, build_optimizer, ")
+        # A script of one's own has no stages.
+        assert {row["layout"]["pp"] for row in found["rows"]} == {1}
 
 
 def test_run_warns_of_what_does_not_fit_or_ends_too_late(

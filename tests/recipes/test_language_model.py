@@ -15,16 +15,20 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._dynamo.utils import counters
+from torch.nn.attention import _cur_sdpa_kernel_backends
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankup.base.errors import UserError
+from rankup.parallel.context import WholeSequence
 from rankup.parallel.initial import initialize
-from rankup.recipes import find
+from rankup.recipes import find, running
 from rankup.recipes.language_model import LanguageModel, Windows, log_frequencies
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.recipes.running import IGNORED, cross_entropy
 from rankup.recipes.text import TokenFile
+from rankup.runtime.world import World
 from tests.conftest import TextFiles
 from tests.pool import RankPool
 from tests.train.runs import losses, records, train_text
@@ -277,3 +281,28 @@ def test_a_parameter_that_is_not_there_is_named_before_a_rank_is_started(
     words = ["--tiny", "--freeze", "tokns.*,stm.*"]
     with pytest.raises(UserError, match=r"--freeze 'tokns\.\*' matches no parameter"):
         find("language-model").prepare(words, {}, tmp_path)
+
+
+def _kernels(world: World, directory: Path, words: list[str]) -> tuple[list[str], int]:
+    """Kernels of attention in the order in which a run tries them, and graphs of attention."""
+    order: list[str] = []
+
+    def run(*args: Any) -> None:
+        order.extend(kernel.name for kernel in _cur_sdpa_kernel_backends(with_priority=True))
+        attend = torch.compile(WholeSequence().attend, backend="aot_eager", fullgraph=True)
+        attend(*torch.randn(3, 1, 2, 8, 8, requires_grad=True), None).sum().backward()
+
+    torch._dynamo.reset()
+    counters.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "run", run)
+        find("language-model").run(words, directory, resume=False)
+    return order, counters["stats"]["unique_graphs"]
+
+
+def test_a_run_tries_the_fastest_attention_first(ranks: RankPool, tmp_path: Path) -> None:
+    words = ["--tiny", "--vocab", "byte"]
+    find("language-model").prepare(words, {}, tmp_path)
+    [(order, graphs)] = ranks.run(1, _kernels, tmp_path, words)
+    assert order == ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
+    assert graphs == 1

@@ -22,32 +22,16 @@ def _run(runs: Path, run_id: str, *jobs: str) -> Path:
     return path
 
 
-def _record(path: Path, *records: object, task: str = "") -> None:
-    folder = path / "array" / task if task else path
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "attempts.jsonl").open("a") as file:
+def _record(path: Path, *records: object) -> None:
+    with (path / "attempts.jsonl").open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
 
 
-def test_records_are_those_of_the_run_and_of_its_array_tasks_in_order(tmp_path: Path) -> None:
+def test_records_are_those_of_the_run_in_order(tmp_path: Path) -> None:
     path = _run(tmp_path, "a", "7")
     assert rundir.records(path) == []
     _record(path, {"job": "7", "start": 1}, {"job": "7", "end": 2})
-    _record(path, {"job": "7", "task": 1}, task="1")
-    _record(path, {"job": "7", "task": 0}, task="0")
-    assert rundir.records(path) == [
-        {"job": "7", "start": 1},
-        {"job": "7", "end": 2},
-        {"job": "7", "task": 0},
-        {"job": "7", "task": 1},
-    ]
-
-
-def test_records_of_an_earlier_version_come_first(tmp_path: Path) -> None:
-    path = _run(tmp_path, "a", "7")
-    (path / "log" / "lives.jsonl").write_text('{"job": "7", "start": 1}\n')
-    _record(path, {"job": "7", "start": 3})
-    assert [record["start"] for record in rundir.records(path)] == [1, 3]
+    assert rundir.records(path) == [{"job": "7", "start": 1}, {"job": "7", "end": 2}]
 
 
 def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
@@ -72,8 +56,7 @@ def test_a_run_is_found_by_the_ids_of_its_jobs(tmp_path: Path) -> None:
     assert rundir.find(tmp_path, "7") == first
     assert rundir.find(tmp_path, "8") == first
     assert rundir.find(tmp_path, "9") == second
-    assert rundir.find(tmp_path, "9_3") == second, "a task of an array"
-    for unknown in ("10", "9x", "_9", "7.0"):
+    for unknown in ("10", "9x", "9_3", "_9", "7.0"):
         with pytest.raises(UserError, match=r"no run .*newest: b, a"):
             rundir.find(tmp_path, unknown)
 

@@ -253,20 +253,6 @@ def test_any_name_and_comment_leave_the_fields_alone(name: str, comment: str) ->
     assert record["StdOut"] == "/home/ada/slurm-29.out"
 
 
-@pytest.mark.parametrize(
-    ("text", "tasks"),
-    [
-        ("4", ["4"]),
-        ("0-2%2", ["0", "1", "2"]),
-        ("1,3,5-9:2", ["1", "3", "5", "7", "9"]),
-        ("0-999999999", ["0-999999999"]),
-        ("1,...", ["1,..."]),
-    ],
-)
-def test_array_tasks_are_counted_out_within_bounds(text: str, tasks: list[str]) -> None:
-    assert parse.array_tasks(text) == tasks
-
-
 def test_accounting_that_is_disabled_has_no_records(fake: FakeSlurm, client: Client) -> None:
     fake.answers("sacct", err="Slurm accounting storage is disabled\n", code=1)
     assert client.account_records(["1"]) == []

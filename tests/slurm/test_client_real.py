@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rankup.slurm.client import Client, SlurmError, base_id, is_ours
+from rankup.slurm.client import Client, SlurmError, is_ours
 from rankup.slurm.hostlist import compress, expand
-from rankup.slurm.job import Attempt, states
+from rankup.slurm.job import Attempt, state_of
 
 from .cluster import Cluster
 
@@ -20,14 +20,14 @@ def client(slurm: Cluster) -> Client:
     return Client(environment={**os.environ, **slurm.environment})
 
 
-def ended(client: Client, job_id: str, timeout: float = 120) -> list[Attempt]:
-    """The states of a job once none is live any more."""
+def ended(client: Client, job_id: str, timeout: float = 120) -> Attempt:
+    """The state of a job once it is not live any more."""
     deadline = time.monotonic() + timeout
-    found = states(client, job_id)
-    while any(state.live for state in found):
+    found = state_of(client, job_id)
+    while found.live:
         assert time.monotonic() < deadline, f"still live after {timeout:g} s: {found}"
         time.sleep(0.1)
-        found = states(client, job_id)
+        found = state_of(client, job_id)
     return found
 
 
@@ -56,29 +56,23 @@ def test_what_slurm_answers_is_read(client: Client, slurm: Cluster, tmp_path: Pa
         client.submit(path, "--gres=gpu:9")
     with pytest.raises(SlurmError, match="There is no such partition"):
         client.submit(path, "--partition=nix")
-    assert client.show("999999") == client.show("999999_3") == []
+    assert client.show("999999") == []
     assert client.account_records(["999999"]) == []
     client.cancel(["999999"])
-    assert [state.source for state in states(client, "999999")] == ["none"]
+    assert state_of(client, "999999").source == "none"
 
     there = (f"--chdir={folder}", "--output=/dev/null", "--hold")
     one = client.submit(path, *there, "--nodes=2", "--job-name=a b=c", "--comment=x JobId=1")
-    array = client.submit(path, *there, "--array=0-2%1")
     client.submit(path, f"--chdir={tmp_path}", "--output=/dev/null", "--hold")
-    ours = {base_id(r.job_id) for r in client.mine() if is_ours(r.uid, r.work_dir, folder)}
-    assert ours == {one, array}
-    (held,) = states(client, one, folder=folder)
+    ours = {r.job_id for r in client.mine() if is_ours(r.uid, r.work_dir, folder)}
+    assert ours == {one}
+    held = state_of(client, one, folder=folder)
     assert (held.state, held.live) == ("PENDING", True)
     assert "held" in held.words
-    assert [state.source for state in states(client, one, folder=tmp_path)] == ["none"]
-    names = [f"{array}_{task}" for task in range(3)]
-    assert [state.job for state in states(client, array)] == names
-    client.cancel(names[1:2])
-    assert [state.job for state in states(client, array)] == [names[0], names[2]]
-    client.cancel([array])
+    assert state_of(client, one, folder=tmp_path).source == "none"
 
     slurm.command("scontrol", "release", one)
-    (over,) = ended(client, one)
+    over = ended(client, one)
     assert (over.state, over.exit_code, over.source) == ("FAILED", 3, "scontrol")
     assert len(over.nodes) == 2
     assert over.words == "It failed: exit code 3."
@@ -97,7 +91,7 @@ def test_a_job_without_its_folder_died_before_its_first_line(
     client: Client, tmp_path: Path
 ) -> None:
     job = client.submit(script(tmp_path, "true"), "--chdir=/nowhere", "--output=/nowhere/out")
-    (over,) = ended(client, job)
+    over = ended(client, job)
     assert (over.state, over.exit_code) == ("FAILED", None)
     assert "before its first line" in over.words
 
@@ -111,12 +105,12 @@ def test_a_signal_reaches_the_script_and_a_requeue_counts(
     await_lines(tmp_path / "out", 1)
     slurm.command("scontrol", "requeue", job)
     slurm.wait(int(job), {"PENDING"})
-    assert states(client, job)[0].restart == 1
+    assert state_of(client, job).restart == 1
     await_lines(tmp_path / "out", 2)
-    (running,) = states(client, job)
+    running = state_of(client, job)
     assert (running.state, running.restart, running.source) == ("RUNNING", 1, "scontrol")
     slurm.command("scancel", "--signal=USR1", "--full", job)
-    (over,) = ended(client, job)
+    over = ended(client, job)
     assert (over.state, over.restart) == ("FAILED", 1)
     assert (tmp_path / "out").read_text().split() == ["ready", "ready", "caught"]
 
@@ -126,7 +120,7 @@ def test_without_a_controller_our_own_records_are_told(client: Client, slurm: Cl
     own = [{"job": "1", "restart": 0, "start": 1700000000, "nodes": "n1"}]
     with slurm.without_controller():
         assert client.presence() == "silent"
-        (found,) = states(client, "1", own)
+        found = state_of(client, "1", own)
     assert (found.source, found.live) == ("own record", True)
 
 

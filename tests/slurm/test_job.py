@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from rankup.slurm.client import Client
-from rankup.slurm.job import states
+from rankup.slurm.job import state_of
 from rankup.slurm.parse import moment
 
 from .fake import FakeSlurm, recorded
 
-START = {"job": "123", "task": None, "restart": 0, "start": 1700000000, "nodes": "n[1-2]"}
-END = {"job": "123", "task": None, "restart": 0, "end": 1700000100, "code": 1}
+START = {"job": "123", "restart": 0, "start": 1700000000, "nodes": "n[1-2]"}
+END = {"job": "123", "restart": 0, "end": 1700000100, "code": 1}
 
 
 def shown(job: str, state: str, start: str = "Unknown", nodes: str = "(null)", **more: str) -> str:
@@ -60,7 +60,7 @@ def test_an_ended_job_is_told_by_scontrol(
     words: str,
 ) -> None:
     fake.answers("scontrol show job", out=recorded(f"22.05.8/{file}.txt"))
-    (found,) = states(client, "31")
+    found = state_of(client, "31")
     assert (found.state, found.exit_code, found.source, found.live) == (
         state,
         code,
@@ -78,7 +78,7 @@ def test_an_ended_job_is_told_by_scontrol(
 def test_a_pending_job_says_why_and_when_it_may_start(fake: FakeSlurm, client: Client) -> None:
     line = shown("9", "PENDING", "2026-11-21T20:52:53", Reason="Resources")
     fake.answers("scontrol show job", out=line)
-    (found,) = states(client, "9")
+    found = state_of(client, "9")
     assert (found.state, found.source, found.live) == ("PENDING", "scontrol", True)
     assert "next in line" in found.words
     assert found.expected == moment("2026-11-21T20:52:53")
@@ -89,45 +89,16 @@ def test_a_running_job_has_its_nodes_and_its_count_of_restarts(
     fake: FakeSlurm, client: Client
 ) -> None:
     fake.answers("scontrol show job", out=recorded("24.05/running.txt"))
-    (found,) = states(client, "9001")
+    found = state_of(client, "9001")
     assert (found.source, found.restart, found.exit_code) == ("scontrol", 2, None)
     assert found.words == "It runs on jwb[0007-0008]."
     assert found.started == moment("2026-11-20T20:36:56")
     assert found.ended is None
 
 
-def test_an_array_is_one_state_per_task(fake: FakeSlurm, client: Client) -> None:
-    fake.answers("scontrol show job", out=recorded("22.05.8/array.txt"))
-    found = states(client, "40")
-    assert [state.job for state in found] == ["40_0", "40_1", "40_2", "40_3"]
-    assert [state.state for state in found] == ["RUNNING", "PENDING", "PENDING", "PENDING"]
-
-
-def test_tasks_that_share_a_record_are_told_apart(fake: FakeSlurm, client: Client) -> None:
-    fake.answers("scontrol show job", out=recorded("22.05.8/array.txt"))
-    assert [state.job for state in states(client, "40")] == ["40_0", "40_1", "40_2", "40_3"]
-    assert [state.job for state in states(client, "40_2")] == ["40_2"]
-
-
-def test_forgotten_tasks_of_an_array_come_from_accounts_and_own_records(
-    fake: FakeSlurm, client: Client
-) -> None:
-    line = shown("43", "RUNNING", nodes="n1", ArrayJobId="40", ArrayTaskId="3")
-    fake.answers("scontrol show job", out=line)
-    rows = "40_0|COMPLETED|0:0|2026-11-20T10:00:00|2026-11-20T10:01:00|n1|None|\n"
-    fake.answers("sacct", out=rows)
-    own = [
-        {"job": "40", "task": "1", "restart": 0, "start": 1700000000, "nodes": "n2"},
-        {"job": "40", "task": "1", "restart": 0, "end": 1700000100, "code": 0},
-        {"job": "40", "task": "3", "restart": 0, "start": 1700000000, "nodes": "n1"},
-    ]
-    found = {state.job: state.source for state in states(client, "40", own)}
-    assert found == {"40_0": "sacct", "40_1": "own record", "40_3": "scontrol"}
-
-
 def test_accounting_tells_the_last_attempt(fake: FakeSlurm, client: Client) -> None:
     fake.answers("sacct", out=recorded("24.05/sacct.txt"))
-    (found,) = states(client, "9001", [{**START, "job": "9001"}])
+    found = state_of(client, "9001", [{**START, "job": "9001"}])
     assert (found.state, found.restart, found.source) == ("OUT_OF_MEMORY", 2, "sacct")
     assert found.nodes == ("jwb0007", "jwb0008")
     assert found.exit_code is None
@@ -144,25 +115,25 @@ def test_accounts_of_another_folder_are_of_an_older_job_of_the_number(
     fake.answers("scontrol show job", err="Invalid job id specified\n", code=1)
     fake.answers("sacct", out=f"123|TIMEOUT|0:0|{ends}|n1|None|{folder}\n")
     rows = client.account_records(["123"]) if at_once else None
-    (found,) = states(client, "123", [START], tmp_path, rows)
+    found = state_of(client, "123", [START], tmp_path, rows)
     expected = ("TIMEOUT", "sacct") if ours else ("UNKNOWN", "own record")
     assert (found.state, found.source) == expected
 
 
 def test_accounts_that_lag_behind_do_not_make_a_job_live(fake: FakeSlurm, client: Client) -> None:
     fake.answers("sacct", out="123|RUNNING|0:0|2026-11-20T10:00:00|Unknown|n1|None|\n")
-    (found,) = states(client, "123", [START, END])
+    found = state_of(client, "123", [START, END])
     assert (found.state, found.live, found.source) == ("FAILED", False, "own record")
 
 
 def test_what_slurm_knows_comes_before_our_own_records(fake: FakeSlurm, client: Client) -> None:
     fake.answers("scontrol show job", out=shown("123", "PENDING", Reason="BeginTime"))
-    (found,) = states(client, "123", [START, END])
+    found = state_of(client, "123", [START, END])
     assert (found.state, found.source) == ("PENDING", "scontrol")
 
 
 def test_a_forgotten_job_ended_as_it_wrote(fake: FakeSlurm, client: Client) -> None:
-    (found,) = states(client, "123", [START, END])
+    found = state_of(client, "123", [START, END])
     assert (found.state, found.exit_code, found.source) == ("FAILED", 1, "own record")
     assert (found.started, found.ended, found.nodes) == (1700000000, 1700000100, ("n1", "n2"))
     assert not found.live
@@ -170,12 +141,12 @@ def test_a_forgotten_job_ended_as_it_wrote(fake: FakeSlurm, client: Client) -> N
 
 def test_the_last_attempt_that_was_written_counts(fake: FakeSlurm, client: Client) -> None:
     second = [{**START, "restart": 1}, {**END, "restart": 1, "code": 0}]
-    (found,) = states(client, "123", [START, END, *second, {"job": "124", "restart": 5}])
+    found = state_of(client, "123", [START, END, *second, {"job": "124", "restart": 5}])
     assert (found.state, found.restart) == ("COMPLETED", 1)
 
 
 def test_a_start_without_an_end_ended_without_a_word(fake: FakeSlurm, client: Client) -> None:
-    (found,) = states(client, "123", [START])
+    found = state_of(client, "123", [START])
     assert (found.state, found.live, found.exit_code) == ("UNKNOWN", False, None)
     assert found.words == "It ended without a word on n[1-2] (killed, or its node died)."
 
@@ -184,19 +155,19 @@ def test_without_a_controller_a_job_that_has_not_ended_may_run(
     fake: FakeSlurm, client: Client
 ) -> None:
     fake.unreachable()
-    (found,) = states(client, "123", [START])
+    found = state_of(client, "123", [START])
     assert (found.state, found.live, found.source) == ("UNKNOWN", True, "own record")
     assert "may still run" in found.words
-    (ended,) = states(client, "123", [START, END])
+    ended = state_of(client, "123", [START, END])
     assert (ended.state, ended.live) == ("FAILED", False)
-    (nothing,) = states(client, "123")
+    nothing = state_of(client, "123")
     assert (nothing.source, nothing.live) == ("none", True)
     assert "does not answer" in nothing.words
 
 
 def test_without_slurms_commands_own_records_are_told(tmp_path: Path) -> None:
     client = Client(environment={"PATH": str(tmp_path)})
-    (found,) = states(client, "123", [START, END])
+    found = state_of(client, "123", [START, END])
     assert (found.state, found.source) == ("FAILED", "own record")
 
 
@@ -210,13 +181,13 @@ def test_another_job_of_the_same_number_is_not_this_one(
     line = f"JobId=123 JobName=x UserId=ada({uid}) GroupId=x(1) JobState=RUNNING NodeList=n1 "
     fake.answers("scontrol show job", out=f"{line}Command=/x WorkDir={folder} StdErr=/x\n")
     fake.answers("sacct", out="123|RUNNING|0:0|2026-11-20T10:00:00|Unknown|n1|None|\n")
-    (found,) = states(client, "123", [START, END], tmp_path)
+    found = state_of(client, "123", [START, END], tmp_path)
     assert (found.state, found.source) == (
         ("RUNNING", "scontrol") if ours else ("FAILED", "own record")
     )
 
 
 def test_a_job_that_nobody_knows_is_unknown(fake: FakeSlurm, client: Client) -> None:
-    (found,) = states(client, "123")
+    found = state_of(client, "123")
     assert (found.state, found.source, found.live) == ("UNKNOWN", "none", False)
     assert "does not know it any more" in found.words

@@ -206,14 +206,6 @@ def test_the_cost_of_a_part_of_a_node_and_of_one_without_gpus() -> None:
     )
 
 
-def test_the_cost_of_an_array_is_that_of_all_its_tasks() -> None:
-    granted = _grant(replace(SPEC, nodes=2, time="90"))
-    assert cost(granted, GENERIC, 1).startswith("at most 6 GPU-h per attempt (2 nodes x 1:30 h, ")
-    assert cost(granted, GENERIC, 8).startswith(
-        "at most 48 GPU-h per attempt (8 tasks x 2 nodes x 1:30 h, "
-    )
-
-
 @pytest.mark.parametrize(
     ("minutes", "expected"), [(1, "0:01"), (59, "0:59"), (60, "1:00"), (1505, "25:05")]
 )

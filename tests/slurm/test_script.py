@@ -34,7 +34,6 @@ _ALL = JobSpec(
     name="my run",
     retries=2,
     deadline="30m",
-    array="0-7%2",
     env=("HF_TOKEN=not shown",),
     sbatch=("--exclude=n7", "--comment='a b'"),
 )
@@ -161,8 +160,6 @@ def test_the_log_is_named_absolutely_with_percent_signs_doubled() -> None:
     found = _directives(replace(ONE, run_dir="/runs/50%j of %x"))
     assert found["output"] == "/runs/50%%j of %%x/log/%j.out"
     assert found["chdir"] == "/runs/50%j of %x"
-    array = replace(ONE, run_dir="/runs/%a", options={"array": "0-3"})
-    assert _directives(array)["output"] == "/runs/%%a/log/%A_%a.out"
 
 
 def test_a_line_break_in_the_command_that_made_it_stays_a_comment() -> None:

@@ -17,8 +17,6 @@ from rankup.slurm.script import JobScript
 
 from .jobscripts import Bash
 
-ARRAY = {"SLURM_ARRAY_JOB_ID": "4240", "SLURM_ARRAY_TASK_ID": "2"}
-
 
 def _attempts(job: JobScript) -> list[dict[str, Any]]:
     """All lines, each of which must be JSON; the times are left away once they are numbers."""
@@ -39,7 +37,7 @@ START: dict[str, Any] = {"start": True, "nodes": "n[1-3]", "id": "4242"}
 
 
 def _of(restart: int = 0, **values: Any) -> dict[str, Any]:
-    return {"job": "4242", "task": None, "restart": restart, **values}
+    return {"job": "4242", "restart": restart, **values}
 
 
 @pytest.mark.parametrize("code", [0, 137])
@@ -101,18 +99,8 @@ def test_where_requeue_is_refused_another_job_follows(bash: Bash, job: JobScript
     script = str(bash.notes.parent / "job.sh")
     assert bash.words("sbatch") == ["--parsable", "--dependency=afterany:4242", script]
     assert "this site does not requeue; job 4243 follows" in ran.output
-    assert _attempts(job)[-1] == {"job": "4243", "task": None, "follows": "4242"}
+    assert _attempts(job)[-1] == {"job": "4243", "follows": "4242"}
     assert rundir.slurm_jobs(Path(job.run_dir), _empty()) == ["4242", "4243"]
-
-
-def test_an_array_task_is_followed_by_that_task_alone(bash: Bash, job: JobScript) -> None:
-    job = replace(job, options={"array": "0-3"})
-    bash.run(job, FAKE_RANKS="stop", FAKE_REQUEUE="1", **ARRAY)
-    words = bash.words("sbatch")[:-1]
-    assert words == ["--parsable", "--dependency=afterany:4240_2", "--array=2"]
-    found = rundir.records(Path(job.run_dir))
-    assert found[-1] == {"job": "4243", "task": 2, "follows": "4240_2"}
-    assert {(record["job"], record["task"]) for record in found[:-1]} == {("4240", 2)}
 
 
 def test_where_neither_is_allowed_it_says_how_to_go_on(bash: Bash, job: JobScript) -> None:
@@ -184,14 +172,6 @@ def test_a_job_counts_its_starts_where_slurm_does_not(bash: Bash, job: JobScript
     starts = [record for record in _attempts(job) if "start" in record]
     assert starts == [_of(restart, **START) for restart in range(3)]
     assert bash.run(job, SLURM_JOB_ID="4243").torchrun, "another job begins anew"
-
-
-def test_tasks_of_an_array_count_their_own_starts(bash: Bash, job: JobScript) -> None:
-    job = replace(job, options={"array": "0-3"})
-    for task in ("2", "3", "2"):
-        bash.run(job, **{**ARRAY, "SLURM_ARRAY_TASK_ID": task})
-    starts = [record for record in rundir.records(Path(job.run_dir)) if "start" in record]
-    assert [(one["task"], one["restart"]) for one in starts] == [(2, 0), (2, 1), (3, 0)]
 
 
 def test_an_attempts_place_in_the_log_is_known_where_stdout_is_a_pipe(

@@ -147,13 +147,6 @@ def test_a_container_starts_torchrun_within(bash: Bash, tmp_path: Path) -> None:
     assert bash.words("apptainer") == [*words[1:], *inside, "--", "python3", *ONE.words]
 
 
-def test_an_array_task_has_a_run_directory_of_its_own(bash: Bash, tmp_path: Path) -> None:
-    job = in_folders(tmp_path, replace(ONE, options={"array": "0-3"}))
-    ran = bash.run(job, SLURM_ARRAY_JOB_ID="4240", SLURM_ARRAY_TASK_ID="2")
-    assert ran.environment[0]["RANKUP_RUN_DIR"] == f"{job.run_dir}/array/2"
-    assert (Path(job.run_dir) / "array" / "2" / "attempts.jsonl").is_file()
-
-
 # --- the preflight
 
 

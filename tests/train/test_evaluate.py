@@ -11,7 +11,7 @@ from rankup.parallel.build import Built
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.runtime.world import World
-from rankup.train.evaluate import evaluate, means
+from rankup.train.evaluate import evaluate
 from rankup.train.options import TrainOptions
 from tests.pool import RankPool
 
@@ -122,28 +122,3 @@ def _per_target(world: World) -> float | None:
 
 def test_the_mean_is_over_targets_not_samples(ranks: RankPool) -> None:
     assert ranks.run(3, _per_target) == [3.0] * 3
-
-
-def _measured(world: World, numbers: range) -> list[dict[str, float]]:
-    """Mean label, share of class 1, and something that nothing counts for."""
-
-    def sums(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        labels = batch[1].double()
-        ones = (labels == 1).sum()
-        return torch.stack([labels.sum() * 2, ones, torch.tensor(len(labels)), *torch.zeros(2)])
-
-    found = []
-    for n in numbers:
-        built = _copied(nn.Linear(1, 1), world)
-        found.append(means(sums, ("ones", "nothing"), Images(n, 3), built, 2))
-    return found
-
-
-def test_measures_are_sums_over_their_own_counts(ranks: RankPool) -> None:
-    numbers = range(8)
-    for found in ranks.run(3, _measured, numbers):
-        assert found[0] == {}
-        for n in numbers[1:]:
-            labels = Images(n, 3).labels.double()
-            ones = float((labels == 1).double().mean())
-            assert found[n] == pytest.approx({"loss": 2 * float(labels.mean()), "ones": ones})

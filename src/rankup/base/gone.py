@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from .errors import UserError
 
-# A verb's option stands behind the verb, an option of a recipe or a value of one by itself.
+# A verb's option stands behind the verb, a key behind its file, an option of a recipe or a value of
+# one by itself.
 GONE: dict[str, str] = {
+    "env create --kernel": "put ipykernel into requirements.txt and run: python -m ipykernel install --user --name NAME",
+    "run --array": "start one run per task with a loop in the shell, each with its own report: docs/slurm.md",
+    "run --lives": "it is called --max-attempts",
+    "rankup.toml job.lives": "it is called max_attempts",
+    "logs --task": "each run has its own log, since a run is no array any more: rankup logs RUN",
     "--pp-timeline": "--profile 20:25 traces steps by torch's profiler, a rank of each node",
     "--pp-schedule naive": "give gpipe, 1f1b or interleaved",
     "--pp-schedule LoopedBFS": "give gpipe, 1f1b or interleaved",

@@ -134,6 +134,8 @@ def held(
     path.parent.mkdir(parents=True, exist_ok=True)
     me = holder.myself()
     said = -1e9
+    last: tuple[Holder | None, float] | None = None
+    since = 0.0  # that the lock is as it was last seen
     while not _create(path, me):
         found = _look(path)
         if found is None:  # just released
@@ -142,17 +144,24 @@ def held(
             time.sleep(pace.poll)
             continue
         who, renewed = found
-        stale = _stale(path, pace)
-        if stale and _break(path, who, pace):
+        if found != last:
+            last, since = found, time.monotonic()
+        # One with a time in the future would never be old: it is stale where the time stands still.
+        stands = time.monotonic() - since > pace.stale
+        stale = stands or _stale(path, pace)
+        if stale and _break(path, found, pace, stands=stands):
             continue
         if not wait and not stale:
-            raise Taken(_taken(target, who, _file_system_time(path) - renewed, doing, pace))
+            silent = _file_system_time(path) - renewed
+            raise Taken(_taken(target, path, who, silent, doing, pace))
         if time.monotonic() - said > 30:
             said = time.monotonic()
             silent = _file_system_time(path) - renewed
             does = f"which is {doing} it now"
             if silent > 3 * pace.renew:
                 does = f"silent for {silent:.0f} s; taken over once it is {pace.stale:g} s"
+            elif silent < -pace.stale:
+                does = f"with a time in the future; taken over if it stays so for {pace.stale:g} s"
             say(f"{target.name}: waiting for {holder.who(who)}, {does}")
         time.sleep(pace.poll)
     lock = Held(path, me, pace)
@@ -162,7 +171,9 @@ def held(
         lock.release()
 
 
-def _taken(target: Path, who: Holder | None, silent: float, doing: str, pace: Pace) -> str:
+def _taken(
+    target: Path, path: Path, who: Holder | None, silent: float, doing: str, pace: Pace
+) -> str:
     since = f" since {holder.since(who)}" if who is not None and who.since else ""
     text = f"{target}: {holder.who(who)} is {doing} it{since}; wait for its end"
     if silent > 3 * pace.renew:
@@ -170,7 +181,7 @@ def _taken(target: Path, who: Holder | None, silent: float, doing: str, pace: Pa
             f", or, as it has been silent for {silent:.0f} s and may be gone, run it again once "
             f"that is {pace.stale:g} s"
         )
-    return text
+    return f"{text}. If that process is gone, remove its lock, {path}"
 
 
 def _create(path: Path, me: Holder) -> bool:
@@ -258,11 +269,14 @@ def _file_system_time(path: Path) -> float:
         probe.unlink(missing_ok=True)
 
 
-def _break(path: Path, judged: Holder | None, pace: Pace) -> bool:
-    """Remove the stale lock of `judged`; False where another one is at it.
+def _break(path: Path, judged: tuple[Holder | None, float], pace: Pace, *, stands: bool) -> bool:
+    """Remove a stale lock, as it was seen; False where another one is at it.
 
     Many may have found it stale at once. Without a lock for the removal, the second of them would
     remove what the first has made in its place.
+
+    Args:
+        stands: its time has stood still for so long that it is stale.
     """
     removal = path.with_name(f"{path.name}.removal")
     try:
@@ -274,12 +288,14 @@ def _break(path: Path, judged: Holder | None, pace: Pace) -> bool:
         return False
     try:
         found = _look(path)
-        if found is None or found[0] != judged or not _stale(path, pace):
+        if found is None or found[0] != judged[0]:
+            return False
+        if not (found == judged if stands else _stale(path, pace)):
             return False
         aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         path.rename(aside)
         moved = _look(aside)
-        if moved is not None and moved[0] != judged:
+        if moved is not None and moved[0] != judged[0]:
             # Its holder woke up and released it, and another one came, all since the last look.
             with contextlib.suppress(OSError):
                 os.link(aside, path)

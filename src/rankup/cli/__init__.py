@@ -17,6 +17,7 @@ from .app import app
 
 def main() -> None:
     """Entry point; bad input ends with its message and exit code 2, a failure with 1."""
+    _open_closed_streams()
     # Names of files may hold letters that the terminal's encoding lacks: written out, as on stderr.
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -32,6 +33,20 @@ def main() -> None:
             sys.exit(EXIT_BAD_INPUT)
         _say_error(error)
         sys.exit(EXIT_FAILED)
+
+
+def _open_closed_streams() -> None:
+    """Give a standard stream that was closed (`>&-`) the null device, which Python has as None.
+
+    A file that is opened later would get its number, and what programs print would go there.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 def _with_one_verb(words: list[str]) -> typer.Typer:

@@ -48,7 +48,11 @@ class _Verbs(TyperGroup):
         except Exception as error:
             option, verb = getattr(error, "option_name", None), getattr(error, "ctx", None)
             if option is not None and verb is not None:
-                gone.refuse(verb.info_name, option)
+                words = [option]
+                while verb.parent is not None:  # `env create` are two
+                    words.insert(0, verb.info_name)
+                    verb = verb.parent
+                gone.refuse(*words)
             raise
 
 

@@ -46,14 +46,11 @@ def create(
         str | None,
         typer.Option(help="`modules` (the site's modules and a venv) or `wheels` (wheels only)."),
     ] = None,
-    kernel: Annotated[
-        bool, typer.Option("--kernel", help="Also register a Jupyter kernel.")
-    ] = False,
 ) -> None:
     """Make the environment, or bring it up to date: only what changed is done."""
     from ..login.env import create as make
 
-    raise typer.Exit(make(folder, kind=kind, kernel=kernel))
+    raise typer.Exit(make(folder, kind=kind))
 
 
 @env.command()

@@ -50,7 +50,6 @@ def parameters(names: Iterable[str]) -> list[inspect.Parameter]:
         default = JobSpec.__dataclass_fields__[name].default
         words = [flag(name)] if kind is bool and not option.off else []
         words += [option.short] if option.short else []
-        words += [flag(name), flag(option.alias)] if option.alias else []
         how: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
         how |= {"min": option.least, "max": option.most, "rich_help_panel": option.panel or None}
         if kind == tuple[str, ...]:

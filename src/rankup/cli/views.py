@@ -51,12 +51,11 @@ def logs(
     cause: Annotated[
         bool, typer.Option("--cause", help="Only why the run failed: rank, node, exception.")
     ] = False,
-    task: Annotated[str | None, typer.Option(help="Number of an array's task.")] = None,
 ) -> None:
     """Show the end of a run's log, and why it failed."""
     from ..launch.logs import show
 
-    code = show(run, following=follow, lines=lines, raw=raw, only_cause=cause, task=task)
+    code = show(run, following=follow, lines=lines, raw=raw, only_cause=cause)
     raise typer.Exit(code)
 
 

@@ -208,6 +208,8 @@ def scan(
 ) -> Index:
     """Return the index of a container, made in a child where a C library has to look at it.
 
+    Its splits have plain names, see `keys.split_names`.
+
     Args:
         seconds: of wall time that it may take; None: `$RANKUP_SCAN_SECONDS`, else 300 and what the
             size asks for.
@@ -219,7 +221,7 @@ def scan(
         OSError: it cannot be read.
     """
     if not FORMATS[name].child:
-        return module(name).scan(path, choice)
+        return _plainly(module(name).scan(path, choice), choice)
     seconds = _seconds(path) if seconds is None else seconds
     with tempfile.TemporaryDirectory(prefix="rankup-scan-") as folder:
         out, report = Path(folder) / "index.npz", Path(folder) / "report.json"
@@ -238,12 +240,19 @@ def scan(
         with suppress(OSError, ValueError):
             found = json.loads(report.read_bytes())
         if code == 0 and not found:
-            return indexes.load(out)  # mapped: it stays when the folder goes
+            # Mapped: it stays when the folder goes.
+            return _plainly(indexes.load(out), choice)
     kind, args = found.get("kind"), found.get("args", [])
     for known in (BadContainer, UserError, OSError):
         if kind == known.__name__:
             raise known(*args)
     raise BadContainer(_why(code, name, path, seconds, words))
+
+
+def _plainly(index: Index, choice: Choice) -> Index:
+    names = keys.split_names([one.name for one in index.splits], choice.split)
+    pairs = zip(index.splits, names, strict=True)
+    return replace(index, splits=tuple(replace(one, name=name) for one, name in pairs))
 
 
 def _run(request: dict[str, Any], seconds: float) -> tuple[int | None, str]:

@@ -6,6 +6,7 @@ Keys come from tars, lists and files of others, and become paths below a folder 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -54,6 +55,19 @@ COMPRESSED = {
 def kind_of(split: str) -> str:
     """Return `train`, `val` or `test` for a name of such a split; else nothing."""
     return SPLITS.get(split.lower(), "")
+
+
+def split_names(names: Sequence[str], said: str) -> list[str]:
+    """Return splits by the names that they are asked for: `train` also of a folder `Train`.
+
+    Args:
+        said: a name that was asked for, and stays as it is.
+
+    >>> split_names(["Train", "Val"], "train"), split_names(["train", "Train"], "train")
+    (['train', 'val'], ['train', 'Train'])
+    """
+    lower = [name.lower() if kind_of(name) and name != said else name for name in names]
+    return lower if len(set(lower)) == len(lower) else list(names)
 
 
 def split_order(name: str) -> tuple[int, str]:

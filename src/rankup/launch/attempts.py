@@ -16,12 +16,12 @@ from ..site import rundir
 from ..site.rundir import Job
 from ..slurm import job as slurm_job
 from ..slurm import reasons
-from ..slurm.client import Client, SlurmError, base_id, is_ours
+from ..slurm.client import Client, SlurmError, is_ours
 from ..slurm.job import CANCELLED, STOPPED, Attempt
 from ..slurm.parse import Accounted, Queued
-from . import cause, logfile, meant
+from . import cause, logfile
 
-# Where no Slurm command is to be asked, its absence lets `slurm_job.states` use our own records.
+# Where no Slurm command is to be asked, its absence lets `slurm_job.state_of` use our own records.
 NO_SLURM = Client(environment={"PATH": os.devnull})
 _VIEWS = ("status", "logs", "cancel")
 NEW = Attempt(None, "NEW", "It has not been started.", "own record", live=True)
@@ -38,7 +38,7 @@ def live(path: Path, job: Job, client: Client) -> list[Queued]:
     """
     known = {job_id: place for place, job_id in enumerate(rundir.slurm_jobs(path, job))}
     rows = _of_folder(client.mine(), path)
-    return sorted(rows, key=lambda row: known.get(base_id(row.job_id), len(known)))
+    return sorted(rows, key=lambda row: known.get(row.job_id, len(known)))
 
 
 def _of_folder(rows: Sequence[Queued], path: Path) -> list[Queued]:
@@ -51,8 +51,7 @@ class Answers:
 
     Attributes:
         queued: the user's jobs.
-        accounted: rows of accounting, by job, of those that wrote no end and are not queued, and of
-            arrays: their tasks that have ended are not queued any more.
+        accounted: rows of accounting, by job, of those that wrote no end and are not queued.
     """
 
     queued: Sequence[Queued]
@@ -67,7 +66,7 @@ def answers(runs: Mapping[Path, Job], client: Client) -> Answers:
     """
     ids = {path: rundir.slurm_jobs(path, job) for path, job in runs.items()}
     queued = client.mine() if any(ids.values()) else []
-    known = {base_id(row.job_id) for row in queued if "_" not in row.job_id}
+    known = {row.job_id for row in queued}
     left = []
     for path, jobs in ids.items():
         records = rundir.records(path)
@@ -76,19 +75,19 @@ def answers(runs: Mapping[Path, Job], client: Client) -> Answers:
             for job_id in jobs
             # A number that is none, of a damaged run, would have sacct refuse them all.
             if isinstance(job_id, str) and job_id.isdecimal() and job_id not in known
-            if not _ended_alone([record for record in records if record["job"] == job_id])
+            if not _ended([record for record in records if record["job"] == job_id])
             # One that stopped was to start again, and may have been cancelled while it waited.
             or (job_id == jobs[-1] and (path / "requeue").exists())
         ]
     accounted: dict[str, list[Accounted]] = {job_id: [] for job_id in left}
     with suppress(SlurmError):
         for row in client.account_records(list(accounted)):
-            accounted.setdefault(base_id(row.job_id), []).append(row)
+            accounted.setdefault(row.job_id, []).append(row)
     return Answers(queued, accounted)
 
 
 def of_run(path: Path, job: Job, client: Client, answers: Answers | None = None) -> list[Attempt]:
-    """All attempts, in order; those of one array side by side.
+    """All attempts, in order.
 
     Args:
         answers: for all runs; a job that is not in the queue, and has written its end, is then not
@@ -111,14 +110,22 @@ def of_run(path: Path, job: Job, client: Client, answers: Answers | None = None)
         except SlurmError:
             client = NO_SLURM
     mine = None if rows is None else _of_folder(rows, path)
-    ids = list(dict.fromkeys([*ids, *(base_id(row.job_id) for row in mine or ())]))
+    ids = list(dict.fromkeys([*ids, *(row.job_id for row in mine or ())]))
     for job_id in ids:
         own = [record for record in records if record["job"] == job_id]
-        of_job = None if mine is None else [r for r in mine if base_id(r.job_id) == job_id]
-        thorough = answers is None and job_id == ids[-1]
-        accounted = None if answers is None else answers.accounted.get(job_id)
-        states = _states(client, path, job_id, own, of_job, thorough, accounted)
-        of_job_id = _folded(job_id, own, states)
+        row = next((row for row in mine or () if row.job_id == job_id), None)
+        if row is not None:
+            state = _queued(row, own)
+        else:
+            accounted = None if answers is None else answers.accounted.get(job_id)
+            thorough = mine is None or (answers is None and job_id == ids[-1])
+            ask = thorough or accounted is not None or not _ended(own)
+            state = (
+                slurm_job.state_of(client, job_id, own, path, accounted)
+                if ask
+                else slurm_job.recorded(job_id, own, path, accounted or ())
+            )
+        of_job_id = _folded(job_id, own, state)
         if mine is None:
             of_job_id += _waiting(path, of_job_id, own, follows)
         asked = _asked(job, job_id, follows)
@@ -152,13 +159,9 @@ def _waiting(
     follows: Mapping[str, str],
 ) -> list[Attempt]:
     """The attempts that are to come by our own records, while Slurm does not answer."""
-    ended: dict[str, dict[str, Any]] = {}
-    for record in own:
-        name = record["job"] if record.get("task") is None else f"{record['job']}_{record['task']}"
-        if "start" in record:
-            ended.pop(name, None)
-        elif "end" in record:
-            ended[name] = {**record, "stopped": record.get("stopped")}
+    lasts = [record for record in own if "start" in record or "end" in record]
+    if not (_ended(own) and lasts[-1].get("stopped")):
+        return []
     words = f"{STOPPED} and waits for its next attempt, by its own record; Slurm does not answer."
     if (path / "log" / "cancelled").exists():
         words = "It was cancelled: its next attempt ends as it starts. Slurm does not answer."
@@ -167,10 +170,7 @@ def _waiting(
             attempt, state="PENDING", words=words, live=True, started=None, ended=None, nodes=()
         )
         for attempt in of_job
-        if attempt.job in ended
-        and ended[attempt.job]["stopped"]
-        and attempt.restart == ended[attempt.job].get("restart", 0)
-        and attempt.job not in follows.values()
+        if attempt.restart == lasts[-1].get("restart", 0) and attempt.job not in follows.values()
     ]
 
 
@@ -179,15 +179,11 @@ def _in_vain(
 ) -> Attempt:
     """An attempt that waits, and that its job script will end: --retries allows it no start."""
     mine = [
-        record
-        for record in records
-        if "follows" not in record
-        if (str(record["job"]), record.get("task")) == _number_and_task(attempt)
+        record for record in records if "follows" not in record if str(record["job"]) == attempt.job
     ]
-    folder = meant.folder(path, attempt.task)
-    if attempt.state != "PENDING" or not mine or "end" in mine[-1] or (folder / "requeue").exists():
+    if attempt.state != "PENDING" or not mine or "end" in mine[-1] or (path / "requeue").exists():
         return attempt
-    counted = folder / "log" / "retries"
+    counted = path / "log" / "retries"
     text = counted.read_text(errors="replace").strip() if counted.is_file() else "0"
     allowed = job.launch.get("retries") or 0
     if text.isdecimal() and int(text) < allowed:
@@ -201,11 +197,6 @@ def _in_vain(
     return replace(attempt, words=words)
 
 
-def _number_and_task(attempt: Attempt) -> tuple[str, int | None]:
-    number, _, task = (attempt.job or "").partition("_")
-    return number, int(task) if task.isdecimal() else None
-
-
 def _by_log(path: Path, attempt: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
     """An attempt that left no end, and that Slurm has forgotten: its log may say how it ended."""
     if (
@@ -215,13 +206,12 @@ def _by_log(path: Path, attempt: Attempt, own: Sequence[Mapping[str, Any]]) -> A
         or attempt.job is None
     ):
         return attempt
-    mine = [r for r in own if attempt.task is None or str(r.get("task")) == attempt.task]
-    later = [r for r in mine if "start" in r and r.get("restart", 0) > attempt.restart]
+    later = [r for r in own if "start" in r and r.get("restart", 0) > attempt.restart]
     end = later[0].get("offset") if later else None
     if later and not isinstance(end, int):
         return attempt  # what ended a later one stands behind it
-    file = logfile.log_of(path, base_id(attempt.job), attempt.task)
-    start = logfile.attempt_start(file, mine, attempt.restart)
+    file = logfile.log_of(path, attempt.job)
+    start = logfile.attempt_start(file, own, attempt.restart)
     state = cause.end_state(logfile.tail_lines(file, start, end))
     if state is None:
         return attempt
@@ -237,71 +227,38 @@ def newest(attempts: Sequence[Attempt]) -> Attempt | None:
     return max(attempts, key=lambda attempt: attempt.ended or attempt.started or 0, default=None)
 
 
-def last_job(attempts: Sequence[Attempt], task: str | None = None) -> Attempt | None:
-    """The newest attempt that is a Slurm job's, of that task where one is given."""
-    mine = [
-        attempt for attempt in attempts if attempt.job and (task is None or attempt.task == task)
-    ]
-    return newest(mine)
-
-
-def _states(
-    client: Client,
-    path: Path,
-    job_id: str,
-    own: Sequence[Mapping[str, Any]],
-    rows: Sequence[Queued] | None,
-    thorough: bool,
-    accounted: Sequence[Accounted] | None,
-) -> list[Attempt]:
-    """The states of a job; `rows` are its own in squeue, None where that could not be asked."""
-    known = {row.job_id: _queued(row, own) for row in rows or ()}
-    ask = thorough or accounted is not None or not _ended_alone(own)
-    if not known and (rows is None or ask):
-        return slurm_job.states(client, job_id, own, path, accounted)
-    if thorough and any("_" in name for name in known):
-        # Tasks of an array that have ended are not in the queue any more.
-        rest = slurm_job.states(client, job_id, own, path)
-    else:
-        rest = slurm_job.recorded(job_id, own, path, accounted or ())
-    if not known:
-        return rest
-    ended = [one for one in rest if one.job not in known and one.source != "none"]
-    return [*ended, *known.values()]
+def last_job(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The newest attempt that is a Slurm job's."""
+    return newest([attempt for attempt in attempts if attempt.job])
 
 
 def _queued(row: Queued, own: Sequence[Mapping[str, Any]]) -> Attempt:
     """A row of squeue, which does not count restarts; our own records do."""
     state = slurm_job.of_row(row)
-    task = row.job_id.partition("_")[2]
-    mine = [r for r in own if not task or str(r.get("task")) == task]
-    starts = [r.get("restart", 0) for r in mine if "start" in r]
+    starts = [r.get("restart", 0) for r in own if "start" in r]
     if not starts:
         return state
-    ends = [r["end"] for r in mine if "end" in r and r.get("restart", 0) == max(starts)]
+    ends = [r["end"] for r in own if "end" in r and r.get("restart", 0) == max(starts)]
     begins_anew = state.started is not None and any(state.started > end for end in ends)
     return replace(state, restart=max(starts) + (row.state == "PENDING" or begins_anew))
 
 
-def _ended_alone(own: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True where the records of a job are complete; of an array tasks come one by one."""
+def _ended(own: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True where the last that a job wrote is its end."""
     lasts = [record for record in own if "start" in record or "end" in record]
-    return bool(lasts) and lasts[-1].get("task") is None and "end" in lasts[-1]
+    return bool(lasts) and "end" in lasts[-1]
 
 
-def _folded(
-    job_id: str, own: Sequence[Mapping[str, Any]], states: Sequence[Attempt]
-) -> list[Attempt]:
+def _folded(job_id: str, own: Sequence[Mapping[str, Any]], state: Attempt) -> list[Attempt]:
     """All attempts of a job: those that Slurm has started again since only our own records know."""
-    now = {state.job: state for state in states}
-    found = []
-    for one in slurm_job.by_records(job_id, own):
-        state = now.get(one.job)
-        # A job that waits, or was cancelled then, has had all attempts that are written down.
-        ran = state is not None and (state.started is not None or state.source == "own record")
-        if state is not None and not (ran and one.restart == state.restart):
-            found.append(one)
-    return [*found, *(slurm_job.judged(state, own) for state in states)]
+    # A job that waits, or was cancelled then, has had all attempts that are written down.
+    ran = state.started is not None or state.source == "own record"
+    earlier = [
+        attempt
+        for attempt in slurm_job.by_records(job_id, own)
+        if not (ran and attempt.restart == state.restart)
+    ]
+    return [*earlier, slurm_job.judged(state, own)]
 
 
 def _local(path: Path, attempt: Mapping[str, Any], is_last: bool) -> Attempt:

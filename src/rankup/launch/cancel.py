@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ..base.amounts import ranges
-from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..site import rundir
 from ..site.rundir import Job
-from ..slurm.client import Client, SlurmError, base_id
+from ..slurm.client import Client, SlurmError
 from ..slurm.parse import Queued
 from . import attempts, meant
 
@@ -33,13 +31,7 @@ def show(run: str) -> int:
         UserError: there is no such run, or Slurm refused.
     """
     here, client = meant.here()
-    path, task = meant.locate(here.runs, run, client)
-    if task is not None:
-        raise UserError(
-            f"{run} is one task of an array; `scancel {run}` ends it alone, "
-            f"`rankup cancel {path.name}` the whole run"
-        )
-    for line in cancel(path, client):
+    for line in cancel(meant.locate(here.runs, run, client), client):
         print(line, flush=True)
     return 0
 
@@ -104,8 +96,8 @@ def _cancel_jobs(path: Path, job: Job, client: Client, patience: float) -> list[
         _forget_requeue(path)
         new = [row for row in live if touched.get(row.job_id) != _attempt(row)]
         # Who waits for another job's end comes first, so that it does not start in between.
-        new.sort(key=lambda row: (row.state != "PENDING", -int(base_id(row.job_id))))
-        client.cancel(dict.fromkeys(base_id(row.job_id) for row in new))
+        new.sort(key=lambda row: (row.state != "PENDING", -int(row.job_id)))
+        client.cancel(dict.fromkeys(row.job_id for row in new))
         touched |= {row.job_id: _attempt(row) for row in new}
         _forget_requeue(path)
         if time.monotonic() > deadline:
@@ -116,15 +108,9 @@ def _cancel_jobs(path: Path, job: Job, client: Client, patience: float) -> list[
 
 
 def _told(touched: Iterable[str], left: dict[str, str]) -> Iterable[str]:
-    """A line per job; of an array one for its tasks that have ended, and one for the others."""
-    groups: dict[tuple[int, str], list[str]] = {}
-    for name in touched:
-        groups.setdefault((int(base_id(name)), left.get(name, "")), []).append(name)
-    for (number, state), names in sorted(groups.items()):
-        tasks = [name.partition("_")[2] for name in names]
-        some = f"_[{ranges(map(int, tasks))}]" if all(map(str.isdecimal, tasks)) else ""
-        still = f", and still ending ({state})" if state else ""
-        yield f"job {number}{some}: cancelled{still}"
+    for name in sorted(touched, key=int):
+        still = f", and still ending ({left[name]})" if name in left else ""
+        yield f"job {name}: cancelled{still}"
 
 
 def _attempt(row: Queued) -> str:
@@ -133,9 +119,8 @@ def _attempt(row: Queued) -> str:
 
 
 def _forget_requeue(path: Path) -> None:
-    for marker in (path / "requeue", *path.glob("array/*/requeue")):
-        with suppress(OSError):
-            marker.unlink(missing_ok=True)
+    with suppress(OSError):
+        (path / "requeue").unlink(missing_ok=True)
 
 
 def _stop(path: Path, pid: int, patience: float) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from ..base.text import clean
 from ..site import rundir
 from ..slurm import reasons
-from . import failure, logfile, meant
+from . import failure, logfile
 from .logfile import OUTPUT
 
 # What the job script says by the way, rather than at its end.
@@ -86,32 +86,26 @@ class Cause:
     source: str
 
 
-def of_run(path: Path, task: str | None = None, job_id: str | None = None) -> Cause | None:
+def of_run(path: Path, job_id: str | None = None) -> Cause | None:
     """The cause that stands in a run's newest attempt, as far as its files tell.
 
     Args:
-        task: of an array, whose own run directory is `array/<task>`.
         job_id: of the newest attempt; where that has written no log, what an earlier one has left
             is not its cause.
     """
-    if job_id and not logfile.log_of(path, job_id.partition("_")[0], task).is_file():
+    if job_id and not logfile.log_of(path, job_id).is_file():
         return None
-    folder = meant.folder(path, task)
-    records = [r for r in rundir.records(path) if task is None or str(r.get("task")) == task]
-    file, start = newest_log(path, records, task)
+    records = rundir.records(path)
+    file, start = newest_log(path, records)
     if file is not None and file.name == OUTPUT.name:
         # Of a run on this machine alone, its agent has written down what happened.
         allocated = "allocation" in rundir.read(path).attempts[-1]
-        return find(folder / "log", logfile.read_lines(file, start) if allocated else ())
-    if task is None and (named := task_of(file)) is not None:
-        return of_run(path, named, job_id)
+        return find(path / "log", logfile.read_lines(file, start) if allocated else ())
     lines = logfile.read_lines(file, start) if file else []
-    return find(folder / "log", lines, _nodes(records))
+    return find(path / "log", lines, _nodes(records))
 
 
-def newest_log(
-    path: Path, records: Sequence[Mapping[str, Any]], task: str | None = None
-) -> tuple[Path | None, int]:
+def newest_log(path: Path, records: Sequence[Mapping[str, Any]]) -> tuple[Path | None, int]:
     """The log of the newest start that has one, and where its newest attempt begins in it."""
     jobs = list(dict.fromkeys(str(record["job"]) for record in records))
     asked: list[str] = []
@@ -123,25 +117,12 @@ def newest_log(
     except Exception:  # a damaged job.json: the records are enough
         asked = jobs
     for number in reversed(list(dict.fromkeys([*asked, *jobs]))):
-        file = logfile.log_of(path, number, task)
-        if not file.is_file() and task is None:
-            tasks = (path / "log").glob(f"{number}_*.out")
-            file = max(tasks, key=lambda log: log.stat().st_mtime, default=file)
+        file = logfile.log_of(path, number)
         if file.is_file():
-            named = task_of(file)
-            mine = [
-                record
-                for record in records
-                if record["job"] == number and (named is None or str(record.get("task")) == named)
-            ]
+            mine = [record for record in records if record["job"] == number]
             restarts = [r["restart"] for r in mine if isinstance(r.get("restart"), int)]
             return file, logfile.attempt_start(file, mine, max(restarts, default=0))
     return None, 0
-
-
-def task_of(file: Path | None) -> str | None:
-    """The array's task that a log is of, by its name."""
-    return file.stem.partition("_")[2] or None if file else None
 
 
 def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | None:

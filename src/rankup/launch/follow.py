@@ -16,7 +16,7 @@ from ..slurm.client import Client
 from . import attempts, cause
 from .attempts import Attempt
 from .logfile import OUTPUT, harmless, log_of, say, tail_lines
-from .meant import TIMEOUT, folder
+from .meant import TIMEOUT
 from .status import steps
 
 _POLL = 0.3  # seconds between looks at the file
@@ -78,7 +78,6 @@ class _View:
 
     path: Path
     client: Client
-    task: str | None
     raw: bool
     say: Callable[[str], None]
     attempt: Attempt | None = None
@@ -91,11 +90,9 @@ class _View:
     def ask(self, lines: int) -> None:
         """Look at the run: another job may have taken over, the reason may have changed."""
         found = attempts.of_run(self.path, rundir.read(self.path), self.client)
-        self.attempt = attempts.last_job(found, self.task) or attempts.newest(found)
+        self.attempt = attempts.last_job(found) or attempts.newest(found)
         if self.attempt is None:
             return
-        if self.task is None:
-            self.task = self.attempt.task
         news = self.attempt.words not in (self.said, _JUST_SUBMITTED)
         if self.attempt.state == "PENDING" and news:
             self.say(clean(f"job {self.attempt.job} waits: {self.attempt.words}"))
@@ -116,7 +113,7 @@ class _View:
     def _file(self, attempt: Attempt) -> Path:
         if attempt.job is None:
             return self.path / OUTPUT
-        return log_of(self.path, attempt.job.partition("_")[0], attempt.task)
+        return log_of(self.path, attempt.job)
 
     def show(self, lines: Sequence[str]) -> None:
         for line in map(clean, lines):
@@ -134,13 +131,12 @@ class _View:
         if self.raw or not running or time.monotonic() - self.looked < _SMALL:
             return
         self.looked = time.monotonic()
-        if line := small(folder(self.path, self.task), steps(rundir.read(self.path))):
+        if line := small(self.path, steps(rundir.read(self.path))):
             self.say(f"· {line}")
 
 
 def follow(
     path: Path,
-    task: str | None = None,
     *,
     lines: int = 40,
     raw: bool = False,
@@ -151,14 +147,13 @@ def follow(
     Ctrl-C ends the view and leaves the run alone.
 
     Args:
-        task: of an array; by default the newest that runs.
         lines: of what is there already.
         raw: leave nothing out.
 
     Returns:
         The job's exit code; 1 where it failed without one; 130 for a view that was ended.
     """
-    view = _View(path, client or Client(timeout=TIMEOUT), task, raw, say)
+    view = _View(path, client or Client(timeout=TIMEOUT), raw, say)
     try:
         return _until_the_end(view, lines)
     except KeyboardInterrupt:
@@ -210,7 +205,7 @@ def _end(view: _View) -> int:
         took = attempt.ended - attempt.started if attempt.ended and attempt.started else None
         say(f"{name}: COMPLETED{'' if took is None else f' in {duration(took)}'}")
         return 0
-    found = cause.of_run(view.path, view.task, attempt.job)
+    found = cause.of_run(view.path, attempt.job)
     # The job script has asked for the cause itself, so that it stands in the log.
     if found and cause.shown(found).splitlines()[-1] != view.last:
         say(cause.shown(found))

@@ -72,7 +72,7 @@ def _plan(client: Client, config: Config, options: JobSpec) -> Plan:
     return Plan(
         profile,
         granted,
-        replace(options, array=None, dependency=None),
+        replace(options, dependency=None),
         variables(options.env, os.environ),
         cost="",
         notes=tuple(notes if left_out else ()),

@@ -68,9 +68,9 @@ def say(line: str) -> None:
     print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
-def log_of(path: Path, job_id: str, task: str | None = None) -> Path:
-    """Return the file that Slurm writes the output of a job, or of one task of an array, to."""
-    return path / "log" / (f"{job_id}.out" if task is None else f"{job_id}_{task}.out")
+def log_of(path: Path, job_id: str) -> Path:
+    """Return the file that Slurm writes the output of a job to."""
+    return path / "log" / f"{job_id}.out"
 
 
 def attempt_start(file: Path, records: Sequence[Mapping[str, Any]], restart: int) -> int:

@@ -28,72 +28,53 @@ def show(
     lines: int = LINES,
     raw: bool = False,
     only_cause: bool = False,
-    task: str | None = None,
 ) -> int:
     """Print the log of a run's newest attempt; 0, or with `following` the job's exit code.
 
     Args:
-        run: id, Slurm job id (also "123_4"), `last`, or directory (also of an array's task).
+        run: id, Slurm job id, `last`, or directory.
         following: go on until the run has ended.
         lines: how many.
         raw: leave nothing out; into a pipe the bytes are those of the file.
         only_cause: the last words of a failed run and nothing else.
-        task: of an array.
 
     Raises:
-        UserError: there is no such run, or no such task.
+        UserError: there is no such run.
     """
-    path, named = _locate(run)
-    task = task if task is not None else named
+    path = _locate(run)
     try:
         if only_cause:
-            _show_cause(path, task)
+            _show_cause(path)
             return 0
-        _refuse_unknown_task(path, task)
         if following:
             from .follow import follow
 
-            return follow(path, task, lines=lines, raw=raw)
-        _show_tail(path, task, lines, raw)
+            return follow(path, lines=lines, raw=raw)
+        _show_tail(path, lines, raw)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _locate(run: str) -> tuple[Path, str | None]:
+def _locate(run: str) -> Path:
     # Inside a job, where this has to be quick, the run is given as a folder.
     if (Path(run) / rundir.JOB).is_file():
-        return Path(run).resolve(), None
+        return Path(run).resolve()
     here, client = meant.here()
     return meant.locate(here.runs, run, client)
 
 
-def _refuse_unknown_task(path: Path, task: str | None) -> None:
-    if task is None:
-        return
-    if not task.isdecimal():
-        raise UserError(f"--task {task!r} is no number; give that of a task of the array")
-    known = {file.stem.rpartition("_")[2] for file in (path / "log").glob("*_*.out")}
-    if not known and not rundir.read(path).launch.get("array"):
-        raise UserError(f"{path.name} is no array, so it has no task {task}; leave --task away")
-    if known and task not in known:
-        some = ", ".join(sorted(known, key=lambda t: int(t) if t.isdecimal() else 0)[:12])
-        raise UserError(f"no log of task {task} of {path.name} yet; there are: {some}")
-
-
-def _show_cause(path: Path, task: str | None) -> None:
+def _show_cause(path: Path) -> None:
     attempt = None
     if not _inside(path):
-        attempt = _attempt(path, task)
+        attempt = _attempt(path)
         if attempt is not None and attempt.state == "COMPLETED":
             say(f"{path.name} did not fail")
             return
         if attempt is not None and attempt.live:
             say(f"{path.name} has not ended. {attempt.words}")
             return
-    found = cause.of_run(
-        path, attempt.task or task if attempt else task, attempt.job if attempt else None
-    )
+    found = cause.of_run(path, attempt.job if attempt else None)
     if found:
         say(cause.shown(found))
     elif attempt is not None:
@@ -105,12 +86,9 @@ def _show_cause(path: Path, task: str | None) -> None:
         )
 
 
-def _show_tail(path: Path, task: str | None, lines: int, raw: bool) -> None:
-    attempt = _attempt(path, task)
-    if task is None and attempt is not None:
-        task = attempt.task
-    file, start = cause.newest_log(path, rundir.records(path), task)
-    task = task if task is not None else cause.task_of(file)
+def _show_tail(path: Path, lines: int, raw: bool) -> None:
+    attempt = _attempt(path)
+    file, start = cause.newest_log(path, rundir.records(path))
     if file is not None and raw and not sys.stdout.isatty():
         sys.stdout.flush()
         _copy(file, lines)
@@ -138,7 +116,7 @@ def _show_tail(path: Path, task: str | None, lines: int, raw: bool) -> None:
         elif not shown and lines and attempt.job is not None:
             say(_silent(attempt))
     elif attempt.failed and not raw:
-        _say_why(path, task, attempt, shown)
+        _say_why(path, attempt, shown)
 
 
 def _silent(attempt: Attempt) -> str:
@@ -154,8 +132,8 @@ def _silent(attempt: Attempt) -> str:
     return clean(f"{_named(attempt)} {doing}; nothing printed yet")
 
 
-def _say_why(path: Path, task: str | None, attempt: Attempt, shown: list[str]) -> None:
-    found = cause.of_run(path, task, attempt.job)
+def _say_why(path: Path, attempt: Attempt, shown: list[str]) -> None:
+    found = cause.of_run(path, attempt.job)
     text = (
         cause.shown(found)
         if found
@@ -168,24 +146,26 @@ def _say_why(path: Path, task: str | None, attempt: Attempt, shown: list[str]) -
         say(text)
 
 
-def _attempt(path: Path, task: str | None) -> Attempt | None:
+def _attempt(path: Path) -> Attempt | None:
     from ..slurm.client import Client
     from . import attempts
 
     client = Client(timeout=meant.TIMEOUT)
     try:
         found = attempts.of_run(path, rundir.read(path), client)
+    except rundir.ArrayError:
+        raise
     except UserError as error:  # the log is there all the same
         say(f"rankup: {error}")
         return None
-    return attempts.last_job(found, task) or attempts.newest(found)
+    return attempts.last_job(found) or attempts.newest(found)
 
 
 def _inside(path: Path) -> bool:
     """Return True in a job of the run itself."""
-    mine = {os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_ARRAY_JOB_ID")} - {None}
+    job = os.environ.get("SLURM_JOB_ID")
     known = {record["job"] for record in rundir.records(path)}
-    return bool(mine & known) or ("RANKUP_RUN_DIR" in os.environ and bool(mine))
+    return job is not None and (job in known or "RANKUP_RUN_DIR" in os.environ)
 
 
 def _copy(file: Path, lines: int) -> None:

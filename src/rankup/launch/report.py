@@ -180,18 +180,12 @@ def _judged(run: str, here: Config, client: Client, ended: int | None) -> Judged
     given = user_path(run, "RUN")
     if meant.bare(given):  # of a sampler that was started by hand, or that played a recording
         return judge(given.resolve(), bare(given.resolve()))
-    path, task = meant.locate(here.runs, run, client)
-    tasks = sorted(one.name for one in path.glob("array/*") if one.is_dir())
-    if task is None and tasks:
-        raise UserError(
-            f"{run} is an array, each task of which is a run of its own; name one: "
-            f"{path / 'array' / tasks[0]} (there are {', '.join(tasks)})"
-        )
-    folder, known = meant.folder(path, task), facts(path, task, here, client, ended)
-    if not known.attempts and not (folder / FOLDER).is_dir():
+    path = meant.locate(here.runs, run, client)
+    known = facts(path, here, client, ended)
+    if not known.attempts and not (path / FOLDER).is_dir():
         last = attempts.newest(attempts.of_run(path, rundir.read(path), client)) or attempts.NEW
         raise UserError(f"{known.run} has not run: {last.words} There is nothing to report yet")
-    return judge(folder, known)
+    return judge(path, known)
 
 
 def _compare(judged: Sequence[Judged], wish: Wish) -> int:
@@ -230,10 +224,8 @@ def _as_json(judged: Judged) -> dict[str, object]:
     }
 
 
-def facts(
-    path: Path, task: str | None, config: Config, client: Client, ended: int | None = None
-) -> Facts:
-    """Of the run in `path`, or of that task of its array.
+def facts(path: Path, config: Config, client: Client, ended: int | None = None) -> Facts:
+    """Of the run in `path`.
 
     Args:
         ended: exit code of the newest attempt, which Slurm still calls running as it asks for this.
@@ -244,9 +236,7 @@ def facts(
     job = rundir.read(path)
     if ended is not None:
         client = attempts.NO_SLURM
-    found = [
-        attempt for attempt in attempts.of_run(path, job, client) if task in (None, attempt.task)
-    ]
+    found = attempts.of_run(path, job, client)
     bill = _bill(job)
     known = [attempt for attempt in found if attempt.started is not None]
     if ended is not None and known and known[-1].ended is None:
@@ -254,10 +244,10 @@ def facts(
         known[-1] = replace(known[-1], live=False, ended=time.time(), state=state, words="")
     last = job.attempts[-1] if job.attempts else {}
     return Facts(
-        run=job.id if task is None else f"{job.id} task {task}",
+        run=job.id,
         name=job.name,
         command=_command(job),
-        directory=str(meant.folder(path, task)),
+        directory=str(path),
         kind=job.kind,
         site=bill.get("site", ""),
         partition=bill.get("partition", ""),
@@ -296,11 +286,7 @@ def _queued(job: Job, found: Sequence[Attempt]) -> float | None:
     }
     waits = []
     for number, when in submitted.items():
-        starts = [
-            attempt.started
-            for attempt in found
-            if attempt.job and attempt.job.split("_")[0] == number
-        ]
+        starts = [attempt.started for attempt in found if attempt.job == number]
         began = min((start for start in starts if start is not None), default=None)
         if when is not None and began is not None:
             waits.append(max(0.0, began - when))

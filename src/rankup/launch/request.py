@@ -29,7 +29,7 @@ from ..train.options import refuse_other_run
 
 # A script may have options of these names itself.
 _COMMON = frozenset(flag(name) for name, option in OPTIONS.items() if option.common)
-_OWN = frozenset(("--no-monitor", "--no-check", "--lives", *map(flag, OPTIONS)))
+_OWN = frozenset(("--no-monitor", "--no-check", *map(flag, OPTIONS)))
 SWITCH = "RANKUP_MONITOR"  # 0: no run started from this shell is sampled
 MOST_BYTES = 20 * 2**20  # a diff larger than this is data
 _MOST_NAMES = 200

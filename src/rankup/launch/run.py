@@ -122,7 +122,7 @@ def _report(directory: Path, settings: config.Config, code: int) -> None:
 
     try:
         # A full disk may not have taken the end of the run; `code` is it.
-        known = report.facts(directory, None, settings, attempts.NO_SLURM, ended=code)
+        known = report.facts(directory, settings, attempts.NO_SLURM, ended=code)
         judged = report.judge(directory, known)
         report.tell(judged, report.Wish(report.AT_THE_END, ended=code), sys.stderr)
     except UserError as error:

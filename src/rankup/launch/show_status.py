@@ -41,7 +41,6 @@ _COLOURS = {
     "NODE_FAIL": "red",
     "OUT_OF_MEMORY": "red",
 }
-_TASKS = 12  # of an array, shown one by one up to so many
 _ATTEMPTS = 30
 _PLAIN = reasons.ended("COMPLETED", 0, 0, "")  # which its state says already
 
@@ -69,7 +68,7 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
             print(json.dumps(scale_result.as_json(path, client), indent=2))
             return 0
         return scale_result.show_series(path, here, client)
-    path, _ = meant.locate(here.runs, run, client)
+    path = meant.locate(here.runs, run, client)
     full = status.report(path, here, client)
     if as_json:
         print(json.dumps(_as_json(full), indent=2))
@@ -94,21 +93,19 @@ def show_live(run: str) -> int:
     if meant.bare(given):
         return live(given.resolve(), lambda: Run(given.resolve().name))
     here, client = meant.here()
-    path, task = meant.locate(here.runs, run, client)
-    return live(meant.folder(path, task), lambda: _run(path, task, client))
+    path = meant.locate(here.runs, run, client)
+    return live(path, lambda: _run(path, client))
 
 
-def _run(path: Path, task: str | None, client: Client) -> Run:
+def _run(path: Path, client: Client) -> Run:
     from ..monitor.live.state import Run
 
     job = rundir.read(path)
-    found = [one for one in attempts.of_run(path, job, client) if task in (None, one.task)]
-    attempt = attempts.newest(found)
+    attempt = attempts.newest(attempts.of_run(path, job, client))
     log = path / OUTPUT
     if attempt is not None and attempt.job is not None:
-        log = log_of(path, attempt.job.partition("_")[0], attempt.task)
-    name = job.id if task is None else f"{job.id} task {task}"
-    return Run(name, job.name, attempt or attempts.NEW, status.steps(job), log)
+        log = log_of(path, attempt.job)
+    return Run(job.id, job.name, attempt or attempts.NEW, status.steps(job), log)
 
 
 def print_table(found: list[Summary], runs: Path) -> None:
@@ -171,32 +168,20 @@ def _attempts(console: Console, full: Report) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("job", "attempt", "state", "nodes", "start", "end", "took", "exit", ""):
         table.add_column(name, overflow="fold", no_wrap=name == "job")
-    tasks = status.newest_of_tasks(full.attempts)
-    if len(tasks) > _TASKS:
-        for numbers, attempt in status.grouped(tasks):
-            table.add_row(_text(f"tasks {numbers}"), *_cells(attempt, several=True))
-        rest = [attempt for attempt in full.attempts if attempt.task is None]
-    else:
-        rest = list(full.attempts)
-    if len(rest) > _ATTEMPTS:
-        console.print(
-            Text(f"{len(rest) - _ATTEMPTS} earlier attempts are not shown (--json has all)")
-        )
-    places = {id(attempt): place for place, attempt in enumerate(full.attempts, 1)}
-    for attempt in rest[-_ATTEMPTS:]:
-        number = attempt.restart + 1 if attempt.task else places[id(attempt)]
+    earlier = max(0, len(full.attempts) - _ATTEMPTS)
+    if earlier:
+        console.print(Text(f"{earlier} earlier attempts are not shown (--json has all)"))
+    for number, attempt in enumerate(full.attempts[earlier:], earlier + 1):
         table.add_row(_text(attempt.job or "local"), *_cells(attempt, number))
     if table.row_count:
         console.print(table)
 
 
-def _cells(attempt: Attempt, number: int = 0, several: bool = False) -> list[Text]:
+def _cells(attempt: Attempt, number: int) -> list[Text]:
     restart = str(number)
     if attempt.follows:
         restart += f" (after {attempt.follows})"
     words = attempt.words if attempt.state != "RUNNING" and attempt.words != _PLAIN else ""
-    if several:
-        return [*map(_text, ("", attempt.state, "", "", "", "", "", words))]
     end = attempt.ended or (time.time() if attempt.live and attempt.started else None)
     took = duration(end - attempt.started) if end and attempt.started else ""
     begins = attempt.started or attempt.expected

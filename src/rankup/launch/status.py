@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..base import gone
-from ..base.amounts import duration, ranges
+from ..base.amounts import duration
 from ..base.errors import UserError
 from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError
-from . import attempts, cause, failure, logfile, meant
+from . import attempts, cause, failure, logfile
 from .attempts import STOPPED, Attempt
 
 NEWEST = 20
@@ -30,7 +30,7 @@ class Summary:
 
     Attributes:
         where: the Slurm jobs, or the node of a local run.
-        state: of the newest attempt; of an array, how many tasks are in which.
+        state: of the newest attempt.
         since, until: unix seconds of the newest attempt; the expected start of a pending one.
         step, steps: done, and of how many where that is known.
         words: why it waits or how it ended.
@@ -67,7 +67,8 @@ class Report:
 def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
     """The newest runs, newest first, and a note on what could not be asked; empty if nothing.
 
-    squeue and sacct are called once for all of them. A damaged run is a row that says so.
+    squeue and sacct are called once for all of them. A damaged run, and an array of version 0.2,
+    is a row that says so.
     """
     everything = rundir.all_runs(runs)
     known = everything[-NEWEST:][::-1]
@@ -91,7 +92,8 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
             except Exception as error:  # whatever is wrong with one run, the others are shown
                 job = UserError(f"its files are damaged: {type(error).__name__}: {error}")
         name = path.parent.name
-        found.append(Summary(path.name, name, str(path), state="DAMAGED", words=str(job)))
+        state = "ARRAY" if isinstance(job, rundir.ArrayError) else "DAMAGED"
+        found.append(Summary(path.name, name, str(path), state=state, words=str(job)))
     return found, note
 
 
@@ -101,16 +103,15 @@ def _row(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     last = attempts.newest(found)
     if last is None or not last.failed:
         return short
-    folder = meant.folder(path, last.task)
-    seen = _noted(folder, last) or (last.state == "FAILED" and _short_log(path, last))
-    written = cause.of_run(path, last.task, last.job) if seen else None
+    seen = _noted(path, last) or (last.state == "FAILED" and _short_log(path, last))
+    written = cause.of_run(path, last.job) if seen else None
     return replace(short, words=written.text.splitlines()[-1]) if written else short
 
 
-def _noted(folder: Path, attempt: Attempt) -> bool:
+def _noted(path: Path, attempt: Attempt) -> bool:
     """Return True if a rank of this attempt has left a note: those of earlier ones are removed."""
     began = attempt.started or 0
-    notes = (folder / "log").glob(failure.NOTES)
+    notes = (path / "log").glob(failure.NOTES)
     return any(note.stat().st_mtime >= began - 1 for note in notes)
 
 
@@ -118,7 +119,7 @@ def _short_log(path: Path, attempt: Attempt) -> bool:
     """Return True for a log that is read in a moment; that of another run is for its own page."""
     if attempt.job is None:
         return False
-    size = logfile.size_of(logfile.log_of(path, attempt.job.partition("_")[0], attempt.task))
+    size = logfile.size_of(logfile.log_of(path, attempt.job))
     return 0 < size <= logfile.HEAD_BYTES
 
 
@@ -131,7 +132,7 @@ def report(path: Path, config: Config, client: Client) -> Report:
     job = rundir.read(path)
     found = tuple(attempts.of_run(path, job, client))
     last = attempts.newest(found)
-    why = cause.of_run(path, last.task, last.job) if last and last.failed else None
+    why = cause.of_run(path, last.job) if last and last.failed else None
     return Report(
         summary=summary(path, job, found),
         job=job,
@@ -146,7 +147,7 @@ def report(path: Path, config: Config, client: Client) -> Report:
 def summary(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     """A run in a line, from its attempts."""
     metrics = last_metrics(path)
-    jobs = [attempt.job.partition("_")[0] for attempt in found if attempt.job]
+    jobs = [attempt.job for attempt in found if attempt.job]
     short = Summary(
         id=job.id,
         name=job.name,
@@ -158,39 +159,16 @@ def summary(path: Path, job: Job, found: Sequence[Attempt]) -> Summary:
     last = attempts.newest(found)
     if last is None:
         return short
-    tasks = newest_of_tasks(found)
     return replace(
         short,
         where=short.where or "".join(last.nodes[:1]),
-        state=_counted(one.state for one in tasks) if len(tasks) > 1 else last.state,
+        state=last.state,
         since=last.started or last.expected,
         until=last.ended,
         words=last.words,
         source=last.source,
         live=last.live,
     )
-
-
-def newest_of_tasks(found: Sequence[Attempt]) -> list[Attempt]:
-    """The newest attempt of each task of an array."""
-    last: dict[str, Attempt] = {}
-    for attempt in found:
-        if attempt.task:
-            before = last.get(attempt.task)
-            mine = [attempt] if before is None else [before, attempt]
-            last[attempt.task] = attempts.newest(mine) or attempt
-    return sorted(last.values(), key=lambda attempt: _task_number(attempt))
-
-
-def grouped(tasks: Sequence[Attempt]) -> list[tuple[str, Attempt]]:
-    """Tasks in the same state, for the same reason, as "0-3,7" with one of them."""
-    groups: dict[tuple[str, str], list[Attempt]] = {}
-    for attempt in tasks:
-        words = attempt.words if attempt.state != "RUNNING" else ""
-        groups.setdefault((attempt.state, words), []).append(attempt)
-    return [
-        (ranges(_task_number(attempt) for attempt in group), group[0]) for group in groups.values()
-    ]
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
@@ -222,13 +200,6 @@ def _job(path: Path) -> Job | UserError:
         return UserError(f"its files cannot be read: {type(error).__name__}: {error}")
 
 
-def _counted(states: Iterable[str]) -> str:
-    counts: dict[str, int] = {}
-    for state in states:
-        counts[state] = counts.get(state, 0) + 1
-    return ", ".join(f"{count} {state}" for state, count in counts.items())
-
-
 def _next_steps(path: Path, job: Job, found: Sequence[Attempt]) -> Iterable[str]:
     last = attempts.newest(found)
     if last is None:
@@ -238,11 +209,11 @@ def _next_steps(path: Path, job: Job, found: Sequence[Attempt]) -> Iterable[str]
         yield f"rankup cancel {job.id}"
         return
     yield f"rankup logs {job.id}"
-    waiting = (path / "requeue").exists() or any(path.glob("array/*/requeue"))
+    waiting = (path / "requeue").exists()
     stopped = waiting or any(
         STOPPED in attempt.words for attempt in found
     )  # a script's own checkpoint
-    saved = stopped or any(path.glob("checkpoints/*")) or any(path.glob("array/*/checkpoints/*"))
+    saved = stopped or any(path.glob("checkpoints/*"))
     if last.state == "COMPLETED" and not waiting:
         return
     if job.kind == "recipe" and gone.sentence(job.target):
@@ -271,16 +242,10 @@ def monitoring(found: Sequence[Attempt], config: Config) -> str:
     profile, _ = sites.choose(config)
     if not profile.monitoring:
         return ""
-    number = last.job.partition("_")[0]
     if "{job}" in profile.monitoring:
-        return profile.monitoring.replace("{job}", number)
+        return profile.monitoring.replace("{job}", last.job)
     unsure = ", if the page is still there" if "monitoring" in profile.unsure else ""
-    return f"{profile.monitoring} (job {number}{unsure})"
-
-
-def _task_number(attempt: Attempt) -> int:
-    text = attempt.task or ""
-    return int(text) if text.isdecimal() else 0
+    return f"{profile.monitoring} (job {last.job}{unsure})"
 
 
 def elapsed(short: Summary) -> str:

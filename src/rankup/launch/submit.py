@@ -27,7 +27,7 @@ from ..site.rundir import Job
 from ..slurm import limits, script
 from ..slurm.client import Client, SlurmError
 from ..slurm.limits import Grant
-from ..slurm.parse import Partition, array_tasks, parse_seconds, time_text
+from ..slurm.parse import Partition, parse_seconds, time_text
 from . import attempts, ready, stage, status
 from .ready import Fetched
 from .request import created, new, resumed, split_notes, typed, wanted, without_values
@@ -111,8 +111,6 @@ def prepare(
     options = _options(spec, config, job)
     if options.stages:
         options = stage.checked(options, Path(job.cwd) if job else Path.cwd())
-    if spec.follow and options.array:
-        raise UserError("--follow follows one job, not an array; use `rankup logs -f --task N`")
     plan = planned(client, config, options)
     project = config.project(Path.cwd())
     if not plan.options.container:
@@ -127,11 +125,6 @@ def prepare(
     if job is None:
         runs, link = runs_folder(config, plan)
         directory, job = new(spec, runs, strict=True)
-    if options.array and job.kind == "recipe":
-        raise UserError(
-            "every task of an array would be the same run of the recipe; --array is for scripts "
-            "that read SLURM_ARRAY_TASK_ID"
-        )
     shown = (*without_values(sys.argv[1:]), *job.args, *options.sbatch, str(directory))
     refuse_secrets(shown, {**os.environ, **plan.variables})
     internet = plan.granted.node.internet
@@ -297,13 +290,12 @@ def plan(client: Client, config: Config, options: JobSpec) -> Plan:
         accounts = client.accounts(getpass.getuser())
     granted = limits.grant(options, profile, partition, accounts)
     refuse_own_directives(options.sbatch)
-    tasks = len(array_tasks(options.array)) if options.array else 1
     return Plan(
         profile,
         granted,
         options,
         variables(options.env, os.environ),
-        limits.cost(granted, profile, tasks),
+        limits.cost(granted, profile),
         tuple(_notes(options, partition, profile, limits.differences(profile, partitions))),
     )
 
@@ -411,8 +403,7 @@ def send(client: Client, plan: Plan, job: Job, directory: Path) -> str:
         OSError: it is submitted and `job.json` could not be written.
     """
     for name in ("retries", "requeues", "short", "cancelled"):
-        for log in (directory / "log", *directory.glob("array/*/log")):
-            (log / name).unlink(missing_ok=True)
+        (directory / "log" / name).unlink(missing_ok=True)
     (directory / "requeue").unlink(missing_ok=True)
     number = client.submit(directory / "job.sh")
     attempt = {

@@ -95,7 +95,7 @@ def _llama(folder: Path) -> tuple[LlamaShape, float]:
     Raises:
         UserError: it has trained something else.
     """
-    job = rundir.read(_run_of(folder))
+    job = rundir.read(folder)
     if job.kind == "recipe" and job.target in recipes.RECIPES:
         _relative_paths_as_the_run(job)
         options = recipes.find(job.target).parse(job.args, job.kept)
@@ -110,8 +110,8 @@ def _llama(folder: Path) -> tuple[LlamaShape, float]:
 
 def _say_gone(folder: Path) -> None:
     """Say of weights that a recipe of 0.2 has trained who reads them now."""
-    if (_run_of(folder) / rundir.JOB).is_file():
-        job = rundir.read(_run_of(folder))
+    if (folder / rundir.JOB).is_file():
+        job = rundir.read(folder)
         if job.kind == "recipe" and (said := gone.sentence(job.target)):
             _say(f"note: {said}; the weights are written by their own names")
 
@@ -199,7 +199,7 @@ def generate(
     """
     need("torch", "rankup generate computes with torch")
     place = folder(run).resolve()  # also behind a change of folder
-    job = rundir.read(_run_of(place))
+    job = rundir.read(place)
     if job.kind != "recipe":
         raise UserError(
             f"run {job.id} is of a script, {Path(job.target).name}, and only recipes "
@@ -219,11 +219,6 @@ def generate(
     return 0
 
 
-def _run_of(folder: Path) -> Path:
-    """The run that a folder is of: itself, or that of the array whose task it is."""
-    return folder if (folder / rundir.JOB).is_file() else folder.resolve().parent.parent
-
-
 def _relative_paths_as_the_run(job: rundir.Job) -> None:
     """Options of the run may name files relative to where it was started."""
     try:
@@ -239,20 +234,13 @@ def need(package: str, why: str) -> None:
 
 
 def folder(run: str) -> Path:
-    """Return the folder of a run, or of one task of an array, that has its checkpoints.
+    """Return the folder of a run.
 
     Raises:
-        UserError: no such run, or an array where one of its tasks is meant.
+        UserError: no such run.
     """
     here, client = meant.here()
-    path, task = meant.locate(here.runs, run, client)
-    tasks = sorted(p.name for p in (path / "array").glob("*")) if task is None else []
-    if tasks and not (path / "checkpoints").exists():
-        raise UserError(
-            f"{path} is an array of runs; give the folder of one task: "
-            + ", ".join(f"{path}/array/{name}" for name in tasks[:5])
-        )
-    return meant.folder(path, task)
+    return meant.locate(here.runs, run, client)
 
 
 def checkpoint(root: Path, step: int | None, best: bool) -> Candidate:

@@ -101,12 +101,6 @@ THROTTLE_HEAT = 0x20 | 0x40  # software and hardware thermal slowdown
 THROTTLE_HARDWARE = 0x8  # hardware slowdown: heat, power brake or a fault
 
 
-def is_first_version(record: Mapping[str, Any]) -> bool:
-    """Return whether a line is of a journal that holds the samples themselves, as version 1 did."""
-    kind = record.get("kind")
-    return kind is None or (kind == "head" and bool(record["v"] < VERSION))
-
-
 @dataclass(frozen=True)
 class Gpu:
     """One GPU of a node.
@@ -171,6 +165,8 @@ class Head:
         Raises:
             KeyError, TypeError, ValueError: it is none.
         """
+        if record["v"] < VERSION:
+            raise ValueError(f"of version {record['v']}, where {VERSION} is the first that is read")
         known = {each.name: record[each.name] for each in fields(cls) if each.name in record}
         names = [each.name for each in fields(Gpu)]
         gpus = [{name: gpu[name] for name in names if name in gpu} for gpu in record["gpus"]]

@@ -50,9 +50,6 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
         directory: of the run: `monitor/` and `metrics.jsonl`, both of which may be missing.
         facts: of the run; its attempts say when samples were due.
         processes: that read; None: as many as there are cores, where there is much to read.
-
-    Raises:
-        UserError: its samples are of the first version.
     """
     files = samples.nodes(directory)
     journals = {file: samples.journal(file) for file in files}

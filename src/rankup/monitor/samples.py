@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import UserError
 from ..base.files import open_regular
 from ..base.text import encodable
 from . import lines
@@ -134,11 +133,7 @@ def table_path(journal: Path, kind: str) -> Path:
 
 
 def journal(path: Path) -> Journal:
-    """Read a node's journal.
-
-    Raises:
-        UserError: the samples are of the first version.
-    """
+    """Read a node's journal."""
     found = Journal()
     try:
         with open_regular(path) as file:
@@ -158,12 +153,6 @@ def journal(path: Path) -> Journal:
 
 def _take(found: Journal, record: dict[str, Any], path: Path) -> None:
     kind = record.get("kind")
-    if lines.is_first_version(record):
-        raise UserError(
-            f"{path} holds samples as the first version of rankup wrote them, JSON lines; this one "
-            f"reads CSV. Make the report with that version, or move {path.parent} away for one of "
-            "the steps alone"
-        )
     if kind == "head":
         found.heads.append(replace(Head.of(record), node=node_name(path)))
     elif kind == "note":

@@ -61,21 +61,14 @@ def shown(text: str) -> str:
 
 
 def argument(facts: Facts) -> str:
-    """The word by which a verb finds the run: its id, or its folder where that has another name.
-
-    A task of an array has no id of its own.
-    """
+    """The word by which a verb finds the run: its id, or its folder where that has another name."""
     named = facts.run if Path(facts.directory).name == facts.run else facts.directory
     return shlex.quote(shown(named))
 
 
 def resume(facts: Facts) -> str:
     """The command that goes on with the run from its last checkpoint."""
-    folder = Path(facts.directory)
-    if folder.parent.name != "array":
-        return f"rankup run --resume {argument(facts)}"
-    whole = shlex.quote(shown(str(folder.parent.parent)))
-    return f"rankup run --resume {whole} --array {shown(folder.name)}"
+    return f"rankup run --resume {argument(facts)}"
 
 
 def numbers(values: Iterable[int]) -> str:

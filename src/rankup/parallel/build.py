@@ -31,7 +31,7 @@ from ..runtime.keys import derive
 from ..runtime.model import exchange_by, no_buffer_sync
 from ..runtime.world import World
 from .choices import Choices, Recompute, check
-from .context import SharedSequence, share
+from .context import PACKS, SharedSequence, share
 from .gradients import finish_gradients
 from .initial import Initial, initialize, materialize
 from .layout import Layout
@@ -64,6 +64,8 @@ _KEPT = (
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._efficient_attention_forward.default,
+    *((torch.ops.torch_attn._varlen_attn.default,) if PACKS else ()),
     torch.ops._c10d_functional.all_reduce.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
 )
@@ -242,9 +244,7 @@ def split(
     keep_draws = bool(choices.compiled) and layout.tp > 1 and mesh.world.device.type == "cpu"
     recompute(units, choices.recompute, keep_draws)
     if choices.compiled:
-        # Attention over shared sequences breaks the graph of its block.
-        whole_blocks = layout.cp == 1
-        _compile(units, choices.compiled, built.uncompiled, whole_blocks)
+        _compile(units, choices.compiled, built.uncompiled, fullgraph=True)
         _await_outputs(model, built.plan, units)
     sharded = mesh.at_step.dp_replicate * layout.shard_size > 1 or choices.offload
     half = None if choices.half is None else getattr(torch, choices.half)

@@ -11,16 +11,27 @@ attention.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention.bias import CausalBias, causal_lower_right
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.nn.attention.bias import CausalVariant
 
 from ..base.errors import UserError
+from ..runtime.collectives import ALL_GATHER, REDUCE_SCATTER
+
+try:  # from torch 2.10 on; with shared heads from 2.12
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    PACKS = False
+else:
+    PACKS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+_HALVES = (torch.bfloat16, torch.float16)
+_all_gather, _reduce_scatter = getattr(dist, ALL_GATHER), getattr(dist, REDUCE_SCATTER)
 
 
 class WholeSequence:
@@ -36,7 +47,7 @@ class WholeSequence:
             raise ValueError(
                 f"a sequence of {length} tokens, where the model was made for at most {len(table)}"
             )
-        return table[:length]
+        return table.narrow(0, 0, length)
 
     def mine(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's part along dimension 1."""
@@ -55,29 +66,102 @@ class WholeSequence:
 
         Args:
             mask: bool of shape (batch, 1, queries of this rank, all keys), which is causal itself.
+                Or, where `packs` says so, int32 of shape (documents + 1,): where each document
+                begins among the tokens of all rows, one row after another, and where the last ends.
         """
+        if mask is not None and mask.ndim == 1:
+            return _within_documents(q, k, v, mask)
         return _attention(q, k, v, mask)
 
 
+def packs(x: torch.Tensor, head_size: int) -> bool:
+    """Return True where attention within documents needs no mask: their boundaries are enough.
+
+    Args:
+        x: what queries, keys and values are computed from.
+    """
+    if not (PACKS and x.is_cuda):
+        return False
+    autocast = torch.is_autocast_enabled("cuda")
+    kind = torch.get_autocast_dtype("cuda") if autocast else x.dtype
+    return _has_flash(x.device, kind, head_size)
+
+
+def _has_flash(device: torch.device, kind: torch.dtype, head_size: int) -> bool:
+    fits = kind in _HALVES and head_size % 8 == 0 and head_size <= 256
+    return device.type == "cuda" and fits and _is_ampere(device.index or 0)
+
+
+def _is_new(index: int) -> bool:
+    """Return True for a GPU that FlashAttention is made for: of Ampere's generation or later."""
+    return torch.cuda.get_device_capability(index) >= (8, 0)
+
+
+# In what is compiled, too, a plain fact.
+_is_ampere: Callable[[int], bool] = torch.compiler.assume_constant_result(_is_new)  # type: ignore[no-untyped-call]
+
+
+def _within_documents(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, boundaries: torch.Tensor
+) -> torch.Tensor:
+    batch, heads, length, size = q.shape
+    q, k, v = (x.transpose(1, 2).reshape(batch * length, -1, size) for x in (q, k, v))
+    shared = k.shape[1] != heads
+    # No document is longer than a row. How long the longest is would have to come from the GPU,
+    # and all that it spares are thread blocks that end where they begin.
+    y = varlen_attn(
+        q,
+        k,
+        v,
+        boundaries,
+        boundaries,
+        length,
+        length,
+        window_size=(-1, 0),
+        enable_gqa=shared,
+    )
+    assert isinstance(y, torch.Tensor)
+    return y.view(batch, length, heads, size).transpose(1, 2)
+
+
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | CausalBias | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
     shared = k.shape[1] != q.shape[1]
-    if shared and mask is not None and not isinstance(mask, CausalBias):
+    if shared and mask is not None:
         # With both, torch has only the kernel on GPUs that holds all scores at once.
-        times = q.shape[1] // k.shape[1]
-        k, v, shared = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1), False
+        (k, v), shared = _for_each_query(q, k, v), False
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared
     )
 
 
-def _causal(queries: int, keys: int) -> CausalBias:
-    """Return the bias of queries that stand at the end of the keys."""
-    if torch.compiler.is_compiling():
-        return causal_lower_right(queries, keys)
-    with _disable_current_modes():  # in those of activation checkpointing it cannot be made
-        return causal_lower_right(queries, keys)
+def _for_each_query(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys and values with as many heads as the queries have."""
+    times = q.shape[1] // k.shape[1]
+    return (k, v) if times == 1 else (k.repeat_interleave(times, 1), v.repeat_interleave(times, 1))
+
+
+def attend_at_the_end(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention of queries that stand at the end of the keys.
+
+    By operators for which causal means just that: in `scaled_dot_product_attention` queries stand
+    at the beginning, and what torch has for the end, `causal_lower_right`, is not compiled.
+    """
+    if _has_flash(q.device, q.dtype, q.shape[-1]):
+        y: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+        return y
+    if q.is_cuda and q.shape[-1] % 8 == 0:
+        parts = (x.transpose(1, 2) for x in (q, *_for_each_query(q, k, v)))
+        lengths = (None,) * 5  # all rows are as long, and there is no bias
+        causal = int(CausalVariant.LOWER_RIGHT)
+        y = torch.ops.aten._efficient_attention_forward(*parts, *lengths, 0.0, causal, True)[0]
+        return y.transpose(1, 2)
+    queries, keys = q.shape[2], k.shape[2]
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+    return _attention(q, k, v, mask)
 
 
 class SharedSequence(WholeSequence):
@@ -123,7 +207,7 @@ class SharedSequence(WholeSequence):
         for chunk, number in zip(q.chunk(2, dim=2), self._chunks, strict=True):
             each = chunk.shape[2]
             end = (number + 1) * each  # no later key counts
-            found.append(_attention(chunk, k[:, :, :end], v[:, :, :end], _causal(each, end)))
+            found.append(attend_at_the_end(chunk, k[:, :, :end], v[:, :, :end]))
         return torch.cat(found, dim=2)
 
     def _joined(self, x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -140,14 +224,14 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, size: int, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
         found = x.new_empty(size, *x.shape)
-        dist.all_gather_into_tensor(found.view(-1), x.reshape(-1), group=group)
+        _all_gather(found.view(-1), x.reshape(-1), group=group)
         return found
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         found = torch.empty_like(gradient[0])
         whole = gradient.contiguous().view(-1)
-        dist.reduce_scatter_tensor(found.view(-1), whole, group=ctx.group)
+        _reduce_scatter(found.view(-1), whole, group=ctx.group)
         return found, None, None
 
 

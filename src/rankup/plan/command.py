@@ -186,6 +186,7 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
             micro_batch=micro_batch,
             schedule=schedule,
             cp=cp,
+            pipelines=_pipelines(target),
             framework=framework,
         )
         return _allowed(found, target, site, most)
@@ -206,7 +207,13 @@ def answered(wish: Wish, target: Target, site: machines.Site) -> Plan:
     enough = None
     if not all(one.fitting for one in found):
         least = fewest_gpus(
-            target.shape, site.machine, batch, precision=precision, cp=cp, framework=framework
+            target.shape,
+            site.machine,
+            batch,
+            precision=precision,
+            cp=cp,
+            pipelines=_pipelines(target),
+            framework=framework,
         )
         enough = None if least is None else least.gpus
     return Plan(
@@ -263,7 +270,13 @@ def _counts(
     per_node = site.machine.gpus_per_node
     if text is None:
         least = fewest_gpus(
-            target.shape, site.machine, batch, precision=precision, cp=cp, framework=framework
+            target.shape,
+            site.machine,
+            batch,
+            precision=precision,
+            cp=cp,
+            pipelines=_pipelines(target),
+            framework=framework,
         )
         first = least.gpus if least is not None else per_node
         doubled = islice(dropwhile(lambda n: n < first, numbers_of_gpus(site.machine)), _DOUBLED)
@@ -591,6 +604,11 @@ def run_command(answer: Plan, row: Row) -> tuple[str, str]:
     return shlex.join([*words, *target_words, *layout_words(layout, target)]), call
 
 
+def _pipelines(target: Target) -> bool:
+    """True if what would train the model is the recipe: a script of one's own has no stages."""
+    return target.recipe is not None or _as_recipe(target.shape)
+
+
 def _as_recipe(shape: Shape) -> bool:
     """True if the recipe has models of this kind."""
     plain = not shape.gated and not shape.tied and shape.kv_heads == shape.heads
@@ -610,10 +628,8 @@ def _call(layout: Layout, precision: Precision) -> str:
         keywords["strategy"] = layout.strategy
     else:
         sizes = {"dp": layout.dp_replicate, "shard": layout.dp_shard}
-        sizes |= {"tp": layout.tp, "pp": layout.pp}
+        sizes |= {"tp": layout.tp}
         keywords |= {name: n for name, n in sizes.items() if n > 1}
-    if layout.pp > 1:
-        keywords |= {"pp_schedule": layout.schedule, "micro_batch": layout.micro_batch}
     if precision != "fp32":
         keywords["precision"] = precision
     if layout.recompute != "none":

@@ -49,6 +49,7 @@ def layouts(
     micro_batch: int | None = None,
     schedule: str | None = None,
     cp: int = 1,
+    pipelines: bool = True,
     framework: str = "rankup",
 ) -> Found:
     """Return every layout of `gpus` GPUs that rankup can run, fastest first; risky ones last.
@@ -58,6 +59,7 @@ def layouts(
         micro_batch: only this one; None tries the powers of two.
         schedule: of pipelines, only this one; None tries 1f1b and interleaved.
         cp: ranks that share each sequence.
+        pipelines: whether the model may be cut into stages, as that of the recipe.
         framework: whose habits to predict; see `framework.FRAMEWORKS`.
     """
     capacity = machine.memory_gib * GIB
@@ -70,7 +72,8 @@ def layouts(
 
     fitting: list[Estimate] = []
     least, closest = math.inf, None
-    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch, schedule, cp):
+    asked = micro_batch, schedule, cp, pipelines
+    for group in _groups(shape, machine, gpus, global_batch, precision, *asked):
         for variants in group:
             sizes = [size(layout) for layout in variants]
             fitting += [
@@ -112,6 +115,7 @@ def _groups(
     micro_batch: int | None,
     schedule: str | None,
     cp: int,
+    pipelines: bool = True,
 ) -> Iterator[Iterator[list[Layout]]]:
     """Yield for each mesh its micro-batches, growing, with what may be recomputed and scheduled."""
     node = machine.gpus_per_node
@@ -120,7 +124,7 @@ def _groups(
             continue
         if cp > 1 and shape.seq % (2 * cp * tp):
             continue
-        for pp in _divisors(gpus // (tp * cp)) if cp == 1 else [1]:
+        for pp in _divisors(gpus // (tp * cp)) if cp == 1 and pipelines else [1]:
             data = gpus // (tp * cp * pp)
             if pp > shape.layers or global_batch % data:
                 continue
@@ -188,6 +192,7 @@ def fewest_gpus(
     *,
     precision: Precision = "bf16",
     cp: int = 1,
+    pipelines: bool = True,
     framework: str = "rankup",
 ) -> Found | None:
     """Return the smallest number of GPUs (powers of two, then of nodes) on which a layout fits;
@@ -196,7 +201,14 @@ def fewest_gpus(
         if gpus > 64 * cp * global_batch:
             return None
         found = layouts(
-            shape, machine, gpus, global_batch, precision=precision, cp=cp, framework=framework
+            shape,
+            machine,
+            gpus,
+            global_batch,
+            precision=precision,
+            cp=cp,
+            pipelines=pipelines,
+            framework=framework,
         )
         if found.best is not None:
             return found

@@ -271,8 +271,9 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
     notes = [note]
     if shape.masked:
         notes.append(
-            "--documents mask: the kernel that takes a mask is counted at half of the speed of "
-            "FlashAttention, which is not measured"
+            "--documents mask: counted as if documents were joined, for which FlashAttention takes "
+            "no mask from Ampere on; in float32 and under --cp with a mask, at half of its speed, "
+            "which is not measured"
         )
     return Target(shape, (name, *args), options, tuple(notes))
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..base.errors import UserError
 from ..base.text import say
@@ -34,6 +35,13 @@ from .text import Text, TokenFile, end_of, open_tokens
 from .tokenized import BLOCK, Joined, counts, parse
 from .vocabulary import UNKNOWN, opened
 
+# Of attention, the fastest first; the last one is for where there is no other.
+_KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 _TEMPERATURE = 0.8
 _TOP_K = 50
 _COUNTED = 1 << 24  # tokens at a time
@@ -89,17 +97,43 @@ def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
 
 
 class Reading:
-    """Batches of text, which one thread reads ahead of the training."""
+    """Batches of text, which one thread reads ahead of the training.
 
-    def batch(self, samples: torch.Tensor) -> Batch:
+    Attributes:
+        end: the token behind each document, where batches come with the boundaries of these.
+    """
+
+    end: int | None = None
+
+    def read(self, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens and targets of windows by their numbers."""
         raise NotImplementedError
+
+    def batch(self, samples: torch.Tensor) -> Batch:
+        tokens, targets = self.read(samples)
+        return (tokens, targets, *([] if self.end is None else [boundaries(tokens, self.end)]))
 
     def once(self, request: BatchRequest) -> Batch:
         return self.batch(torch.from_numpy(request.samples))
 
     def ahead(self, requests: Iterator[BatchRequest]) -> Iterator[tuple[BatchRequest, Batch]]:
         return read_ahead(self.once, requests)
+
+
+def boundaries(tokens: torch.Tensor, end: int) -> torch.Tensor:
+    """Return where documents begin among tokens of shape (rows, length), row after row.
+
+    The host finds them: on a GPU it would have to wait for how many there are.
+
+    Args:
+        end: the token behind each, which belongs to it. With a row, too, a document ends.
+
+    Returns:
+        int32 of shape (documents + 1,): 0, and behind each document.
+    """
+    last = tokens.numpy() == end
+    last[:, -1] = True
+    return torch.from_numpy(np.append(0, np.flatnonzero(last) + 1).astype(np.int32))
 
 
 class Windows(Reading):
@@ -121,7 +155,7 @@ class Windows(Reading):
         missing = len(self) * self.seq_len - self.targets
         return len(samples) * self.seq_len - missing * samples.tolist().count(len(self) - 1)
 
-    def batch(self, samples: torch.Tensor) -> Batch:
+    def read(self, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = np.empty((len(samples), self.seq_len), np.int64)
         targets = np.full_like(tokens, IGNORED)
         for row, sample in enumerate(samples.tolist()):
@@ -160,12 +194,12 @@ class Several(Reading):
     def count(self, samples: torch.Tensor) -> int:
         return sum(text.count(own) for _, text, own in self._each(samples))
 
-    def batch(self, samples: torch.Tensor) -> Batch:
+    def read(self, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         seq_len = self.texts[0].seq_len
         tokens = torch.empty(len(samples), seq_len, dtype=torch.int64)
         targets = torch.empty_like(tokens)
         for here, text, own in self._each(samples):
-            tokens[here], targets[here] = text.batch(own)
+            tokens[here], targets[here] = text.read(own)
         return tokens, targets
 
 
@@ -239,6 +273,10 @@ class LanguageModel:
         self._logits = log_frequencies(file) if options.prior else None
         self._cross_entropy = compiled_cross_entropy() if options.compile else cross_entropy
         splits = {name: windows(text, options.seq_len) for name, text in file.splits.items()}
+        # Ranks that share sequences make a mask of all their tokens.
+        apart = self._end if options.cp in (None, 1) else None
+        for text in splits.values():
+            text.end = apart
         several = {n.partition(".")[2]: text for n, text in splits.items() if n[:6] == "valid."}
         self.train, self.test = splits["train"], splits["test"]
         self.valid = Named(several) if several else splits["valid"]
@@ -271,12 +309,25 @@ class LanguageModel:
         return build_optimizer(model, self.options)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        tokens, targets = batch
-        missing = self.options.micro_batch - len(tokens)
-        if missing and self.options.compile:  # one shape, one graph
+        tokens, targets, *ends = batch
+        if self.options.compile:
+            tokens, targets, *ends = self._in_one_shape(tokens, targets, *ends)
+        return self._cross_entropy(model(tokens, *ends), targets)
+
+    def _in_one_shape(
+        self, tokens: torch.Tensor, targets: torch.Tensor, *ends: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Return a batch of which all have one graph: with all its rows, and any documents."""
+        rows, length = tokens.shape
+        missing = self.options.micro_batch - rows
+        if missing:
             tokens = F.pad(tokens, (0, 0, 0, missing))
             targets = F.pad(targets, (0, 0, 0, missing), value=IGNORED)
-        return self._cross_entropy(model(tokens), targets)
+        more = torch.arange(rows + 1, rows + missing + 1, dtype=torch.int32, device=tokens.device)
+        ends = tuple(torch.cat((known, more * length)) for known in ends)
+        for known in ends:
+            torch._dynamo.maybe_mark_dynamic(known, 0)
+        return [tokens, targets, *ends]
 
     def flops_per_unit(self, model: nn.Module) -> float:
         """6 per weight that multiplies, plus attention (Kaplan et al., 2020; PaLM, appendix B).
@@ -372,4 +423,6 @@ def run(options: LanguageModelOptions, directory: Path, resume: bool) -> None:
     def perplexity(loss: float) -> str:
         return f" (perplexity {math.exp(min(loss, 700)):.1f})"
 
-    running.run(task, options, world, directory, resume, perplexity)
+    # For all of the run: what a backward computes again has to find the same kernel.
+    with sdpa_kernel(_KERNELS, set_priority=True):
+        running.run(task, options, world, directory, resume, perplexity)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ..base import secrets
+from ..base import gone, secrets
 from ..base.errors import UserError
 from . import rules
 from .rules import Rule, Table
@@ -34,7 +34,6 @@ class Option:
         joined: what is given now stands beside what was given before, and not in its place.
         off: `--no-...` switches it off.
         short: another name of one letter.
-        alias: its name in an earlier version, which is taken, too.
     """
 
     help: str | None = None
@@ -50,7 +49,6 @@ class Option:
     joined: bool = False
     off: bool = False
     short: str | None = None
-    alias: str | None = None
 
 
 def _option(default: Any, text: str | None = None, **how: Any) -> Any:
@@ -114,9 +112,6 @@ class JobSpec:
     account: str | None = _slurm(None, toml=rules.WORD, sbatch="account", queue=True)
     qos: str | None = _slurm(None, toml=rules.WORD, sbatch="qos", queue=True)
     reservation: str | None = _slurm(None, toml=rules.WORD, sbatch="reservation", queue=True)
-    array: str | None = _slurm(
-        None, "One run per task: 0-9%2.", sbatch="array", queue=True, common=True
-    )
     dependency: str | None = _slurm(None, "afterok:JOB and so on.", sbatch="dependency", queue=True)
     mail: str | None = _slurm(
         None,
@@ -163,7 +158,6 @@ class JobSpec:
     max_attempts: int | None = _slurm(
         None,
         "Attempts in which it goes on by itself; 100 by default.",
-        alias="lives",
         least=1,
         most=100000,
         toml=rules.whole(1),
@@ -200,7 +194,7 @@ class JobSpec:
         taken: dict[str, Any] = {}
         for name, option in OPTIONS.items():
             mine = getattr(self, name)
-            value = defaults.get(name, defaults.get(option.alias or name))
+            value = defaults.get(name)
             if not option.kept or value is None:
                 continue
             if option.joined:
@@ -238,14 +232,7 @@ OPTIONS: Mapping[str, Option] = {
     one.name: one.metadata["option"] for one in fields(JobSpec) if "option" in one.metadata
 }
 # `[job]` of `rankup.toml`.
-TABLE = Table(
-    {
-        key: option.toml
-        for name, option in OPTIONS.items()
-        for key in (name, option.alias)
-        if option.toml is not None and key is not None
-    }
-)
+TABLE = Table({name: option.toml for name, option in OPTIONS.items() if option.toml is not None})
 
 
 def flag(name: str) -> str:
@@ -330,7 +317,6 @@ _OURS = {
     **dict.fromkeys(("partition", "p"), "--partition"),
     **dict.fromkeys(("account", "A"), "--account"),
     **dict.fromkeys(("qos", "q"), "--qos"),
-    **dict.fromkeys(("array", "a"), "--array"),
     **dict.fromkeys(("dependency", "d"), "--dependency"),
     **dict.fromkeys(("output", "o", "error", "e"), "`rankup logs`: the log lies in the run"),
     **dict.fromkeys(("chdir", "D"), "nothing: the script runs where you are"),
@@ -348,5 +334,7 @@ def refuse_own_directives(lines: tuple[str, ...]) -> None:
         if match is None:
             raise UserError(f"--sbatch {line!r} is no option of sbatch; write --sbatch=--{line}")
         name = match[1] if line.startswith("--") else match[1][0]
+        if name in ("array", "a"):
+            gone.refuse("run", "--array")
         if name in _OURS:
             raise UserError(f"--sbatch {line}: the job script sets this; use {_OURS[name]}")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
 
+from ..base import gone
 from ..base.errors import UserError, nearest
 
 T = TypeVar("T")
@@ -95,6 +96,7 @@ def check(value: Any, rule: Rule, where: str, key: str = "") -> None:
             check(inner, rule.rule, where, place)
         else:
             if word not in rule.keys:
+                gone.refuse("rankup.toml", place)
                 raise UserError(f"{where}: unknown key {_short(place)}; {nearest(word, rule.keys)}")
             check(inner, rule.keys[word], where, place)
 

@@ -28,7 +28,6 @@ T = TypeVar("T")
 JOB = "job.json"
 ATTEMPTS = "attempts.jsonl"
 PROFILE = "profile"  # folder of traces, and of what `monitor/profiles.py` reads
-_EARLIER = "log/lives.jsonl"  # as an earlier version has called it
 _FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 _LONGEST = 4 * 1024 * 1024  # bytes of records that are read, the last ones
 
@@ -120,21 +119,31 @@ def write(path: Path, job: Job) -> None:
     write_json(path / JOB, asdict(job), private=True)
 
 
+class ArrayError(UserError):
+    """A run of version 0.2 that was an array of tasks, which are no runs any more."""
+
+
 def read(path: Path) -> Job:
     """Read `job.json`.
 
     Raises:
         UserError: it is missing or damaged.
+        ArrayError: of an array.
     """
     try:
-        return load(path / JOB, _job)
+        job = load(path / JOB, _job)
     except FileNotFoundError:
         raise UserError(f"{path} is no run directory: it has no {JOB}") from None
+    if job.launch.get("array"):
+        raise ArrayError(
+            f"{path} is an array of version 0.2, which this version does not start, follow or end "
+            f"(scancel does): `rankup report {path}/array/N` reports on one task, and what it "
+            f"printed lies in {path / 'log'}"
+        )
+    return job
 
 
 def _job(said: dict[str, Any]) -> Job:
-    if "lives" in said:  # as an earlier version has called them
-        said["attempts"] = said.pop("lives")
     job = Job(**said)
     texts, tables = (job.id, job.target, job.cwd, *job.args), (job.launch, job.kept, *job.attempts)
     sound = all(isinstance(text, str) for text in texts)
@@ -164,22 +173,20 @@ def load(file: Path, made: Callable[[dict[str, Any]], T]) -> T:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """Return what the job scripts wrote into `attempts.jsonl`, array tasks' included, in order.
+    """Return what the job scripts wrote into `attempts.jsonl`, in order.
 
-    {"job": id, "task": number or null, "restart": n, "start": seconds, "nodes": host list}
-    {"job": id, "task": number or null, "restart": n, "end": seconds, "code": exit code}
-    {"job": id, "task": number or null, "follows": id}: a job that goes on where another stopped
+    {"job": id, "restart": n, "start": seconds, "nodes": host list}
+    {"job": id, "restart": n, "end": seconds, "code": exit code}
+    {"job": id, "follows": id}: a job that goes on where another stopped
 
     The last line may be torn, since its writer was killed.
     """
     found = []
-    folders = [path, *(sorted((path / "array").iterdir()) if (path / "array").is_dir() else ())]
-    for file in (folder / name for folder in folders for name in (_EARLIER, ATTEMPTS)):
-        for line in tail(file, _LONGEST):
-            with suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict) and "job" in record:
-                    found.append(record)
+    for line in tail(path / ATTEMPTS, _LONGEST):
+        with suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and "job" in record:
+                found.append(record)
     return found
 
 
@@ -231,13 +238,13 @@ def find(runs: Path, run: str) -> Path:
     for path in known:
         if path.name == run:
             return path.resolve()
-    if (number := run.partition("_")[0]).isdigit():
+    if run.isdigit():
         for path in reversed(known):
             # One broken run does not hide the others, in whichever way it is broken.
             with suppress(Exception):
                 job = read(path)
                 inside = [str(attempt.get("allocation")) for attempt in job.attempts]
-                if number in slurm_jobs(path, job) or number in inside:
+                if run in slurm_jobs(path, job) or run in inside:
                     return path.resolve()
     newest = ", ".join(path.name for path in known[:-4:-1]) or "none yet"
     raise UserError(

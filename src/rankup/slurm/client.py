@@ -142,13 +142,13 @@ class Client:
         )
 
     def mine(self) -> list[Queued]:
-        """This user's jobs that wait or run, one row per task of an array."""
-        words = ("squeue", "-a", "-h", "-r", "-o", parse.QUEUE_FORMAT, "-u", str(os.getuid()))
+        """This user's jobs that wait or run."""
+        words = ("squeue", "-a", "-h", "-o", parse.QUEUE_FORMAT, "-u", str(os.getuid()))
         rows = parse.queue_rows(self.run(*words))
         return [row for row in rows if row.uid == os.getuid() and reasons.is_live(row.state)]
 
     def show(self, job_id: str) -> list[dict[str, str]]:
-        """The fields of `scontrol show job`, one record per task; none when it is forgotten."""
+        """The fields of `scontrol show job`, none when it is forgotten."""
         result = self._run(("scontrol", "show", "job", "-o", job_id), None, None)
         if result.returncode and not _NOT_KNOWN.search(result.stderr + result.stdout):
             raise _refused("scontrol", result)
@@ -220,13 +220,7 @@ class Client:
                 for name, value in kept.items()
                 if not name.startswith("SLURM_") or name == "SLURM_CONF"
             }
-        # 0: lists of array tasks are not cut off.
-        return kept | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
-
-
-def base_id(job_id: str) -> str:
-    """The id of the job that a task of an array ("40_1") or a part ("40+1") belongs to."""
-    return re.split(r"[_+]", job_id, maxsplit=1)[0]
+        return kept | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
 
 
 def is_ours(uid: int | None, work_dir: str, folder: Path) -> bool:

@@ -1,9 +1,9 @@
-"""The states of a job, from whoever still knows it: squeue, scontrol, sacct, our own records."""
+"""The state of a job, from whoever still knows it: squeue, scontrol, sacct, our own records."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,10 +21,10 @@ CANCELLED = "`rankup cancel` had cancelled it before it began."
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a run: a stay of a Slurm job (or array task) on its nodes, or a local start.
+    """One start of a run: a stay of a Slurm job on its nodes, or a local start.
 
     Attributes:
-        job: "123", "123_4" for a task of an array; None for a local run.
+        job: "123"; None for a local run.
         state: Slurm's word, or UNKNOWN; of a local run `RUNNING`, `COMPLETED` or `FAILED`.
         words: why it waits, what it does, or how it ended.
         source: who said so: "squeue", "scontrol", "sacct", "own record", or "none".
@@ -58,11 +58,6 @@ class Attempt:
         return self.started
 
     @property
-    def task(self) -> str | None:
-        """The number of the array's task."""
-        return self.job.partition("_")[2] or None if self.job else None
-
-    @property
     def limit(self) -> float | None:
         """Seconds that a job may take, as they were asked for; None without a limit."""
         minutes = (self.asked.get("bill") or {}).get("minutes")
@@ -74,42 +69,39 @@ class Attempt:
         return not self.live and self.state != "COMPLETED"
 
 
-def states(
+def state_of(
     client: Client,
     job_id: str,
     own: Sequence[Mapping[str, Any]] = (),
     folder: Path | None = None,
     accounted: Sequence[Accounted] | None = None,
-) -> list[Attempt]:
-    """The states of a job: one, or one per task of an array.
+) -> Attempt:
+    """The state of a job.
 
     Args:
-        own: lines of the run's `attempts.jsonl`: {"job", "task", "restart", "start", "nodes"} at
-            the start of an attempt, {"job", "task", "restart", "end", "code"} at its end. Only what
-            Slurm does not know is taken from them.
+        own: lines of the run's `attempts.jsonl`: {"job", "restart", "start", "nodes"} at the start
+            of an attempt, {"job", "restart", "end", "code"} at its end. Only what Slurm does not
+            know is taken from them.
         folder: the job's working directory. What Slurm knows under this number with another one,
             or as another user's, is not this job.
         accounted: the rows of accounting, of a job that is not in the queue; None: to be asked for.
     """
-    found: dict[str, Attempt] = {}
-    reached, foreign = True, False
     accounted = None if accounted is None else _of_folder(accounted, folder)
     if accounted and (ended := _ended(accounted, by_records(job_id, own))):
-        found = ended
-    else:
-        found, reached, foreign = _from_controller(client, job_id, folder)
-    # Accounting only knows more where nobody does, or where tasks of an array are forgotten.
-    if not foreign and (not found or any("_" in name for name in found)):
+        return ended
+    found, reached, foreign = _from_controller(client, job_id, folder)
+    if found is not None:
+        return found
+    if not foreign:
         with suppress(SlurmError):
             if accounted is None:
                 accounted = _of_folder(client.account_records([job_id]), folder)
-            for state in _from_sacct(accounted):
-                # It lags: what a controller that answers does not know does not live.
-                if not (state.live and reached):
-                    found.setdefault(state.job or job_id, state)
-    of_records = {one.job or job_id: one for one in by_records(job_id, own, reached)}
-    found = {**of_records, **found}
-    return sorted(found.values(), key=_order) or [_unknown(job_id, reached)]
+            # It lags: what a controller that answers does not know does not live.
+            found = _from_sacct(job_id, accounted)
+            if found is not None and not (found.live and reached):
+                return found
+    mine = by_records(job_id, own, reached)
+    return mine[-1] if mine else _unknown(job_id, reached)
 
 
 def recorded(
@@ -117,14 +109,13 @@ def recorded(
     own: Sequence[Mapping[str, Any]],
     folder: Path | None = None,
     accounted: Sequence[Accounted] = (),
-) -> list[Attempt]:
-    """The newest attempts of a job, one per task, without a question to Slurm; as of `states`."""
-    newest = {one.job: one for one in by_records(job_id, own)}
-    for state in _from_sacct(_of_folder(accounted, folder)):
-        mine = newest.get(state.job)
-        if not state.live and (mine is None or mine.restart <= state.restart):  # else it lags
-            newest[state.job] = state
-    return sorted(newest.values(), key=_order) or [_unknown(job_id, reached=True)]
+) -> Attempt:
+    """The newest attempt of a job without a question to Slurm; as of `state_of`."""
+    mine = by_records(job_id, own)
+    told = _from_sacct(job_id, _of_folder(accounted, folder))
+    if told and not told.live and (not mine or mine[-1].restart <= told.restart):  # else it lags
+        return told
+    return mine[-1] if mine else _unknown(job_id, reached=True)
 
 
 def by_records(
@@ -135,19 +126,13 @@ def by_records(
     Args:
         reached: Slurm answered, and does not know the job.
     """
-    attempts: dict[str, dict[int, dict[str, Any]]] = {}
+    attempts: dict[int, dict[str, Any]] = {}
     for line in own:
-        if "start" not in line and "end" not in line:
-            continue
-        task = line.get("task")
-        name = str(line["job"]) + (f"_{task}" if task is not None else "")
-        if job_id in (name, str(line["job"])):
-            restart = line.get("restart", 0)
-            attempts.setdefault(name, {}).setdefault(restart, {}).update(line)
+        if ("start" in line or "end" in line) and str(line["job"]) == job_id:
+            attempts.setdefault(line.get("restart", 0), {}).update(line)
     return [
-        _owned(name, restart, line, reached or restart < max(lines))
-        for name, lines in attempts.items()
-        for restart, line in sorted(lines.items())
+        _owned(job_id, restart, line, reached or restart < max(attempts))
+        for restart, line in sorted(attempts.items())
     ]
 
 
@@ -163,15 +148,14 @@ def judged(state: Attempt, own: Sequence[Mapping[str, Any]]) -> Attempt:
 
 def _from_controller(
     client: Client, job_id: str, folder: Path | None
-) -> tuple[dict[str, Attempt], bool, bool]:
+) -> tuple[Attempt | None, bool, bool]:
     """The controller's answer, whether there was one, and whether the number is another job's."""
     try:
         shown = client.show(job_id)
     except SlurmError:
-        return {}, False, False
+        return None, False, False
     known = [record for record in shown if folder is None or _is_ours(record, folder)]
-    found = {state.job or job_id: state for state in _from_scontrol(known, job_id)}
-    return found, True, len(known) < len(shown)
+    return _shown(job_id, known[0]) if known else None, True, len(known) < len(shown)
 
 
 def _of_folder(accounted: Sequence[Accounted], folder: Path | None) -> list[Accounted]:
@@ -225,19 +209,6 @@ def _told(
     )
 
 
-def _from_scontrol(records: Sequence[Mapping[str, str]], job_id: str) -> Iterator[Attempt]:
-    for record in records:
-        # An array's tasks share a record until they start.
-        array, tasks = record.get("ArrayJobId"), record.get("ArrayTaskId")
-        if array and tasks:
-            for task in parse.array_tasks(tasks):
-                name = f"{array}_{task}"
-                if job_id in (name, array, record.get("JobId")):
-                    yield _shown(name, record)
-        else:
-            yield _shown(record.get("JobId", job_id), record)
-
-
 def _shown(name: str, record: Mapping[str, str]) -> Attempt:
     restarts = record.get("Restarts", "")
     return _told(
@@ -253,41 +224,30 @@ def _shown(name: str, record: Mapping[str, str]) -> Attempt:
     )
 
 
-def _ended(accounted: Sequence[Accounted], own: Sequence[Attempt]) -> dict[str, Attempt]:
-    """The tasks of a job by accounting; none where one has not ended there, for it lags."""
-    found = {state.job or "": state for state in _from_sacct(accounted)}
-    behind = any(one.restart > found[one.job].restart for one in own if one.job in found)
-    return {} if behind or any(state.live for state in found.values()) else found
+def _ended(accounted: Sequence[Accounted], own: Sequence[Attempt]) -> Attempt | None:
+    """The state of a job by accounting; None where it has not ended there, for it lags."""
+    found = _from_sacct(accounted[0].job_id, accounted)
+    if found is None or found.live or any(one.restart > found.restart for one in own):
+        return None
+    return found
 
 
-def _from_sacct(accounted: Sequence[Accounted]) -> Iterator[Attempt]:
-    attempts: dict[str, list[Accounted]] = {}
-    for record in accounted:
-        attempts.setdefault(record.job_id, []).append(record)
-    for name, unordered in attempts.items():
-        records = sorted(
-            unordered, key=lambda attempt: (attempt.end is None, attempt.start or attempt.end or 0)
-        )
-        base, bracket, tasks = name.partition("_[")
-        if not bracket:
-            yield _accounted(name, records)
-            continue
-        for task in parse.array_tasks(tasks.rstrip("]")):
-            yield _accounted(f"{base}_{task}", records)
-
-
-def _accounted(name: str, attempts: Sequence[Accounted]) -> Attempt:
-    last = attempts[-1]
+def _from_sacct(job_id: str, accounted: Sequence[Accounted]) -> Attempt | None:
+    """The newest attempt by accounting, which counts the others."""
+    if not accounted:
+        return None
+    rows = sorted(accounted, key=lambda row: (row.end is None, row.start or row.end or 0))
+    last = rows[-1]
     return _told(
         "sacct",
-        name,
+        job_id,
         last.state,
         _none(last.reason),
         last.nodes,
         (last.exit_code, last.signal),
         last.start,
         last.end,
-        len(attempts) - 1,
+        len(rows) - 1,
     )
 
 
@@ -348,8 +308,3 @@ def _exit_code(state: str, code: int, number: int) -> int | None:
 
 def _none(reason: str) -> str:
     return "" if reason in ("(null)", "Unknown") else reason
-
-
-def _order(state: Attempt) -> tuple[str, int, str]:
-    base, _, task = (state.job or "").partition("_")
-    return base, int(task) if task.isdecimal() else -1, task

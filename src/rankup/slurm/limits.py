@@ -143,13 +143,11 @@ def price(granted: Grant, profile: Profile) -> Price:
     return Price(unit, per_node)
 
 
-def cost(granted: Grant, profile: Profile, tasks: int = 1) -> str:
-    """Return the most that an attempt can cost, in the site's unit, with `tasks` of an array."""
+def cost(granted: Grant, profile: Profile) -> str:
+    """Return the most that an attempt can cost, in the site's unit."""
     node_hour = price(granted, profile)
-    total = granted.nodes * granted.minutes / 60 * node_hour.per_node_hour * tasks
+    total = granted.nodes * granted.minutes / 60 * node_hour.per_node_hour
     times = f"{granted.nodes} node{'s' if granted.nodes > 1 else ''} x {clock(granted.minutes)} h"
-    if tasks > 1:
-        times = f"{tasks} tasks x {times}"
     return f"at most {total:,.4g} {node_hour.unit} per attempt ({times}, {profile.title})"
 
 

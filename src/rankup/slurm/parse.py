@@ -45,7 +45,7 @@ _UNITS = re.compile(
 
 @dataclass(frozen=True)
 class Queued:
-    """A job, or one task of an array, as squeue shows it. `start`, in unix seconds, is expected
+    """A job as squeue shows it. `start`, in unix seconds, is expected
     while the job is pending, and may be unknown. `uid`: the user's number."""
 
     job_id: str
@@ -59,7 +59,7 @@ class Queued:
 
 @dataclass(frozen=True)
 class Accounted:
-    """One attempt of a job, or of one task of an array, in Slurm's accounting; unix seconds.
+    """One attempt of a job in Slurm's accounting; unix seconds.
 
     Attributes:
         work_dir: the folder that it was submitted from; empty where that was not kept.
@@ -77,7 +77,7 @@ class Accounted:
 
 
 def queue_rows(text: str) -> list[Queued]:
-    """The rows of `squeue -h -r -o QUEUE_FORMAT`; lines of another form are passed over."""
+    """The rows of `squeue -h -o QUEUE_FORMAT`; lines of another form are passed over."""
     rows = []
     for line in text.splitlines():
         fields = line.strip().split("|", 4)
@@ -173,21 +173,6 @@ def node_names(hostlist: str) -> tuple[str, ...]:
         return tuple(expand(hostlist))
     except ValueError:
         return (hostlist.strip(),)
-
-
-def array_tasks(text: str, limit: int = 100_000) -> list[str]:
-    """The task numbers of "0-2%2", "1,3,5-9:2"; the text itself where it is another form."""
-    found: list[str] = []
-    for part in text.partition("%")[0].split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part.strip())
-        if match is None:
-            return [text]
-        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        numbers = range(first, last + 1, max(step, 1))
-        if len(found) + len(numbers) > limit:
-            return [text]
-        found += map(str, numbers)
-    return found
 
 
 @dataclass(frozen=True)

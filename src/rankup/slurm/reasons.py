@@ -78,11 +78,6 @@ _PENDING: dict[str, str] = {
             "off at present.",
         ),
         (
-            ("jobarraytasklimit",),
-            "As many tasks of its array run at once as --array allows (the number after %). It "
-            "starts when one ends.",
-        ),
-        (
             ("badconstraints",),
             "No node has all that it asks for together, so it never starts. Change --constraint, "
             "GPUs, cores or memory.",

@@ -165,7 +165,7 @@ def _directives(job: JobScript) -> Iterator[str]:
         "time": time_text(job.minutes) if job.minutes else "",
         "signal": f"USR1@{_SIGNAL_SECONDS}" if job.minutes * 60 > 4 * _SIGNAL_SECONDS else "",
         "chdir": job.run_dir,
-        "output": f"{escaped}/log/{'%A_%a' if 'array' in job.options else '%j'}.out",
+        "output": f"{escaped}/log/%j.out",
     }
     for name, value in values.items():
         if value:

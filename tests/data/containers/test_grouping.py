@@ -140,3 +140,24 @@ def test_every_member_has_its_place(names: set[str], stems: bool) -> None:
         for row, label in enumerate(found.labels.tolist()):
             if label >= 0:
                 assert keys(found)[row].split("/")[0] == found.classes[label]
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["images/train/0.jpg", "labels/train/0.txt"],  # YOLO
+        ["train/images/0.jpg", "train/labels/0.txt"],
+        ["JPEGImages/0.jpg", "Annotations/0.xml"],  # VOC
+        ["train2017/0.jpg", "annotations/instances_train2017.json"],  # COCO
+    ],
+)
+@pytest.mark.parametrize("stems", [False, True])
+def test_folders_of_pictures_and_annotations_are_no_classes(paths: list[str], stems: bool) -> None:
+    names = [path.encode() for path in paths]
+    with pytest.raises(UserError, match=r"is no class: it holds pictures.*`image,annotation`"):
+        group(names, choice=Choice(), stems=stems)
+
+
+def test_a_lone_folder_of_images_is_no_class() -> None:
+    assert group([b"images/0.jpg", b"images/1.jpg"], choice=Choice()).labels is None
+    assert group([b"pictures/0.jpg"], choice=Choice()).classes == ("pictures",)

@@ -121,11 +121,11 @@ def test_splits_by_folder_inside_and_by_name_outside(tmp_path: Path) -> None:
     assert content(index, shards) == [b"t0", b"t1", b"v", b"e"]
 
 
-def test_a_member_written_twice_counts_once(tmp_path: Path) -> None:
-    files = [("a/1", b"old"), ("a/2", b"2"), ("a/1", b"new"), ("./a//1", b"newest")]
-    found, index = scanned(foreign(tmp_path / "x.tar", files))
-    assert found == {"a/2": b"2", "a/1": b"newest"}
-    assert index.facts["skipped"] == {"written twice, the last counts": 2}
+@pytest.mark.parametrize("again", ["a/1", "./a//1"])
+def test_a_name_that_is_there_twice_is_refused(tmp_path: Path, again: str) -> None:
+    files = [("a/1", b"one"), ("a/2", b"2"), (again, b"other")]
+    with pytest.raises(UserError, match="has 'a/1' twice, and one sample of that name would be"):
+        scanned(foreign(tmp_path / "x.tar", files))
 
 
 def test_hidden_files_are_passed_over(tmp_path: Path) -> None:

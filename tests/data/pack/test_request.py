@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from rankup.base.errors import UserError
 from rankup.data.pack.source import Request, checked, target
 from tests.conftest import RunRankup
 
-from .made import tree
+from .made import same_samples, tree
 
 
 @pytest.mark.parametrize(
@@ -111,3 +113,12 @@ def test_tasks_of_a_step_do_not_share_a_pack(
     assert os.listdir(tmp_path) == ["source"]
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     assert rankup_here(["pack", source, "out.h5"]).returncode == 0
+
+
+@pytest.mark.parametrize("container", ["hdf5", "squashfs"])
+def test_nobody_hears_what_is_said(tmp_path: Path, container: str) -> None:
+    source = tree(tmp_path / "source", 12)
+    words = f"{sys.executable} -m rankup pack source out --to {container} >&- 2>&-"
+    assert subprocess.run(["bash", "-c", words], cwd=tmp_path, check=False).returncode == 0
+    same_samples(tmp_path / "out", source)
+    assert not [name for name in os.listdir(tmp_path) if "part" in name or "lock" in name]

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rankup.data import indexes
@@ -90,3 +92,17 @@ def test_imagenet_without_its_preset(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = said(sorted_, tmp_path, capsys)
     assert "--preset" not in lines
     assert "not images" not in lines
+
+
+def test_values_that_are_missing_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = [{"bytes": b"\xff\xd8", "path": "p.jpg"}, {"bytes": None, "path": "q.jpg"}]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    pq.write_table(pa.table({"image": pa.array(images, kind)}), tmp_path / "images.parquet")
+    pq.write_table(pa.table({"x": ["a", None, None]}), tmp_path / "texts.parquet")
+    line = "without a value: 1 of image; they become empty samples\n"
+    assert line in said(tmp_path / "images.parquet", tmp_path, capsys)
+    line = "without a value: 2 of x; they become empty samples\n"
+    assert line in said(tmp_path / "texts.parquet", tmp_path, capsys)
+    assert "without a value" not in said(tree(tmp_path / "tree", 3), tmp_path, capsys)

@@ -161,6 +161,11 @@ def test_relative_to_the_list_then_to_where_we_are(
     assert len(scan_source(Path("m.json"), Choice())) == 1
 
 
+def test_classes_may_look_like_numbers_where_not_all_do(root: Path) -> None:
+    index = scanned(root / "l.csv", "path,label\nim/cat/1.jpg,1.0\nim/cat/2.jpg,v2\n")
+    assert index.classes == ("1.0", "v2")
+
+
 def test_missing_files_are_counted(root: Path) -> None:
     names = [*FILES, *(f"im/none{number:02}.jpg" for number in range(30)), "im"]
     with pytest.raises(UserError) as caught:
@@ -191,6 +196,11 @@ def test_missing_files_are_counted(root: Path) -> None:
         ("l.csv", "path,split\nim/cat/1.jpg,../x\n", "no name of a split"),
         ("l.csv", "path,label\nim/cat/1.jpg,-7\n", "line 2: '-7' is no label"),
         ("l.csv", "path,label\nim/cat/1.jpg,99999999999\nim/cat/2.jpg,3", None),
+        (
+            "l.csv",
+            "path,label\nim/cat/1.jpg,1\nim/cat/2.jpg,0.5\n",
+            "line 3: the label '0.5' is a number with decimals, and a label is a class",
+        ),
         ("l.json", '{"im/cat/1.jpg": 1.5}', "entry 1: 1.5 is no label"),
         ("l.json", '{"im/cat/1.jpg": 1, "im/cat/2.jpg": "cat"}', "is no label"),
         ("l.json", '{"im/cat/1.jpg": true}', "True is no label"),
@@ -260,3 +270,18 @@ def test_any_text_gives_an_index_or_the_documented_error(
     suffix = data.draw(st.sampled_from([".csv", ".tsv", ".json", ".jsonl"]))
     with suppress(UserError):
         scanned(tmp_path_factory.getbasetemp() / f"fuzz{suffix}", text)
+
+
+def test_pictures_and_their_annotations_are_packed_by_a_list(tmp_path: Path) -> None:
+    """The way out of which the refusal of such folders tells."""
+    rows = ["image,annotation,split"]
+    for split in ("train", "val"):
+        for folder, end in (("images", "jpg"), ("labels", "txt")):
+            path = tmp_path / folder / split / f"0.{end}"
+            path.parent.mkdir(parents=True)
+            path.write_text(f"{folder} {split}")
+        rows.append(f"images/{split}/0.jpg,labels/{split}/0.txt,{split}")
+    index = scanned(tmp_path / "list.csv", "\n".join(rows) + "\n")
+    assert [one.name for one in index.fields] == ["image", "annotation"]
+    assert [one.name for one in index.splits] == ["train", "val"]
+    assert (len(index), index.labels) == (2, None)

@@ -138,7 +138,7 @@ def make_torch(
 def test_a_build_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_torch(tmp_path, "2.8.0+rocm6.4", None, "6.4")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert facts.torches() == [Torch(tmp_path, "2.8.0+rocm6.4", "ROCm 6.4")]
+    assert facts.torches() == [Torch(tmp_path, "2.8.0+rocm6.4")]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (tmp_path / "torch" / "__init__.py").unlink()  # a pip that was killed
     assert facts.torches() == []
@@ -175,7 +175,7 @@ def torch(*found: Torch) -> Finding:
     ],
 )
 def test_too_old_for_fsdp2(version: str, level: str) -> None:
-    found = torch(Torch(Path("/m"), version, "CPUs"))
+    found = torch(Torch(Path("/m"), version))
     assert (found.code, found.level) == ("RK520", level)
     if level == "error" and version:
         assert found.todo.startswith("remove the module")
@@ -193,33 +193,6 @@ def test_twice_on_the_path_says_which_one_is_taken(
     [_, found] = asked(python.torch, torches=facts.torches())
     assert (found.code, found.level) == ("RK520", "warning")
     assert f"2.8.0+cu128 in {venv} is taken, behind it 2.5.1 in {module}" in found.message
-
-
-CPU = Torch(Path("/v"), "2.8.0+cpu", "CPUs")
-CUDA = Torch(Path("/v"), "2.8.0+cu128", "CUDA 12.8")
-ROCM = Torch(Path("/v"), "2.8.0+rocm6.4", "ROCm 6.4")
-
-
-@pytest.mark.parametrize(
-    ("build", "site", "gpus", "level"),
-    [
-        (CPU, JURECA, False, "error"),
-        (CUDA, JURECA, False, "ok"),
-        (ROCM, JURECA, False, "error"),
-        (CUDA, LUMI, False, "error"),
-        (ROCM, LUMI, False, "ok"),
-        (CPU, GENERIC, False, "ok"),
-        (CPU, GENERIC, True, "warning"),
-        (ROCM, GENERIC, True, "ok"),
-        (CPU, LOCAL, False, "ok"),
-        (CPU, LOCAL, True, "warning"),
-        (CUDA, LOCAL, True, "ok"),
-    ],
-)
-def test_built_for_these_gpus(build: Torch, site: profile.Profile, gpus: bool, level: str) -> None:
-    [found] = asked(python.torch_device, torches=[build], profile=site, gpus=gpus)
-    assert (found.code, found.level) == ("RK521", level)
-    assert asked(python.torch_device, torches=[], profile=site, gpus=gpus) == []
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,6 @@ def make_world(root: Path, source: Path) -> World:
         index.wheel(root / "index", "shared", version)
     index.wheel(root / "index", "lightning", "1.0", ["torch>=2"])
     index.wheel(root / "index", "torch", "2.8.0")
-    launcher = {"ipykernel_launcher.py": "import shared\nprint('kernel', shared.VERSION)\n"}
-    index.wheel(root / "index", "ipykernel", "6.0", files=launcher)
     for name in ("Stages", "GCC", "OpenMPI", "CUDA", "Python", "PyTorch", "torchvision"):
         (root / "modules" / name).mkdir(parents=True)
     for name in ("shared-1.0", "torch-2.8.0"):
@@ -178,6 +176,6 @@ def made_world(tmp_path_factory: pytest.TempPathFactory, source: Path) -> World:
     found.variables["BASH_ENV"] = str(found.root / "module.sh")
     (found.project / "rankup.toml").write_text('profile = "juwels-booster"\n')
     found.require("env", ["shared==2.0", "lightning"])
-    done = found.rankup("env", "create", "--kernel")
+    done = found.rankup("env", "create")
     assert done.returncode == 0, done.stdout
     return found

@@ -69,18 +69,6 @@ def test_a_module_that_is_not_there_ends_the_activation(made_world: World) -> No
     assert "\non\n" not in done.stdout
 
 
-def test_the_kernel_runs_in_the_environment(made_world: World) -> None:
-    """`kernel.json` lies where Jupyter looks; the kernel has the venv's packages and a module's."""
-    home = made_world.root / "home"
-    [file] = home.rglob("kernel.json")
-    assert file == home / ".local/share/jupyter/kernels/my-project/kernel.json"
-    said = json.loads(file.read_text())
-    assert said["display_name"] == "my project (rankup)"
-    words = [word.replace("{connection_file}", "/nowhere.json") for word in said["argv"]]
-    done = made_world.run(*words, timeout=120)
-    assert done.stdout == "kernel 2.0\n"
-
-
 def test_check_finds_all_well(made_world: World) -> None:
     done = made_world.rankup("env", "check", "--json")
     assert done.returncode == 0, done.stdout

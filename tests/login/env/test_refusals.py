@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from rankup.base.errors import RunFailed, UserError
 from rankup.login.env import create, state
-from rankup.login.env.making import register_kernel
 
 from .conftest import World
 
@@ -94,7 +92,7 @@ def test_a_full_disk_is_no_mistake_of_the_user(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(RunFailed, match="No space left on device"):
-        create(None, kind="wheels", kernel=False)
+        create(None, kind="wheels")
 
 
 def test_files_of_the_user_stay_and_changed_ones_are_named(world: World) -> None:
@@ -139,25 +137,3 @@ def test_a_strangers_environment_in_a_folder_for_all_is_not_offered(
         os.chown(folder / "activate.sh", 999, 999)
     with pytest.raises(UserError, match="no environment"):
         state.existing(None)
-
-
-def test_a_kernel_of_another_environment_is_not_overwritten(tmp_path: Path) -> None:
-    said = {"JUPYTER_DATA_DIR": str(tmp_path / "jupyter")}
-    first, second = tmp_path / "one" / "env", tmp_path / "two" / "env"
-    for folder in (first, second):
-        (folder / "venv").mkdir(parents=True)
-        (folder / "venv" / ".installed").write_text("name=My Project!\n")
-        (folder / "kernel.sh").touch()
-    target = register_kernel(first, said)
-    assert target == tmp_path / "jupyter" / "kernels" / "my-project"
-    assert register_kernel(first, said) == target
-    with pytest.raises(UserError, match=f"belongs to {first}"):
-        register_kernel(second, said)
-    (first / "kernel.sh").unlink()  # an environment that is gone
-    register_kernel(second, said)
-    words = json.loads((target / "kernel.json").read_text())["argv"]
-    assert words == ["bash", str(second / "kernel.sh"), "-f", "{connection_file}"]
-    assert [path.name for path in target.iterdir()] == ["kernel.json"]
-    (target / "kernel.json").write_text('{"argv": ["python"]}')
-    with pytest.raises(UserError, match="belongs to"):
-        register_kernel(second, said)

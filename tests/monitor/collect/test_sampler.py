@@ -222,26 +222,3 @@ def test_bad_input_is_named(tmp_path: Path, rankup_here: RunRankup) -> None:
     done = rankup_here(["monitor", tmp_path, "--every", "0"])
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--every 0 is no number of seconds" in done.stderr
-
-
-def test_journals_of_the_first_version_are_moved_aside(samplers: Samplers) -> None:
-    """A report of samples of both could never be made; a resumed run may have other nodes."""
-    folder = samplers.file.parent
-    folder.mkdir()
-    old = '{"kind": "head", "v": 1, "t": 17}\n{"t": 17, "dt": 2.0, "gpu": [[1]]}\n'
-    for name in ("n1", "n2"):
-        (folder / f"{name}.jsonl").write_text(old)
-    (folder / "n3.jsonl").write_text('{"kind": "head", "v": 2, "t": 17}\n')
-    sampler = samplers.start()
-    samplers.samples(1)
-    assert [one["v"] for one in samplers.lines("head")] == [2]
-    (folder / "stop").touch()
-    _, errors = sampler.communicate(timeout=60)
-    assert "n1.jsonl is of the first version of rankup and now n1.jsonl.v1" in errors
-    assert sorted(path.name for path in folder.glob("*.jsonl*")) == [
-        "n1.jsonl",
-        "n1.jsonl.v1",
-        "n2.jsonl.v1",
-        "n3.jsonl",
-    ]
-    assert (folder / "n1.jsonl.v1").read_text() == old

@@ -27,13 +27,10 @@ rankup_max_attempts=100 # at most, and then somebody should look
 rankup_retries=0 # times that Slurm may start the job again by itself
 RANKUP_RESUME=0 # whether there was an attempt before this job
 
-# The last task of an array has the number of the whole array as its own.
-rankup_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-rankup_job=${rankup_job:-$SLURM_JOB_ID}
 rankup_start=$(date +%s)
 rankup_marker=$RANKUP_RUN_DIR/requeue # left by the ranks when they stop with a checkpoint
 rankup_records=$RANKUP_RUN_DIR/attempts.jsonl
-rankup_record="{\"job\": \"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}\", \"task\": ${SLURM_ARRAY_TASK_ID:-null}"
+rankup_record="{\"job\": \"$SLURM_JOB_ID\""
 # How often this job was started before, by its own count: psslurm sets no SLURM_RESTART_COUNT.
 rankup_attempt=$(grep -c "^$rankup_record, \"restart\": [0-9]*, \"start\"" "$rankup_records" 2>/dev/null)
 if [ "${rankup_attempt:-0}" -lt "${SLURM_RESTART_COUNT:-0}" ]; then rankup_attempt=$SLURM_RESTART_COUNT; fi
@@ -73,7 +70,7 @@ fi
 printf '%s' "$rankup_who" >"$RANKUP_RUN_DIR/log/lock"
 rm -f -- "$RANKUP_RUN_DIR"/log/failure-*.json # of an earlier attempt
 # The log may hold earlier attempts: where this one begins in it. (Its size: psslurm gives a pipe.)
-rankup_offset=$(stat --dereference --format=%s "$rankup_base/log/$rankup_job.out" 2>/dev/null || echo 0)
+rankup_offset=$(stat --dereference --format=%s "$rankup_base/log/$SLURM_JOB_ID.out" 2>/dev/null || echo 0)
 record_attempt "\"start\": $(date +%s.%3N), \"nodes\": \"$SLURM_JOB_NODELIST\", \"id\": \"$SLURM_JOB_ID\", \"offset\": $rankup_offset"
 
 if [ -e "$rankup_base/log/cancelled" ]; then
@@ -135,7 +132,7 @@ set -u
 # ---- until when: the ranks save and stop before this ---------------------------------------------
 rankup_end=${SLURM_JOB_END_TIME:-}
 if [ -z "$rankup_end" ]; then # Slurm before 23.02 does not say
-    ends=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$rankup_job" --format=%e)
+    ends=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)
     rankup_end=$(date --date="${ends:-unknown}" +%s 2>/dev/null) || rankup_end=
 fi
 if [ -z "$rankup_end" ] && [ "$minutes" -gt 0 ]; then
@@ -309,16 +306,14 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
     exec 9>&- # the next attempt may start
     echo "rankup: stopped with a checkpoint before the time limit; going on in a next attempt" >&2
     for pause in 5 15 30 60 120 240; do # while the controller is away
-        if scontrol requeue "$rankup_job"; then
+        if scontrol requeue "$SLURM_JOB_ID"; then
             sleep 120 # Slurm ends this shell
             exit 0
         fi
         if next=$(env --unset=SLURM_RESTART_COUNT sbatch --parsable \
-            --dependency="afterany:$rankup_job" \
-            ${SLURM_ARRAY_TASK_ID:+--array="$SLURM_ARRAY_TASK_ID"} "$0"); then
+            --dependency="afterany:$SLURM_JOB_ID" "$0"); then
             echo "rankup: note: this site does not requeue; job $next follows" >&2
-            printf '{"job": "%s", "task": %s, "follows": "%s"}\n' "${next%%;*}" \
-                "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_job" >>"$rankup_records"
+            printf '{"job": "%s", "follows": "%s"}\n' "${next%%;*}" "$SLURM_JOB_ID" >>"$rankup_records"
             exit 0
         fi
         refusal="this site allows neither requeue nor sbatch in a job"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import tarfile
 import zipfile
 from collections.abc import Iterable
@@ -31,6 +32,67 @@ _LISTS = (".csv", ".tsv", ".json", ".jsonl", ".pkl", ".pickle")
 _SINGLE = (".h5", ".hdf5", ".sqsh", ".squashfs", ".sfs")
 SEVERAL = (".arrow", ".tar", ".parquet")  # formats of which a folder of files is one data set
 _LOOKED_AT = 4096  # names of a folder, which may have a million
+
+_SHARDS = "write its samples as tar shards (webdataset's ShardWriter), and pack these"
+# What is no format of ours -> what it is called, and the way out.
+_OTHERS = {
+    "lmdb": ("an LMDB database", f"read it with the package lmdb, {_SHARDS}"),
+    "mds": (
+        "a data set of MosaicML's streaming",
+        f"read it with streaming.StreamingDataset(local=…), {_SHARDS}",
+    ),
+    "tfrecord": ("TFRecord", f"read it with tf.data or the package tfrecord, {_SHARDS}"),
+    "zarr": (
+        "a zarr store",
+        "write its arrays into an HDF5 file, h5py.File('x.h5', 'w')['x'] = zarr.open(…)['x'][:], "
+        "and pack that",
+    ),
+    "cifar": (
+        "CIFAR's batches: pickles, which could run anything and are not opened",
+        "data = torchvision.datasets.CIFAR10(…); numpy.savez('train.npz', data=data.data, "
+        "labels=data.targets), and pack that",
+    ),
+    "encrypted": (
+        "an encrypted Parquet file",
+        "read it with pyarrow and its keys, write it by pyarrow.parquet.write_table, and pack that",
+    ),
+    "feather": (
+        "a Feather file of version 1",
+        "pyarrow.feather.write_feather(pyarrow.feather.read_table(…), 'x.arrow') makes Arrow IPC "
+        "of it",
+    ),
+    "matlab": (
+        "a MATLAB file of version 5",
+        "save it in MATLAB with -v7.3, which is HDF5, or numpy.savez what scipy.io.loadmat reads",
+    ),
+}
+_BEGINS = {b"PARE": "encrypted", b"FEA1": "feather", b"MATLAB 5.0 MAT-file": "matlab"}
+_LMDB = b"\xde\xc0\xef\xbe"  # behind the first 16 bytes
+_NAMES = re.compile(
+    rb"(?:^|/)(?:(?P<lmdb>data\.mdb)|(?P<zarr>\.zgroup|\.zarray|\.zmetadata|zarr\.json)"
+    rb"|(?P<mds>[^/]*\.mds(?:\.[a-z]+)?)|(?P<cifar>data_batch_[0-9])"
+    rb"|(?P<tfrecord>[^/]*\.tfrecords?(?:\.gz|-[0-9]+-of-[0-9]+)?))$"
+)
+
+
+def refuse_others(where: str, names: Iterable[bytes]) -> None:
+    """Refuse files that only another program's format makes sense of, by their names.
+
+    Args:
+        where: what they lie in, for the message.
+
+    Raises:
+        UserError: what it is, and the way out.
+    """
+    for name in names:
+        if (match := _NAMES.search(name)) is not None:
+            assert match.lastgroup is not None
+            raise UserError(f"{_named(where, match.lastgroup)} (it has {keys.shown(name)})")
+
+
+def _named(where: str, other: str) -> str:
+    what, way = _OTHERS[other]
+    return f"{where} is {what}, which rankup does not read: {way}"
 
 
 def is_squashfs(path: Path) -> bool:
@@ -87,6 +149,10 @@ def _file(path: Path) -> str:
             at = max(512, at * 2)
     if _is_tar(head) or (path.suffix == ".tar" and not any(head)):
         return "tar"
+    other = next((one for begin, one in _BEGINS.items() if head.startswith(begin)), "")
+    if other or head[16:20] == _LMDB:
+        raise UserError(_named(str(path), other or "lmdb"))
+    refuse_others(str(path), [os.fsencode(path.name)])
     for begin, name in keys.COMPRESSED.items():
         if head.startswith(begin):
             raise UserError(
@@ -129,7 +195,9 @@ def _folder(path: Path) -> str:
             f"{path} is an interrupted pack; `rankup pack … {whole} --resume` finishes it"
         )
     with os.scandir(path) as entries:
-        names = [one.name for one in entries if not keys.hidden(os.fsencode(one.name))]
+        every = [os.fsencode(one.name) for one in entries]
+    refuse_others(str(path), every)
+    names = [os.fsdecode(one) for one in every if not keys.hidden(one)]
     if not names:
         raise UserError(f"{path} is an empty folder; what can be opened: {KNOWN}")
     if any(name in names for name in HUGGING_FACE):

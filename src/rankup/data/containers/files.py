@@ -18,7 +18,7 @@ from .. import keys
 from ..index import Field, Index, Int64s, Split, Strings, ordered
 from ..spans import network
 from . import Choice
-from .detect import SEVERAL
+from .detect import SEVERAL, refuse_others
 from .grouping import group
 
 _CONTAINERS = tuple(map(str.encode, SEVERAL))
@@ -51,6 +51,7 @@ def scan(path: Path, choice: Choice) -> Index:
         )
     tree = walk(path)
     names = list(tree.files)
+    refuse_others(str(path), names)
     if names and all(name.lower().endswith(_CONTAINERS) for name in names):
         raise UserError(
             f"the files below it are containers, as {shown(names[0])}, and no samples: name the "

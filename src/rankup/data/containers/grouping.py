@@ -25,6 +25,8 @@ from . import Choice
 
 LONE = "data"
 LABEL = "cls"  # ends the name of a member whose text is the label
+# Folders of detection data sets (YOLO, COCO, VOC): pictures, and what is known of them.
+_LAYOUT = {b"images/", b"labels/", b"annotations/", b"jpegimages/"}
 _LONGEST_LABEL = 64  # bytes
 # Looked at last, so that the first field of a sample is what it is about.
 _TEXT = {"txt", "json", "text", "caption", "csv", "xml", "yaml", "id", "index"}
@@ -299,11 +301,26 @@ def _lone(paths: Sequence[bytes], by_folder: bool) -> Groups:
     folders = [path[: path.find(b"/") + 1] for path in paths]
     classes = sorted(set(folders) - {b""})
     found = Groups(np.arange(n)[:, None], (LONE,), list(paths))
+    if layout := [_text(one[:-1]) for one in classes if one.lower() in _LAYOUT]:
+        if len(classes) > 1:
+            raise UserError(_no_classes([_text(one[:-1]) for one in classes], layout))
+        return found
     if not classes or (b"" in folders and not by_folder):
         return found
     numbers = {folder: number for number, folder in enumerate(classes)} | {b"": -1}
     labels = np.fromiter(map(numbers.__getitem__, folders), np.int64, n)
     return replace(found, labels=labels, classes=tuple(_text(one[:-1]) for one in classes))
+
+
+def _no_classes(folders: Sequence[str], layout: Sequence[str]) -> str:
+    shown = ", ".join(folders[:4]) + (", …" if len(folders) > 4 else "")
+    kaggle = {"Data", "ImageSets"} <= {*folders}
+    return (
+        f"there are folders {shown}, and {' or '.join(layout)} is no class: it holds pictures, or "
+        "what is known of them. Pack what belongs together by a list (CSV) of paths with a column "
+        "for each, `image,annotation`, and `split` where there are several"
+        f"{'; ImageNet of Kaggle: --preset imagenet' if kaggle else ''}"
+    )
 
 
 def _stemmed(paths: Sequence[bytes], apart: Int64s, choice: Choice) -> Groups | None:

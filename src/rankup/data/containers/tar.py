@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from ...base.errors import UserError
 from .. import keys
 from .. import keys as safe_keys
 from ..errors import BadContainer
@@ -328,7 +329,7 @@ def _walk(file: BinaryIO, where: str, size: int, part: int, members: Members) ->
                 f"before it: unpack it once with `{program} -d`, which leaves a tar"
             )
     file.seek(0)
-    found: dict[bytes, _Place] = {}  # of members of one name the last
+    found: dict[bytes, _Place] = {}
     at = 0
     try:
         archive: Any = tarfile.TarFile(
@@ -346,7 +347,7 @@ def _walk(file: BinaryIO, where: str, size: int, part: int, members: Members) ->
             at = archive.offset
             _member(info, where, found, members.passed)
         at = archive.offset
-    except (BadContainer, OSError):
+    except (UserError, OSError):
         raise
     except Exception as error:  # of hostile bytes tarfile raises anything
         raise BadContainer(
@@ -387,7 +388,6 @@ def _member(
             shown, to = safe_keys.shown(name), safe_keys.shown(target)
             raise BadContainer(f"{where}: {shown} is a link to {to}, which does not come before")
         place = found[target]._replace(key=key)
-        passed["hard links"] += 1
         if name == target:
             return
     else:
@@ -397,8 +397,12 @@ def _member(
     elif keys.hidden(name):
         passed["hidden"] += 1
         return
-    if found.pop(name, None) is not None:
-        passed["written twice, the last counts"] += 1
+    if name in found:
+        raise UserError(
+            f"{where} has {safe_keys.shown(name)} twice, and one sample of that name would be "
+            "lost: unpack it with tar, which keeps the last, or have its writer give each its own "
+            "name"
+        )
     found[name] = place
 
 

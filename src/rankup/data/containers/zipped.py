@@ -22,6 +22,7 @@ from ..index import Index, Int64s, Strings
 from ..npz import LOCAL, local
 from ..spans import Spans
 from . import Choice
+from .detect import refuse_others
 from .grouping import Members, archived, plain
 
 _DESCRIPTOR = b"PK\x07\x08"
@@ -45,6 +46,7 @@ def scan(path: Path, choice: Choice) -> Index:
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
+            refuse_others(str(path), (os.fsencode(info.filename) for info in infos))
             members = Members()
             found = _files(path, infos, members)
             place = _offsets(file.fileno(), path, infos, archive.start_dir)

@@ -42,7 +42,7 @@ def before(pack: Pack, source: Index, layout: Layout | None) -> dict[str, Any]:
 
     `bytes` of the container with its index is 0 and `files_after` None where it is not known
     before. `no_images`: where most samples are images by their names, how many end otherwise, by
-    suffix. `hint`: what may have been forgotten.
+    suffix. `nulls`: missing values of each column. `hint`: what may have been forgotten.
 
     Args:
         layout: None where places are not known before the bytes.
@@ -68,6 +68,7 @@ def before(pack: Pack, source: Index, layout: Layout | None) -> dict[str, Any]:
         "files_before": indexes.files_of_source(source, root(pack.request)),
         "files_after": files_after,
         "no_images": _no_images(source),
+        "nulls": dict(source.facts.get("nulls", {})),
         "hint": _hint(source) if counts["unlabelled"] else "",
     }
 
@@ -142,6 +143,9 @@ def lines_before(source: str, plan: Mapping[str, Any], quota: Sequence[str]) -> 
     if plan["no_images"]:
         kinds = [f"{count:,} {kind}" for kind, count in plan["no_images"].items()]
         found.append(f"not images by their names: {some(kinds)}")
+    if plan["nulls"]:
+        missing = ", ".join(f"{count:,} of {name}" for name, count in plan["nulls"].items())
+        found.append(f"without a value: {missing}; they become empty samples")
     if plan["hint"]:
         found.append(f"labels: {plan['hint']}")
     needs = f"{size(plan['bytes'])} needed, " if plan["bytes"] else ""

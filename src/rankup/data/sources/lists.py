@@ -263,6 +263,7 @@ def scan(path: Path, choice: Choice) -> Index:
     sizes, times, problems = stats(b"", names)
     refuse(problems, f"of the {len(names)} files in {path}", "cannot be packed")
     split_names, split_of = _splits(path, table, roles, choice)
+    split_names = keys.split_names(split_names, choice.split)
     found, folders = _keys(path, table, roles, names, rows_of, split_of, split_names)
     labels: Int64s | None = None
     classes: tuple[str, ...] = ()
@@ -302,6 +303,15 @@ def labelled(values: Sequence[Any], place: Callable[[int], str]) -> tuple[Int64s
     """
     given = {value for value in values if type(value) in _PLAIN} - {None, ""}
     if all(type(value) is str for value in given) and not all(map(_is_number, given)):
+        decimal = next((name for name in given if not name.strip("-+ ").isdigit()), "")
+        if decimal and all(map(_is_decimal, given)):
+            row = list(values).index(decimal)
+            raise UserError(
+                f"{place(row)}: the label {decimal!r} is a number with decimals, and a label is a "
+                "class: a name, or a whole number from 0. Name another column by --label, or "
+                "leave it away; numbers to be learnt are a column of a Parquet or Arrow table, "
+                "beside the bytes of the files"
+            )
         classes = sorted(given)
         for name in classes:
             if re.search("[\ud800-\udfff]", name):
@@ -330,6 +340,12 @@ def _is_number(value: Any) -> bool:
     if type(value) is str:
         return re.fullmatch(r"-?[0-9]{1,10}", value.strip()) is not None
     return type(value) is int
+
+
+def _is_decimal(text: str) -> bool:
+    return (
+        re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text.strip()) is not None
+    )
 
 
 def _place(path: Path, table: Table) -> Callable[[int], str]:

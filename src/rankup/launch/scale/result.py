@@ -47,7 +47,7 @@ def show(path: Path, series: Series, found: list[Outcome], config: Config, clien
     judged = {}
     for one in found:
         if one.done and one.path is not None:
-            known = report.facts(one.path, None, config, client)
+            known = report.facts(one.path, config, client)
             judged[one.count] = report.judge(one.path, known)
     through = [one for one in found if one.count in judged]
     related = None

@@ -48,7 +48,6 @@ QUESTIONS: Asked = (
     folders.caches,
     python.python,
     python.torch,
-    python.torch_device,
     script.needs,
 )
 OF_A_SCRIPT: Asked = (script.imports, script.data)

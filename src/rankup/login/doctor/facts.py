@@ -20,7 +20,6 @@ from ...site import caches as cache_places
 from ...site import config as configuration
 from ...site import profile as sites
 from ...site.config import Config
-from ...site.gpus import visible_gpus
 from ...site.profile import Profile, first_folder, scratch_folder
 from ...slurm.client import Client
 from ...slurm.parse import Partition
@@ -111,12 +110,10 @@ class Torch:
 
     Attributes:
         folder: what holds it: a `site-packages`.
-        built_for: `CUDA 12.8`, `ROCm 6.4` or `CPUs`.
     """
 
     folder: Path
     version: str
-    built_for: str
 
 
 class Facts(Readings):
@@ -257,17 +254,6 @@ class Facts(Readings):
         return quota.known(paths, project, self.environment, self.deadline)
 
     @reading
-    def gpus(self) -> bool:
-        """True where this node has GPUs, or a node of Slurm's."""
-        if visible_gpus(self.environment):
-            return True
-        with suppress(UserError):
-            half = Deadline(self.deadline.left() / 2)
-            found = half.wait(Facts.partitions.future(self), {})
-            return any(one.gpus for one in found.values())
-        return False
-
-    @reading
     def torches(self) -> list[Torch]:
         """The torches on Python's path; the first is imported."""
         return torches()
@@ -352,6 +338,4 @@ def _torch(folder: str) -> Torch | None:
     except OSError:
         return None
     said = dict(_SETS.findall(text))
-    rocm = said.get("hip") or said.get("rocm")
-    built_for = f"CUDA {said['cuda']}" if "cuda" in said else f"ROCm {rocm}" if rocm else "CPUs"
-    return Torch(Path(folder), said.get("__version__", ""), built_for)
+    return Torch(Path(folder), said.get("__version__", ""))

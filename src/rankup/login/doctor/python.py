@@ -123,36 +123,6 @@ def torch(facts: Facts) -> Iterator[Finding]:
         )
 
 
-@question("RK521", "torch is built for these GPUs", "torch")
-def torch_device(facts: Facts) -> Iterator[Finding]:
-    """The device that torch was built for (CUDA, ROCm, CPUs) against the GPUs of the site and of
-    this node. A torch for CPUs runs on a GPU node, twenty times slower, and you pay for the GPUs.
-
-    ```text
-    ERROR torch  torch 2.8.0+cpu is built for CPUs, and the GPUs of JURECA-DC need CUDA [RK521]
-          -> install a build for CUDA; PyTorch's page 'Get started' names the package index
-    ```
-
-    Install another build. On a cluster without a profile, write `[site] devices = "cpu"` (or
-    `"rocm"`) into `rankup.toml` where that is what you mean.
-    """
-    if not facts.torches:
-        return
-    first, profile = facts.torches[0], facts.profile
-    message = f"torch {first.version} is built for {first.built_for}"
-    wanted = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPU"}[profile.devices]
-    todo = f"install a build for {wanted}; PyTorch's page 'Get started' names the package index"
-    sure = profile.name != "local" and "devices" not in profile.unsure
-    if wanted == "CPU" or first.built_for.startswith(wanted):
-        yield ok(message)
-    elif sure:
-        yield error(f"{message}, and the GPUs of {profile.title} need {wanted}", todo)
-    elif first.built_for == "CPUs" and facts.gpus:
-        yield warning(f"{message}, and there are GPUs", todo)
-    else:
-        yield ok(message)
-
-
 def _own_environment(facts: Facts) -> Iterator[Finding]:
     # An environment may lie elsewhere, under another name: the one that is active is known by its
     # files.

@@ -19,7 +19,7 @@ from pathlib import Path
 import rankup
 
 from ...base.errors import EXIT_FAILED, RunFailed, UserError
-from ...base.files import no_space, write_atomic, write_json
+from ...base.files import no_space, write_atomic
 from ...base.processes import end_group
 from . import state, texts
 from .texts import KINDS, Kind
@@ -42,7 +42,7 @@ exec 3<&0 </dev/null
 """
 
 
-def create(folder: str | None, *, kind: str | None, kernel: bool) -> int:
+def create(folder: str | None, *, kind: str | None) -> int:
     """Make an environment, or bring it up to date; return the exit code.
 
     Files that the user has changed stay as they are.
@@ -61,13 +61,7 @@ def create(folder: str | None, *, kind: str | None, kernel: bool) -> int:
                 print("note: requirements.lock names another rankup; `rankup env lock` takes this")
         else:
             _put_rankup(path)
-        if kernel and not (path / texts.KERNEL).exists():
-            write_atomic(path / texts.KERNEL, texts.kernel())
-            (path / texts.KERNEL).chmod(0o755)
-    code = _setup(path)
-    if code == 0 and kernel:
-        print(f"Jupyter kernel: {register_kernel(path)}")
-    return code
+    return _setup(path)
 
 
 def lock(folder: str | None) -> int:
@@ -81,47 +75,6 @@ def lock(folder: str | None) -> int:
         _write_files(path, None)
         _put_rankup(path)
     return _setup(path, "lock")
-
-
-def register_kernel(folder: Path, environment: Mapping[str, str] | None = None) -> Path:
-    """Write `kernel.json` into the user's Jupyter folder, in the place of an older one; its folder.
-
-    Raises:
-        UserError: another environment's kernel has that name.
-    """
-    environment = os.environ if environment is None else environment
-    title = state.read(folder).installed.get("name", "") or folder.name
-    # What Jupyter allows in the name of a kernel's folder.
-    name = re.sub(r"[^a-z0-9._-]+", "-", title.lower()).strip("-.") or "env"
-    target = Path.home() / ".local" / "share" / "jupyter" / "kernels" / name
-    if data := environment.get("XDG_DATA_HOME"):
-        target = Path(data).expanduser() / "jupyter" / "kernels" / name
-    if data := environment.get("JUPYTER_DATA_DIR"):
-        target = Path(data).expanduser() / "kernels" / name
-    script = folder / texts.KERNEL
-    other = script
-    with suppress(FileNotFoundError):
-        try:
-            other = Path(json.loads((target / "kernel.json").read_text())["argv"][1])
-        except (ValueError, TypeError, KeyError, IndexError):
-            other = target / "kernel.json"
-    if other != script and other.is_file():
-        raise UserError(
-            f"the kernel {title!r} belongs to {other.parent}; say another ENV_NAME in "
-            f"{folder / 'config.sh'}"
-        )
-    with _explained(target):
-        target.mkdir(parents=True, exist_ok=True)
-        write_json(
-            target / "kernel.json",
-            {
-                "argv": ["bash", str(script), "-f", "{connection_file}"],
-                "display_name": f"{title} (rankup)",
-                "language": "python",
-                "metadata": {"debugger": True},
-            },
-        )
-    return target
 
 
 def _setup(folder: Path, *words: str) -> int:

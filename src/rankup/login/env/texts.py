@@ -27,7 +27,6 @@ from ...site.config import Config
 from ...site.profile import Profile
 
 Kind = Literal["modules", "wheels"]
-KERNEL = "kernel.sh"
 KINDS: tuple[Kind, ...] = ("modules", "wheels")
 _HEADER = "# From rankup, which replaces this file as long as nobody has changed it. sha256 "
 # What the recipes need; fully sharded training alone would go with 2.7.
@@ -46,7 +45,7 @@ class Plan:
     """The kind, the names and the contents of an environment.
 
     Attributes:
-        name: shown in the prompt, and the name of the Jupyter kernel.
+        name: shown in the prompt.
         python: the Python of the kind `wheels`: a path, or a name on PATH.
         title: of the site.
         modules: what is loaded in the kind `modules`, in order.
@@ -85,11 +84,6 @@ def users(plan: Plan) -> dict[str, str]:
     }
 
 
-def kernel() -> str:
-    """Return `kernel.sh`."""
-    return (resources.files(__package__) / "parts" / KERNEL).read_text(encoding="utf-8")
-
-
 def brings_torch(module: str) -> bool:
     """Return True where a module of that name, with or without a version, has or loads torch."""
     return _BRINGS.search(module) is not None
@@ -114,7 +108,7 @@ def _config(plan: Plan) -> str:
         "# Settings of this environment. setup.sh and activate.sh source this file; it is yours.",
         "",
         f"ENV_KIND={plan.kind} # modules: the site's modules and a venv; wheels: wheels only",
-        f"ENV_NAME={shlex.quote(plan.name)} # in the prompt, and the Jupyter kernel's",
+        f"ENV_NAME={shlex.quote(plan.name)} # in the prompt",
         f"ENV_PYTHON={shlex.quote(plan.python)} # for wheels; modules bring their own",
     ]
     if plan.caches:

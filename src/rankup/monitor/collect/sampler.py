@@ -17,7 +17,7 @@ from ..lines import FOLDER, GPU, STOP, Head
 from ..thresholds import LIMITS, UNUSED, advice, untouched
 from . import STARTER, node, ranks
 from .node import Node, Sample, granted, open_source
-from .writer import Writer, set_aside
+from .writer import Writer
 
 _ENDING = frozenset({signal.SIGTERM})
 _ENDED = ("Z", "X")  # nobody has waited for it yet
@@ -208,7 +208,6 @@ def sample_run(options: Options, environment: Mapping[str, str], root: Path = Pa
     with held:
         folder = options.run / FOLDER
         folder.mkdir(exist_ok=True)
-        set_aside(folder, name)
         os.nice(_NICE)
         loop = _Loop(options, environment, Writer(folder, name), root)
         loop.until(ending)

@@ -13,9 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...base.files import open_regular
-from ...base.text import say
-from ..lines import JOURNAL, KINDS, ending, header, is_first_version
+from ..lines import JOURNAL, KINDS, ending, header
 
 _RETRY = 30.0  # seconds between attempts while the file system takes nothing
 _TAIL = 1 << 20  # bytes in which the last line of a file begins
@@ -23,25 +21,6 @@ _TAIL = 1 << 20  # bytes in which the last line of a file begins
 
 class RefusedError(OSError):
     """In the file's place stands what cannot be appended to, now or later."""
-
-
-def set_aside(folder: Path, node: str) -> None:
-    """Rename journals of the first version of rankup, with which no report could be made of ours.
-
-    Args:
-        folder: of them; a run that goes on may have other nodes than before.
-        node: of this sampler. That another one has tables shows that its journal is ours.
-    """
-    for path in folder.glob(f"*{JOURNAL}"):
-        if path.stem != node and path.with_name(path.stem + ending("host")).exists():
-            continue
-        # A line that is damaged is left to those who read; another sampler may have been faster.
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            with open_regular(path) as file:
-                first = json.loads(file.readline(_TAIL))
-            if is_first_version(first):
-                path.rename(path.with_name(f"{path.name}.v1"))
-                say(f"{path.name} is of the first version of rankup and now {path.name}.v1")
 
 
 class Writer:

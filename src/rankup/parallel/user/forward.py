@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -61,58 +61,6 @@ class Peers:
         return map_tensors(output, plain)
 
 
-def refuse_call(forward: Forward, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Under pp no rank has the model to call it."""
-    raise UserError(
-        f"{name} is cut into pipeline stages, so no rank can call it as a whole: use "
-        f"pipeline.step(batch) to train, in place of forward, loss and backward, and "
-        f"pipeline.evaluate(batch)"
-    )
-
-
-class Methods:
-    """Methods of a model that compute with its parameters as `forward` does.
-
-    Called from outside they go the way of `model(...)`, on which sharded parameters are gathered;
-    called by `forward`, or by each other, they are what they were.
-
-    Raises:
-        UserError: the model has no such method.
-    """
-
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        self._model = model
-        self._inside = 0
-        self._next: Forward | None = None
-        for name in names:
-            method = getattr(model, name, None)
-            if not inspect.ismethod(method):
-                raise UserError(
-                    f"methods: {type(model).__name__} has no method {name!r}; name those that the "
-                    f"script calls beside model(...)"
-                )
-            routed = functools.partial(self._enter, method)
-            vars(model)[name] = functools.update_wrapper(routed, method)
-        replace_forward(model, self.compute)
-
-    def compute(self, forward: Forward, *args: Any, **kwargs: Any) -> Any:
-        call, self._next = self._next or forward, None
-        self._inside += 1
-        try:
-            return call(*args, **kwargs)
-        finally:
-            self._inside -= 1
-
-    def _enter(self, method: Forward, *args: Any, **kwargs: Any) -> Any:
-        if self._inside:
-            return method(*args, **kwargs)
-        self._next = method
-        try:
-            return self._model(*args, **kwargs)
-        finally:
-            self._next = None
-
-
 @contextlib.contextmanager
 def draws(seed: int, device: torch.device) -> Iterator[None]:
     """Random draws of a seed; the random state of the script stays as it was."""
@@ -147,8 +95,8 @@ def check_same_batch(mesh: Mesh, batch: Any) -> None:
         if theirs != before:
             raise UserError(
                 f"ranks {other} and {rank} compute one batch together, but got different ones: "
-                f"deal the data with rankup.shard(loader), which gives ranks of one tensor or "
-                f"pipeline group the same samples; draw augmentations from torch's generator, and "
+                f"deal the data with rankup.shard(loader), which gives ranks of one tensor "
+                f"group the same samples; draw augmentations from torch's generator, and "
                 f"do not seed it by rank after parallelize"
             )
 

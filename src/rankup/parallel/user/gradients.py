@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from ...base.errors import UserError
 from ...runtime.context import CONTEXT, Weight
 from ...runtime.statistics import RunningStatistics
 from ...runtime.world import after_first_step
@@ -21,44 +22,19 @@ from ..mesh import Mesh
 class Gradients:
     """What is left to do with gradients once the script's backwards are over.
 
-    It happens by itself before `optimizer.step()`, or earlier where the script clips, and after
-    each call of a closure that is given to the step.
+    It happens by itself before `optimizer.step()`, or earlier where the script clips.
     """
 
     def __init__(self, built: Built) -> None:
         self._built = built
-        self._finished = False
         self._steps = 0
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        # The step of an optimizer that calls its base's step comes by twice, inside itself; both
-        # befores are before both afters.
         optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
 
     def finish(self) -> None:
         """Bring gradients together that are still in parts."""
-        # Ties would count twice. Anything else can be done again, for backwards that came since.
-        if self._finished and self._built.pipeline is not None:
-            return
         self._built.finish_gradients()
-        self._finished = True
-
-    def more(self) -> None:
-        """A pipeline's backward is about to add to the gradients.
-
-        Raises:
-            RuntimeError: they were brought together already; tied parameters would count twice.
-        """
-        if self._finished and self._built.ties is not None:
-            names = [name for _, names, _ in self._built.ties.shared for name in names]
-            gradients = [self._built.model.get_parameter(name).grad for name in names]
-            if any(bool(gradient.any()) for gradient in gradients if gradient is not None):
-                raise RuntimeError(
-                    "pipeline.step after clip_grad_norm_ would add to gradients that are clipped; "
-                    "call optimizer.step() or optimizer.zero_grad() in between"
-                )
-        self._finished = False
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """See `parallelize`."""
@@ -71,47 +47,19 @@ class Gradients:
 
     def _before_step(
         self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        self._ready()
-        self._steps += 1
-        if self._steps == 2:
-            after_first_step()
+    ) -> None:
         # After the optimizer itself comes the closure, where there is one.
-        own, closure, rest = args[:1], args[1:2], args[2:]
-        named = dict(kwargs)
-        if "closure" in named:
-            named["closure"] = self._finishing(named["closure"])
-        return (*own, *map(self._finishing, closure), *rest), named
-
-    def _ready(self) -> None:
-        """Before the optimizer reads gradients."""
+        if any(map(callable, (*args[1:], *kwargs.values()))):
+            raise UserError(
+                "optimizer.step(closure): a backward inside of the step would come after what "
+                "parallelize does before it; call loss.backward() first, then optimizer.step()"
+            )
         self.finish()
         if self._built.mesh.data_size == 1:
             CONTEXT.units = None  # nobody else weighs with them
-
-    def _finishing(self, value: Any) -> Any:
-        """A closure has its backward within the step, after what comes before the step."""
-        if not callable(value) or isinstance(value, _Closure):
-            return value
-        return _Closure(value, self._ready)
-
-    def _after_step(self, *_: Any) -> None:
-        self._finished = False
-
-
-class _Closure:
-    """A closure of `optimizer.step`, and what is to be done after each call of it.
-
-    A type of its own: an optimizer that calls its base's step comes by with it once more.
-    """
-
-    def __init__(self, closure: Callable[[], Any], after: Callable[[], None]) -> None:
-        self._closure, self._after = closure, after
-
-    def __call__(self) -> Any:
-        loss = self._closure()
-        self._after()
-        return loss
+        self._steps += 1
+        if self._steps == 2:
+            after_first_step()
 
 
 class Weights:

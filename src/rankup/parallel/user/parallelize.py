@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,30 +17,28 @@ from ...runtime.keys import derive, reseed
 from ...runtime.model import wrap
 from ...runtime.probe import probe, same_code
 from ...runtime.world import World, setup
-from ..build import Built, Loss, build, whole
+from ..build import Built, build, whole
 from ..choices import Choices, Recompute, as_keyword, check, without_effect
 from ..layout import SELDOM, Layout, choose, crossing
 from ..mesh import Mesh
 from ..sharded import release
-from .forward import Methods, Peers, draws, in_half, refuse_call, replace_forward
+from .forward import Peers, draws, in_half, replace_forward
 from .gradients import Gradients, Weights, no_sync, refuse_after_failure
-from .steps import Steps, Units
 
 BuildOptimizer = Callable[[Any], torch.optim.Optimizer]
+_OF_PIPELINES = ("pp", "pp_schedule", "loss", "micro_batch", "units", "example")
 
 
 class Parallel(NamedTuple):
-    """What `parallelize` returns; unpacks into `model, optimizer, pipeline`.
+    """What `parallelize` returns; unpacks into `model, optimizer`.
 
     Attributes:
         model: the user's model on this rank.
         optimizer: what `build_optimizer` made.
-        pipeline: runs a step under pp, None otherwise.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    pipeline: Steps | None
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale all gradients down to a norm of `max_norm` over every rank; the norm before."""
@@ -56,7 +54,6 @@ def parallelize(
     dp: int | None = None,
     shard: int | None = None,
     tp: int | None = None,
-    pp: int | None = None,
     seed: int | None = 0,
     precision: str = "fp32",
     activation_checkpointing: Recompute = "none",
@@ -64,12 +61,7 @@ def parallelize(
     offload: bool = False,
     reshard: bool = True,
     plan: Mapping[str, str] | None = None,
-    methods: Sequence[str] = (),
-    pp_schedule: str = "1f1b",
-    loss: Loss | None = None,
-    micro_batch: int | None = None,
-    units: Units | None = None,
-    example: Sequence[torch.Tensor] | None = None,
+    **others: object,
 ) -> Parallel:
     """Split a model over all ranks; the loop stays that of one GPU. Call on every rank.
 
@@ -90,13 +82,11 @@ def parallelize(
     Args:
         build_model: makes the model. It runs on the meta device first; where that fails, every rank
             builds the model once in its host memory.
-        build_optimizer: makes the optimizer of the model that it is given. Under pp that has the
-            modules of this rank alone: take what `model.parameters()` gives.
-        strategy: ddp, fsdp, hsdp, tp, pp or 3d; ddp, where no sizes are given either.
-        dp: ranks that hold copies, see `layout.choose` for the four axes.
+        build_optimizer: makes the optimizer of the model that it is given.
+        strategy: ddp, fsdp, hsdp or tp; ddp, where no sizes are given either.
+        dp: ranks that hold copies, see `layout.choose` for the axes.
         shard: ranks that share the weights (FSDP).
         tp: ranks that share each layer.
-        pp: ranks that share the layers one after the other.
         seed: of the constructor's draws and, from here on, of torch's generators on each rank; with
             None these stay as the script has them, for a model that is there already (`lambda:
             model`).
@@ -106,14 +96,7 @@ def parallelize(
         offload: under FSDP, keep all in host memory.
         reshard: under FSDP, free a block between its forward and its backward.
         plan: name patterns -> words of `rankup.parallel.tensor.words`; by default the model's own.
-        methods: names of methods that compute with parameters of the model and are called beside
-            `model(...)`; not those that call `self(...)` themselves.
-        pp_schedule: gpipe, 1f1b or interleaved.
-        loss: under pp (model, batch) -> mean loss of the batch.
-        micro_batch: under pp the samples of a chunk.
-        units: under pp how many units the loss of a batch is a mean over, if not samples.
-        example: under pp a batch of a chunk's size, by which the stages' work is balanced; without
-            it they are balanced by parameters.
+        others: none; what version 0.2 took is refused with a sentence.
 
     Raises:
         UserError: the layout does not come out, the model cannot be split so, or an option does not
@@ -121,30 +104,22 @@ def parallelize(
         RuntimeError: ranks run different code (Python, torch, rankup or the script), or the backend
             does not compute what it should.
     """
-    if strategy in SELDOM:
-        raise UserError(
-            f"strategy={strategy!r} needs a loop of its own, which the recipes have (rankup run "
-            "RECIPE --strategy ...); parallelize takes ddp, fsdp, hsdp, tp, pp and 3d"
-        )
+    _refuse(strategy, others)
     world = setup()
     same_code(world)
     probe(world)
-    layout = choose(
-        world.world_size, world.local_world_size, strategy, dp=dp, shard=shard, tp=tp, pp=pp
-    )
+    layout = choose(world.world_size, world.local_world_size, strategy, dp=dp, shard=shard, tp=tp)
     choices = Choices(
         half="bfloat16" if precision == "bf16" else None,
         compiled="default" if compile else None,
         recompute=activation_checkpointing,
         offload=offload,
         reshard=reshard,
-        schedule=pp_schedule,
         by_name=False,
         plan=plan,
     )
     _check_words(precision, activation_checkpointing)
     check(layout, choices, strategy, as_keyword)
-    _check_pipeline(layout, loss, micro_batch)
     for warning in _notes(layout, choices, world.local_world_size) if world.is_root else ():
         warnings.warn(warning, stacklevel=2)
     mesh = Mesh(layout, world)
@@ -153,19 +128,11 @@ def parallelize(
     with contextlib.nullcontext() if seed is not None else draws(0, world.device):
         if not mesh.together:
             return _copied(build_model, build_optimizer, mesh, seed or 0, choices)
-        pair = None if loss is None or example is None else (loss, tuple(example))
-        built = build(build_model, mesh, seed or 0, choices, pair)
-        steps = None if loss is None else (loss, micro_batch or 1, units)
-        return _dressed(built, build_optimizer, steps, seed or 0, methods)
+        built = build(build_model, mesh, seed or 0, choices)
+        return _dressed(built, build_optimizer, seed or 0)
 
 
-def _dressed(
-    built: Built,
-    build_optimizer: BuildOptimizer,
-    steps: tuple[Loss, int, Units | None] | None,
-    seed: int,
-    methods: Sequence[str],
-) -> Parallel:
+def _dressed(built: Built, build_optimizer: BuildOptimizer, seed: int) -> Parallel:
     """The optimizer of a split model, and what lets it look as on one GPU."""
     mesh = built.mesh
     optimizer = _optimizer(build_optimizer, built.model)
@@ -173,14 +140,10 @@ def _dressed(
     gradients.watch(optimizer)
     # A forward after the backward leaves parts whole, of which the next one must not take the old.
     optimizer.register_step_pre_hook(lambda *_: release(built.model))
-    pipeline = None
-    if built.pipeline is not None:
-        assert steps is not None
-        pipeline = Steps(built, gradients, *steps, seed)
-    _dress(built, gradients, seed, methods)
+    _dress(built, gradients, seed)
     CONTEXT.models.add(built.model)
     reseed(derive(seed, "draws", mesh.data_rank), mesh.world.device)
-    return Parallel(built.model, optimizer, pipeline)
+    return Parallel(built.model, optimizer)
 
 
 def _copied(
@@ -205,10 +168,10 @@ def _copied(
     vars(wrapped)["clip_grad_norm_"] = clip_grad_norm_
     optimizer = _optimizer(build_optimizer, model)
     reseed(derive(seed, "draws", mesh.data_rank), world.device)
-    return Parallel(wrapped, optimizer, None)
+    return Parallel(wrapped, optimizer)
 
 
-def _dress(built: Built, gradients: Gradients, seed: int, methods: Sequence[str]) -> None:
+def _dress(built: Built, gradients: Gradients, seed: int) -> None:
     """Let a split model look like the one on one GPU."""
     model, mesh = built.model, built.mesh
     extra: dict[str, Any] = {
@@ -218,11 +181,6 @@ def _dress(built: Built, gradients: Gradients, seed: int, methods: Sequence[str]
         "rankup_copies": dict(built.copies),
     }
     vars(model).update(extra)
-    if built.pipeline is not None:
-        replace_forward(model, refuse_call, type(model).__name__)
-        return
-    if methods:
-        Methods(model, methods)  # lives in what it changes of the model
     if built.autocast is not None:
         replace_forward(model, in_half, mesh.world.device.type)
     if mesh.layout.tp > 1:
@@ -262,15 +220,28 @@ def _check_words(precision: str, recompute: str) -> None:
             raise UserError(f"{name}={value!r} is unknown; known are: {', '.join(known)}")
 
 
-def _check_pipeline(layout: Layout, loss: Loss | None, micro_batch: int | None) -> None:
-    if micro_batch is not None and micro_batch < 1:
-        raise UserError(f"micro_batch={micro_batch} is no number of samples; give 1 or more")
-    if layout.pp > 1 and (loss is None or micro_batch is None):
+def _refuse(strategy: str | None, others: Mapping[str, object]) -> None:
+    """UserError for what parallelize does not take, and did in 0.2."""
+    if strategy in SELDOM:
         raise UserError(
-            "a pipeline runs forward, loss and backward by itself: give parallelize "
-            "loss=lambda model, batch: ... (the mean loss of a batch) and micro_batch= (samples of "
-            "a chunk), and call pipeline.step(batch) in the loop"
+            f"strategy={strategy!r} needs a loop of its own, which the recipes have (rankup run "
+            "RECIPE --strategy ...); parallelize takes ddp, fsdp, hsdp and tp"
         )
+    pipeline = [f"strategy={strategy!r}"] if strategy in ("pp", "3d") else []
+    pipeline += [f"{name}=" for name in others if name in _OF_PIPELINES]
+    if pipeline:
+        raise UserError(
+            f"parallelize makes no pipelines any more, and {pipeline[0]} is of one: rankup run "
+            "language-model --strategy pp has them, and examples/pipeline.py shows one by hand; "
+            "parallelize takes ddp, fsdp, hsdp and tp"
+        )
+    if "methods" in others:
+        raise UserError(
+            "methods= is gone in 0.3: let the model's forward call the method, as "
+            "model(x, part='encode')"
+        )
+    if others:
+        raise UserError(f"parallelize takes no {', '.join(others)}; see help(rankup.parallelize)")
 
 
 def _notes(layout: Layout, choices: Choices, per_node: int) -> list[str]:

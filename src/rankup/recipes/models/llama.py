@@ -18,7 +18,7 @@ from torch import nn
 
 from ...parallel.context import WholeSequence
 from ..llama import LlamaShape, RopeScaling
-from .transformer import Embedding, Linear, document_mask
+from .transformer import Embedding, Linear, document_limits
 
 _STD = 0.02
 
@@ -48,7 +48,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         x: of shape (batch, length, heads, size of a head).
         cos, sin: of the angles, of shape (length, half the size of a head).
     """
-    cos, sin = cos[:, None], sin[:, None]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
@@ -81,7 +81,7 @@ class Attention(nn.Module):
 
         q, k, v = split(self.query(x)), split(self.key(x)), split(self.value(x))
         # Of a stage of a pipeline the tables are those of the longest sequence, in float32.
-        cos, sin = cos[:length].to(q.dtype), sin[:length].to(q.dtype)
+        cos, sin = (table.narrow(0, 0, length).to(q.dtype) for table in (cos, sin))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         y = self.sequence.attend(q, k, v, mask)
@@ -128,6 +128,8 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Token numbers of shape (batch, length) -> logits of shape (batch, length, vocab_size).
 
+    It may be given the `boundaries` of documents too, which spare their mask on a GPU.
+
     Args:
         end: the token behind each document, where attention is of one document; None: of all that
             the model is given. Rotary positions only tell how far two tokens are apart.
@@ -173,10 +175,10 @@ class Llama(nn.Module):
         result: torch.Tensor = self.head(self.norm(x))
         return result
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        mask = None if self.end is None else document_mask(tokens, self.end, self.sequence)
+    def forward(self, tokens: torch.Tensor, boundaries: torch.Tensor | None = None) -> torch.Tensor:
         x = self.tokens(tokens)
-        length = tokens.shape[1]
+        length, size = tokens.shape[1], self.shape.dim // self.shape.heads
+        mask = document_limits(x, tokens, boundaries, self.end, self.sequence, size)
         cos, sin = (self.sequence.rows(t, length).to(x.dtype) for t in (self.cos, self.sin))
         for block in self.blocks.values():
             x = block(x, cos, sin, mask)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...parallel.context import WholeSequence
+from ...parallel.context import WholeSequence, packs
 
 _STD = 0.02
 
@@ -37,6 +37,27 @@ def document_mask(tokens: torch.Tensor, end: int, sequence: WholeSequence) -> to
     same = document[:, own, None] == document[:, None, :]
     before = own[:, None] >= torch.arange(ends.shape[1], device=tokens.device)
     return (same & before).unsqueeze(1)
+
+
+def document_limits(
+    x: torch.Tensor,
+    tokens: torch.Tensor,
+    boundaries: torch.Tensor | None,
+    end: int | None,
+    sequence: WholeSequence,
+    head_size: int,
+) -> torch.Tensor | None:
+    """Return what keeps attention within documents, as `attend` takes it; None where it need not.
+
+    Args:
+        x: the stream.
+        boundaries: of the documents, if the batch came with them.
+    """
+    if end is None:
+        return None
+    if boundaries is not None and packs(x, head_size):
+        return boundaries
+    return document_mask(tokens, end, sequence)
 
 
 def document_positions(tokens: torch.Tensor, end: int, sequence: WholeSequence) -> torch.Tensor:
@@ -168,6 +189,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token numbers of shape (batch, length) -> logits of shape (batch, length, vocab_size).
 
+    It may be given the `boundaries` of documents too, which spare their mask on a GPU.
+
     Args:
         logits: what the head's bias starts from, where the shape has a prior.
         end: the token behind each document, where attention and positions are of one document;
@@ -210,9 +233,10 @@ class Transformer(nn.Module):
         result: torch.Tensor = self.head(self.norm(x))
         return result
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        mask = None if self.end is None else document_mask(tokens, self.end, self.sequence)
+    def forward(self, tokens: torch.Tensor, boundaries: torch.Tensor | None = None) -> torch.Tensor:
         x = self.embed(tokens)
+        size = self.shape.dim // self.shape.heads
+        mask = document_limits(x, tokens, boundaries, self.end, self.sequence, size)
         for block in self.blocks.values():
             x = block(x, mask)
         return self.finish(x)

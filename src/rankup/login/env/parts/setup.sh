@@ -161,7 +161,6 @@ name=${ENV_NAME:-env}
 requirements=$digest
 lock=$(_env_sum requirements.lock)
 wheel=$wheel_sum
-kernel=$([ -f kernel.sh ] && echo yes || echo -)
 END
 }
 
@@ -171,7 +170,6 @@ pip_in() { # pip_in VENV OPTION...: install the packages; what the venv has come
         packages=(--require-hashes --find-links wheels -r requirements.lock)
     else
         if [ -n "$wheel" ]; then packages+=("./$wheel"); fi
-        if [ -f kernel.sh ]; then packages+=(ipykernel); fi
     fi
     site=$(echo "$1"/lib/python*/site-packages)
     PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} \
@@ -221,8 +219,6 @@ why_lock_unfit() { # why requirements.lock does not fit; nothing where it does
         echo "it is for $(sed -n 's/^# for: //p' "$lock"), and this is $(lock_is_for)"
     elif [ -n "$wheel" ] && ! grep -qF "sha256:$wheel_sum" "$lock"; then
         echo "it names another rankup than the one in wheels/"
-    elif [ -f kernel.sh ] && ! grep -q '^ipykernel==' "$lock"; then
-        echo "it lacks ipykernel, which kernel.sh needs"
     fi
 }
 
@@ -232,7 +228,6 @@ write_lock() { # in an empty venv, so that what is in venv/ plays no role; modul
     temporary+=("$work")
     mkdir "$work"
     basename "$wheel" | sed -E 's/^rankup-([^-]+)-.*/rankup==\1/' >"$work/own.in"
-    if [ -f kernel.sh ]; then echo ipykernel >>"$work/own.in"; fi
     say "looking for versions"
     new_venv "$work/venv"
     "$work/venv/bin/python" -m pip install --quiet --dry-run --report "$work/report" \
