@@ -105,7 +105,10 @@ class Task(Protocol):
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer: ...
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Scalar: the loss summed over the valid targets of the batch."""
+        """Scalar: the loss summed over the valid targets of the batch.
+
+        Under `--precision bf16` a model may give 16 bits: what is summed is to be cast before.
+        """
         ...
 
     def flops_per_unit(self, model: nn.Module) -> float:
