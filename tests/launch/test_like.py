@@ -160,12 +160,12 @@ def test_directives_have_their_own_options_or_go_through(user: User) -> None:
     assert "--mail-user=me@example.org" in head
     assert "--signal=USR1@60" in head
     assert not any("x.out" in one for one in head)
-    for asked, gpus in (
+    for option, gpus in (
         ("--gpus-per-node=h100:2", "h100:2"),
         ("--gres=gpu:2,nvme:1", None),
         ("--gres=nvme:1", ""),
     ):
-        out = user.like(f"{TIME}#SBATCH {asked}\n{ALONE}\n")
+        out = user.like(f"{TIME}#SBATCH {option}\n{ALONE}\n")
         last = out.split("#SBATCH --requeue\n")[1].splitlines()[0]
         expected = f"gpu:{gpus}" if gpus else "nvme:1" if gpus == "" else "nvme:1,gpu:2"
         assert last == f"#SBATCH --gres={expected}"
