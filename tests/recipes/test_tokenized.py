@@ -118,7 +118,7 @@ def test_a_staged_copy_is_compared_and_read(
     (folder / "tokens-00001.bin").write_bytes(whole)
     with pytest.raises(UserError, match=r"folders of tokens; stage each .*code .*other .*web$"):
         stage(corpus, reserve=0)
-    assert stage_as_typed(Words((str(folder),), reserve="1kB"), lambda job: True) == 0
+    assert stage_as_typed(Words((str(folder),), reserve="1kB")) == 0
     assert "each shard has the tokens that were written: " in capsys.readouterr().out
     done = stage(folder, reserve=0)
     assert (done.checked, done.shared) == (True, True)
