@@ -7,6 +7,9 @@ from .errors import UserError
 # A verb's option stands behind the verb, a key behind its file, an option of a recipe or a value of
 # one by itself.
 GONE: dict[str, str] = {
+    "--schedule step": "give cosine, wsd or constant; a script of your own has torch's StepLR",
+    "--schedule one-cycle": "give cosine with --warmup; a script of your own has torch's OneCycleLR",
+    "--gamma": "it was of --schedule step; give --schedule cosine, wsd or constant",
     "env create --kernel": "put ipykernel into requirements.txt and run: python -m ipykernel install --user --name NAME",
     "run --array": "start one run per task with a loop in the shell, each with its own report: docs/slurm.md",
     "run --lives": "it is called --max-attempts",
