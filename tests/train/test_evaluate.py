@@ -11,7 +11,7 @@ from rankup.parallel.build import Built
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.runtime.world import World
-from rankup.train.evaluate import evaluate, means
+from rankup.train.evaluate import means
 from rankup.train.options import TrainOptions
 from tests.pool import RankPool
 
@@ -43,7 +43,9 @@ def _evaluations(
     try:
         for n in numbers:
             calls = 0
-            loss = evaluate(task.loss, Images(n, n), _copied(model, world), micro_batch)
+            loss = means(task.loss, (), Images(n, n), _copied(model, world), micro_batch).get(
+                "loss"
+            )
             found[n] = (loss, calls)
             assert model.training
     finally:
@@ -69,7 +71,7 @@ def _plain(world: World, n: int) -> tuple[float | None, float]:
     torch.manual_seed(1)
     model = task.build_model()
     split = Images(n, n)
-    ours = evaluate(task.loss, split, _copied(model, world), 4)
+    ours = means(task.loss, (), split, _copied(model, world), 4)["loss"]
     model.eval()
     with torch.no_grad():
         every = task.loss(model, split.batch(torch.arange(n))) / n
@@ -85,7 +87,7 @@ def _statistics_before_and_after(world: World) -> tuple[nn.Module, dict[str, tor
     task = ConvNetTask(TrainOptions())
     model = task.build_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    evaluate(task.loss, Images(9, 0), _copied(model, world), 4)
+    means(task.loss, (), Images(9, 0), _copied(model, world), 4)
     return before, model.state_dict()
 
 
@@ -96,7 +98,7 @@ def test_leaves_the_model_as_it_was(ranks: RankPool) -> None:
 
 def _nothing(world: World) -> float | None:
     task = ConvNetTask(TrainOptions())
-    return evaluate(task.loss, Images(0, 0), _copied(task.build_model(), world), 4)
+    return means(task.loss, (), Images(0, 0), _copied(task.build_model(), world), 4).get("loss")
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -117,7 +119,7 @@ def _per_target(world: World) -> float | None:
 
     split = _Weighted(7, 0)
     split.labels = torch.arange(7)
-    return evaluate(loss, split, _copied(nn.Linear(1, 1), world), 2)
+    return means(loss, (), split, _copied(nn.Linear(1, 1), world), 2).get("loss")
 
 
 def test_the_mean_is_over_targets_not_samples(ranks: RankPool) -> None:

@@ -27,13 +27,6 @@ class Stopped(Exception):  # noqa: N818 - no error: somebody wished it
 Loss = Callable[[Any, Batch], torch.Tensor]
 
 
-def evaluate(
-    loss: Loss, split: Split, built: Built, micro_batch: int, stop: Stop | None = None
-) -> float | None:
-    """Mean `loss` per valid target of `split`; None for an empty one. As `means` else."""
-    return means(loss, (), split, built, micro_batch, stop).get("loss")
-
-
 @torch.no_grad()
 def means(
     sums: Loss,
