@@ -158,21 +158,21 @@ def train_ours(text: Path, place: Path, run: dict[str, Any], tell: Callable[[Poi
     task = LanguageModel(options, text / TOKENS)
     world = setup()
     clock = Clock()
-    means, step = attempt.means, 0
+    evaluate, step = attempt.evaluate, 0
 
-    def watched(*args: Any) -> dict[str, float]:
+    def watched(*args: Any) -> float | None:
         nonlocal step
         with clock.standing():
-            found = means(*args)
+            loss = evaluate(*args)
         if not clock.parameters:
-            clock.parameters = sum(p.numel() for p in args[3].model.parameters())
+            clock.parameters = sum(p.numel() for p in args[2].model.parameters())
         step += every
         if step <= steps:  # behind the last step come the final evaluations
-            tell(clock.point(step, found["loss"]))
-        return found
+            tell(clock.point(step, loss))
+        return loss
 
     place.mkdir(parents=True, exist_ok=True)
-    with mock.patch.object(attempt, "means", watched):
+    with mock.patch.object(attempt, "evaluate", watched):
         loop.train(task, options, world, place)
 
 

@@ -124,6 +124,26 @@ def test_a_long_text_is_one_document(tmp_path: Path, pieces: Path) -> None:
     assert made.Shards(found)[:].tolist() == ids[:-1] * 9_000 + ids[-1:]
 
 
+def test_a_piece_of_a_text_begins_with_no_mark_of_a_beginning(tmp_path: Path) -> None:
+    """As Llama 2's tokenizer, which puts `▁` in front of each text."""
+    own = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    own.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    )
+    line = "the cat sat on the mat and looked at the dog\n"
+    special = ["<unk>", "</s>"]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=120, special_tokens=special)
+    own.train_from_iterator([line] * 50, trainer)
+    own.save(str(tmp_path / "own.json"))
+    text = line * (3 * (1 << 19) // len(line))
+    (tmp_path / "long.txt").write_text(text)
+    asked = Request(
+        (str(tmp_path / "long.txt"),), str(tmp_path / "out"), str(tmp_path / "own.json")
+    )
+    wanted = [*own.encode(text, add_special_tokens=False).ids, own.token_to_id("</s>")]
+    assert made.Shards(tokenize(asked))[:].tolist() == wanted
+
+
 def _start(out: Path, source: Path, pieces: Path) -> subprocess.Popen[bytes]:
     words = [
         source,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 import runpy
 import shutil
@@ -87,6 +89,24 @@ def test_a_port_has_no_place_left_to_change(script: str, tmp_path: Path) -> None
     assert "cuda:" not in text
     assert {"RK101", "RK111", "RK141", "RK174"} <= {hit.code for hit in check([original])}
     assert not check([target])
+
+
+def test_the_page_of_the_course_shows_what_port_changes() -> None:
+    """`RANKUP_GOLDEN=write` writes the page's diff anew."""
+    page = EXAMPLES.parent / "docs" / "eighteen-todos.md"
+    made = port(EXAMPLES / "language.py")
+    before = (EXAMPLES / "language.py").read_text()
+    names = ("examples/language.py", "examples/language_dist.py")
+    lines = difflib.unified_diff(
+        *(text.splitlines() for text in (before, made.text)), *names, lineterm=""
+    )
+    shown = page.read_text()
+    block = "```diff\n" + "\n".join(lines) + "\n```"
+    written = re.sub(r"```diff\n.*?\n```", lambda _: block, shown, count=1, flags=re.DOTALL)
+    if os.environ.get("RANKUP_GOLDEN") == "write":
+        page.write_text(written)
+    else:
+        assert shown == written
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

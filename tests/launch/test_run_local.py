@@ -40,10 +40,12 @@ Path(os.environ["ANSWERS"], rank).write_text(json.dumps({
     "torch": "torch" in sys.modules,
     "world": [os.environ.get(k) for k in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")],
     "threads": os.environ.get("OMP_NUM_THREADS"),
+    "allocator": os.environ.get("PYTORCH_ALLOC_CONF"),
     "run": os.environ.get("RANKUP_RUN_DIR"),
 }))
 sys.stdout.write(f"said by {rank}\\n")  # at once, or the ranks talk at the same time
 """
+_OURS = ("threads", "allocator")
 ARGS = (
     *("plain", "two words", "", "quo'te\"s", "$HOME `id`; rm *", "übergröße 漢字", "a\\b", "x\ny"),
     *("--nproc", "7", "--help", "--out=x", "--", "-h", "--", "-x=1", "--rdzv-backend", "c10d"),
@@ -84,8 +86,9 @@ def test_a_script_finds_what_plain_python_gives_it(
         assert answer.pop("run") == str(run)
         if "OMP_NUM_THREADS" not in os.environ:
             assert answer["threads"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
-        expected = {key: plain[key] for key in plain if key not in ("world", "run", "threads")}
-        answer.pop("threads")
+        expected = {key: plain[key] for key in plain if key not in ("world", "run", *_OURS)}
+        for key in _OURS:
+            answer.pop(key)
         assert answer == expected
     assert sorted(done.stdout.splitlines()) == ["said by 0", "said by 1"]
     *warnings, last = done.stderr.splitlines()
@@ -120,6 +123,30 @@ def _check_job(run: Path, probe: Path, cwd: Path) -> None:
         "kept": {},
     }
     assert (run / "log").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "expandable_segments:True"),
+        ({"CUDA_VISIBLE_DEVICES": "0", "PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0", "PYTORCH_ALLOC_CONF": ""}, ""),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None),
+    ],
+    ids=["a GPU", "set by its old name", "set to nothing", "no GPU"],
+)
+def test_how_torch_cuts_gpu_memory(
+    run_rankup: RunRankup,
+    probe: Path,
+    tmp_path: Path,
+    given: dict[str, str],
+    found: str | None,
+) -> None:
+    (tmp_path / "answers").mkdir()
+    env = {"ANSWERS": str(tmp_path / "answers"), **given}
+    done = run_rankup(["run", "--no-monitor", "--nproc", "1", str(probe)], cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert _answers(tmp_path / "answers")["0"]["allocator"] == found
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from rankup.base.errors import UserError
 from rankup.parallel.build import build
 from rankup.parallel.choices import Choices
+from rankup.parallel.context import attend_at_the_end
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.recipes.llama import LlamaShape
@@ -111,3 +112,36 @@ def _cut(world: World) -> str:
 
 def test_a_length_that_does_not_come_out_is_refused(ranks: RankPool) -> None:
     assert "4 equal chunks, and this one has 6 tokens" in ranks.run(2, _cut)[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "within"),
+    [
+        ("cpu", torch.float32, 1e-5),
+        pytest.param("cuda", torch.float32, 1e-4, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.bfloat16, 2e-2, marks=pytest.mark.gpu),
+    ],
+)
+@pytest.mark.parametrize("heads", [4, 2])
+def test_queries_at_the_end_see_all_that_is_before(
+    device: str, kind: torch.dtype, within: float, heads: int
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, 64, 16), (2, heads, 192, 16), (2, heads, 192, 16))
+    parts = [torch.randn(shape, generator=draw).to(device, kind) for shape in shapes]
+    found = []
+    for exact in (False, True):
+        q, k, v = (
+            x.double().requires_grad_() if exact else x.clone().requires_grad_() for x in parts
+        )
+        if exact:
+            keys, values = (x.repeat_interleave(4 // heads, 1) for x in (k, v))
+            mask = torch.ones(64, 192, dtype=torch.bool, device=device).tril(128)
+            scores = (q @ keys.mT / 4).masked_fill(~mask, -torch.inf)
+            y = scores.softmax(-1) @ values
+        else:
+            y = attend_at_the_end(q, k, v)
+        y.square().sum().backward()
+        found.append([y, *(x.grad for x in (q, k, v) if x.grad is not None)])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours - theirs).norm() <= within * theirs.norm()

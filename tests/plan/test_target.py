@@ -212,6 +212,7 @@ def test_a_config_that_says_too_little(tmp_path: Path, name: str) -> None:
             Sizes(layers=3),
             "--layers is no option of language-model; its sizes are",
         ),
+        ("image-classification", (), Sizes(), "is gone in 0.3: examples/classify.py"),
         ("train.py", (), Sizes(), "train.py:build_model"),
         ("nowhere/config.json", (), Sizes(), "does not exist"),
         ("gpt2", ("--layers", "3"), Sizes(), "only a recipe has options of its own"),
@@ -362,11 +363,17 @@ def test_what_is_trained_is_what_the_model_trains(words: list[Any], tmp_path: Pa
     assert found.memory_total < estimate(plain, layout, gpu).memory_total
 
 
-def test_a_mask_takes_time_and_memory() -> None:
+def test_a_mask_takes_time_and_memory_where_there_is_one() -> None:
     plain = find("language-model", ["--vocab", "byte", "--seq-len", "2048"], Sizes()).shape
-    layout, gpu = Layout(1, micro_batch=4, global_batch=4), machine("A100-80GB")
-    one, other = (estimate(replace(plain, masked=it), layout, gpu) for it in (False, True))
-    masks = 2 * 4 * 2048**2 * plain.layers  # bytes of half precision, in each layer
-    more = dict(other.memory)["activations"] - dict(one.memory)["activations"]
-    assert more == pytest.approx(masks)
-    assert other.seconds > one.seconds
+    gpu = machine("A100-80GB")
+    layouts = {
+        0: Layout(1, micro_batch=4, global_batch=4),
+        4: Layout(1, micro_batch=4, global_batch=4, precision="fp32"),
+        1: Layout(2, cp=2, micro_batch=4, global_batch=4),
+    }
+    for size, layout in layouts.items():  # bytes of a number of the mask, on a rank
+        one, other = (estimate(replace(plain, masked=it), layout, gpu) for it in (False, True))
+        masks = size * 4 * 2048**2 * plain.layers  # in each layer
+        more = dict(other.memory)["activations"] - dict(one.memory)["activations"]
+        assert more == pytest.approx(masks)
+        assert (other.seconds > one.seconds) == (size > 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.port import sbatch
+from rankup.port import batch
 from rankup.port.check import SYNTAX, check_python
 from rankup.port.rules import RULES, Rule
 from rankup.script.source import from_bytes
@@ -92,5 +92,5 @@ def test_a_syntax_error_has_a_page_as_well() -> None:
 
 
 def test_every_code_has_one_page() -> None:
-    codes = [SYNTAX, *CODES, *(rule.code for rule in sbatch.RULES)]
+    codes = [SYNTAX, *CODES, *(rule.code for rule in batch.RULES)]
     assert sorted(codes) == sorted(path.stem for path in PAGES.glob("*.md"))

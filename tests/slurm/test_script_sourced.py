@@ -115,6 +115,22 @@ def test_variables_of_the_user_win_over_the_profiles_and_offline_ones(
     assert found["TRANSFORMERS_OFFLINE"] == "1"
 
 
+def test_how_torch_cuts_gpu_memory(bash: Bash, tmp_path: Path) -> None:
+    """As suits most runs, where the user has not said how: before, in --env or by the old name."""
+    job = replace(in_folders(tmp_path, ONE), gpus=4, retries=9)
+
+    def found(script: JobScript | str, **given: str) -> str | None:
+        ran = bash.run(script, **given)
+        assert ran.code == 0, ran.output
+        return ran.environment[0].get("PYTORCH_ALLOC_CONF")
+
+    assert found(job) == "expandable_segments:True"
+    assert found(job, PYTORCH_ALLOC_CONF="max_split_size_mb:64") == "max_split_size_mb:64"
+    assert found(job, PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64") is None
+    assert found(_with_env(job, "PYTORCH_CUDA_ALLOC_CONF=backend:native\n")) is None
+    assert found(replace(job, gpus=0)) is None
+
+
 def test_an_env_file_that_is_gone_stops_the_job(bash: Bash, tmp_path: Path) -> None:
     ran = bash.run(replace(in_folders(tmp_path, ONE), private=True))
     assert (ran.code, ran.torchrun) == (1, ())

@@ -11,7 +11,7 @@ from rankup.parallel.build import Built
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.runtime.world import World
-from rankup.train.evaluate import means
+from rankup.train.evaluate import evaluate
 from rankup.train.options import TrainOptions
 from tests.pool import RankPool
 
@@ -43,9 +43,7 @@ def _evaluations(
     try:
         for n in numbers:
             calls = 0
-            loss = means(task.loss, (), Images(n, n), _copied(model, world), micro_batch).get(
-                "loss"
-            )
+            loss = evaluate(task.loss, Images(n, n), _copied(model, world), micro_batch)
             found[n] = (loss, calls)
             assert model.training
     finally:
@@ -71,7 +69,7 @@ def _plain(world: World, n: int) -> tuple[float | None, float]:
     torch.manual_seed(1)
     model = task.build_model()
     split = Images(n, n)
-    ours = means(task.loss, (), split, _copied(model, world), 4)["loss"]
+    ours = evaluate(task.loss, split, _copied(model, world), 4)
     model.eval()
     with torch.no_grad():
         every = task.loss(model, split.batch(torch.arange(n))) / n
@@ -87,7 +85,7 @@ def _statistics_before_and_after(world: World) -> tuple[nn.Module, dict[str, tor
     task = ConvNetTask(TrainOptions())
     model = task.build_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    means(task.loss, (), Images(9, 0), _copied(model, world), 4)
+    evaluate(task.loss, Images(9, 0), _copied(model, world), 4)
     return before, model.state_dict()
 
 
@@ -98,7 +96,7 @@ def test_leaves_the_model_as_it_was(ranks: RankPool) -> None:
 
 def _nothing(world: World) -> float | None:
     task = ConvNetTask(TrainOptions())
-    return means(task.loss, (), Images(0, 0), _copied(task.build_model(), world), 4).get("loss")
+    return evaluate(task.loss, Images(0, 0), _copied(task.build_model(), world), 4)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -119,33 +117,8 @@ def _per_target(world: World) -> float | None:
 
     split = _Weighted(7, 0)
     split.labels = torch.arange(7)
-    return means(loss, (), split, _copied(nn.Linear(1, 1), world), 2).get("loss")
+    return evaluate(loss, split, _copied(nn.Linear(1, 1), world), 2)
 
 
 def test_the_mean_is_over_targets_not_samples(ranks: RankPool) -> None:
     assert ranks.run(3, _per_target) == [3.0] * 3
-
-
-def _measured(world: World, numbers: range) -> list[dict[str, float]]:
-    """Mean label, share of class 1, and something that nothing counts for."""
-
-    def sums(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        labels = batch[1].double()
-        ones = (labels == 1).sum()
-        return torch.stack([labels.sum() * 2, ones, torch.tensor(len(labels)), *torch.zeros(2)])
-
-    found = []
-    for n in numbers:
-        built = _copied(nn.Linear(1, 1), world)
-        found.append(means(sums, ("ones", "nothing"), Images(n, 3), built, 2))
-    return found
-
-
-def test_measures_are_sums_over_their_own_counts(ranks: RankPool) -> None:
-    numbers = range(8)
-    for found in ranks.run(3, _measured, numbers):
-        assert found[0] == {}
-        for n in numbers[1:]:
-            labels = Images(n, 3).labels.double()
-            ones = float((labels == 1).double().mean())
-            assert found[n] == pytest.approx({"loss": 2 * float(labels.mean()), "ones": ones})

@@ -11,7 +11,6 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.launch.request import resumed
-from rankup.monitor.diagnose import diagnose
 from rankup.monitor.load import load
 from rankup.monitor.recording import Facts
 from rankup.recipes import find
@@ -57,8 +56,9 @@ def test_chosen_steps_are_profiled_and_shown(ranks: RankPool, tmp_path: Path) ->
     (tmp_path / "profile" / "steps-4-5-rank0.json").write_text("{")
     recording = load(tmp_path, Facts("1", "lm", "", str(tmp_path)))
     assert recording.profiles == (profile,)
-    [said] = [one.message for one in diagnose(recording) if "be read" in one.message]
-    assert "profile/steps-4-5-rank0.json: JSONDecodeError" in said
+    [(name, why)] = recording.unread
+    assert name == "profile/steps-4-5-rank0.json"
+    assert why.startswith("JSONDecodeError")
     page = page_of(recording)
     assert 'id="profile"' in page
     assert "profile/steps-2-3-rank0.json.gz" in page

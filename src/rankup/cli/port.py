@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..base.errors import EXIT_FAILED, UserError
+from ..base.text import clean
 from .app import app
 
 
@@ -37,7 +38,11 @@ def check(
     from ..port.check import check as look
     from ..port.check import formatted
 
-    found = look(files, _codes(select), _codes(ignore))
+    shown: list[str] = []
+    found = look(files, _codes(select), _codes(ignore), shown)
+    if style is Style.text:
+        for line in shown:
+            print(clean(line))
     print(formatted(found, style.value), end="")
     raise typer.Exit(EXIT_FAILED if found else 0)
 

@@ -23,7 +23,7 @@ from ..base import processes
 from ..base.processes import starting
 from ..monitor.lines import FOLDER, STOP
 from ..site import rundir
-from ..site.gpus import usable_cores
+from ..site.gpus import usable_cores, visible_gpus
 from ..site.rundir import Job
 from . import failure
 from .logfile import OUTPUT
@@ -58,6 +58,7 @@ def start(
         "OMP_NUM_THREADS": _threads(nproc),
         # Ranks have one order of a set of texts.
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+        **_allocator(),
         "RANKUP_RUN_DIR": str(directory),
         PARENT: str(os.getpid()),
         "RANKUP_RESUME": "1" if resume else "0",
@@ -296,6 +297,17 @@ def _threads(nproc: int) -> str:
     if given is not None:
         print(f"warning: OMP_NUM_THREADS={given!r} is not a number, ignored", file=sys.stderr)
     return str(max(1, usable_cores() // nproc))
+
+
+def _allocator() -> dict[str, str]:
+    """Let torch give GPU memory that is freed to tensors of any size, unless the user has set how.
+
+    Else what was cut for one size is lost for others, and a run that fits ends out of memory.
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    if any(name in os.environ for name in names) or not visible_gpus(os.environ):
+        return {}
+    return {names[0]: "expandable_segments:True"}
 
 
 def _ranks(agent: int) -> list[int]:

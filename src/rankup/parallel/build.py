@@ -256,6 +256,7 @@ def split(
             beside,
             mesh,
             half=half,
+            float_outputs=choices.float_outputs,
             sums=torch.bfloat16 if choices.compression else torch.float32,
             offload=choices.offload,
             reshard=choices.reshard,

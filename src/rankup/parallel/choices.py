@@ -51,8 +51,10 @@ class Choices:
     Attributes:
         half: torch's name of a type of 16 bits to compute in: sharded parameters are gathered in
             it, and everything a model does is in it, as after `model.bfloat16()`; where a rank
-            holds its part of the model whole, torch's autocast chooses. Weights, sums of gradients
-            and outputs are float32.
+            holds its part of the model whole, torch's autocast chooses. Weights and sums of
+            gradients are float32.
+        float_outputs: cast what a model returns to float32, as the loss of a script expects; the
+            loss of a task casts by itself, and a few rows of logits at a time.
         compiled: mode in which torch compiles each block, or the model where every rank holds it
             whole; None leaves them as they are.
         recompute: what the backward computes again.
@@ -64,6 +66,7 @@ class Choices:
     """
 
     half: Half | None = None
+    float_outputs: bool = False
     compiled: str | None = None
     recompute: Recompute = "none"
     offload: bool = False

@@ -144,7 +144,7 @@ def _for_each_query(
     return (k, v) if times == 1 else (k.repeat_interleave(times, 1), v.repeat_interleave(times, 1))
 
 
-def _at_the_end(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def attend_at_the_end(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Causal attention of queries that stand at the end of the keys.
 
     By operators for which causal means just that: in `scaled_dot_product_attention` queries stand
@@ -207,7 +207,7 @@ class SharedSequence(WholeSequence):
         for chunk, number in zip(q.chunk(2, dim=2), self._chunks, strict=True):
             each = chunk.shape[2]
             end = (number + 1) * each  # no later key counts
-            found.append(_at_the_end(chunk, k[:, :, :end], v[:, :, :end]))
+            found.append(attend_at_the_end(chunk, k[:, :, :end], v[:, :, :end]))
         return torch.cat(found, dim=2)
 
     def _joined(self, x: torch.Tensor, dim: int) -> torch.Tensor:

@@ -126,6 +126,7 @@ def shard(
     mesh: Mesh,
     *,
     half: torch.dtype | None,
+    float_outputs: bool = False,
     sums: torch.dtype = torch.float32,
     offload: bool,
     reshard: bool,
@@ -138,8 +139,9 @@ def shard(
         roots: the models, or a rank's pipeline stages; what is left of each is one group, which
             stays whole between its forward and its backward, as the backward begins with it.
         units, beside: its blocks, and other parts that are gathered one at a time.
-        half: gather and compute in this type, for which no autocast is needed; what a model returns
-            is float32.
+        half: gather and compute in this type, for which no autocast is needed.
+        float_outputs: cast what a model returns to float32. Logits of a large vocabulary take 12
+            bytes each in place of 4 then, with their gradient.
         sums: the type in which gradients are sent and added up.
         offload: keep parts, gradients and optimizer state in host memory.
         reshard: give a part's memory back between its forward and its backward.
@@ -153,7 +155,8 @@ def shard(
     last: dict[str, Any] = {}
     if half is not None or sums != torch.float32:
         options["mp_policy"] = MixedPrecisionPolicy(half, sums)
-        last["mp_policy"] = replace(options["mp_policy"], output_dtype=torch.float32)
+        if float_outputs:
+            last["mp_policy"] = replace(options["mp_policy"], output_dtype=torch.float32)
     for root in roots:
         inside = list(root.modules())[1:]
         own = [unit for unit in units if unit in inside]
@@ -165,7 +168,7 @@ def shard(
         for child in (*own, *others):
             fully_shard(child, reshard_after_forward=reshard and child not in behind, **options)
         kept = {} if reshard else {"reshard_after_forward": False}
-        # Between the stages of a pipeline activations travel in 16 bits.
+        # Between the stages of a pipeline activations travel in 16 bits in any case.
         fully_shard(root, **options | kept | (last if getattr(root, "is_last", True) else {}))
         if reshard and mesh.layout.pp == 1:  # a pipeline holds and releases all of it itself
             root.register_forward_hook(_after_forward)

@@ -128,7 +128,9 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
     if framework.fused_attention:
         speed = framework.attention if machine.fp8_speedup else 1.0  # Hopper and later have fp8
         core = flops / 2 / (machine.peak_flops * machine.attention_efficiency * speed)
-        if shape.masked:  # another kernel, which computes what the mask leaves out
+        if (
+            shape.masked and layout.needs_masks
+        ):  # another kernel, which computes what the mask leaves out
             core = flops / (machine.peak_flops * machine.attention_efficiency * _MASKED)
         back = 2.5
     else:

@@ -67,5 +67,11 @@ class Layout:
         return 4.0 if self.precision == "fp32" else 2.0
 
     @property
+    def needs_masks(self) -> bool:
+        """True where attention within documents takes a mask: the kernel that is told where
+        documents begin computes in 16 bits, on the tokens of whole sequences."""
+        return self.precision == "fp32" or self.cp > 1
+
+    @property
     def stages(self) -> int:
         return self.pp * self.interleave

@@ -57,7 +57,7 @@ def _attended(shape: Shape, layout: Layout, framework: Framework | None) -> floa
     tokens, kept_bytes = layout.micro_batch * shape.seq / layout.cp, 0.0
     if framework is not None and framework.gathers_context:  # keys and values of the other ranks
         kept_bytes += 4.0 * shape.kv_width / layout.tp * tokens * (layout.cp - 1)
-    if shape.masked:  # each layer keeps a mask of its own, of values
+    if shape.masked and layout.needs_masks:  # each layer keeps a mask of its own, of values
         kept_bytes += 2.0 * shape.seq * tokens
     return kept_bytes
 

@@ -24,7 +24,7 @@ class Shape:
         frozen_embedding, frozen_head: these are not.
         still: share of the layers, the first ones, that no backward goes through.
         averaged: a moving average of what is trained is kept.
-        masked: attention is given a mask of s x s.
+        masked: attention stays within documents, by a mask of s x s where the layout needs one.
         dropout: what is added to the stream is dropped in part.
     """
 

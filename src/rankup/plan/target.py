@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import recipes
+from ..base import gone
 from ..base.amounts import number, size
 from ..base.errors import UserError, nearest
 from ..base.files import user_path
@@ -150,6 +151,8 @@ def find(target: str | None, args: Sequence[str], sizes: Sizes) -> Target:
         return _by_flags(sizes)
     if target in recipes.RECIPES:
         return _recipe(target, args, sizes)
+    if not Path(target).exists():
+        gone.refuse(target)
     if args:
         raise UserError(
             f"{args[0]}: no option of `rankup plan`, and only a recipe has options of its own, "
@@ -271,8 +274,9 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
     notes = [note]
     if shape.masked:
         notes.append(
-            "--documents mask: the kernel that takes a mask is counted at half of the speed of "
-            "FlashAttention, which is not measured"
+            "--documents mask: counted as if documents were joined, for which FlashAttention takes "
+            "no mask from Ampere on; in float32 and under --cp with a mask, at half of its speed, "
+            "which is not measured"
         )
     return Target(shape, (name, *args), options, tuple(notes))
 

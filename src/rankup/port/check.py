@@ -22,7 +22,10 @@ _LARGEST = 200  # files of a folder: more is no folder of scripts
 
 
 def check(
-    files: Iterable[Path], select: Sequence[str] = (), ignore: Sequence[str] = ()
+    files: Iterable[Path],
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    shown: list[str] | None = None,
 ) -> tuple[Finding, ...]:
     """Findings of Python scripts, batch files and folders of them, in the order of their places.
 
@@ -32,6 +35,7 @@ def check(
     Args:
         select: codes or beginnings of codes (`RK1`, `RK121`) to report; all without any.
         ignore: those not to report, of the selected ones.
+        shown: takes the lines about what each batch file would start.
 
     Raises:
         UserError: no such file, one that is no script, or an unknown code.
@@ -41,7 +45,7 @@ def check(
     found: dict[tuple[str, str, str], Finding] = {}
     known: dict[str, File] = {}  # each file is read once, however many scripts import it
     for path in _files(files):
-        for one in _check_file(path, known):
+        for one in _check_file(path, known, shown):
             if _selected(one.code, select, ignore):
                 found.setdefault((one.code, one.place, one.message), one)
     return tuple(sorted(found.values(), key=lambda one: (*split(one.place), one.code)))
@@ -83,17 +87,20 @@ def check_python(file: File, known: dict[str, File] | None = None) -> list[Findi
 
 def is_batch_file(path: Path) -> bool:
     """Return True for a file for `sbatch`; others are taken for Python."""
-    from . import sbatch
+    from . import batch
 
-    return sbatch.is_batch(path)
+    return batch.is_batch(path)
 
 
-def _check_file(path: Path, known: dict[str, File]) -> Iterable[Finding]:
+def _check_file(path: Path, known: dict[str, File], shown: list[str] | None) -> Iterable[Finding]:
     try:
         if is_batch_file(path):
-            from . import sbatch
+            from . import batch
 
-            return sbatch.check(path)
+            lines, found = batch.looked_at(path)
+            if shown is not None:
+                shown += [f"{clean(str(path))}: {line}" for line in lines]
+            return found
         real = os.path.realpath(path)
         file = known.get(real)
         if file is None or file.path != path:  # findings name a script as it was given
@@ -134,10 +141,10 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _known(wanted: str) -> None:
-    from . import sbatch
+    from . import batch
     from .rules import RULES
 
-    codes = {SYNTAX, *(rule.code for rule in RULES), *(rule.code for rule in sbatch.RULES)}
+    codes = {SYNTAX, *(rule.code for rule in RULES), *(rule.code for rule in batch.RULES)}
     prefixed = re.fullmatch(r"RK[123]?\d{0,2}", wanted)
     if not prefixed or (wanted.startswith("RK1") and not any(c.startswith(wanted) for c in codes)):
         raise UserError(f"{wanted!r} is no code of a rule; {nearest(wanted, codes)}")

@@ -1,4 +1,4 @@
-"""Parts that all recipes share on a rank: the run with its last lines, and the loss of tokens."""
+"""A run on a rank with its last lines, and the loss of tokens."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def run(
     directory: Path,
     resume: bool,
     also: Callable[[float], str] = lambda loss: "",
-) -> bool:
-    """Train on every rank, and print what the run came to; return whether it came to its end.
+) -> None:
+    """Train on every rank, and print what the run came to.
 
     Args:
         also: what is said beside a loss.
@@ -46,7 +46,6 @@ def run(
             }
             measures = "".join(f", {measure} {value:.3f}" for measure, value in found.items())
             say(f"{name} loss {loss:.4f}{also(loss)}{measures}")
-    return outcome.finished
 
 
 def say(*lines: str) -> None:

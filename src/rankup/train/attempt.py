@@ -13,7 +13,7 @@ import torch
 from ..base.errors import RunFailed
 from ..runtime.deadline import END, ask_for_next_attempt
 from ..runtime.world import is_root_process
-from .evaluate import Stopped, means
+from .evaluate import Stopped, evaluate
 from .keeper import Keeper
 from .metrics import Metrics, Silence
 from .options import TrainOptions
@@ -33,7 +33,7 @@ class Outcome:
         place: how far it came.
         finished: False when it was asked to stop before its last step.
         valid_loss, test_loss: of the final model, per target; None when unfinished or no data.
-        measures: what a `Measuring` task knows besides, as `valid_accuracy`.
+        measures: further losses, as `valid_loss_web` of one text and `valid_loss_ema`.
     """
 
     place: Place
@@ -128,30 +128,30 @@ class Attempt:
         return Outcome(place, True, *losses, found)
 
     def _evaluate(self, name: str, split: Split | Named, stop: Stop) -> dict[str, float]:
-        """The measures of a split, by names that begin with its own.
+        """The losses of a split, by names that begin with its own.
 
         Those of its parts end with their names, and those of the averaged weights with `_ema`.
         """
         stepper = self._stepper
-        found = self._means(name, split, stop, "")
+        found = self._losses(name, split, stop, "")
         if stepper.average is not None:
             with stepper.average.in_place():
-                found |= self._means(name, split, stop, "_ema")
+                found |= self._losses(name, split, stop, "_ema")
         return found
 
-    def _means(self, name: str, split: Split | Named, stop: Stop, end: str) -> dict[str, float]:
+    def _losses(self, name: str, split: Split | Named, stop: Stop, end: str) -> dict[str, float]:
         stepper, size = self._stepper, self._options.micro_batch
 
-        def means_of(part: Split, end: str) -> dict[str, float]:
-            found = means(stepper.sums, stepper.measures, part, stepper.built, size, stop)
-            return {f"{name}_{measure}{end}": value for measure, value in found.items()}
+        def loss_of(part: Split, end: str) -> dict[str, float]:
+            loss = evaluate(stepper.loss, part, stepper.built, size, stop)
+            return {} if loss is None else {f"{name}_loss{end}": loss}
 
         if not isinstance(split, Named):
-            return means_of(split, end)
+            return loss_of(split, end)
         found: dict[str, float] = {}
         total = count = 0.0
         for own, part in split.parts.items():
-            found |= means_of(part, f"_{own}{end}")
+            found |= loss_of(part, f"_{own}{end}")
             targets = part.count(torch.arange(len(part)))
             total += found[f"{name}_loss_{own}{end}"] * targets
             count += targets

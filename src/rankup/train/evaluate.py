@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -28,17 +28,10 @@ Loss = Callable[[Any, Batch], torch.Tensor]
 
 
 @torch.no_grad()
-def means(
-    sums: Loss,
-    measures: Sequence[str],
-    split: Split,
-    built: Built,
-    micro_batch: int,
-    stop: Stop | None = None,
-) -> dict[str, float]:
-    """`loss` per valid target of `split`, and its `measures`, each over its own count; by name.
-
-    What counts nothing is left out.
+def evaluate(
+    loss: Loss, split: Split, built: Built, micro_batch: int, stop: Stop | None = None
+) -> float | None:
+    """Mean `loss` per valid target of `split`; None for an empty one.
 
     The samples are cut by position into micro-batches, and data rank r takes every data_size-th of
     them through the model without DDP. Sums and counts are reduced together once at the end. Where
@@ -47,7 +40,7 @@ def means(
     zero.
 
     Args:
-        sums: a batch's summed loss; with measures a vector: that, then each one's sum and count.
+        loss: the summed loss of a batch.
 
     Raises:
         Stopped: on all ranks, when any was asked to stop before it was through.
@@ -56,8 +49,7 @@ def means(
     device = mesh.world.device
     modes = [(module, module.training) for module in built.model.modules()]
     built.model.eval()
-    size = 1 + 2 * len(measures)
-    total = torch.zeros(size + 2, dtype=torch.float64, device=device)
+    total = torch.zeros(3, dtype=torch.float64, device=device)  # of losses, targets, wishes to stop
     turns = _turns(micro_batches(len(split), micro_batch), built)
     with closing(Feed(split, seed=0)) as feed:
         feed.begin((0, _samples(positions)) for turn in turns for positions, _ in turn)
@@ -66,26 +58,24 @@ def means(
             if mesh.together and stop is not None:  # no rank may leave the others in a collective
                 wish = all_reduce(wish, "max")
             if wish:
-                total[-1] = wish
+                total[2] = wish
                 break
             samples = [_samples(positions) for positions, _ in turn]
             batches = [to_device(feed.batch(0, part), device) for part in samples]
-            losses = built.losses(sums, batches)
+            losses = built.losses(loss, batches)
             if built.counts:
                 for value, part, (_, weight) in zip(losses, samples, turn, strict=True):
                     if weight:
-                        total[:size] += value.reshape(size).double()
-                        total[-2] += split.count(part) if built.counts_samples else 0
+                        total[0] += value.double()
+                        total[1] += split.count(part) if built.counts_samples else 0
     for module, training in modes:  # a frozen part stays in its mode
         module.training = training
     if mesh.world.world_size > 1:
         dist.all_reduce(total)
-    loss_sum, *rest, count, stopped = total.tolist()
+    loss_sum, count, stopped = total.tolist()
     if stopped:
         raise Stopped(stopped)
-    sums_and_counts = [(loss_sum, count), *zip(rest[::2], rest[1::2], strict=True)]
-    named = zip(("loss", *measures), sums_and_counts, strict=True)
-    return {name: value / number for name, (value, number) in named if number}
+    return loss_sum / count if count else None
 
 
 def _samples(positions: range) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -16,7 +15,7 @@ from ..parallel.mesh import Mesh
 from ..runtime.probe import probe, same_code
 from ..runtime.world import World
 from .options import TrainOptions
-from .task import Batch, Loaded, Task, Valued
+from .task import Batch, Loaded, Task
 
 
 def start(task: Task, options: TrainOptions, world: World) -> Built:
@@ -45,8 +44,6 @@ def assemble(
     """Build the task's model on a mesh as the options have it; arguments as of `build`."""
     set_arithmetic(options)
     choices = options.choices
-    if isinstance(task, Valued):
-        choices = replace(choices, by_name=task.by_name)
 
     def build_model() -> nn.Module:
         model = task.build_model()

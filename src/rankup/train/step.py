@@ -25,7 +25,7 @@ from .profile import Profile
 from .start import refuse_unused
 from .stop import Stop
 from .taken import Clock, Late, Taken
-from .task import Batch, Feed, Measuring, Task, to_device
+from .task import Batch, Feed, Task, to_device
 
 
 @dataclass
@@ -229,21 +229,6 @@ class Stepper:
         with self.built.precision():
             batch = tuple(self.mesh.sequence.mine(tensor) for tensor in batch)
             return self.built.plain(self.task.loss(model, batch))
-
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """What an evaluation finds besides the loss; a pipeline gives that alone."""
-        task = self.task
-        return task.measures if isinstance(task, Measuring) and self.built.pipeline is None else ()
-
-    def sums(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """What `means` adds up: the summed loss, then sum and count of each measure."""
-        task = self.task
-        if not self.measures or not isinstance(task, Measuring):
-            return self.loss(model, batch)
-        with self.built.precision():
-            loss, rest = task.measure(model, batch)
-        return torch.cat([self.built.plain(loss).reshape(1).double(), rest.double().flatten()])
 
     def settle_buckets(self, step: Step) -> None:
         """Let DDP arrange its gradient buckets before the first `step` of a resumed attempt.

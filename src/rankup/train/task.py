@@ -105,27 +105,14 @@ class Task(Protocol):
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer: ...
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Scalar: the loss summed over the valid targets of the batch."""
+        """Scalar: the loss summed over the valid targets of the batch.
+
+        Under `--precision bf16` a model may give 16 bits: what is summed is to be cast before.
+        """
         ...
 
     def flops_per_unit(self, model: nn.Module) -> float:
         """Floating-point operations that training on one target takes, for the MFU."""
-        ...
-
-
-@runtime_checkable
-class Measuring(Protocol):
-    """A task that knows more of a split than its loss: accuracy, say."""
-
-    measures: tuple[str, ...]  # names; `accuracy` stands as `valid_accuracy` in the run's record
-
-    def measure(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss as `loss` has it, and float (len(measures), 2): each one's sum and count.
-
-        Sums and counts are added over all samples, and divided once: a mean is exact on any number
-        of ranks. How often it goes through the model must not hang on the samples, since under
-        `fsdp` all ranks have to do it together. A pipelined model is asked for its loss alone.
-        """
         ...
 
 
@@ -137,13 +124,6 @@ class Ordered(Protocol):
         """Of the training samples, made for the seed and the global batch of the run; None: the
         run's own random one."""
         ...
-
-
-@runtime_checkable
-class Valued(Protocol):
-    """A task whose `build_model` gives each parameter its value, as weights that were trained."""
-
-    by_name: bool  # False: no parameter is drawn anew by its name
 
 
 @runtime_checkable

@@ -61,11 +61,22 @@ for x, y in DataLoader(TensorDataset(torch.randn(8, 2), torch.randn(8, 1)), batc
 """
 
 
+# A rank that reads who it is from what torchrun sets.
+DDP = """\
+import os
+import torch
+
+torch.distributed.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+"""
+
+
 def beside(folder: Path, text: str, name: str = "job.sbatch") -> Path:
     """A batch script, with the files that it names beside it."""
     (folder / "log").mkdir(exist_ok=True)
     (folder / "env.sh").touch()
     (folder / "train.py").write_text(TRAIN)
+    (folder / "ddp.py").write_text(DDP)
     path = folder / name
     path.write_bytes(text.encode())
     return path

@@ -12,7 +12,8 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.cli import main
-from rankup.port.sbatch import block, check, port
+from rankup.port.batch import check
+from rankup.port.sbatch import block, port
 
 from .scripts import MANY, ONE, TRAIN, beside
 

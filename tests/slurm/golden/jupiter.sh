@@ -125,6 +125,9 @@ programs=(torchrun python3)
 # srun does not take --cpus-per-task over from sbatch since Slurm 22.05
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"
 export PYTHONHASHSEED="${PYTHONHASHSEED:-0}" # ranks have one order of a set
+if [ -z "${PYTORCH_ALLOC_CONF+set}${PYTORCH_CUDA_ALLOC_CONF+set}" ]; then
+    export PYTORCH_ALLOC_CONF=expandable_segments:True # freed GPU memory serves for any size
+fi
 threads=$((SRUN_CPUS_PER_TASK / ranks)) # torchrun would set 1
 export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"
 set -u

@@ -111,6 +111,7 @@ def parallelize(
     layout = choose(world.world_size, world.local_world_size, strategy, dp=dp, shard=shard, tp=tp)
     choices = Choices(
         half="bfloat16" if precision == "bf16" else None,
+        float_outputs=True,
         compiled="default" if compile else None,
         recompute=activation_checkpointing,
         offload=offload,

@@ -31,7 +31,7 @@ def port_file(
     Raises:
         UserError: it cannot or must not be ported, or its port cannot be written.
     """
-    from ..sbatch import is_batch
+    from ..batch import is_batch
 
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the script in it that trains")

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile
 
-from . import options
-from .shell import Command, UnreadableError, Word, commands, is_assignment, is_prefix
+from ..batch import options
+from ..batch.shell import Command, UnreadableError, Word, commands, is_assignment, is_prefix
 
 Variables = dict[str, Word]  # by their names, the words that set them
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...script.source import File
+from ..batch import options, rules_form
+from ..batch.options import Option
+from ..batch.shell import Word, is_assignment, is_prefix
 from ..rewrite import ported
 from ..rewrite.edits import Edits
-from . import block, options, rules_form, rules_use
+from . import block, status
 from .launches import PROFILERS, SHELLS, TORCHRUN, Launch, base_name, is_python
-from .options import Option
 from .script import BASH, BatchScript, load
-from .shell import Word, is_assignment, is_prefix
 
 SUFFIX = "_dist"
 # Options of srun that say how many tasks go where, which `on_all_gpus` does.
@@ -80,8 +81,7 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
     notes += _hidden_gpus(script, edits)
     for one in script.training:
         notes += _reroute(script, one, edits)
-    lost = rules_use.lost_status.look(script)
-    notes += [said for hit in lost if hit.fix and (said := hit.fix(edits))]
+    notes += status.keep_status(script, edits)
     directives.apply(edits, block.block(site.profile, "gpu" if count else "1"))
     for rule in (rules_form.not_read, rules_form.too_late, rules_form.bad_option):
         notes += [f"{path}:{hit.at}: {hit.message} ({rule.code})" for hit in rule.look(script)]

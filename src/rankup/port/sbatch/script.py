@@ -15,9 +15,9 @@ from ...base.files import open_regular
 from ...script.roles import Script
 from ...script.source import read
 from ...script.understand import understand
+from ..batch.options import Directive, Option, directive, gpus_of
+from ..batch.shell import Command, UnreadableError, commands, is_assignment, rejected
 from .launches import TORCHRUN, Launch, launches
-from .options import Directive, Option, directive, gpus_of
-from .shell import Command, UnreadableError, commands, is_assignment, rejected
 
 LARGEST = 128 * 1024  # bytes; what people write is a hundredth of it
 SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".job", ".batch", ".sub")

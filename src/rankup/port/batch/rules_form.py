@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...base.errors import nearest
-from ..rules.rule import Hit, rule
-from . import options
+from ..batch import options
+from ..rules.rule import Hit, Rule, rule
 from .script import BatchScript
 
 # Without these a job is another one than was meant, or is refused.
@@ -42,7 +42,7 @@ def conflicts(script: BatchScript) -> Iterator[Hit]:
 @rule("RK151", "warning", "a directive that sbatch takes for a comment")
 def not_read(script: BatchScript) -> Iterator[Hit]:
     """A line that is like a directive and is none: `##SBATCH`, `# SBATCH`, `#SBATCH` behind a
-    space. An option that is given elsewhere was switched off on purpose.
+    space, `#SABTCH`, `SBATCH`. An option that is given elsewhere was switched off on purpose.
 
     sbatch reads lines that begin with exactly `#SBATCH`; the job gets the default, a few minutes
     and no GPU.
@@ -52,6 +52,13 @@ def not_read(script: BatchScript) -> Iterator[Hit]:
     +#SBATCH --account=abc
     ```
     """
+    for number, line in _bare(script):
+        yield Hit(
+            number,
+            f"`{line[:40]}` lacks its #: it is a command, and no directive behind it is read",
+            "#SBATCH at the very beginning of the line",
+            level="error",
+        )
     for one in script.directives:
         missing = [o for o in one.options if script.option(o.name) is None]
         known = [o for o in missing if not options.unknown(o)]
@@ -86,6 +93,23 @@ def too_late(script: BatchScript) -> Iterator[Hit]:
                 f"sbatch reads no directives behind the first command (line {first}: {begins})",
                 f"move it above line {first}",
             )
+
+
+def _bare(script: BatchScript) -> list[tuple[int, str]]:
+    """Lines that are a directive but for their #."""
+    lines = enumerate(script.lines, 1)
+    return [(at, line.strip()) for at, line in lines if re.match(r"\s*SBATCH\s+-", line)]
+
+
+def hash_missing(script: BatchScript) -> Rule | None:
+    """The rule that says all there is to say, where one # that is missing makes the rest follow."""
+    first = script.lines[0]
+    if not first.startswith("#!") and re.match(r"[\s#!]*/\S*sh\b", first):
+        return no_script
+    if _bare(script):
+        return not_read
+    exact = [one for one in script.directives if one.exact]
+    return too_late if exact and not any(one.read for one in exact) and script.first else None
 
 
 @rule("RK153", "error", "no script to sbatch")
@@ -176,29 +200,6 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
                 "write the value, or give it to sbatch on the command line",
                 level="warning",
             )
-
-
-@rule("RK155", "warning", "no time limit")
-def no_limit(script: BatchScript) -> Iterator[Hit]:
-    """No `--time` in a job that starts Python.
-
-    The partition's default holds: minutes, in which the run is killed, or the longest there is,
-    with which the job waits long for its turn.
-
-    ```diff
-     #!/bin/bash
-    -#SBATCH --nodes=1
-    +#SBATCH --nodes=1 --time=02:00:00
-     python train.py
-    ```
-    """
-    read = [one for one in script.directives if one.read]
-    if read and script.launches and script.asked("time") is None:
-        yield Hit(
-            read[-1].line,
-            "no time limit: the partition's default holds, minutes or the longest there is",
-            "#SBATCH --time=02:00:00, a little more than the run needs",
-        )
 
 
 @rule("RK166", "error", "a log in a folder that is not there")

@@ -11,11 +11,11 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.cli import main
+from rankup.port.batch import RULES, check, is_batch
 from rankup.port.rules import Rule
-from rankup.port.sbatch import RULES, check, is_batch
 
+from ..sbatch.scripts import MANY, ONE, beside
 from ..test_pages import before_and_after
-from .scripts import MANY, ONE, beside
 
 GOLDEN = Path(__file__).parents[2] / "slurm" / "golden"
 PAGES = Path(__file__).parents[3] / "docs" / "rules"
@@ -56,7 +56,12 @@ MISTAKES = [
     ("RK167", "--account=abc", "--account=<account>", 2),
     ("RK169", "exit $rc", 'exit "$rc', 21),
     ("RK170", 'a b\\""', 'a b\\"" &', 14),
-    ("RK171", "#SBATCH --cpus-per-task=48\n", "", 13),
+    ("RK151", "#SBATCH --account", "#SABTCH --account", 2),
+    ("RK151", "#SBATCH --account", "SBATCH --account", 2),
+    ("RK158", "srun --cpu", "srun python ddp.py\nsrun --cpu", 14),
+    ("RK168", "--time=01:00:00", "--time=01:00:00 --signal=B:USR1@60", 7),
+    ("RK180", "source env.sh", "conda activate torch", 10),
+    ("RK190", "--nproc_per_node=gpu", "--nproc_per_node=$GPUS_PER_NODE", 14),
 ]
 
 
@@ -120,7 +125,7 @@ RIGHT = [
     .replace('a b\\""', "a b\"'")
     .replace(r"\$(if", "$(if")
     .replace("$RANDOM", "$SLURM_JOB_ID"),
-    MANY.replace("--nproc_per_node=gpu", "--nproc_per_node=$N").replace("rc=$?", "rc=$?", 1),
+    MANY.replace("--nproc_per_node=gpu", "--nproc_per_node=$N").replace("source env.sh", "N=4"),
     MANY.replace("rc=$?\n", "").replace("source env.sh", "set -euo pipefail").replace("$rc", "$?"),
     MANY.replace("#!/bin/bash", "#!/bin/bash -e").replace("exit $rc", "echo $rc"),
     MANY.replace("source env.sh", "python -m venv env\n. env/bin/activate"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 
 SHORT = {
     "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir",
@@ -47,6 +48,7 @@ gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres
 hold ignore-pbs input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label
 mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue nodefile
 nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket
+tasks-per-node
 open-mode output overcommit oversubscribe parsable partition power prefer priority profile
 propagate qos quiet reboot requeue reservation resv-ports segment share signal
 sockets-per-node spread-job stepmgr switches test-only thread-spec threads-per-core time
@@ -57,6 +59,7 @@ OF_SBATCH = frozenset(_NAMES.split())
 _OF_PLUGINS = frozenset((_PLUGIN_FLAGS + _PLUGIN_VALUES).split())
 _LONGEST = 4096  # characters of a directive
 _MEANT = re.compile(r"#SBATCH[ \t]+(?=[^\s#])|\s*#+\s*SBATCH\b\s*(?=-)", re.IGNORECASE)
+_LIKE = re.compile(r"#+\s?([A-Za-z]{5,7})[ \t]+(?=--?[A-Za-z])")
 # As sbatch reads them: no backslash escapes, and a # begins a comment also within a word.
 _QUOTED = re.compile(r"""\"([^"]*)"|'([^']*)'""")
 _WORD = re.compile(rf"""(?:[^\s#"']|{_QUOTED.pattern})+""")
@@ -149,7 +152,9 @@ def directive(line: int, start: int, text: str, early: bool) -> Directive | None
     """
     match = _MEANT.match(text)
     if match is None:
-        return None
+        match = _LIKE.match(text)
+        if match is None or SequenceMatcher(None, match[1].upper(), "SBATCH").ratio() < 0.8:
+            return None
     marker = match[0].rstrip()
     one = Directive(line, marker, early and marker == "#SBATCH")
     spans, at = list[re.Match[str]](), match.end()
@@ -196,3 +201,13 @@ def gpus_of(gres: str) -> int | None:
                 return None
             count += int(number[:9])
     return count
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+def flags() -> tuple[frozenset[str], list[str]]:
+    """The long names and the letters of options that take no value."""
+    return _FLAGS, [letter for letter, name in SHORT.items() if name in _FLAGS]
