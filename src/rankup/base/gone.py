@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .errors import UserError
 
 # A verb's option stands behind the verb, a key behind its file, an option of a recipe or a value of
@@ -45,6 +47,16 @@ def sentence(*words: str) -> str:
     """What to do in the place of what these words name, as they were typed; empty if it is here."""
     typed = " ".join(words)
     return f"{typed} is gone in 0.3: {GONE[typed]}" if typed in GONE else ""
+
+
+def of_run(recipe: str, args: Sequence[str]) -> str:
+    """The sentence of a recipe that is gone, or of the first of its options that is; else empty."""
+    said = [sentence(recipe)]
+    for word, after in zip(args, [*args[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        value = (value if equals else after).partition(":")[0]
+        said += [sentence(option), sentence(option, value)]
+    return next(filter(None, said), "")
 
 
 def refuse(*words: str) -> None:
