@@ -117,8 +117,11 @@ def test_a_run_with_an_option_that_is_gone_says_so(
     runs: Path, rankup_here: RunRankup, tmp_path: Path, args: list[str], typed: str
 ) -> None:
     """Its weights are written, and status shows it; a resume ends with the sentence."""
-    run = _run(runs, typed.split()[-1].strip("-"))
+    run = _run(runs, "plai")
+    ended: dict[str, Any] = {"started": "2026-11-20T12:00:00+0000", "nproc": 1, "code": 1}
+    ended |= {"ended": "2026-11-20T12:01:00+0000", "node": platform.node()}
     old: dict[str, Any] = {"kind": "recipe", "target": "language-model", "args": args}
+    old["attempts"] = [ended]
     rundir.write(run, replace(rundir.read(run), **old))
     sentence = gone.sentence(*typed.split())
     to = ["--to", "safetensors", "--out", "model.safetensors"]
