@@ -231,18 +231,14 @@ class Table:
     waits: list[int] = field(default_factory=list)
     fixed: list[Step] = field(default_factory=list)
 
-    @cached_property
-    def training(self) -> list[Step]:
-        """The steps of the largest launch, or all that are alike."""
-        several = [one for one in self.steps if one.program.elastic or one.program.kind != "python"]
-        return several or self.steps
-
     def lines(self) -> Iterator[str]:
         """The table, a few lines."""
         if self.why:
             yield f"read only, since {self.why}: what it starts is not known"
             return
-        if not self.steps:
+        if not self.whole:
+            yield "given up, since it goes round or waits: what would follow is not known"
+        elif not self.steps:
             yield "starts no Python that can be seen"
         for step in _alike(self.steps):
             name = _UNKNOWN.sub("?", step.program.name)
@@ -254,7 +250,8 @@ class Table:
         if self.setup or self.sourced:
             parts = [(line, " ".join(words)) for line, words in self.setup]
             parts += [(line, f"source {name}") for line, name, _ in self.sourced]
-            yield "set-up: " + "; ".join(text for _, text in sorted(parts))
+            texts = dict.fromkeys(text for _, text in sorted(parts))  # each task does the same
+            yield _UNKNOWN.sub("?", "set-up: " + "; ".join(texts))
 
 
 def _alike(steps: Sequence[Step]) -> list[Step]:
@@ -386,6 +383,8 @@ def _executed(script: BatchScript, given: Allocation, job: int, unknown: str) ->
         _, line, raw, unset, moved, doubt = entries[0]
         place = sruns.get(step)
         srun, nodes, count = (place[1], place[2], place[3]) if place else (None, 1, 1)
+        if srun is not None and given.nodes is None and "nodes" not in srun:
+            nodes = None  # Slurm chooses
         followed = tuple(one for one, *_ in entries)
         made.steps.append(Step(line, raw, srun, nodes, count, followed, unset, moved, doubt, given))
     return made
