@@ -22,6 +22,7 @@ from rankup.base import lock
 from rankup.base.errors import RunFailed, UserError
 from rankup.data import Loader, Tokens
 from rankup.data.errors import BadContainer
+from rankup.data.inspect import show
 from rankup.data.tokenize import folder as made
 from rankup.data.tokenize.command import Request, tokenize
 from rankup.recipes.vocabulary import Pieces
@@ -122,6 +123,53 @@ def test_a_long_text_is_one_document(tmp_path: Path, pieces: Path) -> None:
     assert found.documents == 1
     ids = expected(pieces, [line])
     assert made.Shards(found)[:].tolist() == ids[:-1] * 9_000 + ids[-1:]
+
+
+def test_a_piece_of_a_text_begins_with_no_mark_of_a_beginning(tmp_path: Path) -> None:
+    """As Llama 2's tokenizer, which puts `▁` in front of each text."""
+    own = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    own.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    )
+    line = "the cat sat on the mat and looked at the dog\n"
+    special = ["<unk>", "</s>"]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=120, special_tokens=special)
+    own.train_from_iterator([line] * 50, trainer)
+    own.save(str(tmp_path / "own.json"))
+    text = line * (3 * (1 << 19) // len(line))
+    (tmp_path / "long.txt").write_text(text)
+    asked = Request(
+        (str(tmp_path / "long.txt"),), str(tmp_path / "out"), str(tmp_path / "own.json")
+    )
+    wanted = [*own.encode(text, add_special_tokens=False).ids, own.token_to_id("</s>")]
+    assert made.Shards(tokenize(asked))[:].tolist() == wanted
+
+
+def test_inspect_finds_a_flipped_bit_of_any_shard(
+    tmp_path: Path, pieces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources(tmp_path / "in")
+    out = tmp_path / "out"
+    found = tokenize(Request((str(tmp_path / "in"),), str(out), str(pieces), shard_tokens=20_000))
+    assert len(found.shards) > 1
+    capsys.readouterr()
+    assert show(str(out)) == 0
+    assert (
+        f"{found.tokens:,} tokens, {found.documents} documents, uint16" in capsys.readouterr().out
+    )
+    assert show(str(out), verify=True) == 0
+    assert "is sound: " in capsys.readouterr().out
+    for shard in found.shards:
+        data = bytearray((out / shard.file).read_bytes())
+        data[len(data) // 2] ^= 1
+        (out / shard.file).write_bytes(data)
+        assert show(str(out), verify=True, as_json=True) == 1
+        (damage,) = json.loads(capsys.readouterr().out)["verify"]["damaged"]
+        assert f"{shard.file} does not have the hash" in damage["why"]
+        data[len(data) // 2] ^= 1
+        (out / shard.file).write_bytes(data)
+    with pytest.raises(UserError, match="no samples to extract"):
+        show(str(out), extract=str(tmp_path / "files"))
 
 
 def _start(out: Path, source: Path, pieces: Path) -> subprocess.Popen[bytes]:

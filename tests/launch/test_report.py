@@ -155,6 +155,8 @@ def test_what_cannot_be_asked_for(rankup_here: RunRankup, tmp_path: Path) -> Non
         (run, "--formats", "docx"): "--formats docx",
         (run, "--out", tmp_path / "file"): "is a file",
         (run, run): "is named twice",
+        (run, "--json", "--out", tmp_path / "out"): "--json prints to standard output and writes",
+        (run, "--json", "--formats", "text"): "--json prints to standard output and writes no file",
     }.items():
         done = rankup_here(["report", *words], cwd=tmp_path)
         assert done.returncode == 2, done.stderr

@@ -46,3 +46,10 @@ def test_steps_alone_are_a_recording(tmp_path: Path) -> None:
     line = {"step": 1, "loss": 2.0, "time": 1.7e9}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     assert meant.bare(tmp_path)
+
+
+def test_a_picture_is_no_json(rankup_here: RunRankup, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    done = rankup_here(["status", run, "--live", "--json"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--live draws and --json prints" in done.stderr

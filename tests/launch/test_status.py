@@ -525,3 +525,15 @@ def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path, name: str
     os.mkfifo(path / name)
     found, _ = status.newest(tmp_path, NO_SLURM)
     assert [short.id for short in found] == [path.name]
+
+
+def test_a_loss_that_is_no_number_is_null_in_json(rankup_here: RunRankup, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    (path / "metrics.jsonl").write_text('{"step": 3, "loss": NaN, "lr": Infinity, "time": 1.7e9}\n')
+    done = rankup_here(["status", path, "--json"], cwd=tmp_path, env={"PATH": os.devnull})
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    found = json.loads(done.stdout, parse_constant=refuse)["metrics"]
+    assert (found["step"], found["loss"], found["lr"]) == (3, None, None)

@@ -124,6 +124,16 @@ def test_the_billed_time_counts_and_not_the_sampled() -> None:
     assert paid.wasted == pytest.approx(24.0)
 
 
+def test_little_that_is_known_is_not_nothing() -> None:
+    covered = np.zeros((360, 1), np.float32)
+    covered[180] = 1
+    recording = made(covered=covered, util=50.0)
+    paid = cost(recording)
+    said = verdict(recording, (), paid)
+    assert "Samples tell of less than 1 % of the time" in " ".join(said.sentences)
+    assert "samples tell of less than 1 % of that time" in html(recording, (), paid, said)
+
+
 def test_a_site_without_accounting_is_billed_in_gpu_hours() -> None:
     paid = cost(made(facts={"unit": None, "per_node_hour": None}))
     assert (paid.billed, paid.unit, paid.priced) == (pytest.approx(4.0), "GPU-h", False)

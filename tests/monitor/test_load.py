@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankup.monitor import lines
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.live.state import Progress
 from rankup.monitor.load import load
@@ -370,3 +371,18 @@ def test_no_peak_is_lost_and_means_are_weighted(
             weight[-1] += seconds.sum() - weight.sum()  # a little after the last bin counts there
             mean = np.nansum(util.mean[:, gpu] * weight) / weight.sum()
             assert mean == pytest.approx((values * seconds).sum() / seconds.sum(), abs=0.01)
+
+
+def test_the_steps_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody knows of attempts, and the samplers' starts stand for them."""
+    healthy(seconds=300).write(tmp_path)
+    reads: list[Path] = []
+    records = lines.records
+
+    def counted(path: Path) -> Any:
+        reads.append(path)
+        return records(path)
+
+    monkeypatch.setattr(lines, "records", counted)
+    assert len(load(tmp_path, NOBODY).steps.step) > 100
+    assert [path.name for path in reads].count("metrics.jsonl") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import sys
 from collections.abc import Collection, Sequence
@@ -9,7 +11,8 @@ from contextlib import suppress
 
 LINE_LENGTH = 4000
 
-# Colours are the text's own affair; everything else could move the cursor, or worse.
+# Colours are the text's own affair, but what hides it; everything else could move the cursor, or
+# worse.
 _COLOUR = re.compile(r"\x1b\[[0-9;:]{0,40}m")
 _CONTROL = re.compile(
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -30,8 +33,21 @@ def clean(line: str) -> str:
     pieces = _COLOUR.split(line)
     colours = _COLOUR.findall(line)
     shown = [_CONTROL.sub(_written_out, piece) for piece in pieces]
+    colours = [_CONTROL.sub(_written_out, c) if _hides(c) else c for c in colours]
     text = "".join(piece + colour for piece, colour in zip(shown, [*colours, ""], strict=True))
-    return f"{text}\x1b[0m" if colours else text
+    return f"{text}\x1b[0m" if "\x1b" in text else text
+
+
+def _hides(colour: str) -> bool:
+    """Return True where a colour sequence has the 8 that conceals what follows."""
+    numbers = iter([int(number or 0) for number in re.split("[;:]", colour[2:-1])])
+    for number in numbers:
+        if number == 8:
+            return True
+        if number in (38, 48, 58):  # an extended colour, whose own numbers may be any
+            for _ in range({5: 1, 2: 3}.get(next(numbers, 0), 0)):
+                next(numbers, 0)
+    return False
 
 
 def clean_lines(text: str) -> str:
@@ -61,6 +77,19 @@ def encodable(text: str) -> str:
     JSON may have such escapes, and names of files that are not UTF-8 come with them.
     """
     return _SURROGATE.sub(_written_out, text)
+
+
+def json_text(value: object) -> str:
+    """JSON for other programs: NaN and infinities, which JSON has no words for, are null."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def say(text: str, prefix: str = "rankup: ") -> None:

@@ -31,6 +31,8 @@ def status(
     ] = False,
 ) -> None:
     """Show how the newest runs are, or everything about one."""
+    if live and as_json:
+        raise UserError("--live draws and --json prints once; give one of them")
     if live:
         from ..launch.show_status import show_live
 
@@ -79,8 +81,9 @@ def report(
         ),
     ] = None,
     formats: Annotated[
-        str, typer.Option("--formats", metavar="LIST", help="Of html, pdf and text.")
-    ] = "html,pdf,text",
+        str | None,
+        typer.Option(metavar="LIST", help="Of html, pdf and text; by default all three."),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -89,14 +92,20 @@ def report(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print verdict, cost and findings as JSON.")
+        bool, typer.Option("--json", help="Print verdict, cost and findings as JSON, and no more.")
     ] = False,
     ended: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Say what a run's GPUs did, what that cost, and what to change."""
-    from ..launch.report import Wish, show
+    from ..launch.report import FILES, Wish, show
 
-    wanted = tuple(word.strip() for word in formats.split(",") if word.strip())
+    if as_json and (out is not None or formats is not None):
+        raise UserError(
+            "--json prints to standard output and writes no file; leave --out and --formats away, "
+            "or --json"
+        )
+    words = ",".join(FILES) if formats is None else formats
+    wanted = tuple(word.strip() for word in words.split(",") if word.strip())
     wish = Wish(wanted, out, as_json, ended)
     raise typer.Exit(show(runs or ["last"], wish))
 

@@ -52,6 +52,10 @@ _SLURM: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
         (r"^srun: error: .*node failure", "NODE_FAIL", ""),
     )
 )
+_ANEW = re.compile(
+    r"Traceback|During handling|The above exception|\[|\w+: error:|[IWE]\d{4} |terminate called"
+    r"|[=-]{8}|rankup: |slurmstepd|\d+[%/]|Epoch|epoch"
+)
 _TRACEBACK = "Traceback (most recent call last):"
 _BY_RANK = re.compile(r"\[rank(\d+)\]: ?")  # so torch marks the lines of one
 _AGENT = (
@@ -196,8 +200,7 @@ def _by_slurm(lines: Sequence[str]) -> tuple[str, str, str] | None:
 
 
 def _first_traceback(lines: Sequence[str]) -> Cause | None:
-    for text, rank in _tracebacks(lines):
-        last = text.splitlines()[-1]
+    for text, rank, last in _tracebacks(lines):
         if not failure.broken_by_peer(last) and not failure.timed_out(last):
             return Cause(
                 text if rank is None else f"{text}\n\nrank {rank} failed: {last}", "traceback"
@@ -205,8 +208,9 @@ def _first_traceback(lines: Sequence[str]) -> Cause | None:
     return None
 
 
-def _tracebacks(lines: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Tracebacks but torchrun's own, with the rank that torch has marked them by."""
+def _tracebacks(lines: Sequence[str]) -> Iterator[tuple[str, str | None, str]]:
+    """Tracebacks but torchrun's own, with the rank that torch has marked them by, and the line of
+    the exception, whose message may go on in further lines."""
     marks = [_BY_RANK.match(line) for line in lines]
     for rank in dict.fromkeys(mark and mark[1] for mark in marks):
         own = [
@@ -219,9 +223,16 @@ def _tracebacks(lines: Sequence[str]) -> Iterator[tuple[str, str | None]]:
                 lambda line: line.startswith((" ", "\t")), own[start + 1 :]
             )
             size = 1 + sum(1 for _ in inside)
-            text = "\n".join(own[start : start + size + 1])
+            behind = itertools.takewhile(_goes_on, own[start + size + 1 : start + size + 21])
+            text = "\n".join([*own[start : start + size + 1], *behind])
+            last = "".join(own[start + size : start + size + 1])
             if not any(sign in text for sign in _AGENT):
-                yield text, rank
+                yield text, rank, last
+
+
+def _goes_on(line: str) -> bool:
+    """True of a further line of an exception's message: no blank one, and of no other writer."""
+    return bool(line.strip()) and not _ANEW.match(line)
 
 
 def _nodes(records: Sequence[Mapping[str, Any]]) -> list[str]:

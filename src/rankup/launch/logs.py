@@ -32,7 +32,7 @@ def show(
     """Print the log of a run's newest attempt; 0, or with `following` the job's exit code.
 
     Args:
-        run: id, Slurm job id, `last`, or directory.
+        run: id, Slurm job id, `last`, or directory; a file is a plain log of Slurm or torchrun.
         following: go on until the run has ended.
         lines: how many.
         raw: leave nothing out; into a pipe the bytes are those of the file.
@@ -41,8 +41,15 @@ def show(
     Raises:
         UserError: there is no such run.
     """
-    path = _locate(run)
+    file = Path(run)
     try:
+        if file.is_file():
+            if following:
+                raise UserError(f"{run} is a log of no run of ours: `tail -f` follows it")
+            from .explain import show as explain
+
+            return explain(file, lines=lines, raw=raw, only_cause=only_cause)
+        path = _locate(run)
         if only_cause:
             _show_cause(path)
             return 0

@@ -6,7 +6,6 @@ What it says of a run beside its samples comes from `job.json`, our own records 
 from __future__ import annotations
 
 import io
-import json
 import os
 import shlex
 import sys
@@ -20,7 +19,7 @@ from ..base import secrets
 from ..base.errors import EXIT_FAILED, UserError
 from ..base.files import user_path, write_atomic
 from ..base.findings import Finding
-from ..base.text import clean
+from ..base.text import clean, json_text
 from ..monitor import words
 from ..monitor.billing import Cost, cost
 from ..monitor.diagnose import Diagnosis, Verdict, diagnose, not_judged, verdict
@@ -81,7 +80,7 @@ def show(runs: Sequence[str], wish: Wish) -> int:
     if len(judged) > 1:
         return _compare(judged, wish)
     if wish.as_json:
-        print(json.dumps(_as_json(judged[0]), indent=2))
+        print(json_text(_as_json(judged[0])))
         return 0
     return tell(judged[0], wish, sys.stdout)
 
@@ -195,7 +194,7 @@ def _compare(judged: Sequence[Judged], wish: Wish) -> int:
     parts = [(one.recording, one.diagnoses, one.cost, one.verdict) for one in judged]
     found = scaling([one.recording for one in judged])
     if wish.as_json:
-        print(json.dumps(asdict(found), indent=2))
+        print(json_text(asdict(found)))
         return 0
     said = scaling_text(found).rstrip("\n") + "\n"
     print(said, end="")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -18,7 +17,7 @@ from rich.text import Text
 from ..base import gone
 from ..base.amounts import duration
 from ..base.files import user_path
-from ..base.text import clean
+from ..base.text import clean, json_text
 from ..site import rundir
 from ..slurm import hostlist, reasons
 from ..slurm.client import Client
@@ -55,7 +54,7 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
     if run is None:
         found, note = status.newest(here.runs, client)
         if as_json:
-            print(json.dumps([asdict(short) for short in found], indent=2))
+            print(json_text([asdict(short) for short in found]))
             return 0
         print_table(found, here.runs)
         if note:
@@ -65,13 +64,13 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
         from .scale import result as scale_result  # with NumPy, which the table can do without
 
         if as_json:
-            print(json.dumps(scale_result.as_json(path, client), indent=2))
+            print(json_text(scale_result.as_json(path, client)))
             return 0
         return scale_result.show_series(path, here, client)
     path = meant.locate(here.runs, run, client)
     full = status.report(path, here, client)
     if as_json:
-        print(json.dumps(_as_json(full), indent=2))
+        print(json_text(_as_json(full)))
     else:
         print_page(full)
     return 0

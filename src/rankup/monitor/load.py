@@ -57,7 +57,8 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
     metrics = directory / training.FILE
     window = _window(facts, [peek.times for peek in peeks] + [_times(metrics)])
     begins = [attempt.begin for attempt in facts.attempts]
-    trained = training.read(metrics, window, begins)
+    reading = training.read(metrics, window)
+    trained = reading.result(begins)
     times = [t for peek in peeks for t in peek.times if window[0] <= t <= window[1]]
     grid = _grid(_reach(facts, trained, times), peeks)
     # What lies before or behind all that is known has a time that cannot be.
@@ -66,7 +67,7 @@ def load(directory: Path, facts: Facts, processes: int | None = None) -> Recordi
     if not facts.attempts:
         # Only now is it known which samplers there were, and when each attempt began.
         begins = [span.begin for span in _spans(facts, nodes, grid.end)]
-        trained = training.read(metrics, window, begins)
+        trained = reading.result(begins)
     found, unread = profiles.read(directory)
     recording = _recording(facts, grid, nodes, trained)
     return replace(recording, profiles=found, unread=(*recording.unread, *unread))

@@ -47,27 +47,25 @@ class Training:
     error: str | None = None
 
 
-def read(path: Path, window: Window, attempts: Sequence[float]) -> Training:
+def read(path: Path, window: Window) -> Reading:
     """Read it; a run without the file has no steps.
 
     Args:
         window: unix seconds between which times are believed.
-        attempts: when attempts of the run began, in order: no step lasts over such a time.
     """
-    reading = _Reading(window)
-    error = None
+    reading = Reading(window)
     try:
         for records in lines.records(path):
             reading.take(records)
     except FileNotFoundError:
         pass
     except OSError as problem:
-        error = problem.strerror or str(problem)
-    return reading.result(attempts, error)
+        reading.error = problem.strerror or str(problem)
+    return reading
 
 
 @dataclass
-class _Reading:
+class Reading:
     """Lines so far; those about steps as arrays, one per block of the file.
 
     Attributes:
@@ -90,6 +88,7 @@ class _Reading:
     clock: float = math.nan
     first: float = math.inf
     last: float = -math.inf
+    error: str | None = None
 
     def take(self, records: list[Record | None]) -> None:
         begin = len(self.steps)
@@ -164,7 +163,12 @@ class _Reading:
         if len(self.events) < _MOST_EVENTS and not math.isnan(self.clock):
             self.events.append(event)
 
-    def result(self, attempts: Sequence[float], error: str | None) -> Training:
+    def result(self, attempts: Sequence[float]) -> Training:
+        """Return the steps so far.
+
+        Args:
+            attempts: when attempts of the run began, in order: no step lasts over such a time.
+        """
         step, time = np.array(self.steps, np.int64), np.array(self.times, np.float64)
         # Further lines of the same step add to it.
         new = np.diff(step, prepend=-1) != 0
@@ -199,7 +203,7 @@ class _Reading:
             final=self.final,
             not_finite=step[self.strange],
         )
-        return Training(steps, tuple(self.events), first, last, self.torn, error)
+        return Training(steps, tuple(self.events), first, last, self.torn, self.error)
 
 
 def _values(record: Record) -> Iterator[Any]:

@@ -28,6 +28,11 @@ def percent(share: SupportsFloat) -> str:
     return f"{100 * float(share):.0f} %"
 
 
+def known_part(share: float) -> str:
+    """How much is known, where that is not all and not nothing: "less than 1 %", "23 %"."""
+    return "less than 1 %" if share < 0.005 else percent(share)
+
+
 def clock(moment: float) -> str:
     """The time of day here, for a moment in unix seconds."""
     try:

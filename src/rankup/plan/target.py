@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import recipes
+from ..base import gone
 from ..base.amounts import number, size
 from ..base.errors import UserError, nearest
 from ..base.files import user_path
@@ -150,6 +151,8 @@ def find(target: str | None, args: Sequence[str], sizes: Sizes) -> Target:
         return _by_flags(sizes)
     if target in recipes.RECIPES:
         return _recipe(target, args, sizes)
+    if not Path(target).exists():
+        gone.refuse(target)
     if args:
         raise UserError(
             f"{args[0]}: no option of `rankup plan`, and only a recipe has options of its own, "

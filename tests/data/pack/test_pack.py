@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -19,6 +20,7 @@ from rankup.base import progress
 from rankup.base.errors import UserError
 from rankup.data import indexes, opened
 from rankup.data.inspect import show
+from rankup.data.pack import write
 from rankup.data.pack.source import Request
 
 from .made import (
@@ -347,3 +349,17 @@ def test_a_damaged_pack_as_a_source_is_noticed(
         assert "rankup inspect SOURCE --extract" in said
         assert not Path(second.out).exists()
     assert opened.open(out).index.path(row) == index.path(row)
+
+
+def test_a_disk_that_fails_is_named_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(descriptor: int, data: object, offset: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    source = tree(tmp_path / "source", 9)
+    monkeypatch.setattr(write, "pwrite_all", fails)
+    assert run(request(source, tmp_path, "tar", workers=1)) == 1
+    said = capsys.readouterr().err
+    assert "Input/output error" in said
+    assert f"{tmp_path}/out.part/data/train-000000.tar" in said

@@ -18,6 +18,7 @@ from rankup.monitor.report.text import text
 
 from ..handmade import made
 from ..trace import Silence
+from ..traces import level
 from .pages import is_the_page
 from .sick import Case, cases, of_one, run
 
@@ -87,7 +88,16 @@ def test_gpus_that_are_missing_alike_are_one_finding() -> None:
     recording = made(nodes=3, gpus=0, heads={"gpu_error": "no driver"}, facts={"gpus": 4})
     (one,) = [one for one in diagnose(recording) if one.code == "RK723"]
     assert one.nodes == (0, 1, 2)
-    assert one.message.endswith("no GPU can be read: no driver")
+    assert one.message == "no node of the run has a GPU that can be read: no driver"
+    assert "--exclude" not in one.todo, "there is no node without the fault"
+
+
+@pytest.mark.parametrize(("usable", "said"), [(48, False), (2, True)])
+def test_whole_nodes_are_not_advised_to_a_job_that_has_them(usable: int, said: bool) -> None:
+    heads = {"usable": tuple(range(usable)), "environment": {"SRUN_CPUS_PER_TASK": "48"}}
+    trace = run(heads=heads).with_host(load=level(90, 1), cpu=level(9 if usable == 48 else 99, 0.5))
+    (one,) = [one for one in diagnose(trace.recording()) if one.code == "RK710"]
+    assert ("--sbatch=--exclusive" in one.todo) is said
 
 
 def _tables(directory: Path, kind: str) -> list[Path]:

@@ -81,6 +81,12 @@ def test_the_point_where_more_do_not_pay_is_named() -> None:
     assert found.points[-1].per_work == pytest.approx(2 * (found.points[0].per_work or 0))
 
 
+def test_the_first_of_one_gpu_is_no_group() -> None:
+    one, four = (_with(run(nodes, speed), gpus=1) for nodes, speed in ((1, 1.0), (4, 0.3)))
+    found = scaling([one, four])
+    assert found.sentences[1].endswith(" of what the first gives.")
+
+
 def test_two_runs_on_as_many_gpus_count_by_the_faster() -> None:
     found = scaling([run(1), run(2, 0.95), _with(run(2, 0.5), run="again"), run(4, 0.9)])
     assert found.points[-1].marginal == pytest.approx((3.6 - 1.9) / 8 * 4)

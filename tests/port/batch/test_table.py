@@ -32,6 +32,10 @@ parser.add_argument("--local_rank", type=int, default=0)
 args = parser.parse_args()
 torch.cuda.set_device(args.local_rank)
 """
+NODE = """\
+torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
+    --master_port=$MASTER_PORT "$@" train.py
+"""
 TIME = "#!/bin/bash\n#SBATCH --time=02:00:00 --cpus-per-task=8\n"
 TWO = "#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4\n"
 FOUR = "#SBATCH --nodes=2 --ntasks-per-node=4 --gpus-per-node=4\n"
@@ -51,6 +55,7 @@ def written(folder: Path, text: str) -> Path:
     (folder / "train.py").write_text(DDP)
     (folder / "lit.py").write_text(LIGHTNING)
     (folder / "old.py").write_text(OLD)
+    (folder / "node.sh").write_text(NODE)
     path = folder / "job.sbatch"
     path.write_text(text)
     return path
@@ -107,6 +112,17 @@ RIGHT: list[tuple[str, str, int | None]] = [
      f"srun {ALONE} &\nwait\n", 4),
     ("a program by its path", f"{TIME}{ONE}/opt/x/bin/python -m torch.distributed.run "
      "--standalone --nproc-per-node=4 train.py\n", 4),
+    ("a script that a task reads",
+     f"{TIME}{TWO}{MEET}srun bash <<'EOF'\ntorchrun --nnodes=2 --node_rank=$SLURM_NODEID "
+     f"--nproc_per_node=4 {STATIC} train.py\nEOF\n", 8),
+    ("a file that a task executes",
+     f"{TIME}{TWO}{MEET}srun bash node.sh --nproc_per_node=4\n", 8),
+    ("a loop that waits",
+     f"{TIME}{ONE}#SBATCH --signal=B:TERM@120\n{MEET}trap 'echo' TERM\nsrun {ALONE} &\npid=$!\n"
+     "while kill -0 $pid; do wait $pid; done\n", 4),
+    ("tasks on nodes that Slurm chooses",
+     f"{TIME}#SBATCH --ntasks=4 --gpus-per-task=1\n{MEET}"
+     f"srun bash -c '{TOLD} python train.py'\n", 4),
     ("a log, a pipe, errors that end it",
      f"{TIME}{TWO}set -euo pipefail\nmkdir -p out; cd $SLURM_SUBMIT_DIR || exit 1\n{MEET}"
      f"srun torchrun --nnodes=2 --nproc-per-node=4 {ENDPOINT} train.py 2>&1 | tee out/log\n", 8),

@@ -19,6 +19,7 @@ from ...base.files import user_path
 from .. import finding, opened
 from ..errors import BadContainer
 from ..index import Index, Split
+from ..tokenize import folder as token_folder
 from . import extract as extracting
 from . import verify as verifying
 from .printing import describe, lines, safe
@@ -57,6 +58,10 @@ def show(
         raise UserError(f"--samples is {samples}; it should be 0 or more")
     root = user_path(path, "FILE")
     out = None if extract is None else user_path(extract, "--extract")
+    if token_folder.is_one(root):
+        if out is not None or split is not None:
+            raise UserError(f"{root} holds tokens, which have no splits, and no samples to extract")
+        return _tokens(root, verify, as_json)
     told: dict[str, Any] = {}
     damaged: Sequence[Damage] = ()
     if verify:
@@ -70,6 +75,38 @@ def show(
         print(json.dumps(about, indent=2) if as_json else "\n".join(map(safe, lines(about))))
     elif as_json:
         print(json.dumps({"path": str(root), **told}, indent=2))
+    return EXIT_FAILED if damaged else 0
+
+
+def _tokens(root: Path, verify: bool, as_json: bool) -> int:
+    """Print what a folder of `rankup tokenize` holds, or compare its shards with their hashes."""
+    folder = token_folder.read(root)
+    total = sum(map(folder.size_of, folder.shards))
+    about: dict[str, Any] = {
+        "path": str(root.absolute()),
+        "tokens": folder.tokens,
+        "documents": folder.documents,
+        "dtype": folder.dtype,
+        "vocab_size": folder.vocab_size,
+        "shards": len(folder.shards),
+        "bytes": total,
+    }
+    what = f"{folder.tokens:,} tokens, {words(folder.documents, 'document', 'documents')}"
+    damaged = ""
+    if verify:
+        try:
+            with progress.shown("verifying", total, quiet=as_json) as watch:
+                token_folder.compare(folder, root, watch)
+        except BadContainer as error:
+            damaged = str(error)
+        about["verify"] = {"damaged": [asdict(Damage(str(root), damaged))] if damaged else []}
+        line = f"{what}: each shard has the tokens that were written"
+        _say(f"{root} is damaged: {damaged}" if damaged else f"{root} is sound: {line}", as_json)
+    else:
+        shards = words(len(folder.shards), "shard", "shards")
+        _say(f"{root}: {what}, {folder.dtype}, {shards}, {size(total)}", as_json)
+    if as_json:
+        print(json.dumps(about, indent=2))
     return EXIT_FAILED if damaged else 0
 
 

@@ -232,7 +232,11 @@ class Copier:
             self._write(self._file, self._offset, self._buffer[:size])
 
     def _write(self, file: int, offset: int, data: memoryview) -> None:
-        pwrite_all(self._descriptor(file), data, offset)
+        try:
+            pwrite_all(self._descriptor(file), data, offset)
+        except OSError as error:  # which the system gives no name
+            error.filename = str(data_path(self._root, self._layout.index.files, file))
+            raise
 
     def _descriptor(self, file: int) -> int:
         found = self._open.get(file)

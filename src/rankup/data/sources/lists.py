@@ -303,7 +303,8 @@ def labelled(values: Sequence[Any], place: Callable[[int], str]) -> tuple[Int64s
     """
     given = {value for value in values if type(value) in _PLAIN} - {None, ""}
     if all(type(value) is str for value in given) and not all(map(_is_number, given)):
-        decimal = next((name for name in given if not name.strip("-+ ").isdigit()), "")
+        texts = (value for value in values if type(value) is str and value)
+        decimal = next((text for text in texts if not text.strip("-+ ").isdigit()), "")
         if decimal and all(map(_is_decimal, given)):
             row = list(values).index(decimal)
             raise UserError(

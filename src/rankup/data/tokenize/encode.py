@@ -31,6 +31,7 @@ ENDS = (
     "<EOS>",
     "<|end|>",
 )
+_BEFORE = "\n"  # a piece of a text begins behind a line
 _AT_ONCE = 1 << 18  # characters that a worker encodes together: an encoding is large
 
 
@@ -115,16 +116,25 @@ def encode(tokenizer: Tokenizer, block: Block, source: Source, field: str, end: 
     ids: list[int] = []
     ends: list[int] = []
     empty = 0
+    # Of a text that was cut, a later piece: it is no beginning, which a tokenizer may mark (`▁`).
+    before = _encoded(tokenizer, [(0, _BEFORE)], source)[0] if _continues(block, source) else []
     for texts in _some(_texts(block, source, field)):
-        for one, (_, given) in zip(_encoded(tokenizer, texts, source), texts, strict=True):
+        for one, (row, given) in zip(_encoded(tokenizer, texts, source), texts, strict=True):
             if not given:
                 empty += 1
                 continue
-            ids += one.ids
+            if before:
+                (whole,) = _encoded(tokenizer, [(row, _BEFORE + given)], source)
+                one = whole[len(before) :] if whole[: len(before)] == before else one
+            ids += one
             if block.last:
                 ids.append(end)
                 ends.append(len(ids))
     return Encoded(np.array(ids, np.uint32), np.array(ends, np.int64), empty)
+
+
+def _continues(block: Block, source: Source) -> bool:
+    return source.kind == "text" and block.number > 0
 
 
 def _some(rows: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
@@ -140,10 +150,10 @@ def _some(rows: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
         yield found
 
 
-def _encoded(tokenizer: Tokenizer, rows: list[tuple[int, str]], source: Source) -> list[Any]:
+def _encoded(tokenizer: Tokenizer, rows: list[tuple[int, str]], source: Source) -> list[list[int]]:
     texts = [text for _, text in rows]
     try:
-        found: list[Any] = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     except (TypeError, UnicodeError):
         half = [number for number, text in rows if text.encode(errors="ignore").decode() != text]
         if not half:
@@ -152,7 +162,7 @@ def _encoded(tokenizer: Tokenizer, rows: list[tuple[int, str]], source: Source) 
             f"{source.path}, row {half[0]}: half of a character (a lone surrogate, \\ud8… in "
             "JSON), which is no text; mend that row, or leave it away"
         ) from None
-    return found
+    return [one.ids for one in found]
 
 
 def _texts(block: Block, source: Source, field: str) -> Iterator[tuple[int, str]]:

@@ -310,7 +310,7 @@ def unknown(recording: Recording, paid: Cost) -> list[str]:
     said = []
     if 0 < paid.seen < LIMITS.seen_least:
         said.append(
-            f"Samples tell of {words.percent(paid.seen)} of the time; the rest is not known."
+            f"Samples tell of {words.known_part(paid.seen)} of the time; the rest is not known."
         )
     if recording.unread:
         parts = [f"{words.shown(name)}: {words.shown(why)}" for name, why in recording.unread]

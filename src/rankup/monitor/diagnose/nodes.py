@@ -77,7 +77,12 @@ def _few(look: Look, nodes: tuple[int, ...], seen: str) -> Diagnosis:
     asked = environment.get("SLURM_CPUS_PER_TASK")
     missing = "SRUN_CPUS_PER_TASK" not in environment
     taken_over = 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
-    if not missing:  # as in every job of `rankup run`, which does what is said below
+    if not missing and all(_whole(recording.heads[node]) for node in nodes):
+        todo = (
+            "the job has all cores of its nodes already: fewer ranks (`--nproc`) or data workers, "
+            "and `taskset -cp PID` on the node shows which cores a process may use"
+        )
+    elif not missing:  # as in every job of `rankup run`, which does what is said below
         todo = "whole nodes (`--sbatch=--exclusive`), or fewer ranks per node (`--nproc`)"
     elif asked:
         todo = (
@@ -198,9 +203,16 @@ def gpu_lost(look: Look) -> Iterator[Diagnosis]:
         if seen:
             missing.setdefault(seen, []).append(node)
     for seen, alike in missing.items():
-        name = words.node_names(recording, alike)
+        name, todo = words.node_names(recording, alike), _TELL
         said = f"{name}: {seen}"
-        yield Diagnosis("RK723", "warning", name, said, _TELL, nodes=tuple(alike))
+        why = recording.heads[alike[0]].gpu_error
+        if why and len(alike) == len(recording.heads):
+            said = f"no node of the run has a GPU that can be read: {words.shown(why)}"
+            todo = (
+                "see that the partition has GPUs and the job asks for them (`--partition`, "
+                "`nvidia-smi` in the job); if it does, their driver is missing: tell the site"
+            )
+        yield Diagnosis("RK723", "warning", name, said, todo, nodes=tuple(alike))
     columns, windows = _vanished(look)
     if columns:
         nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))

@@ -71,6 +71,7 @@ def html(recording: Recording, diagnoses: Sequence[Diagnosis], cost: Cost, verdi
         cost=cost,
         parts=_parts(cost),
         amount=words.amount,
+        known_part=words.known_part,
         ran_for=words.duration(job.duration_of(recording)),
         size=_size(recording),
         queued="" if recording.facts.queued is None else words.duration(recording.facts.queued),

@@ -49,6 +49,7 @@ def facts(recording: Recording) -> list[tuple[str, str]]:
     attempts = billing.attempts(recording)
     begin, end = attempts[0].begin, billing.end_of(attempts[-1], recording)
     still = billing.goes_on(recording)
+    jobs = dict.fromkeys(attempt.job for attempt in attempts if attempt.job)
     pairs = [
         ("Run", known.run),
         ("Name", known.name),
@@ -56,7 +57,7 @@ def facts(recording: Recording) -> list[tuple[str, str]]:
         ("Directory", known.directory),
         ("Machine", ", ".join(filter(None, [known.site, known.partition]))),
         ("Account", known.account),
-        ("Jobs", ", ".join(dict.fromkeys(attempt.job for attempt in attempts if attempt.job))),
+        ("Slurm jobs" if len(jobs) > 1 else "Slurm job", ", ".join(jobs)),
         ("Nodes", _node_list(recording)),
         ("GPUs", _gpus(recording)),
         ("CPU", _cores(recording.heads)),

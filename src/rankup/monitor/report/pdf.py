@@ -182,8 +182,8 @@ def _bill(pages: Pages, cost: Cost, brief: bool) -> None:
     said = f"{cost.node_hours:,.2f} node-hours at {rate} {written(cost.unit)} each"
     if not cost.priced:
         said += "; this site has no unit of its own"
-    if cost.seen < 0.98:
-        said += f"; samples tell of {100 * cost.seen:.0f} % of the time"
+    if 0 < cost.seen < 0.98:
+        said += f"; samples tell of {words.known_part(cost.seen)} of the time"
     pages.paragraph(said, x=x)
 
 

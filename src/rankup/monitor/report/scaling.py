@@ -246,9 +246,9 @@ def _words(points: Sequence[Point], thing: str, limit: int | None) -> tuple[str,
     poor = next((one for one in known if one.count > limit), None)
     if poor is not None:
         gave = "nothing" if (poor.marginal or 0) <= 0 else percent(poor.marginal)
+        which = "the first" if first.count == 1 else f"one of the first {first.count}"
         sentences.append(
-            f"Each {thing} added from {limit} to {poor.count} gave {gave} of what one of the "
-            f"first {first.count} gives."
+            f"Each {thing} added from {limit} to {poor.count} gave {gave} of what {which} gives."
         )
         headline = f"More than {words.plural(limit, thing)} did not pay."
     else:

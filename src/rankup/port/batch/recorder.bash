@@ -1,7 +1,7 @@
 # Read by bash before a batch file: what the file would start is recorded, asked about or followed.
 # `__` begins every name, so that none is the file's. Only the walls around this process are to be
 # relied on: a file may take all of this away.
-__line=0 __raw='' __unset='' __deep=0 __text=0 __doubt=0 __unread=0 __asked='SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_ARRAY_TASK_ID' __moved=0 __in='' __step=''
+__line=0 __raw='' __unset='' __deep=0 __text=0 __doubt=0 __unread=0 __asked='SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_ARRAY_TASK_ID' __moved=0 __in='' __step='' __read=''
 __kept=(MASTER_ADDR MASTER_PORT RANK LOCAL_RANK WORLD_SIZE NODE_RANK GROUP_RANK CUDA_VISIBLE_DEVICES
     SLURM_PROCID SLURM_NODEID SLURM_LOCALID SLURM_NTASKS SRUN_CPUS_PER_TASK)
 
@@ -139,9 +139,10 @@ command_not_found_handle() {
             ;;
         sleep | mkdir | rm | cp | mv | ln | chmod | touch | test | rsync | tar | unzip) ;;
         *.sh | *.bash)
-            if [[ -f $1 && -r $1 && __deep -lt 8 ]]; then
+            local file=$1
+            [[ -f $file ]] || file=$__beside/$1
+            if [[ -f $file && -r $file && __deep -lt 8 ]]; then
                 __deep=$((__deep + 1)) __in="$__in file"
-                local file=$1
                 shift
                 builtin trap '__debug "$BASH_COMMAND" "$LINENO" "$*"' DEBUG
                 builtin source "$file" "$@"
@@ -186,8 +187,18 @@ __shell() {
         esac
         shift
     done
-    if (($#)) && [[ -f $1 && -r $1 ]] && ((__deep < 8)); then
-        local file=$1
+    if ((!$#)); then # what it reads, it executes
+        [[ $__read ]] || IFS= read -r -d '' __read
+        __deep=$((__deep + 1))
+        ((__deep < 8)) || return 0
+        __text=1
+        builtin trap '__debug "$BASH_COMMAND" "$LINENO" "$*"' DEBUG
+        eval "$__read"
+        return 0
+    fi
+    local file=$1
+    [[ -f $file ]] || file=$__beside/$1
+    if [[ -f $file && -r $file ]] && ((__deep < 8)); then
         shift
         __deep=$((__deep + 1)) __in="$__in file"
         builtin trap '__debug "$BASH_COMMAND" "$LINENO" "$*"' DEBUG
@@ -254,6 +265,9 @@ __srun() {
     fi
     __step=$__line:$BASHPID
     __say srun "$__line" "$__step" "$nodes" "$tasks" "$first" "${options[@]}"
+    case $*:${1##*/} in
+        bash:* | sh:* | 'bash -s:'* | 'bash -l:'*) IFS= read -r -d '' __read ;; # all tasks read the same
+    esac
     local shown=$nodes all=$tasks node at before=0 here
     ((known)) || shown=1 all=1
     for ((node = 0; node < shown; node++)); do
@@ -342,7 +356,7 @@ pushd() { cd "$@"; }
 popd() { :; }
 trap() { [[ $__step ]] || __say trap "$__line" "$@"; }
 wait() { __say wait "$__line"; }
-kill() { :; }
+kill() { [[ ${1-} != -0 ]]; }
 ulimit() { :; }
 shopt -s extdebug expand_aliases
 set -T

@@ -102,7 +102,8 @@ def wrong_node(job: Job) -> Iterator[Hit]:
                 f"srun bash -c '…' with all of the command in single quotes, and {name} in it",
             )
             continue
-        early = [match[1] for match in _EARLY.finditer(re.sub(r"'[^']*'", "", step.raw))]
+        written = re.split(r"<<-?\s*['\"\\]", step.raw)[0]  # a quoted here-document stays as it is
+        early = [match[1] for match in _EARLY.finditer(re.sub(r"'[^']*'", "", written))]
         early = [one for one in early if (step.nodes or 1) > 1 or one != "SLURM_NODEID"]
         if early and step.raw.lstrip().startswith(("srun", "exec srun", "time srun")):
             yield Hit(

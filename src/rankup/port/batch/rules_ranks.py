@@ -152,7 +152,7 @@ def too_many_ranks(job: Job) -> Iterator[Hit]:
     """
     for step in job.single():
         ranks, each, gpus, one = step.ranks, step.each, step.gpus, step.program
-        whole = step.node_gpus or 0
+        whole = step.node_gpus
         if not step.sure or each is None:
             continue
         if one.elastic and each > 1 and not _apart(step):
@@ -176,7 +176,7 @@ def too_many_ranks(job: Job) -> Iterator[Hit]:
             )
         elif one.kind == "python" and job.by_local_rank(step) and each > gpus:
             local = {task.environment.get("LOCAL_RANK") for task in step.tasks}
-            if local - {"0"} or each > whole:
+            if local - {"0"} or (whole and each > whole):
                 yield Hit(
                     step.line,
                     f"{_plural(each, 'task')} on a node, each sees {_plural(gpus, 'GPU')}, and "

@@ -254,7 +254,8 @@ class Table:
         if self.setup or self.sourced:
             parts = [(line, " ".join(words)) for line, words in self.setup]
             parts += [(line, f"source {name}") for line, name, _ in self.sourced]
-            yield "set-up: " + "; ".join(text for _, text in sorted(parts))
+            texts = dict.fromkeys(text for _, text in sorted(parts))  # each task does the same
+            yield _UNKNOWN.sub("?", "set-up: " + "; ".join(texts))
 
 
 def _alike(steps: Sequence[Step]) -> list[Step]:
@@ -386,6 +387,8 @@ def _executed(script: BatchScript, given: Allocation, job: int, unknown: str) ->
         _, line, raw, unset, moved, doubt = entries[0]
         place = sruns.get(step)
         srun, nodes, count = (place[1], place[2], place[3]) if place else (None, 1, 1)
+        if srun is not None and given.nodes is None and "nodes" not in srun:
+            nodes = None  # Slurm chooses
         followed = tuple(one for one, *_ in entries)
         made.steps.append(Step(line, raw, srun, nodes, count, followed, unset, moved, doubt, given))
     return made

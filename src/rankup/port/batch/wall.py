@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 
 SECONDS = 2.0  # in which a file that asks, starts and records nothing is given up
-_LONGEST = 8.0
+_LONGEST = 5.0
 _PROCESSES = 400  # subshells of all files that were tried need a tenth
 _MEMORY = 1 << 29
 _MOST = 4 << 20  # bytes that are recorded
