@@ -7,7 +7,8 @@ FILE has the columns of scaling_tables.csv (RANKUP_DATA). Prints one JSON line p
 plan.time is the |log error| of the step in bf16 or fp16, plan.time.fp8 and plan.time.fp32 of the
 others, plan.memory the relative error of the peak, plan.sweep the rank correlation within the
 layouts of one model on as many GPUs, and how much slower than the fastest of them the one was that
-the model would have chosen.
+the model would have chosen; plan.layout how many rows tell no layout (tensor, pipeline) and are
+predicted by the fastest of the search. These, and those that are left out, stand on stderr by line.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ from rankup.plan.estimate import Estimate, estimate
 from rankup.plan.framework import FRAMEWORKS
 from rankup.plan.layout import Layout
 from rankup.plan.machine import EFA, GB, GIB, MACHINES, Machine
+from rankup.plan.memory import memory
+from rankup.plan.search import candidates
 from rankup.plan.shape import Shape
+from rankup.plan.table import layout_text
 
 DERIVED = re.compile(r"not a measurement|formula-derived", re.IGNORECASE)
 SEQUENCE = re.compile(
@@ -53,7 +57,11 @@ PRECISIONS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A measurement as the model sees it; `seconds` is of a step, `memory` in bytes or None."""
+    """A measurement as the model sees it; `seconds` is of a step, `memory` in bytes or None.
+
+    `searched`: the row does not say how the model was split, and the layout is the fastest that
+    the search has.
+    """
 
     source: str
     shape: Shape
@@ -62,6 +70,7 @@ class Row:
     seconds: float
     memory: float | None
     layer_only: bool = False
+    searched: bool = False
 
     @property
     def document(self) -> str:
@@ -71,8 +80,9 @@ class Row:
 
     @property
     def fitted(self) -> bool:
-        """Constants are fitted on it: fp8, fp32 and single layers only try them."""
-        return self.layout.precision in ("bf16", "fp16") and not self.layer_only
+        """Constants are fitted on it: fp8, fp32, single layers and searched layouts only try it."""
+        plain = not self.layer_only and not self.searched
+        return self.layout.precision in ("bf16", "fp16") and plain
 
     def estimate(self, machine: Machine | None = None) -> Estimate:
         """Return the model's estimate, of the layer alone where only that was measured."""
@@ -297,10 +307,65 @@ def read(row: dict[str, str]) -> Row | None:
     seconds = step_seconds(metric, value, shape, layout, machine)
     if seconds is None:
         return None
+    searched = unknown(row, layout, text)
+    if searched:
+        if metric == "layer_fwd_bwd_ms":
+            raise ValueError("one layer of a model whose layout is not told")
+        layout = best_layout(row, shape, layout, machine)
     unit = 1e9 if framework == "nanotron" else GIB
     measured = figure(row.get("memory_gib")) * unit or None
     alone = metric == "layer_fwd_bwd_ms"
-    return Row(source, shape, layout, machine, seconds, measured, alone)
+    return Row(source, shape, layout, machine, seconds, measured, alone, searched)
+
+
+def unknown(row: dict[str, str], layout: Layout, text: str) -> bool:
+    """Return whether a row leaves open how the model was split over several GPUs: a size of tensor
+    or pipeline parallelism is not told, nor do others or a word say it."""
+    told = [bool(row.get(key, "").strip()) for key in ("tp", "pp")]
+    if all(told) or layout.gpus == 1:
+        return False
+    whole = layout.gpus // (layout.tp * layout.pp * layout.cp)
+    if number(row, "dp", 0) == whole:
+        return False
+    copies = layout.zero == 3 or re.search(r"\bddp\b|data[- ]parallel only", text)
+    return any(told) or not copies
+
+
+def best_layout(row: dict[str, str], shape: Shape, told: Layout, machine: Machine) -> Layout:
+    """Return the fastest layout that fits and has all that a row tells.
+
+    Raises:
+        ValueError: none does.
+    """
+    habits = FRAMEWORKS[told.framework]
+    sizes = {key: number(row, key, 0) for key in ("tp", "pp", "cp")}
+    found = []
+    for one in candidates(
+        shape,
+        machine,
+        told.gpus,
+        told.global_batch,
+        told.precision,
+        number(row, "micro_batch", 0) or None,
+        cp=told.cp,
+    ):
+        if any(size and getattr(one, key) != size for key, size in sizes.items()):
+            continue
+        if row.get("act_recompute", "").strip() and one.recompute != told.recompute:
+            continue
+        if one.dp_shard > 1 and (row.get("zero_stage", "").strip() and told.zero < 3):
+            continue
+        layout = replace(
+            one,
+            zero=one.zero or min(told.zero, 2),
+            sequence_parallel=one.tp > 1 and (habits.sequence_parallel or told.sequence_parallel),
+            framework=told.framework,
+        )
+        if sum(part for _, part in memory(shape, layout, habits)) <= machine.memory_gib * GIB:
+            found.append(layout)
+    if not found:
+        raise ValueError(f"no layout is told, and none of {told.gpus} GPUs holds the model")
+    return min(found, key=lambda layout: estimate(shape, layout, machine).seconds)
 
 
 def fitting(shape: Shape, parameters: float) -> Shape:
@@ -392,6 +457,14 @@ def rows_of(path: Path) -> tuple[list[Row], int]:
             unread += 1
         else:
             rows.append(row)
+            if row.searched:
+                layout = row.layout
+                print(
+                    f"{path}, line {table.line_num}: tells no layout: predicted by the fastest "
+                    f"that fits, {layout_text(layout)}, micro-batch {layout.micro_batch}, "
+                    f"recomputation {layout.recompute}",
+                    file=sys.stderr,
+                )
     return rows, unread
 
 
@@ -524,6 +597,8 @@ def main() -> None:
                 print(described(*pair))
     for claim in claims("all", pairs):
         print(json.dumps(claim))
+    if guessed := sum(row.searched for row in rows):
+        print(json.dumps({"claim": "plan.layout", "source": "all", "n": guessed}))
     print(json.dumps({"claim": "plan.unread", "source": "all", "n": unread}))
 
 

@@ -1,32 +1,46 @@
 """What the first run on a machine with GPUs begins with: does all of rankup work there as on a CPU?
 
-    python tools/gpu_smoke.py [--out FOLDER] [--only trace,same,tests,bench]
+    python tools/gpu_smoke.py [--out FOLDER] [--minutes 10] [--only PARTS]
 
-1. `trace`: steps of a script with `rankup.wrap` beside the same with DistributedDataParallel, on
+1. `llama`: a Llama in bfloat16 over all GPUs, each layout eager and compiled, with each kind of
+   activation checkpointing: graphs and breaks, the type of the logits that reach the loss, one step
+   in which every wait of the host is an error (`torch.cuda.set_sync_debug_mode`), the losses.
+2. `mfu`: tokens/s and MFU of a Llama of 160 million parameters and, where it fits, of 1 billion,
+   compiled, beside what `rankup plan` says of the same.
+3. `trace`: steps of a script with `rankup.wrap` beside the same with DistributedDataParallel, on
    one rank and on two, under torch's profiler: what a step takes, how often the host waits inside
    the backward, and how many kernels of the backward run while NCCL sums gradients.
-2. `same`: the language model on two ranks over NCCL, split in each way, has the losses of one rank;
+4. `same`: the language model on two ranks over NCCL, split in each way, has the losses of one rank;
    so has a run that goes on in another layout than it began in. bfloat16 and compiled ones run.
-3. `tests`: `pytest -m gpu`.
-4. `bench`: `bench/gpu.py --quick`.
+5. `tests`: `pytest -m gpu`.
+6. `bench`: `bench/gpu.py --quick`.
 
 Where there is one GPU, two ranks share it, each on a node of its own by name, which NCCL believes
 (it needs root, or user namespaces): what they compute is right, what they take says nothing.
-Ends with 1 if something has failed; each failure is a line that begins with FAILED.
+Ends with 1 if something has failed; each failure is a line that begins with FAILED. After
+`--minutes` it ends in any case: what was running is killed, and what is left is `not run`.
+
+`--cpu-smoke` goes through `llama` with two ranks on a CPU in a tiny size: that the tool works.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import _gpu_llama
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = ["--steps", "12", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0", "--clip", "0.5"]
@@ -43,20 +57,51 @@ LAYOUTS = {
     "pp": ["--strategy", "pp", "--pp", "2"],
 }
 RUNS_ONLY = {
-    "ddp, bf16, compiled": ["--strategy", "ddp", "--precision", "bf16", "--compile"],
-    "fsdp, bf16, compiled, selective": [
-        "--strategy",
-        "fsdp",
-        "--precision",
-        "bf16",
-        "--compile",
-        "--activation-checkpointing",
-        "selective",
-    ],
     "local-sgd": ["--strategy", "local-sgd"],
     "powersgd": ["--strategy", "ddp", "--compress", "powersgd"],
 }
+VOCABULARY = 32000
+MOST_RANKS = 8
+# Parts that have a limit of their own, in shares of the whole time, so that others are reached.
+SHARES = {"llama": 0.5, "mfu": 0.8}
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::item")
+
+
+class LateError(Exception):
+    """The time is over."""
+
+
+class Clock:
+    """How long things may take.
+
+    Args:
+        seconds: for all of it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.began, self.seconds = time.monotonic(), seconds
+        self.ends = self.began + seconds
+
+    def part(self, name: str) -> None:
+        """Begin a part, which has to leave time to those behind it."""
+        self.ends = self.began + SHARES.get(name, 1.0) * self.seconds
+
+    def left(self) -> float:
+        return self.ends - time.monotonic()
+
+
+CLOCK = Clock(600.0)
+
+
+def started_alone(command: list[str], **keywords: Any) -> subprocess.Popen[bytes]:
+    """Start a process that is killed with all that it starts."""
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True, **keywords)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def ranks_of(command: list[str], size: int, env: dict[str, str], log: Path) -> int:
@@ -64,15 +109,18 @@ def ranks_of(command: list[str], size: int, env: dict[str, str], log: Path) -> i
 
     Returns:
         0, or the exit code of the first rank that failed; the others are killed then.
+
+    Raises:
+        LateError: they were killed, since the time is over.
     """
     import torch
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    own = torch.cuda.device_count() >= size
-    started = []
-    with log.open("w") as out:
+    own = torch.cuda.device_count() >= size or not torch.cuda.is_available()
+    started: list[subprocess.Popen[bytes]] = []
+    with contextlib.ExitStack() as stack, log.open("w") as out:
         for rank in range(size):
             place = {
                 "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank if own else 0,
@@ -88,18 +136,137 @@ def ranks_of(command: list[str], size: int, env: dict[str, str], log: Path) -> i
                 )
                 alone = ["unshare", "--uts", "--", sys.executable, "-c", renamed]
             given = {**os.environ, **env, **{key: str(value) for key, value in place.items()}}
-            started.append(
-                subprocess.Popen([*alone, *command], env=given, stdout=out, stderr=out, cwd=ROOT)
-            )
+            started.append(started_alone([*alone, *command], env=given, stdout=out, stderr=out))
+            stack.callback(end, started[-1])
         codes = [process.poll() for process in started]
         while None in codes and not any(codes):
+            if CLOCK.left() <= 0:
+                raise LateError
             time.sleep(0.05)
             codes = [process.poll() for process in started]
-        for process in started:
-            if any(codes):
-                process.kill()
-            process.wait()
     return next((code for code in codes if code), 0)
+
+
+# --- llama
+
+
+def llama(out: Path, tiny: bool = False) -> list[str]:
+    """Every layout, compiled or not, with each kind of activation checkpointing."""
+    import torch
+
+    from rankup import recipes
+
+    size = 2 if tiny else max(2, min(MOST_RANKS, torch.cuda.device_count()) // 2 * 2)
+    wanted = _gpu_llama.cells(size, tiny)
+    folder = out / "llama"
+    _gpu_llama.write_text(folder, _gpu_llama.TINY if tiny else _gpu_llama.SMALL)
+    (folder / "found.jsonl").unlink(missing_ok=True)
+    words = _gpu_llama.options_of(wanted[0], folder, size, tiny)
+    recipes.find("language-model").parse(words).prepare(folder)
+    print(f"\n-- llama: {size} ranks, bfloat16, {_gpu_llama.STEPS} steps of each", flush=True)
+    command = [sys.executable, str(ROOT / "tools" / "_gpu_llama.py"), str(folder)]
+    failures, code, late = [], 0, False
+    try:
+        env = {"RANKUP_MONITOR": "0"}
+        code = ranks_of([*command, *(["--tiny"] if tiny else [])], size, env, folder / "out.log")
+    except LateError:
+        late = True
+    lines = folder / "found.jsonl"
+    found = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    print(f"{'':30}{'graphs':>7}{'breaks':>7}  {'logits':10}  losses")
+    for line in found:
+        if "error" in line:
+            print(f"{line['cell']:30}  {line['error']}")
+            continue
+        losses = f"{line['losses'][0]:.4f} to {line['losses'][-1]:.4f}"
+        kinds = ", ".join(line["logits"])
+        print(
+            f"{line['cell']:30}{line['graphs']:7}{len(line['breaks']):7}  {kinds:10}  {losses}",
+            flush=True,
+        )
+    missing = [str(cell) for cell in wanted[len(found) :]]
+    if missing:
+        print(f"not run: {'; '.join(missing)}")
+    if code:
+        failures.append(f"llama ended with {code}: {tail(folder / 'out.log')}")
+    failures += _gpu_llama.judged(found, wanted)
+    if late:
+        print("the time of this part was over")
+    if not found:
+        failures.append("llama: no layout came to its end")
+    return failures
+
+
+# --- mfu
+
+
+def mfu(out: Path) -> list[str]:
+    """Tokens/s and MFU of Llamas over all GPUs, beside what a plan says."""
+    import torch
+
+    from rankup.recipes.llama import SIZES
+
+    size = max(1, min(MOST_RANKS, torch.cuda.device_count()))
+    memory = torch.cuda.get_device_properties(0).total_memory
+    print(f"\n-- mfu: {size} ranks, bfloat16, compiled; MFU as planned beside it", flush=True)
+    failures = []
+    for name, micro, recompute in (("llama-160m", 16, "none"), ("llama-1b", 4, "selective")):
+        shape = replace(SIZES[name], vocab_size=VOCABULARY, longest=2048)
+        folder = out / "mfu" / name
+        _gpu_llama.write_text(folder, shape.config())
+        words = ["--model", str(folder / "config.json"), "--vocab", "byte", "--seq-len", "2048"]
+        words += [*_gpu_llama.texts(folder), "--precision", "bf16", "--compile"]
+        words += ["--steps", "25", "--strategy", "fsdp" if size > 1 else "ddp"]
+        words += ["--micro-batch", str(micro), "--global-batch", str(2 * micro * size)]
+        words += ["--activation-checkpointing", recompute, "--valid-every", "1000"]
+        estimate = planned(words, size)
+        if estimate is not None and estimate.memory_total > 0.95 * memory:
+            print(f"{name}: not run: a plan says {estimate.memory_total / 2**30:.0f} GiB")
+            continue
+        try:
+            train(out, name, size, words)
+        except RuntimeError as error:
+            failures.append(str(error))
+            continue
+        except LateError:
+            print(f"{name}: not run to its end: the time of this part was over")
+            break
+        text = (out / "runs" / name / "metrics.jsonl").read_text()
+        records = [json.loads(line) for line in text.splitlines()]
+        # The first steps compile, and the last one is validated.
+        late = [record for record in records if "tokens_per_s" in record][10:-1]
+        rate = statistics.median(record["tokens_per_s"] for record in late)
+        share = statistics.median(record["mfu"] or 0.0 for record in late)
+        peak = max(record["peak_memory"] or 0 for record in late)
+        said = "unknown"
+        if estimate is not None:
+            said = f"{estimate.mfu:.3f}, {estimate.memory_total / 2**30:.1f} GiB"
+        print(
+            f"{name:12}{rate / size:10,.0f} tokens/s per GPU, MFU {share:.3f}, "
+            f"{peak / 2**30:.1f} GiB; planned {said}",
+            flush=True,
+        )
+    return failures
+
+
+def planned(words: list[str], size: int) -> Any:
+    """Return what a plan says of a run on these GPUs; None where it does not know them."""
+    import torch
+
+    from rankup import recipes
+    from rankup.plan.command import layout_of
+    from rankup.plan.estimate import estimate
+    from rankup.plan.machine import GIB, MACHINES
+    from rankup.plan.target import Sizes, find
+
+    name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
+    known = [one for one in MACHINES.values() if one.gpu.partition("-")[0] in name]
+    if not known:
+        return None
+    machine = min(known, key=lambda one: abs(one.memory_gib - memory / GIB))
+    options = recipes.find("language-model").parse(words)
+    layout = layout_of(options, size, options.layout(size, size))  # type: ignore[arg-type]
+    return estimate(find("language-model", words, Sizes()).shape, layout, machine)
 
 
 # --- trace
@@ -281,14 +448,22 @@ def tail(log: Path, lines: int = 25) -> str:
 
 def called(name: str, command: list[str]) -> list[str]:
     print(f"\n-- {name}", flush=True)
-    code = subprocess.run(command, cwd=ROOT).returncode
+    process = started_alone(command)
+    try:
+        code = process.wait(max(0.0, CLOCK.left()))
+    except subprocess.TimeoutExpired:
+        raise LateError from None
+    finally:
+        end(process)
     return [f"{name} ended with {code}"] if code else []
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("gpu-smoke"), metavar="FOLDER")
-    parser.add_argument("--only", default="trace,same,tests,bench", metavar="PARTS")
+    parser.add_argument("--only", default="llama,mfu,trace,same,tests,bench", metavar="PARTS")
+    parser.add_argument("--minutes", type=float, default=10.0, help="after which it ends")
+    parser.add_argument("--cpu-smoke", action="store_true", help="that the tool works, on a CPU")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -296,28 +471,43 @@ def main() -> None:
     if given.rank:
         trace_rank(given.rank, out)
         return
+    CLOCK.__init__(60 * given.minutes)  # type: ignore[misc]
     import torch
 
+    if given.cpu_smoke:
+        finish(whole(lambda: llama(out, tiny=True), "llama, tiny"))
     if not torch.cuda.is_available():
         sys.exit("gpu_smoke: torch sees no GPU here")
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     print(f"torch {torch.__version__}, NCCL {nccl}, {gpus}", flush=True)
     parts = {
+        "llama": lambda: llama(out),
+        "mfu": lambda: mfu(out),
         "trace": lambda: trace(out),
         "same": lambda: same(out),
         "tests": lambda: called("tests", [sys.executable, "-m", "pytest", "-q", "-m", "gpu"]),
         "bench": lambda: called("bench", [sys.executable, "bench/gpu.py", "--quick"]),
     }
-    failures = [failure for name in given.only.split(",") for failure in whole(parts[name], name)]
+    finish([failure for name in given.only.split(",") for failure in whole(parts[name], name)])
+
+
+def finish(failures: list[str]) -> NoReturn:
     for failure in failures:
         print(f"FAILED {failure}")
     sys.exit(bool(failures))
 
 
 def whole(part: Callable[[], list[str]], name: str) -> list[str]:
+    CLOCK.part(name)
+    if CLOCK.left() <= 0:
+        print(f"\n-- {name}\nnot run: the time was over")
+        return []
     try:
         return part()
+    except LateError:
+        print(f"{name}: broken off: the time was over")
+        return []
     except Exception as error:  # the other parts still tell something
         return [f"{name}: {type(error).__name__}: {error}"]
 

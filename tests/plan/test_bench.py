@@ -232,6 +232,28 @@ def test_cells_that_differ_are_not_read_as_the_usual(tmp_path: Path) -> None:
         assert found[one] != found[other], (one, other)
 
 
+def test_a_row_without_a_layout_is_predicted_by_the_fastest_that_fits(tmp_path: Path) -> None:
+    """And said to be; it is left out where none fits, and where its words say a layout."""
+    bare = {**SELENE, "tp": "", "pp": "", "dp": "", "interleave": ""}
+    rows = [
+        {**SELENE, "source": "told"},
+        {**bare, "source": "untold"},
+        {**bare, "source": "too large", "gpus": "8", "global_batch_seqs": "24"},
+        {**bare, "source": "torchtitan FSDP", "zero_stage": "", "precision": "bf16"},
+        {**bare, "source": "by copies", "dp": "512"},
+    ]
+    done = run(table_of(tmp_path / "table.csv", rows))
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["n"] for one in found if one["claim"] == "plan.layout"] == [1]
+    assert found[-1] == {"claim": "plan.unread", "source": "all", "n": 1}
+    times = {one["source"] for one in found if one["claim"] == "plan.time"}
+    assert times == {"told", "untold", "torchtitan FSDP", "by copies", "all"}
+    said = done.stderr.splitlines()
+    assert len(said) == 2
+    assert "line 3: tells no layout: predicted by the fastest that fits, dp " in said[0]
+    assert "line 4: not read: no layout is told, and none of 8 GPUs holds the model" in said[1]
+
+
 def test_errors_on_published_runs_stay_below_the_bars(data_root: Path | None) -> None:
     table = data_root / "scaling_tables.csv" if data_root is not None else None
     if table is None or not table.is_file():

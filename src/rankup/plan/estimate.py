@@ -189,11 +189,11 @@ EXPLAINED = {
         "Dao 2023 (FlashAttention-2); Korthikanti 2022, 4.1",
     ),
     "element-wise": (
-        "bytes of norms, residuals, activation / memory bandwidth, 3 times",
+        "bytes of norms, residuals, positions, activation, both ways / memory bandwidth",
         "counted by kernel; share of the bandwidth fitted",
     ),
     "head": (
-        "3 x (2bshV/t FLOPs + bytes of the cross-entropy), on the last stage",
+        "3 x 2bshV/t FLOPs, and the bytes of the cross-entropy both ways, on the last stage",
         "Narayanan 2021, eq. 3",
     ),
     "recomputation": ("the forward again (full), or part of it (selective)", "Korthikanti 2022"),
@@ -267,7 +267,12 @@ def what_limits(terms: tuple[Term, ...], layout: Layout, machine: Machine) -> tu
     if worst.name == "tensor parallel" and layout.tp > machine.gpus_per_node:
         advice = f"--tp {machine.gpus_per_node}, which stays within a node"
     if worst.name == "head" and layout.pp == 1:
-        advice = "--compile, whose loss never holds all logits in float32"
+        recipe = FRAMEWORKS[layout.framework].recipe
+        advice = (
+            "--compile, whose loss reads the logits once each way"
+            if recipe
+            else "torch.compile around the loss, so that it reads the logits once each way"
+        )
     if compiled and "--compile" in advice:
         share = f"({worst.name} is {worst.seconds / total:.0%} of a step)"
         cheap = "larger micro-batches" if worst.name == "launches" else "nothing cheap"

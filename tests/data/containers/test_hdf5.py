@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
+import rankup
 from rankup.base.errors import UserError
 from rankup.data import indexes
 from rankup.data.containers import Choice, hdf5
@@ -326,3 +327,26 @@ def test_flipped_bytes_find_only_the_documented_error(tmp_path: Path, kind: str)
     found = fuzz("hdf5", path, 150)
     assert found["refused"] > 10
     assert found["read"] > 10
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_file_that_this_process_has_open_in_h5py_is_read(tmp_path: Path, mode: str) -> None:
+    values = np.arange(40.0).reshape(10, 4)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=values, chunks=(2, 4), compression="gzip")
+    with h5py.File(tmp_path / "x.h5", mode), rankup.data.open(tmp_path / "x.h5") as samples:
+        assert samples.array(3, samples.fields[0]).tolist() == values[3].tolist()
+
+
+def test_axes_are_no_columns_unless_asked_for(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        file["temp"] = np.arange(40.0).reshape(5, 8)
+        file["time"] = np.arange(5.0)
+        for name, length in (("time", 5), ("x", 8)):
+            axis = file.require_dataset(name, (length,), "f8")  # x is declared and never written
+            axis.make_scale(name)
+    index = hdf5.scan(tmp_path / "x.nc", Choice())
+    assert [one.name for one in index.fields] == ["temp"]
+    assert len(index) == 5
+    index = hdf5.scan(tmp_path / "x.nc", Choice(fields=("temp", "time")))
+    assert [one.name for one in index.fields] == ["temp", "time"]

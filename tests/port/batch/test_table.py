@@ -265,6 +265,14 @@ def test_a_job_of_several_parts_is_said_not_to_be_read(tmp_path: Path) -> None:
     assert not findings
 
 
+def test_of_a_file_that_goes_round_nothing_is_concluded(tmp_path: Path) -> None:
+    """Its end may start what seems to be missing."""
+    text = f"{TIME}{FOUR}python lit.py\nwhile :; do :; done\n"
+    shown, findings = looked_at(written(tmp_path, text))
+    assert shown[0].startswith("given up, since it goes round")
+    assert "RK163" not in {one.code for one in findings}
+
+
 def test_a_sourced_file_beside_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("export ARGS='--standalone --nproc-per-node=8'\n")
     text = f"{TIME}{ONE}source env.sh\ntorchrun $ARGS train.py\n"

@@ -105,12 +105,21 @@ def _chosen(file: h5py.File, choice: Choice) -> list[tuple[str, dict[str, h5py.D
             if not set(choice.fields) & set(data):
                 continue
             data = {name: one for name, one in data.items() if name in wanted}
+        else:  # axes, as netCDF has them, are no column beside what they are axes of
+            axes = {name for name, one in data.items() if _is_axis(one)}
+            if axes < {*data}:
+                data = {name: one for name, one in data.items() if name not in axes}
         if data:
             found.append((str(group.name), data))
     check_known(choice, known, "data set")
     if not found:
         raise UserError("there is no data set in it whose rows could be samples")
     return found
+
+
+def _is_axis(data: h5py.Dataset) -> bool:
+    mark = data.attrs.get("CLASS")  # of HDF5's dimension scales
+    return isinstance(mark, bytes | str) and mark in (b"DIMENSION_SCALE", "DIMENSION_SCALE")
 
 
 def _groups(file: h5py.File) -> Iterator[tuple[h5py.Group, dict[str, h5py.Dataset]]]:

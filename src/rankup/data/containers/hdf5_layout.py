@@ -67,7 +67,13 @@ _RESERVED = {"labels", "keys", "key_offsets", "hashes", "offsets", CLASSES}
 
 def opened(path: Path) -> h5py.File:
     """The file for reading; without locks, which hang or fail on parallel file systems."""
-    return h5py.File(path, "r", locking=False)
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        if "locking flag" not in str(error):
+            raise
+        # This process has it open with locks, and libhdf5 wants them alike in all of its handles.
+        return h5py.File(path, "r")
 
 
 def members(group: h5py.Group) -> Iterator[tuple[str, h5py.Group | h5py.Dataset]]:

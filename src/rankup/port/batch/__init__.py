@@ -48,7 +48,8 @@ def looked_at(path: Path) -> tuple[list[str], list[Finding]]:
         if not script.lines[0].startswith("#!") or _SHELL.match(script.lines[0]):
             job = Job(script, table(script))
             shown = list(job.table.lines())
-            unsure = bool(script.unread) or len(job.steps) < len(job.table.steps)
+            unsure = bool(script.unread) or not job.table.whole
+            unsure = unsure or len(job.steps) < len(job.table.steps)
             rules = [one for one in _USE if not (one.whole and unsure)]
             hits += [(rule, hit) for rule in rules for hit in rule.look(job)]
     found = [

@@ -231,18 +231,14 @@ class Table:
     waits: list[int] = field(default_factory=list)
     fixed: list[Step] = field(default_factory=list)
 
-    @cached_property
-    def training(self) -> list[Step]:
-        """The steps of the largest launch, or all that are alike."""
-        several = [one for one in self.steps if one.program.elastic or one.program.kind != "python"]
-        return several or self.steps
-
     def lines(self) -> Iterator[str]:
         """The table, a few lines."""
         if self.why:
             yield f"read only, since {self.why}: what it starts is not known"
             return
-        if not self.steps:
+        if not self.whole:
+            yield "given up, since it goes round or waits: what would follow is not known"
+        elif not self.steps:
             yield "starts no Python that can be seen"
         for step in _alike(self.steps):
             name = _UNKNOWN.sub("?", step.program.name)

@@ -99,11 +99,6 @@ class Launch:
     def container(self) -> bool:
         return self.runner in _CONTAINERS
 
-    @property
-    def under_srun(self) -> bool:
-        """A torchrun that srun starts."""
-        return self.torchrun and self.srun is not None
-
 
 def launches(commands: Iterable[Command], functions: Collection[str]) -> Iterator[Launch]:
     """Yield every launch, in the order of the script; code in a line and helpers are left out."""
