@@ -179,7 +179,6 @@ def test_a_mix_has_its_weights_and_each_window_once_per_pass() -> None:
         (["--mix", "web:1,text:1"], "holds no folder 'text'"),
         (["--mix", "web:1,other:1"], "by different tokenizers"),
         (["--mix", "web:1,code:1", "--epochs", 1], "give --steps"),
-        (["--mix", "web:1,code:1", "--schedule", "step"], "--schedule step is of one text"),
         (["--vocab", "byte", "--mix", "web:1,code:1"], "leave --vocab and --vocab-size away"),
         ([], r"is no folder of tokens; .* --mix code:1,other:1,web:1"),
         (

@@ -85,8 +85,6 @@ def test_words_become_options() -> None:
         ("--steps 3 --epochs 1", "give one"),
         ("--steps 0", "the least is 1"),
         ("--global-batch -2", "the least is 1"),
-        ("--gamma 0", "--gamma 0 is what an epoch leaves"),
-        ("--gamma 1.5", "at most 1"),
         ("--ema 1", "less than 1"),
         ("--ema 0.9 --strategy local-sgd", "copies of --strategy local-sgd differ"),
         ("--ema 0.9 --strategy diloco", "leave one away"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .errors import UserError
 
 # A verb's option stands behind the verb, a key behind its file, an option of a recipe or a value of
 # one by itself.
 GONE: dict[str, str] = {
+    "--schedule step": "give cosine, wsd or constant; a script of your own has torch's StepLR",
+    "--schedule one-cycle": "give cosine with --warmup; a script of your own has torch's OneCycleLR",
+    "--gamma": "it was of --schedule step; give --schedule cosine, wsd or constant",
     "env create --kernel": "put ipykernel into requirements.txt and run: python -m ipykernel install --user --name NAME",
     "run --array": "start one run per task with a loop in the shell, each with its own report: docs/slurm.md",
     "run --lives": "it is called --max-attempts",
@@ -42,6 +47,16 @@ def sentence(*words: str) -> str:
     """What to do in the place of what these words name, as they were typed; empty if it is here."""
     typed = " ".join(words)
     return f"{typed} is gone in 0.3: {GONE[typed]}" if typed in GONE else ""
+
+
+def of_run(recipe: str, args: Sequence[str]) -> str:
+    """The sentence of a recipe that is gone, or of the first of its options that is; else empty."""
+    said = [sentence(recipe)]
+    for word, after in zip(args, [*args[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        value = (value if equals else after).partition(":")[0]
+        said += [sentence(option), sentence(option, value)]
+    return next(filter(None, said), "")
 
 
 def refuse(*words: str) -> None:

@@ -18,14 +18,14 @@ from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
 from .ema import Average
 from .metrics import Trace
-from .optimizer import LossScale, rates, set_rates
+from .optimizer import LossScale, rate, set_rate
 from .options import TrainOptions
-from .plan import Plan, Step
+from .plan import Step
 from .profile import Profile
 from .start import refuse_unused
 from .stop import Stop
 from .taken import Clock, Late, Taken
-from .task import Batch, Feed, Freezing, Task, to_device
+from .task import Batch, Feed, Task, to_device
 
 
 @dataclass
@@ -48,30 +48,6 @@ class Turn:
     waited: float = 0.0
     packed: torch.Tensor | None = None
     work: dist.Work | None = None
-
-
-class Frozen:
-    """The part of a model that the first epochs of a `Freezing` task leave as it is.
-
-    Attributes:
-        steps: at the beginning of the run, in which it is frozen.
-    """
-
-    def __init__(self, task: Task, options: TrainOptions, model: nn.Module) -> None:
-        self.steps = 0
-        self._parameters: list[nn.Parameter] = []
-        if isinstance(task, Freezing) and task.frozen_epochs:
-            self.steps = Plan.of(task, options).steps_per_epoch * task.frozen_epochs
-            self._parameters = task.frozen(model)
-
-    def leave(self, step: Step) -> None:
-        """Take the gradients away that the optimizer is to pass by; they count in no norm either.
-
-        DDP has exchanged them: what it exchanges cannot change in the middle of a run.
-        """
-        if step.number <= self.steps:
-            for parameter in self._parameters:
-                parameter.grad = None
 
 
 class Stepper:
@@ -108,7 +84,6 @@ class Stepper:
         self.last = last
         self._taken = False
         self._clock: Clock | None = None
-        self.frozen = Frozen(task, options, built.model)
         self.average: Average | None = None
         self.scale = LossScale() if options.precision == "fp16" else None
 
@@ -143,7 +118,6 @@ class Stepper:
             refuse_unused(self.built.model)
             self._taken = True
         self.built.finish_gradients()
-        self.frozen.leave(step)
         if self.scale is not None:
             self.scale.unscale(self.parameters)
         norm = self.clip()
@@ -174,21 +148,9 @@ class Stepper:
 
     def learning_rate(self, step: Step) -> float:
         """Set and return that of a step."""
-        options = self.options
-        peak, frozen = options.lr, self.frozen.steps
-        left = options.gamma**step.after.epoch
-        found = rates(
-            step.number,
-            self.last,
-            peak,
-            options.warmup,
-            options.schedule,
-            frozen,
-            left,
-            options.decay,
-        )
-        set_rates(self.optimizer, found)
-        return found.lr
+        lr = rate(step.number, self.last, self.options)
+        set_rate(self.optimizer, lr)
+        return lr
 
     def coming(self, steps: Iterable[Step]) -> Iterator[tuple[int, torch.Tensor]]:
         """Epoch and samples of the micro-batches that this rank computes, for `Feed`."""

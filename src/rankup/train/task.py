@@ -117,17 +117,6 @@ class Task(Protocol):
 
 
 @runtime_checkable
-class Freezing(Protocol):
-    """A task that leaves part of its model as it is in the first epochs."""
-
-    frozen_epochs: int
-
-    def frozen(self, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters that stay. Their gradients are computed, and thrown away."""
-        ...
-
-
-@runtime_checkable
 class Ordered(Protocol):
     """A task whose epochs have an order of their own: by length, say."""
 
