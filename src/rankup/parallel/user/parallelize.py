@@ -65,7 +65,7 @@ def parallelize(
 ) -> Parallel:
     """Split a model over all ranks; the loop stays that of one GPU. Call on every rank.
 
-        model, optimizer, _ = rankup.parallelize(Net, lambda m: SGD(m.parameters(), 0.1), "fsdp")
+        model, optimizer = rankup.parallelize(Net, lambda m: SGD(m.parameters(), 0.1), "fsdp")
 
     Data comes from `rankup.shard(loader)`, which deals ranks that compute a batch together the same
     part. The gradient is the exact mean over the samples of all ranks, or over the units given to
