@@ -206,7 +206,19 @@ def test_copies_meet_without_the_tables_of_positions(tmp_path: Path, ranks: Rank
     """They are the same for all, so what is sent is what is trained."""
     text = tmp_path / "text.txt"
     text.write_text("the same run, only faster. " * 200)
-    words = "--vocab byte --steps 4 --global-batch 8 --micro-batch 2 --seq-len 16 --model".split()
+    words = [
+        "--vocab",
+        "byte",
+        "--steps",
+        "4",
+        "--global-batch",
+        "8",
+        "--micro-batch",
+        "2",
+        "--seq-len",
+        "16",
+        "--model",
+    ]
     words += [str(_folder(tmp_path / "theirs") / "config.json"), "--train", str(text)]
     run = tmp_path / "run"
     words += ["--strategy", "local-sgd", "--sync-every", "2"]
