@@ -136,7 +136,7 @@ BAD: dict[str, Bad] = {
     "values": ("mymodels:reads_values", 2, ("fsdp", *NOTHING[1:]), "does not work on meta"),
     "no model": ("mymodels:nothing", 1, NOTHING, "returned int; a function that returns"),
     "no chain": ("mymodels:branches", 2, ("pp", *NOTHING[1:]), "cannot be cut into pipeline"),
-    "no plan": ("mymodels:attention", 2, ("tp", *NOTHING[1:]), "nn.MultiheadAttention holds"),
+    "no plan": ("mymodels:attention", 2, ("tp", *NOTHING[1:]), "brings no tensor plan"),
 }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from rankup.data.batches import BatchRequest
@@ -27,11 +30,12 @@ class Text:
 
     Args:
         sound: windows that can be read before the disk is gone.
+        signalled: windows behind which this process is asked to stop.
     """
 
-    def __init__(self, length: int, sound: int = 1 << 30) -> None:
+    def __init__(self, length: int, sound: int = 1 << 30, signalled: int = 1 << 30) -> None:
         self._tokens = np.arange(length, dtype=np.uint16) % 128
-        self._sound = sound
+        self._sound, self._signalled = sound, signalled
         self.read: list[int] = []
         self.readers: set[str] = set()
         self.news = threading.Condition()
@@ -45,6 +49,8 @@ class Text:
             if len(self.read) == self._sound:
                 raise OSError("the disk is gone")
             self.read.append(window)
+            if len(self.read) == self._signalled:
+                os.kill(os.getpid(), signal.SIGTERM)
             self.readers.add(threading.current_thread().name)
             self.news.notify_all()
         return self._tokens[places]
@@ -101,24 +107,31 @@ def test_who_leaves_early_leaves_no_thread() -> None:
     assert not _threads()
 
 
-def _train(world: World, directory: Path, words: list[str]) -> tuple[str, list[str], set[str]]:
-    """Train on a text that cannot be read to its end; the error, threads left, and readers."""
+def _train(
+    world: World, directory: Path, words: list[str], text: dict[str, int]
+) -> tuple[str, list[str]]:
+    """Train on such a text; what became of the run, and threads that are left."""
     options = find("language-model").parse(words)
     assert isinstance(options, LanguageModelOptions)
     task = LanguageModel(options, directory / TOKENS)
-    text = Text(1000 * SEQ_LEN, sound=500)
-    task.train = Windows(text, SEQ_LEN)  # type: ignore[arg-type]
+    tokens = Text(1000 * SEQ_LEN, **text)
+    task.train = Windows(tokens, SEQ_LEN)  # type: ignore[arg-type]
     try:
-        train_task(world, task, options, directory, False)
+        report = train_task(world, task, options, directory, False)
     except OSError as error:
-        return str(error), _threads(), text.readers
-    return "", _threads(), text.readers
+        return str(error), _threads()
+    finally:
+        assert tokens.readers == {"read-ahead_0"}
+    assert report.outcome is not None
+    return "finished" if report.outcome.finished else "stopped", _threads()
 
 
-def test_what_cannot_be_read_ends_the_run(ranks: RankPool, tmp_path: Path) -> None:
-    words = ["--tiny", "--vocab", "byte", "--seq-len", str(SEQ_LEN), "--steps", "40"]
+@pytest.mark.parametrize(
+    ("text", "end"), [({"sound": 500}, "the disk is gone"), ({"signalled": 500}, "stopped")]
+)
+def test_the_thread_ends_with_the_run(
+    ranks: RankPool, tmp_path: Path, text: dict[str, int], end: str
+) -> None:
+    words = ["--tiny", "--vocab", "byte", "--seq-len", str(SEQ_LEN), "--steps", "200"]
     find("language-model").prepare(words, {}, tmp_path)
-    [(error, threads, readers)] = ranks.run(1, _train, tmp_path, words)
-    assert error == "the disk is gone"
-    assert not threads
-    assert readers == {"read-ahead_0"}
+    assert ranks.run(1, _train, tmp_path, words, text) == [(end, [])]
