@@ -23,8 +23,8 @@ GONE: dict[str, str] = {
     "--pp-schedule InterleavedZeroBubble": "give gpipe, 1f1b or interleaved",
     "--pp-schedule ZBVZeroBubble": "give gpipe, 1f1b or interleaved",
     "--pp-schedule DualPipeV": "give gpipe, 1f1b or interleaved",
-    "--compress int8": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
-    "--compress topk": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
+    "--compress int8": "give bf16 or powersgd; with --strategy local-sgd and diloco, which talk seldom, leave it away",
+    "--compress topk": "give bf16 or powersgd; with --strategy local-sgd and diloco, which talk seldom, leave it away",
     "port --shard-eval": "the report of port says for each evaluation what stands in the way of sharding it",
     "--strategy async-sgd": "among equal GPUs --strategy ddp is nearly as fast, and exact; by-hand/async_sgd.py shows the method in one file, and `rankup demo --files .` writes it",
     "--max-staleness": "it went with async-sgd, of which by-hand/async_sgd.py shows the bound; `rankup demo --files .` writes it",
@@ -42,11 +42,15 @@ GONE: dict[str, str] = {
     "generate --beams": "only summarization searched by beams; summarize.py has --beams, and `rankup demo --files .` writes it",
 }
 
+# 0.2 took torch's names of schedules in any case.
+_IN_ANY_CASE = {typed.lower(): typed for typed in GONE if typed.startswith("--pp-schedule ")}
+
 
 def sentence(*words: str) -> str:
     """What to do in the place of what these words name, as they were typed; empty if it is here."""
     typed = " ".join(words)
-    return f"{typed} is gone in 0.3: {GONE[typed]}" if typed in GONE else ""
+    known = _IN_ANY_CASE.get(typed.lower(), typed)
+    return f"{typed} is gone in 0.3: {GONE[known]}" if known in GONE else ""
 
 
 def of_run(recipe: str, args: Sequence[str]) -> str:
