@@ -114,7 +114,7 @@ class Task(ABC):
         """Return whether `values` fills the parameter of that name: none is drawn for it."""
         return False
 
-    def values(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def values(self, tensors: Mapping[str, torch.Tensor]) -> None:  # noqa: B027
         """Fill what it gives of this rank's parameters, by their names in the model.
 
         Call on all ranks. Parameters may be DTensors.

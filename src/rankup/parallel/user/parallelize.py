@@ -227,8 +227,8 @@ def _refuse(strategy: str | None, others: Mapping[str, object]) -> None:
     if pipeline:
         raise UserError(
             f"parallelize makes no pipelines any more, and {pipeline[0]} is of one: rankup run "
-            "language-model --strategy pp has them, and examples/pipeline.py shows one by hand; "
-            "parallelize takes ddp, fsdp, hsdp and tp"
+            "language-model --strategy pp has them, and by-hand/pipeline.py shows one in plain "
+            "PyTorch (`rankup demo --files .` writes it); parallelize takes ddp, fsdp, hsdp and tp"
         )
     if "methods" in others:
         raise UserError(
