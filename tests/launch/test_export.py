@@ -104,6 +104,37 @@ def test_the_command(runs: Path, rankup_here: RunRankup, tmp_path: Path) -> None
     assert "--force replaces it" in again.stderr
 
 
+@pytest.mark.parametrize(
+    ("args", "typed"),
+    [
+        (["--strategy", "gossip", "--steps", "9"], "--strategy gossip"),
+        (["--steps", "9", "--compress=topk:0.1"], "--compress topk"),
+        (["--strategy", "pp", "--pp-timeline"], "--pp-timeline"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_run_with_an_option_that_is_gone_says_so(
+    runs: Path, rankup_here: RunRankup, tmp_path: Path, args: list[str], typed: str
+) -> None:
+    """Its weights are written, and status shows it; a resume ends with the sentence."""
+    run = _run(runs, "plai")
+    ended: dict[str, Any] = {"started": "2026-11-20T12:00:00+0000", "nproc": 1, "code": 1}
+    ended |= {"ended": "2026-11-20T12:01:00+0000", "node": platform.node()}
+    old: dict[str, Any] = {"kind": "recipe", "target": "language-model", "args": args}
+    old["attempts"] = [ended]
+    rundir.write(run, replace(rundir.read(run), **old))
+    sentence = gone.sentence(*typed.split())
+    to = ["--to", "safetensors", "--out", "model.safetensors"]
+    exported = rankup_here(["export", str(run), *to])
+    assert exported.returncode == 0, exported.stderr
+    assert f"note: {sentence}; the weights" in exported.stderr
+    resumed = rankup_here(["run", "--local", "--resume", str(run)])
+    assert (resumed.returncode, sentence in resumed.stderr) == (2, True), resumed.stderr
+    shown = rankup_here(["status", str(run)])
+    assert shown.returncode == 0, shown.stderr
+    assert sentence in " ".join(shown.stdout.split())
+
+
 def test_a_run_of_a_recipe_that_is_gone_says_so(
     runs: Path, rankup_here: RunRankup, tmp_path: Path
 ) -> None:

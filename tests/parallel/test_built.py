@@ -21,10 +21,13 @@ from tests.pool import RankPool
 Batch = tuple[torch.Tensor, ...]
 
 
+class Stack(nn.Sequential):
+    def tensor_plan(self) -> dict[str, str]:
+        return {"0": "column-gathered", "2": "column", "4": "row"}
+
+
 def _stack() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)
-    )
+    return Stack(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
 def _frozen() -> nn.Module:

@@ -132,3 +132,17 @@ def test_half_in_sharded_stages(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(4, _stages, tmp_path / "split", replace(OPTIONS, pp=2, shard=2), timeout=200)
     ours, theirs = (torch.tensor(losses(tmp_path / name)) for name in ("split", "one"))
     torch.testing.assert_close(ours, theirs, rtol=SGD_WITHIN, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked",
+    [{"dp": 2, "shard": 2}, {"tp": 2, "shard": 2}, {"pp": 2, "shard": 2}, {"cp": 2, "shard": 2}],
+    ids=lambda asked: " x ".join(asked),
+)
+def test_layouts_agree_in_half(ranks: RankPool, tmp_path: Path, asked: dict[str, int]) -> None:
+    """Each operator rounds alike wherever a model is sharded; `ddp` goes by autocast."""
+    ranks.run(2, _stages, tmp_path / "fsdp", replace(OPTIONS, strategy="fsdp"), timeout=200)
+    ranks.run(4, _stages, tmp_path / "other", replace(OPTIONS, **asked), timeout=200)
+    ours, theirs = (torch.tensor(losses(tmp_path / name)) for name in ("other", "fsdp"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=0)

@@ -205,9 +205,10 @@ def test_nobody_trains_on_behind_a_backward_that_failed(ranks: RankPool, reentra
     ranks.run(2, _after_a_failure, reentrant)
 
 
-def _types(world: World, layout: Layout) -> tuple[bool, str, str]:
+def _types(world: World, layout: Layout, float_outputs: bool) -> tuple[bool, str, str]:
     """Whether a block runs under autocast; types of what it gives, and of what the model does."""
-    built = build(InOneDict, Mesh(layout, world), 0, Choices(half="bfloat16"))
+    choices = Choices(half="bfloat16", float_outputs=float_outputs)
+    built = build(InOneDict, Mesh(layout, world), 0, choices)
     inner: list[str] = []
     block: Any = built.model.get_submodule("transformer.h.1")
     block.register_forward_hook(lambda _, __, output: inner.append(str(output.dtype)))
@@ -220,8 +221,9 @@ def _types(world: World, layout: Layout) -> tuple[bool, str, str]:
 def test_sharded_weights_are_the_only_policy_of_bf16(ranks: RankPool) -> None:
     """torch's autocast is for models that a rank holds whole."""
     half, full = "torch.bfloat16", "torch.float32"
-    assert ranks.run(2, _types, Layout(dp_shard=2)) == [(False, half, full)] * 2
-    assert ranks.run(2, _types, Layout(dp_replicate=2)) == [(True, full, half)] * 2
+    assert ranks.run(2, _types, Layout(dp_shard=2), False) == [(False, half, half)] * 2
+    assert ranks.run(2, _types, Layout(dp_shard=2), True) == [(False, half, full)] * 2
+    assert ranks.run(2, _types, Layout(dp_replicate=2), False) == [(True, full, half)] * 2
 
 
 def _statistics(world: World) -> float:

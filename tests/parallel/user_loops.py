@@ -17,8 +17,13 @@ from rankup.runtime.save import full_state
 from rankup.runtime.world import World
 
 
+class Stack(nn.Sequential):
+    def tensor_plan(self) -> dict[str, str]:
+        return {"0": "column", "2": "row", "4": "column-gathered"}
+
+
 def stack() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
+    return Stack(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

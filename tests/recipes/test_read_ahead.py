@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from rankup.data.batches import BatchRequest
 from rankup.recipes import find
 from rankup.recipes.language_model import LanguageModel, Several, Windows
 from rankup.recipes.options import TOKENS, LanguageModelOptions
@@ -27,11 +29,12 @@ class Text:
 
     Args:
         sound: windows that can be read before the disk is gone.
+        signalled: windows behind which this process is asked to stop.
     """
 
-    def __init__(self, length: int, sound: int = 1 << 30) -> None:
+    def __init__(self, length: int, sound: int = 1 << 30, signalled: int = 1 << 30) -> None:
         self._tokens = np.arange(length, dtype=np.uint16) % 128
-        self._sound = sound
+        self._sound, self._signalled = sound, signalled
         self.read: list[int] = []
         self.readers: set[str] = set()
         self.news = threading.Condition()
@@ -45,6 +48,8 @@ class Text:
             if len(self.read) == self._sound:
                 raise OSError("the disk is gone")
             self.read.append(window)
+            if len(self.read) == self._signalled:
+                os.kill(os.getpid(), signal.SIGTERM)
             self.readers.add(threading.current_thread().name)
             self.news.notify_all()
         return self._tokens[places]
@@ -56,8 +61,8 @@ class Text:
             assert self.read == windows
 
 
-def _requests(batches: list[list[int]]) -> Iterator[BatchRequest]:
-    return (BatchRequest.of(np.array(samples, np.int64)) for samples in batches)
+def _samples(batches: list[list[int]]) -> Iterator[torch.Tensor]:
+    return map(torch.tensor, batches)
 
 
 def _threads() -> list[str]:
@@ -69,13 +74,13 @@ def test_two_batches_are_read_ahead_in_their_order() -> None:
     batches = [[5, 0], [3], [1, 2], [4], [6]]
     text = Text(7 * SEQ_LEN + 1)
     windows = Windows(text, SEQ_LEN)  # type: ignore[arg-type]
-    ahead = windows.ahead(_requests(batches))
-    request, (tokens, targets) = next(ahead)
+    ahead = windows.ahead(_samples(batches))
+    samples, (tokens, targets) = next(ahead)
     text.await_read([5, 0, 3, 1, 2])  # and no fourth batch while nobody takes the second
-    assert request.samples.tolist() == [5, 0]
+    assert samples.tolist() == [5, 0]
     assert tokens[:, 0].tolist() == [40, 0]
     assert torch.equal(targets, tokens + 1)
-    rest = [request.samples.tolist() for request, _ in ahead]
+    rest = [samples.tolist() for samples, _ in ahead]
     assert rest == batches[1:]
     assert text.readers == {"read-ahead_0"}
     assert not _threads()
@@ -85,7 +90,7 @@ def test_a_batch_is_that_of_any_places() -> None:
     """Also of a short last window, and of several texts."""
     lengths = (3 * SEQ_LEN + 3, SEQ_LEN + 1)
     several = Several([Windows(Text(n), SEQ_LEN) for n in lengths])  # type: ignore[arg-type]
-    [(_, (tokens, targets))] = several.ahead(_requests([[4, 3, 0]]))
+    [(_, (tokens, targets))] = several.ahead(_samples([[4, 3, 0]]))
     places = SEQ_LEN * np.array([[0], [3], [0]]) + np.arange(SEQ_LEN + 1)
     last = np.array([[lengths[1]], [lengths[0]], [lengths[0]]]) - 1
     whole = torch.from_numpy(np.minimum(places, last))
@@ -94,31 +99,38 @@ def test_a_batch_is_that_of_any_places() -> None:
 
 
 def test_who_leaves_early_leaves_no_thread() -> None:
-    ahead = Windows(Text(100), SEQ_LEN).ahead(_requests([[n] for n in range(10)]))  # type: ignore[arg-type]
+    ahead = Windows(Text(100), SEQ_LEN).ahead(_samples([[n] for n in range(10)]))  # type: ignore[arg-type]
     next(ahead)
     assert _threads()
     ahead.close()  # type: ignore[attr-defined]
     assert not _threads()
 
 
-def _train(world: World, directory: Path, words: list[str]) -> tuple[str, list[str], set[str]]:
-    """Train on a text that cannot be read to its end; the error, threads left, and readers."""
+def _train(
+    world: World, directory: Path, words: list[str], text: dict[str, int]
+) -> tuple[str, list[str]]:
+    """Train on such a text; what became of the run, and threads that are left."""
     options = find("language-model").parse(words)
     assert isinstance(options, LanguageModelOptions)
     task = LanguageModel(options, directory / TOKENS)
-    text = Text(1000 * SEQ_LEN, sound=500)
-    task.train = Windows(text, SEQ_LEN)  # type: ignore[arg-type]
+    tokens = Text(1000 * SEQ_LEN, **text)
+    task.train = Windows(tokens, SEQ_LEN)  # type: ignore[arg-type]
     try:
-        train_task(world, task, options, directory, False)
+        report = train_task(world, task, options, directory, False)
     except OSError as error:
-        return str(error), _threads(), text.readers
-    return "", _threads(), text.readers
+        return str(error), _threads()
+    finally:
+        assert tokens.readers == {"read-ahead_0"}
+    assert report.outcome is not None
+    return "finished" if report.outcome.finished else "stopped", _threads()
 
 
-def test_what_cannot_be_read_ends_the_run(ranks: RankPool, tmp_path: Path) -> None:
-    words = ["--tiny", "--vocab", "byte", "--seq-len", str(SEQ_LEN), "--steps", "40"]
+@pytest.mark.parametrize(
+    ("text", "end"), [({"sound": 500}, "the disk is gone"), ({"signalled": 500}, "stopped")]
+)
+def test_the_thread_ends_with_the_run(
+    ranks: RankPool, tmp_path: Path, text: dict[str, int], end: str
+) -> None:
+    words = ["--tiny", "--vocab", "byte", "--seq-len", str(SEQ_LEN), "--steps", "200"]
     find("language-model").prepare(words, {}, tmp_path)
-    [(error, threads, readers)] = ranks.run(1, _train, tmp_path, words)
-    assert error == "the disk is gone"
-    assert not threads
-    assert readers == {"read-ahead_0"}
+    assert ranks.run(1, _train, tmp_path, words, text) == [(end, [])]

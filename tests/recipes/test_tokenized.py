@@ -118,7 +118,7 @@ def test_a_staged_copy_is_compared_and_read(
     (folder / "tokens-00001.bin").write_bytes(whole)
     with pytest.raises(UserError, match=r"folders of tokens; stage each .*code .*other .*web$"):
         stage(corpus, reserve=0)
-    assert stage_as_typed(Words((str(folder),), reserve="1kB"), lambda job: True) == 0
+    assert stage_as_typed(Words((str(folder),), reserve="1kB")) == 0
     assert "each shard has the tokens that were written: " in capsys.readouterr().out
     done = stage(folder, reserve=0)
     assert (done.checked, done.shared) == (True, True)
@@ -179,7 +179,6 @@ def test_a_mix_has_its_weights_and_each_window_once_per_pass() -> None:
         (["--mix", "web:1,text:1"], "holds no folder 'text'"),
         (["--mix", "web:1,other:1"], "by different tokenizers"),
         (["--mix", "web:1,code:1", "--epochs", 1], "give --steps"),
-        (["--mix", "web:1,code:1", "--schedule", "step"], "--schedule step is of one text"),
         (["--vocab", "byte", "--mix", "web:1,code:1"], "leave --vocab and --vocab-size away"),
         ([], r"is no folder of tokens; .* --mix code:1,other:1,web:1"),
         (

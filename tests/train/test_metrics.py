@@ -61,8 +61,8 @@ def test_one_line_per_step_and_a_final_one(gallery: Gallery, name: str) -> None:
     assert final["test_loss"] > 0
 
 
-def test_the_learning_rate_steps_down_after_each_epoch(ranks: RankPool, tmp_path: Path) -> None:
-    options = replace(OPTIONS, schedule="step", gamma=0.3)
+def test_every_rank_knows_how_it_ended(ranks: RankPool, tmp_path: Path) -> None:
+    options = replace(OPTIONS, schedule="constant")
     shape = {"n": 2 * OPTIONS.global_batch - 1}
     first, other = ranks.run(2, train_images, tmp_path, options, shape)
     assert "step 5/5" in first.output
@@ -72,8 +72,7 @@ def test_the_learning_rate_steps_down_after_each_epoch(ranks: RankPool, tmp_path
         assert report.outcome is not None
         assert report.outcome.valid_loss == final["valid_loss"]
         assert report.outcome.test_loss == final["test_loss"]
-    rates = [line["lr"] for line in records(tmp_path)[:5]]
-    assert rates == pytest.approx([0.05, 0.05, 0.015, 0.015, 0.0045])
+    assert [line["lr"] for line in records(tmp_path)[:5]] == [options.lr] * 5
 
 
 GPUS = {

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.runtime.world import World
-from rankup.train.optimizer import FLOOR, Rates, learning_rate, rates
+from rankup.train.optimizer import FLOOR, learning_rate, rate
 from rankup.train.options import TrainOptions
 from tests.parallel.tasks import SmallLM
 from tests.parallel.test_same_run import SGD
@@ -38,7 +38,7 @@ def test_rises_to_the_peak_then_never_rises(
     last: int, warmup: int, peak: float, schedule: str
 ) -> None:
     rates = [learning_rate(step, last, peak, warmup, schedule) for step in range(1, last + 1)]
-    assert all(0 < rate <= peak * (1 + 1e-12) for rate in rates)
+    assert all(0 < value <= peak * (1 + 1e-12) for value in rates)
     rising, falling = rates[:warmup], rates[max(0, warmup - 1) :]
     assert all(a < b for a, b in pairwise(rising))
     assert all(a >= b * (1 - 1e-12) for a, b in pairwise(falling))
@@ -53,55 +53,9 @@ def test_without_warm_up_the_first_step_is_near_the_peak() -> None:
     assert learning_rate(1, 1000, 0.3, 0, "constant") == 0.3
 
 
-def _one_cycle(last: int, frozen: int = 0) -> list[Rates]:
-    return [rates(step, last, 1.0, 0, "one-cycle", frozen) for step in range(1, last + 1)]
-
-
-def test_one_cycle_is_fastai_s() -> None:
-    found = _one_cycle(100)
-    assert found[0] == (pytest.approx(1 / 25), pytest.approx(0.95))
-    assert found[25] == (pytest.approx(1.0), pytest.approx(0.85))  # the first step past a quarter
-    assert found[-1].lr == pytest.approx(0, abs=1e-3)
-    assert found[-1].momentum == pytest.approx(0.95, abs=1e-3)
-    # Half way down: a cosine from 1 to 1e-5.
-    middle = rates(1 + 25 + 75 // 2, 100, 1.0, 0, "one-cycle")
-    assert middle.lr == pytest.approx(0.51, abs=0.02)
-
-
-def test_fine_tuning_is_two_cycles_the_second_of_half_the_peak() -> None:
-    found = _one_cycle(70, frozen=10)
-    frozen, thawed = found[:10], found[10:]
-    assert frozen[0].lr == pytest.approx(1 / 25)
-    assert all(a.lr < b.lr for a, b in pairwise(frozen))
-    assert thawed[0].lr == pytest.approx(0.5 / 5)
-    assert max(one.lr for one in thawed) == pytest.approx(0.5)
-    assert thawed.index(max(thawed)) == 18  # three tenths of 60
-    assert thawed[-1].lr < 0.01
-
-
-@given(last=st.integers(1, 50), frozen=st.integers(0, 60))
-def test_a_cycle_of_any_length_has_rates_that_can_be_used(last: int, frozen: int) -> None:
-    for one in _one_cycle(last, frozen):
-        assert 0 < one.lr <= 1
-        assert one.momentum is not None
-        assert 0.85 <= one.momentum <= 0.95 + 1e-9
-
-
-def test_other_schedules_leave_the_momentum_alone() -> None:
-    assert rates(3, 10, 0.5, 0, "constant") == (0.5, None)
-
-
-def test_a_step_after_each_epoch() -> None:
-    def found(schedule: str, epoch: int) -> float:
-        return rates(9, 10, 0.5, 2, schedule, decayed=0.3**epoch).lr
-
-    assert [found("step", epoch) for epoch in range(3)] == pytest.approx([0.5, 0.15, 0.045])
-    assert found("constant", 2) == 0.5
-    assert rates(1, 10, 0.5, 2, "step").lr == 0.25, "it warms up"
-
-
 def _wsd(last: int, decay: float, warmup: int = 2) -> list[float]:
-    return [rates(step, last, 1.0, warmup, "wsd", decay=decay).lr for step in range(1, last + 1)]
+    options = TrainOptions(schedule="wsd", lr=1.0, warmup=warmup, decay=decay)
+    return [rate(step, last, options) for step in range(1, last + 1)]
 
 
 def test_warmup_stable_decay_by_hand() -> None:

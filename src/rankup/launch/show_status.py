@@ -139,7 +139,7 @@ def print_page(full: Report) -> None:
         "run": f"{short.id} · {short.state}",
         "directory": short.path,
         "target": shlex.join([job.target, *job.args]),
-        "gone": gone.sentence(job.target) if job.kind == "recipe" else "",
+        "gone": gone.of_run(job.target, job.args) if job.kind == "recipe" else "",
         "started in": job.cwd,
         "step": _metrics(short, full.metrics),
         "now": short.words,

@@ -216,7 +216,7 @@ def _next_steps(path: Path, job: Job, found: Sequence[Attempt]) -> Iterable[str]
     saved = stopped or any(path.glob("checkpoints/*"))
     if last.state == "COMPLETED" and not waiting:
         return
-    if job.kind == "recipe" and gone.sentence(job.target):
+    if job.kind == "recipe" and gone.of_run(job.target, job.args):
         return
     if saved:
         yield f"rankup run --resume {job.id}"

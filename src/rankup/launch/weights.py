@@ -112,7 +112,7 @@ def _say_gone(folder: Path) -> None:
     """Say of weights that a recipe of 0.2 has trained who reads them now."""
     if (folder / rundir.JOB).is_file():
         job = rundir.read(folder)
-        if job.kind == "recipe" and (said := gone.sentence(job.target)):
+        if job.kind == "recipe" and (said := gone.of_run(job.target, job.args)):
             _say(f"note: {said}; the weights are written by their own names")
 
 

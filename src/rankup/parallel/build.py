@@ -229,7 +229,7 @@ def split(
     beside = beside_blocks(model, units)
     built = Built(model, model, copy.deepcopy(model), mesh)
     if layout.tp > 1:
-        built.plan, _ = plan_of(model, choices.plan)
+        built.plan = plan_of(model, choices.plan)
         check_plan(model, built.plan, layout.tp)
     roots, stages = [model], list[StageModule]()
     if layout.pp > 1:

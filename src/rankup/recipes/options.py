@@ -222,7 +222,6 @@ class LanguageModelOptions(TrainOptions):
                 "epochs; give --steps"
             )
         by_epoch = {
-            "--schedule step": self.schedule == "step",
             "--prior": self.prior,
             "--sync-every epoch": self.sync_every == "epoch",
         }

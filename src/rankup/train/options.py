@@ -32,15 +32,12 @@ class TrainOptions:
     weight_decay: float = flag(0.01, "decoupled (adamw) or plain (sgd) weight decay", least=0)
     momentum: float = flag(0.9, "momentum of sgd, first beta of adamw", least=0)
     warmup: int = flag(0, "steps of linear warm-up", least=0)
-    schedule: Literal["cosine", "wsd", "constant", "step", "one-cycle"] = flag(
-        "cosine",
-        "learning rate after the warm-up; wsd: stable, then --decay; step: --gamma; one-cycle "
-        "warms up itself",
+    schedule: Literal["cosine", "wsd", "constant"] = flag(
+        "cosine", "learning rate after the warm-up; wsd: stable, then --decay"
     )
     decay: float = flag(
         0.2, "--schedule wsd: last part of the run, or steps, in which it falls to 0", least=0
     )
-    gamma: float = flag(0.1, "--schedule step: learning rate times this per epoch", least=0)
     clip: float = flag(1.0, "clip gradients to this global norm; 0 leaves them", least=0)
     freeze: str | None = flag(
         None, "parameters that are not trained, by name: PATTERN[,PATTERN], as tokens.*"
@@ -147,11 +144,6 @@ class TrainOptions:
                 f"--ema averages weights that all ranks have alike after each step, and the copies "
                 f"of --strategy {self.strategy} differ between their exchanges; leave one away"
             )
-        if self.schedule == "one-cycle" and self.warmup:
-            raise UserError(
-                f"--schedule one-cycle rises by itself; leave --warmup {self.warmup} away, or give "
-                "--schedule cosine"
-            )
         if self.decay <= 0 or (self.decay > 1 and self.decay % 1):
             raise UserError(
                 f"--decay {self.decay:g} is neither a part of the run, more than 0 and less than "
@@ -161,11 +153,6 @@ class TrainOptions:
             raise UserError(
                 f"--decay {self.decay:g} steps are more than the run's --steps {self.steps}; give "
                 "fewer, or a part of the run, 0.2 for example"
-            )
-        if not 0 < self.gamma <= 1:
-            raise UserError(
-                f"--gamma {self.gamma:g} is what an epoch leaves of the learning rate; give more "
-                "than 0 and at most 1, 0.3 for example"
             )
         if self.outer_momentum >= 1:
             raise UserError(
@@ -306,8 +293,6 @@ class TrainOptions:
                 f"--ema {self.ema:g} averages over about {1 / (1 - self.ema):,.0f} steps, and the "
                 f"run has {self.steps:,}: the average stays near the weights it begins with"
             )
-        if self.gamma != 0.1 and self.schedule != "step":
-            found.append(f"--gamma {self.gamma:g} does nothing without --schedule step")
         found += self._without_effect()
         chunks = -(-self.global_batch // self.micro_batch) // layout.data_size
         if chunks < layout.pp > 1:

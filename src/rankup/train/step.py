@@ -14,18 +14,18 @@ from torch import nn
 
 from ..parallel.build import Built
 from ..parallel.gradients import clip, global_norm
+from ..runtime.deadline import Deadline
 from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
 from .ema import Average
 from .metrics import Trace
-from .optimizer import LossScale, rates, set_rates
+from .optimizer import LossScale, rate, set_rate
 from .options import TrainOptions
-from .plan import Plan, Step
+from .plan import Step
 from .profile import Profile
 from .start import refuse_unused
-from .stop import Stop
 from .taken import Clock, Late, Taken
-from .task import Batch, Feed, Freezing, Task, to_device
+from .task import Batch, Feed, Task, to_device
 
 
 @dataclass
@@ -41,37 +41,13 @@ class Turn:
     """
 
     step: Step
-    stop: Stop
+    stop: Deadline
     scale: float
     losses: list[torch.Tensor] = field(default_factory=list)
     spare: list[torch.Tensor] = field(default_factory=list)
     waited: float = 0.0
     packed: torch.Tensor | None = None
     work: dist.Work | None = None
-
-
-class Frozen:
-    """The part of a model that the first epochs of a `Freezing` task leave as it is.
-
-    Attributes:
-        steps: at the beginning of the run, in which it is frozen.
-    """
-
-    def __init__(self, task: Task, options: TrainOptions, model: nn.Module) -> None:
-        self.steps = 0
-        self._parameters: list[nn.Parameter] = []
-        if isinstance(task, Freezing) and task.frozen_epochs:
-            self.steps = Plan.of(task, options).steps_per_epoch * task.frozen_epochs
-            self._parameters = task.frozen(model)
-
-    def leave(self, step: Step) -> None:
-        """Take the gradients away that the optimizer is to pass by; they count in no norm either.
-
-        DDP has exchanged them: what it exchanges cannot change in the middle of a run.
-        """
-        if step.number <= self.steps:
-            for parameter in self._parameters:
-                parameter.grad = None
 
 
 class Stepper:
@@ -104,19 +80,16 @@ class Stepper:
         self.statistics = RunningStatistics(built.model)
         self.trace = Trace(None, self.world, 0)
         self.profile: Profile | None = None
-        self.feed = Feed(task.train, options.seed)
+        self.feed = Feed(task.train)
         self.last = last
         self._taken = False
         self._clock: Clock | None = None
-        self.frozen = Frozen(task, options, built.model)
         self.average: Average | None = None
         self.scale = LossScale() if options.precision == "fp16" else None
 
-    def take(self, step: Step, stop: Stop) -> Taken:
+    def take(self, step: Step, stop: Deadline) -> Taken:
         """Forward, backward and update."""
-        with (
-            self.profile.of(step.number) if self.profile else nullcontext(),
-        ):
+        with self.profile.of(step.number) if self.profile else nullcontext():
             taken = self._take(step, stop)
         self.trace.write(step)
         return taken
@@ -125,7 +98,7 @@ class Stepper:
         """Something else lies between the last step and the next, which begins with its own."""
         self._clock = None
 
-    def _take(self, step: Step, stop: Stop) -> Taken:
+    def _take(self, step: Step, stop: Deadline) -> Taken:
         clock = Clock(self.world.device, self._clock)
         lr = self.learning_rate(step)
         # Summed losses over the count of all that step together make uneven dealing exact.
@@ -143,7 +116,6 @@ class Stepper:
             refuse_unused(self.built.model)
             self._taken = True
         self.built.finish_gradients()
-        self.frozen.leave(step)
         if self.scale is not None:
             self.scale.unscale(self.parameters)
         norm = self.clip()
@@ -174,27 +146,15 @@ class Stepper:
 
     def learning_rate(self, step: Step) -> float:
         """Set and return that of a step."""
-        options = self.options
-        peak, frozen = options.lr, self.frozen.steps
-        left = options.gamma**step.after.epoch
-        found = rates(
-            step.number,
-            self.last,
-            peak,
-            options.warmup,
-            options.schedule,
-            frozen,
-            left,
-            options.decay,
-        )
-        set_rates(self.optimizer, found)
-        return found.lr
+        lr = rate(step.number, self.last, self.options)
+        set_rate(self.optimizer, lr)
+        return lr
 
-    def coming(self, steps: Iterable[Step]) -> Iterator[tuple[int, torch.Tensor]]:
-        """Epoch and samples of the micro-batches that this rank computes, for `Feed`."""
+    def coming(self, steps: Iterable[Step]) -> Iterator[torch.Tensor]:
+        """Samples of the micro-batches that this rank computes, for `Feed`."""
         for step in steps:
             for index, _ in self._rounds(step):
-                yield step.after.epoch, step.drawn(range(index, index + 1))
+                yield step.drawn(range(index, index + 1))
 
     def _rounds(self, step: Step) -> list[tuple[int, float]]:
         """Micro-batches and their weights; a rank without work joins the exchange with zero."""
@@ -244,7 +204,7 @@ class Stepper:
         began = time.perf_counter()
         positions = turn.step.micro_batches[index]
         samples = turn.step.samples[positions.start : positions.stop]
-        batch = to_device(self.feed.batch(turn.step.after.epoch, samples), self.world.device)
+        batch = to_device(self.feed.batch(samples), self.world.device)
         turn.waited += time.perf_counter() - began
         return samples, batch
 
@@ -276,7 +236,7 @@ class Stepper:
         resumed run to the layout the uninterrupted one has.
         """
         samples = step.samples[: len(step.micro_batches[0])]
-        batch = to_device(self.feed.once(step.after.epoch, samples), self.world.device)
+        batch = to_device(self.task.train.batch(samples), self.world.device)
         self.statistics.begin_step()
         (self.loss(self.built.replica, batch) * 0.0).backward()
         self.statistics.rewind()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import rankup
 from rankup.base.errors import UserError
 from rankup.data.containers import Choice, zipped
 from rankup.data.errors import BadContainer
@@ -305,3 +306,14 @@ def test_more_than_4_gib(tmp_path: Path) -> None:
     assert ~index.fields[0].offset[1] > 4 << 30
     number = int(~index.fields[0].offset[1])
     assert b"".join(map(bytes, zipped.fallback(index, path).chunks("data", number))) == b"tiny"
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_text_in_front_of_a_zip(tmp_path: Path, method: int) -> None:
+    with zipfile.ZipFile(tmp_path / "plain.zip", "w", method) as archive:
+        archive.writestr("a/1.txt", b"one " * 100)
+        archive.writestr("b/2.txt", b"two " * 100)
+    path = tmp_path / "unpacks_itself.zip"
+    path.write_bytes(b"#!/bin/sh\nexec unzip $0\n" + (tmp_path / "plain.zip").read_bytes())
+    with rankup.data.open(path) as samples:
+        assert [bytes(samples.read(row)) for row in range(2)] == [b"one " * 100, b"two " * 100]

@@ -55,7 +55,7 @@ def mesh_of(world: World, tp: int, shard: int = 1, replicate: int = 1) -> Device
 def split(
     model: nn.Module, mesh: DeviceMesh, given: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    plan, _ = plan_of(model, given)
+    plan = plan_of(model, given)
     check(model, plan, mesh["tp"].size())
     apply(model, plan, mesh["tp"])
     return plan

@@ -19,7 +19,7 @@ def masks(world: World, tp: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 8), nn.Dropout(0.5))
     if tp > 1:
-        split(model, mesh_of(world, tp))
+        split(model, mesh_of(world, tp), {"0": "column", "1": "dropout", "2": "row"})
     torch.manual_seed(5)
     mine = model[1](torch.ones(4, 16 // tp))
     again = model[1](torch.ones(4, 16 // tp))

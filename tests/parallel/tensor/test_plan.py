@@ -1,4 +1,4 @@
-"""Where a plan comes from, and what `auto` makes of a stack of linear maps."""
+"""Where a plan comes from, and what stands beside it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rankup.base.errors import UserError
-from rankup.parallel.tensor.plan import automatic, plan_of
+from rankup.parallel.tensor.plan import plan_of
 from rankup.parallel.tensor.words import check
 from rankup.runtime.world import World
 from tests.pool import RankPool
@@ -16,28 +16,13 @@ from tests.pool import RankPool
 from .same import assert_same
 
 
-def test_auto_alternates() -> None:
-    model = nn.Sequential(
-        nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 8),
-        nn.ReLU(), nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 3),
-    )  # fmt: skip
-    plan, origin = plan_of(model)
-    assert origin.startswith("auto")
-    assert plan == {
-        "1": "column", "3": "dropout", "4": "row", "6": "column-gathered", "8": "column-gathered",
-    }  # fmt: skip
-
-
 def test_given_goes_first() -> None:
-    assert plan_of(nn.Linear(2, 2), {"x": "column"}) == ({"x": "column"}, "given")
+    assert plan_of(nn.Linear(2, 2), {"x": "column"}) == {"x": "column"}
 
 
-@pytest.mark.parametrize(
-    "model", [nn.Sequential(nn.Conv2d(3, 3, 1), nn.Linear(3, 3)), nn.Sequential(nn.ReLU())]
-)
-def test_no_plan_says_the_ways_out(model: nn.Module) -> None:
-    with pytest.raises(UserError, match=r"tensor_plan\(\).*--strategy fsdp"):
-        plan_of(model)
+def test_no_plan_says_the_ways_out() -> None:
+    with pytest.raises(UserError, match=r"brings no tensor plan.*tensor_plan\(\).*--strategy fsdp"):
+        plan_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
 
 
 class Residual(nn.Module):
@@ -50,6 +35,9 @@ class Residual(nn.Module):
         self.act = nn.GELU()
         self.down = nn.Linear(12, 6)
         self.head = nn.Linear(6, 5)
+
+    def tensor_plan(self) -> dict[str, str]:
+        return {"up": "column", "down": "row", "head": "column-gathered"}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.head(x + self.down(self.act(self.up(self.norm(x)))))
@@ -88,7 +76,7 @@ def classes(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 def stacks(world: World) -> None:
     assert_same(world, Residual, rows, tp=2, loss=classes, within=1e-9)
-    inside = {f"body.{k}": v for k, v in plan_of(Residual())[0].items()}
+    inside = {f"body.{k}": v for k, v in plan_of(Residual()).items()}
     for sharded in (False, True):
         assert_same(
             world, Outside, rows, tp=2, loss=classes, given=inside, within=1e-9, sharded=sharded
@@ -100,20 +88,6 @@ def stacks(world: World) -> None:
 @pytest.mark.slow
 def test_stacks_and_what_stands_beside_them(ranks: RankPool) -> None:
     ranks.run(2, stacks)
-
-
-def test_maps_are_paired_only_where_the_forward_is_known() -> None:
-    """A softmax between two maps of a class is seen by nobody, and over a part it is another."""
-    twice = nn.Linear(4, 4)
-    again = nn.Sequential(twice, nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), twice)
-    assert set(automatic(again).values()) == {"column-gathered"}
-
-    class Hidden(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
-
-    assert set(automatic(Hidden()).values()) == {"column-gathered"}
 
 
 def test_an_attention_that_counts_its_heads_is_refused() -> None:

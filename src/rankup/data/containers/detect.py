@@ -159,6 +159,8 @@ def _file(path: Path) -> str:
                 f"{path} is compressed as a whole ({name}), so that no sample in it can be read "
                 f"without all before it: decompress it first"
             )
+    if zipfile.is_zipfile(path):  # with something in front, as one that unpacks itself
+        return "zip"
     raise UserError(f"{path} {_seems(path, head)}; what can be opened: {KNOWN}")
 
 
