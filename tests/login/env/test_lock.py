@@ -17,13 +17,13 @@ def _hash_of(path: Path) -> str:
 
 
 def _check_lock(world: World) -> str:
-    """The lock names each package once, `shared` 2.0 and rankup's own wheel with their hashes."""
+    """The lock names each package once, `shared` 2.0 and rankup with their hashes."""
     folder = world.project / "env"
     text = (folder / "requirements.lock").read_text()
     names = re.findall(r"^([a-z][\w.-]*)==", text, re.MULTILINE)
     assert sorted(names) == sorted({*names})
     assert {"shared", "rankup"} <= {*names}
-    [wheel] = (folder / "wheels").iterdir()
+    [wheel] = world.index.glob("rankup-*.whl")
     shared = world.index / "shared-2.0-py3-none-any.whl"
     for name, version, file in (
         ("shared", "2.0", shared),
@@ -102,10 +102,11 @@ def test_what_has_no_hash_is_refused(world: World) -> None:
     package = world.project / "mine"
     package.mkdir()
     (package / "pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\n')
-    index.wheel(world.index, "setuptools", "80.0")
+    index.installed(world.index, "setuptools")
     world.require("env", ["shared==2.0", f"mine @ {package.as_uri()}"])
     world.write_files()
     done = world.rankup("env", "lock")
     assert done.returncode == 1
+    assert f"'mine @ {package.as_uri()}' has no hash" in done.stdout
     assert not (world.project / "env" / "requirements.lock").exists()
     assert not [*(world.project / "env").glob(".lock*")]
