@@ -247,7 +247,7 @@ def objections(cell: Cell, line: dict[str, Any], first: list[float]) -> Iterator
         return
     if cell.compiled and not line["graphs"]:
         yield "nothing was compiled"
-    if cell.compiled and line["breaks"] and cell.layout != "cp":
+    if cell.compiled and line["breaks"]:
         yield f"graphs are broken: {line['breaks'][0]}"
     if line["logits"] != ["bfloat16"]:
         yield f"logits reach the loss as {', '.join(line['logits'])}, not as bfloat16"

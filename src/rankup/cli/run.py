@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -84,6 +85,13 @@ def spec(options: dict[str, Any], **more: Any) -> JobSpec:
 def run(
     target: Target = None,
     args: Args = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Take directives, set-up and TARGET out of this batch file; options win.",
+        ),
+    ] = None,
     **options: Any,
 ) -> None:
     """Run a recipe or a script: as a Slurm job, in an allocation, or on this machine."""
@@ -96,10 +104,15 @@ def run(
             return
     from ..launch.run import run as start
 
-    raise typer.Exit(start(spec(options, target=target, args=words)))
+    asked = spec(options, target=target, args=words)
+    if like is not None:
+        from ..launch.like import filled
+
+        asked = filled(like, asked)
+    raise typer.Exit(start(asked))
 
 
-declare(run, OPTIONS)
+declare(run, [name for name, one in OPTIONS.items() if one.typed])
 app.command(cls=_Run, context_settings={"allow_interspersed_args": False})(run)
 
 
@@ -195,8 +208,8 @@ def mesh(
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,
 ) -> None:
-    """List the training runs and the scripts for one GPU that come with rankup."""
-    from ..recipes import EXAMPLES, RECIPES, find
+    """List the training runs, the scripts for one GPU and the methods by hand of rankup."""
+    from ..recipes import BY_HAND, EXAMPLES, RECIPES, find
 
     if name is not None:
         print(find(name).help())
@@ -205,6 +218,9 @@ def recipes(
         print(f"{recipe.name:20} {recipe.summary}")
     print("\nscripts for one GPU, to port and to begin with, which `rankup demo --files .` writes:")
     for name, summary in EXAMPLES.items():
+        print(f"{name:20} {summary}")
+    print("\nmethods by hand, in plain PyTorch for torchrun, which it writes into by-hand/:")
+    for name, summary in BY_HAND.items():
         print(f"{name:20} {summary}")
     print("\noptions of a recipe: rankup recipes NAME")
 
