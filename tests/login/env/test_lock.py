@@ -101,7 +101,10 @@ def test_in_the_kind_modules_what_modules_have_is_not_in_the_lock(world: World) 
 def test_what_has_no_hash_is_refused(world: World) -> None:
     package = world.project / "mine"
     package.mkdir()
-    (package / "pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\n')
+    (package / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "mine"\nversion = "1"\n'
+    )
     index.installed(world.index, "setuptools")
     world.require("env", ["shared==2.0", f"mine @ {package.as_uri()}"])
     world.write_files()
