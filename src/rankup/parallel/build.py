@@ -52,6 +52,12 @@ _SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 Loss = Callable[[Any, Batch], torch.Tensor]
 
 
+def _varlen() -> tuple[Any, ...]:
+    """The operator of attention within documents; a private name, so another torch may have none."""
+    attention = getattr(torch.ops.torch_attn, "_varlen_attn", None) if PACKS else None
+    return () if attention is None else (attention.default,)
+
+
 # Matrix products are most of a block's work and little of its memory: `selective` keeps them, and
 # what attention gives, whichever kernel computes it. Kept is, too, what ranks have added up, for
 # which a block would wait again. What they gather is larger by their number, and gathered anew.
@@ -65,7 +71,7 @@ _KEPT = (
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._efficient_attention_forward.default,
-    *((torch.ops.torch_attn._varlen_attn.default,) if PACKS else ()),
+    *_varlen(),
     torch.ops._c10d_functional.all_reduce.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
 )
