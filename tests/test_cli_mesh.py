@@ -117,6 +117,11 @@ BAD: dict[str, Bad] = {
     "schedule": (LM, 2, ("pp", None, None, None, None, None, "gpip"), "did you mean gpipe?"),
     "flag": (f"{LM} --layer 4", 1, NOTHING, "did you mean --layers"),
     "recipe": ("language-modle", 1, NOTHING, "did you mean language-model?"),
+    "gone": ("image-classification", 1, NOTHING, "is gone in 0.3: classify.py trains"),
+    "schedule of 0.2": (
+        *(LM, 2, ("pp", None, None, None, None, None, "zbvzerobubble")),
+        "--pp-schedule zbvzerobubble is gone in 0.3: give gpipe, 1f1b or interleaved",
+    ),
     "script": ("mymodels.py", 1, NOTHING, "mymodels.py:build_model"),
     "module": ("no_such_module:build", 1, NOTHING, "no module 'no_such_module' in "),
     "file": ("missing.py:build", 1, NOTHING, "missing.py does not exist"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from rankup.base.gone import GONE
 from rankup.recipes import RECIPES
+from tests.conftest import RunRankup
 
 
 def _command(typed: str) -> list[str]:
@@ -37,3 +39,12 @@ def test_a_word_that_is_gone_says_what_takes_its_place(typed: str, tmp_path: Pat
     assert done.returncode == 2, done.stdout + done.stderr
     assert f"rankup: {typed} is gone in 0.3: {GONE[typed]}" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == [file] * (file == "rankup.toml")
+
+
+def test_a_file_that_a_sentence_names_is_one_that_demo_writes(
+    rankup_here: RunRankup, tmp_path: Path
+) -> None:
+    assert rankup_here(["demo", "--files", "."]).returncode == 0
+    named = {file for said in GONE.values() for file in re.findall(r"[\w/-]+\.py\b", said)}
+    assert "by-hand/async_sgd.py" in named
+    assert [file for file in named if not (tmp_path / file).is_file()] == []

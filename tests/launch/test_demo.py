@@ -20,6 +20,7 @@ from rankup.base.errors import UserError
 from rankup.launch.demo import Side, difference, read, table
 from tests.conftest import RunRankup
 
+ROOT = Path(__file__).resolve().parents[2]
 ONE = Side(1, [4.0, 2.0, 1.0], 1.5, 30.0, 12_345.6)
 TWO = Side(2, [4.0, 2.00002, 1.0], 1.5, 16.0, 23_000.0)
 
@@ -69,8 +70,14 @@ def test_samples_to_try_things_on(rankup_here: RunRankup, tmp_path: Path) -> Non
     folder = tmp_path / "samples"
     assert {path.name for path in folder.iterdir()} == {
         *("train.py", "language.py", "summarize.py", "classify.py"),
-        *("text", "articles", "photos"),
+        *("text", "articles", "photos", "by-hand"),
     }
+    by_hand = {path.name for path in (folder / "by-hand").iterdir()}
+    assert by_hand == {path.name for path in ROOT.glob("examples/*.py")} - {
+        *("language.py", "summarize.py", "classify.py", "one_gpu_fastai.py")
+    }
+    listed = rankup_here(["recipes"]).stdout
+    assert [name for name in by_hand if f"\n{name} " not in listed] == []
     commands = re.findall(r"rankup (.*)", done.stdout)
     assert len(commands) == 7
     assert rankup_here(commands[0].split(), cwd=folder).returncode == 1  # its findings

@@ -189,9 +189,10 @@ def test_a_disk_that_takes_nothing_hides_no_line_of_it(
 def test_an_array_of_version_0_2_is_a_sentence_and_its_tasks_are_recordings(
     rankup_here: RunRankup, tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path / "runs", "20261120-120000-abcd", launch={"array": "0-1"})
+    submitted = {"started": "2026-11-20T12:00:00+0000", "job": "4711"}
+    run = make_run(tmp_path / "runs", launch={"array": "0-1"}, attempts=[submitted])
     traces.one_of_four().write(run / "array" / "0")
-    for verb in (["report", run], ["logs", run], ["run", "--resume", run]):
+    for verb in (["report", run], ["logs", run], ["run", "--resume", run], ["status", "4711"]):
         done = rankup_here(verb, cwd=tmp_path)
         assert done.returncode == 2
         assert f"{run} is an array of version 0.2" in done.stderr

@@ -62,7 +62,7 @@ def test_open_sizes_are_filled(sizes: dict[str, Any], expected: tuple[int, ...])
         ({"strategy": "ddp", "tp": 2}, ["--strategy ddp and --tp 2 contradict"]),
         ({"strategy": "fsdp", "pp": 2}, ["--strategy fsdp and --pp 2 contradict"]),
         ({"strategy": "ddp", "cp": 2}, ["--strategy ddp and --cp 2 contradict"]),
-        ({"strategy": "gossip"}, ["--strategy gossip is gone in 0.3", "examples/gossip.py"]),
+        ({"strategy": "gossip"}, ["--strategy gossip is gone in 0.3", "by-hand/gossip.py"]),
         ({"cp": 3}, ["cp 3 x tp 1 is 3 ranks, and there are 8", "--cp 4"]),
         ({"strategy": "zero"}, ["unknown strategy 'zero'", "hsdp"]),
         ({"tp": 0}, ["--tp 0 is no number of ranks"]),

@@ -212,7 +212,7 @@ def test_a_config_that_says_too_little(tmp_path: Path, name: str) -> None:
             Sizes(layers=3),
             "--layers is no option of language-model; its sizes are",
         ),
-        ("image-classification", (), Sizes(), "is gone in 0.3: examples/classify.py"),
+        ("image-classification", (), Sizes(), "is gone in 0.3: classify.py"),
         ("train.py", (), Sizes(), "train.py:build_model"),
         ("nowhere/config.json", (), Sizes(), "does not exist"),
         ("gpt2", ("--layers", "3"), Sizes(), "only a recipe has options of its own"),

@@ -14,6 +14,7 @@ import transformers  # type: ignore[import-untyped]
 from safetensors.torch import load_file, save_file
 
 from rankup.base.errors import UserError
+from rankup.parallel.copies import ring_bytes
 from rankup.recipes import find, llama_weights
 from rankup.recipes.llama import SIZES, shape_of
 from rankup.recipes.models.llama import Llama
@@ -21,6 +22,7 @@ from rankup.recipes.models.llama import Llama
 from ..conftest import RunRankup
 from ..gallery import run_by_pool
 from ..pool import RankPool
+from ..train.runs import final_model, records
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 256,
@@ -198,6 +200,31 @@ def test_a_run_goes_on_without_the_folder_that_its_model_came_from(tmp_path: Pat
     with pytest.raises(UserError, match=r"rope_theta was 10000\.0 and is now 2\.0"):
         parse(words, kept).refuse_changed()
     assert parse(words, kept).llama == began.llama
+
+
+def test_copies_meet_without_the_tables_of_positions(tmp_path: Path, ranks: RankPool) -> None:
+    """They are the same for all, so what is sent is what is trained."""
+    text = tmp_path / "text.txt"
+    text.write_text("the same run, only faster. " * 200)
+    words = [
+        "--vocab",
+        "byte",
+        "--steps",
+        "4",
+        "--global-batch",
+        "8",
+        "--micro-batch",
+        "2",
+        "--seq-len",
+        "16",
+        "--model",
+    ]
+    words += [str(_folder(tmp_path / "theirs") / "config.json"), "--train", str(text)]
+    run = tmp_path / "run"
+    words += ["--strategy", "local-sgd", "--sync-every", "2"]
+    run_by_pool(ranks, 2, "language-model", words, run)
+    trained = sum(value.numel() for value in final_model(run).values())
+    assert records(run)[-1]["exchange"]["bytes_sent"] == 2 * ring_bytes(4 * trained, 2)
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def test_a_recipe_trains_nearly_as_without(
     ("text", "said"),
     [
         ("gzip", "known are none, bf16 and powersgd"),
-        ("int8", "int8 and topk are gone in 0.3"),
+        ("int8", "compress='int8' is gone in 0.3: give bf16 or powersgd"),
         ("bf16:2", "no compression"),
         ("powersgd:0", "the rank of its matrices"),
     ],

@@ -103,6 +103,11 @@ def test_words_become_options() -> None:
         ("--strategy dilco", "diloco"),
         ("--compress int4", "known are none, bf16 and powersgd[:RANK]"),
         ("--compress topk:0.01", "--compress topk is gone in 0.3"),
+        (
+            "--compress int8",
+            "with --strategy local-sgd and diloco, which talk seldom, leave it away",
+        ),
+        ("--pp-schedule Naive", "--pp-schedule Naive is gone in 0.3: give gpipe"),
         ("--compress powersgd:0", "the rank of its matrices"),
         ("--sync-every 0", "neither a number of steps nor `epoch`"),
         ("--sync-every often", "neither a number of steps nor `epoch`"),

@@ -23,30 +23,34 @@ GONE: dict[str, str] = {
     "--pp-schedule InterleavedZeroBubble": "give gpipe, 1f1b or interleaved",
     "--pp-schedule ZBVZeroBubble": "give gpipe, 1f1b or interleaved",
     "--pp-schedule DualPipeV": "give gpipe, 1f1b or interleaved",
-    "--compress int8": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
-    "--compress topk": "give bf16 or powersgd, or talk less often with --strategy local-sgd or diloco",
+    "--compress int8": "give bf16 or powersgd; with --strategy local-sgd and diloco, which talk seldom, leave it away",
+    "--compress topk": "give bf16 or powersgd; with --strategy local-sgd and diloco, which talk seldom, leave it away",
     "port --shard-eval": "the report of port says for each evaluation what stands in the way of sharding it",
-    "--strategy async-sgd": "examples/async_sgd.py shows it in one file, see docs/strategies/async-and-gossip.md; among equal GPUs --strategy ddp is nearly as fast, and exact",
-    "--max-staleness": "it went with async-sgd, of which examples/async_sgd.py shows the bound",
-    "--damp-staleness": "it went with async-sgd; examples/async_sgd.py shows the method in one file",
-    "--look-ahead": "it went with async-sgd; examples/async_sgd.py shows the method in one file",
-    "--strategy gossip": "examples/gossip.py shows it in one file, see docs/strategies/async-and-gossip.md; --strategy local-sgd and diloco talk as seldom",
+    "--strategy async-sgd": "among equal GPUs --strategy ddp is nearly as fast, and exact; by-hand/async_sgd.py shows the method in one file, and `rankup demo --files .` writes it",
+    "--max-staleness": "it went with async-sgd, of which by-hand/async_sgd.py shows the bound; `rankup demo --files .` writes it",
+    "--damp-staleness": "it went with async-sgd; by-hand/async_sgd.py shows the method in one file, and `rankup demo --files .` writes it",
+    "--look-ahead": "it went with async-sgd; by-hand/async_sgd.py shows the method in one file, and `rankup demo --files .` writes it",
+    "--strategy gossip": "--strategy local-sgd and diloco talk as seldom; by-hand/gossip.py shows the method in one file, and `rankup demo --files .` writes it",
     "report --export": "the samples lie as CSV in the run's monitor/, docs/reading-the-report.md shows them in pandas; recipes take --log tensorboard,wandb",
     "port --vendor": "install rankup where the port runs: the runtime needs torch and nothing else",
     "run --stage-fraction": "a file is staged as a whole; leave the option away, or name the nodes' own disks with --stage-to",
     "stage --clean": "`rankup stage --list` says what lies on this node, and where; remove with rm -r what a dead job has left",
     "stage --broadcast": "`rankup run --stage-broadcast` has Slurm's sbcast send the file; by hand, sbcast does that for any file",
     "stage --fraction": "a file is staged as a whole; leave the option away, or name a disk of this node with --to",
-    "summarization": "examples/summarize.py trains a T5 on articles, a script for one GPU that `rankup port` takes to many; `rankup demo --files .` writes it",
-    "image-classification": "examples/classify.py trains a residual network on class folders or a pack, a script for one GPU that `rankup port` takes to many; `rankup demo --files .` writes it",
-    "generate --beams": "only summarization searched by beams; examples/summarize.py has --beams",
+    "summarization": "summarize.py trains a T5 on articles, a script for one GPU that `rankup port` takes to many; `rankup demo --files .` writes it",
+    "image-classification": "classify.py trains a residual network on class folders or a pack, a script for one GPU that `rankup port` takes to many; `rankup demo --files .` writes it",
+    "generate --beams": "only summarization searched by beams; summarize.py has --beams, and `rankup demo --files .` writes it",
 }
+
+# 0.2 took torch's names of schedules in any case.
+_IN_ANY_CASE = {typed.lower(): typed for typed in GONE if typed.startswith("--pp-schedule ")}
 
 
 def sentence(*words: str) -> str:
     """What to do in the place of what these words name, as they were typed; empty if it is here."""
     typed = " ".join(words)
-    return f"{typed} is gone in 0.3: {GONE[typed]}" if typed in GONE else ""
+    known = _IN_ANY_CASE.get(typed.lower(), typed)
+    return f"{typed} is gone in 0.3: {GONE[known]}" if known in GONE else ""
 
 
 def of_run(recipe: str, args: Sequence[str]) -> str:

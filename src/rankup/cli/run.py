@@ -195,8 +195,8 @@ def mesh(
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,
 ) -> None:
-    """List the training runs and the scripts for one GPU that come with rankup."""
-    from ..recipes import EXAMPLES, RECIPES, find
+    """List the training runs, the scripts for one GPU and the methods by hand of rankup."""
+    from ..recipes import BY_HAND, EXAMPLES, RECIPES, find
 
     if name is not None:
         print(find(name).help())
@@ -205,6 +205,9 @@ def recipes(
         print(f"{recipe.name:20} {recipe.summary}")
     print("\nscripts for one GPU, to port and to begin with, which `rankup demo --files .` writes:")
     for name, summary in EXAMPLES.items():
+        print(f"{name:20} {summary}")
+    print("\nmethods by hand, in plain PyTorch for torchrun, which it writes into by-hand/:")
+    for name, summary in BY_HAND.items():
         print(f"{name:20} {summary}")
     print("\noptions of a recipe: rankup recipes NAME")
 

@@ -1,4 +1,4 @@
-"""`rankup demo --files`: scripts for one GPU, and a text, articles and photos to try things on."""
+"""`rankup demo --files`: scripts, and a text, articles and photos to try things on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from ..base.errors import UserError
 from ..base.files import user_path, write_atomic
-from ..recipes import EXAMPLES
+from ..recipes import BY_HAND, EXAMPLES
 
 SCRIPT = "train.py"
 # What is laid out, and the commands that take it.
@@ -27,6 +27,7 @@ _COMMANDS = {
     "language.py": "rankup port language.py",
     "summarize.py": "rankup check summarize.py",
     "classify.py": "rankup run --local classify.py --data photos --size 32 --width 16 --epochs 2",
+    "by-hand": "torchrun --nproc-per-node 2 by-hand/pipeline.py",
 }
 _LETTERS = {"train": 135_000, "valid": 7_500, "test": 7_500}  # of the text
 _PARTS = {"train": 0.8, "validation": 0.1, "test": 0.1}  # of the articles
@@ -41,7 +42,8 @@ def lay_out(place: str) -> int:
     folder = user_path(place, "--files")
     if there := [name for name in _COMMANDS if os.path.lexists(folder / name)]:
         raise UserError(f"{folder / there[0]} is there already; name a new folder")
-    samples: dict[str, bytes | str] = {name: script(name) for name in (SCRIPT, *EXAMPLES)}
+    scripts = (SCRIPT, *EXAMPLES, *(f"by-hand/{name}" for name in BY_HAND))
+    samples: dict[str, bytes | str] = {name: script(name) for name in scripts}
     samples |= {f"photos/{name}": data for name, data in _drawings()}
     samples |= {f"text/{name}.txt": part for name, part in _text()}
     samples |= {f"articles/{name}.jsonl": part for name, part in _articles()}

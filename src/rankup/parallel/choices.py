@@ -35,13 +35,9 @@ def torch_name(name: str) -> str:
     raise UserError(f"unknown pipeline schedule {name!r}; {nearest(name, SCHEDULES)}")
 
 
-def stages_per_rank(name: str, virtual: int = VIRTUAL) -> int:
-    """Stages that one rank holds: `virtual` where the schedule takes several, else one."""
-    if torch_name(name) != "Interleaved1F1B":
-        return 1
-    if virtual < 1:
-        raise UserError(f"{virtual} pipeline stages per rank were asked for; give 1 or more")
-    return virtual
+def stages_per_rank(name: str) -> int:
+    """Stages that one rank holds under a schedule."""
+    return VIRTUAL if torch_name(name) == "Interleaved1F1B" else 1
 
 
 @dataclass(frozen=True)

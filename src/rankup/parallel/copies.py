@@ -83,32 +83,30 @@ def ring_bytes(size: int, ranks: int) -> int:
 
 
 class Flat:
-    """This rank's part of a model as a float32 vector: trained parameters, then buffers.
+    """What copies bring together of this rank's part of a model: trained parameters, buffers.
 
-    Buffers are those that hold fractions (running statistics). Of a sharded parameter it has the
-    part that this rank holds.
+    Parameters go as one float32 vector, of shape `(trained,)`: of a sharded one the part that this
+    rank holds. Buffers (running statistics, counts) are those that a checkpoint keeps: others come
+    from what all copies know.
 
     Args:
         names: name of a parameter here -> name under which its tied copies are kept once.
 
     Attributes:
-        trained, size: how many numbers the parameters are, and all together.
-        device: where the vectors are.
+        trained: how many numbers the parameters are.
+        device: where the vector is.
     """
 
     def __init__(self, model: nn.Module, names: Mapping[str, str] | None = None) -> None:
         names = names or {}
         plain = ((plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
         self._parameters = [(names.get(name, name), parameter) for name, parameter in plain]
-        self._buffers = [b for b in model.buffers() if b.is_floating_point()]
-        self._counts = [b for b in model.buffers() if not b.is_floating_point()]
-        self._sizes = [local(value).numel() for value in self._values()]
-        self.trained = sum(self._sizes[: len(self._parameters)])
-        self.size = sum(self._sizes)
-        self.device = local(self._values()[0]).device
-
-    def _values(self) -> list[torch.Tensor]:
-        return [*(parameter for _, parameter in self._parameters), *self._buffers]
+        buffers = _persistent_buffers(model)
+        self._buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
+        self._counts = [buffer for buffer in buffers if not buffer.is_floating_point()]
+        self._sizes = [local(parameter).numel() for _, parameter in self._parameters]
+        self.trained = sum(self._sizes)
+        self.device = local(self._parameters[0][1]).device
 
     @torch.no_grad()
     def gather_trained(self) -> torch.Tensor:
@@ -119,8 +117,7 @@ class Flat:
     @torch.no_grad()
     def scatter_trained(self, values: torch.Tensor) -> None:
         """Give the parameters the values of a vector of shape `(trained,)`."""
-        sizes = self._sizes[: len(self._parameters)]
-        for (_, mine), part in zip(self._parameters, values.split(sizes), strict=True):
+        for (_, mine), part in zip(self._parameters, values.split(self._sizes), strict=True):
             local(mine).copy_(part.view_as(local(mine)))
 
     @torch.no_grad()
@@ -153,16 +150,21 @@ class Flat:
         return ring_bytes(values.nbytes, dist.get_world_size(group))
 
     def named(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The parameters' part of a vector by parameter, sharded as they are; no copies.
+        """A vector of shape `(trained,)` by parameter, sharded as they are; no copies."""
+        parts = values.split(self._sizes)
+        return {
+            name: _laid_out_like(parameter, part.view_as(local(parameter)))
+            for (name, parameter), part in zip(self._parameters, parts, strict=True)
+        }
 
-        Args:
-            values: of shape `(trained,)` or longer.
-        """
-        found = {}
-        parts = values[: self.trained].split(self._sizes[: len(self._parameters)])
-        for (name, parameter), part in zip(self._parameters, parts, strict=True):
-            found[name] = _laid_out_like(parameter, part.view_as(local(parameter)))
-        return found
+
+def _persistent_buffers(model: nn.Module) -> list[torch.Tensor]:
+    left_out = {
+        id(module._buffers.get(name))
+        for module in model.modules()
+        for name in module._non_persistent_buffers_set
+    }
+    return [buffer for buffer in model.buffers() if id(buffer) not in left_out]
 
 
 def _laid_out_like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:

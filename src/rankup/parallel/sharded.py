@@ -140,7 +140,7 @@ def shard(
             stays whole between its forward and its backward, as the backward begins with it.
         units, beside: its blocks, and other parts that are gathered one at a time.
         half: gather and compute in this type, for which no autocast is needed.
-        float_outputs: cast what a model returns to float32. Logits of a large vocabulary take 12
+        float_outputs: cast what the roots return to float32. Logits of a large vocabulary take 12
             bytes each in place of 4 then, with their gradient.
         sums: the type in which gradients are sent and added up.
         offload: keep parts, gradients and optimizer state in host memory.
@@ -168,8 +168,7 @@ def shard(
         for child in (*own, *others):
             fully_shard(child, reshard_after_forward=reshard and child not in behind, **options)
         kept = {} if reshard else {"reshard_after_forward": False}
-        # Between the stages of a pipeline activations travel in 16 bits in any case.
-        fully_shard(root, **options | kept | (last if getattr(root, "is_last", True) else {}))
+        fully_shard(root, **options | kept | last)
         if reshard and mesh.layout.pp == 1:  # a pipeline holds and releases all of it itself
             root.register_forward_hook(_after_forward)
         for part in sharded_parts(root):

@@ -158,6 +158,16 @@ EXAMPLES = {
     "classify.py": "a residual network learns which class a photo is of (Imagewoof)",
 }
 
+# Methods in plain PyTorch, on one small model, of the same folder: `demo` writes them into one.
+BY_HAND = {
+    "fsdp.py": "every rank holds a part of each weight",
+    "tensor_parallel.py": "every rank holds a part of each matrix, and computes with it",
+    "pipeline.py": "every rank holds some of the layers",
+    "async_sgd.py": "a parameter server, and workers that wait for nobody",
+    "gossip.py": "every rank has a model of its own, and talks to its neighbours",
+    "small_model.py": "the model and the data of the others",
+}
+
 
 def refuse_beyond_epochs(options: Any, directory: Path) -> None:
     """UserError where a run by epochs that is prepared does not have the steps to profile."""

@@ -34,10 +34,9 @@ def parse(text: str) -> Compression:
     """
     kind, colon, amount = text.partition(":")
     if kind not in ("none", "bf16", "powersgd") or (colon and kind != "powersgd"):
-        raise ValueError(
-            f"{text!r} is no compression; known are none, bf16 and powersgd[:RANK]"
-            + (", int8 and topk are gone in 0.3" if kind in ("int8", "topk") else "")
-        )
+        if kind in ("int8", "topk"):
+            raise ValueError(f"compress={text!r} is gone in 0.3: give bf16 or powersgd[:RANK]")
+        raise ValueError(f"{text!r} is no compression; known are none, bf16 and powersgd[:RANK]")
     if not colon:
         return Compression(kind)
     if not (amount.isdecimal() and 1 <= int(amount) <= 1024):

@@ -61,9 +61,9 @@ def of_model(model: nn.Module, copies: Mapping[str, str] | None = None) -> Held:
 
     Args:
         copies: name in this model -> canonical name, of parameters that are tied to one that
-            another pipeline stage holds; by default what `parallelize` has noted in the model.
+            another pipeline stage holds.
     """
-    copies = copies or vars(model).get("rankup_copies") or {}
+    copies = copies or {}
     held = Held(aliases=dict(copies))
     first: dict[int, str] = {}
     # The state dict, because FSDP makes its parameters the sharded ones for it.

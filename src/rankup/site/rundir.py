@@ -242,7 +242,7 @@ def find(runs: Path, run: str) -> Path:
         for path in reversed(known):
             # One broken run does not hide the others, in whichever way it is broken.
             with suppress(Exception):
-                job = read(path)
+                job = load(path / JOB, _job)  # of an array, too: whoever reads it says so
                 inside = [str(attempt.get("allocation")) for attempt in job.attempts]
                 if run in slurm_jobs(path, job) or run in inside:
                     return path.resolve()

@@ -98,12 +98,12 @@ def alone(
 
 
 def cut(
-    model: nn.Module, pp: int, place: int, schedule: str, args: Any = None, virtual: int = 2
+    model: nn.Module, pp: int, place: int, schedule: str, args: Any = None
 ) -> tuple[list[Any], list[Tie], tuple[int, ...]]:
     """The stages of one place on the pp axis, ties, and who holds which stage."""
     found = links(model)
-    where = placement(schedule, pp, virtual)
-    assert len(where) == pp * stages_per_rank(schedule, virtual)
+    where = placement(schedule, pp)
+    assert len(where) == pp * stages_per_rank(schedule)
     cuts = balance(costs(found, model, args), len(where))
     ties = find_ties(model, found, cuts)
     held = [stage for stage, holder in enumerate(where) if holder == place]

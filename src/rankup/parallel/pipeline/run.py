@@ -31,7 +31,7 @@ class Pipeline:
     the draw of initial values. All ranks of the group call `step` and `evaluate` alike.
 
     Args:
-        stages: those of this rank, ascending, as `place.placement` deals them.
+        stages: those of this rank, ascending, as `schedule.placement` deals them.
         group: the ranks along the pp axis.
         schedule: gpipe, 1f1b or interleaved.
         precision: stands around each stage and the loss.

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from ..choices import VIRTUAL, stages_per_rank, torch_name
+from ..choices import stages_per_rank, torch_name
 from ..sharded import sharded_parts
 from .stage import StageModule
 
@@ -116,17 +116,12 @@ def exchange(stage: nn.Module) -> None:
         module.set_is_last_backward(True)
 
 
-def schedule_class(name: str) -> Any:
-    """torch's class for a schedule's name; UserError for an unknown one."""
-    return get_schedule_class(torch_name(name))
-
-
-def placement(name: str, pp: int, virtual: int = VIRTUAL) -> tuple[int, ...]:
+def placement(name: str, pp: int) -> tuple[int, ...]:
     """For each stage of the model, in order, the place on the pp axis of the rank that holds it.
 
     Interleaved schedules deal the stages in rounds, as cards.
     """
-    return tuple(range(pp)) * stages_per_rank(name, virtual)
+    return tuple(range(pp)) * stages_per_rank(name)
 
 
 def padded(name: str, chunks: int, pp: int) -> int:
@@ -152,17 +147,16 @@ class Schedule:
         stages: Sequence[Stage],
         loss_of: Callable[[Any, int], torch.Tensor],
     ) -> None:
-        kind = schedule_class(name)
-        pp = stages[0].group_size
-        self.chunks = padded(name, chunks, pp)
+        called = torch_name(name)
+        self.chunks = padded(name, chunks, stages[0].group_size)
         # 1F1B keeps fewer chunks alive than GPipe, if there are more chunks than stages; torch
         # refuses it below that, where the two differ in nothing but name.
-        if torch_name(name) == "1F1B" and self.chunks < stages[0].num_stages:
-            kind = schedule_class("gpipe")
+        if called == "1F1B" and self.chunks < stages[0].num_stages:
+            called = "GPipe"
         self._stages = stages
-        several = len(placement(name, pp)) > pp or len(stages) > 1
+        kind: Any = get_schedule_class(called)
         self._torch = kind(
-            list(stages) if several else stages[0],
+            list(stages) if len(stages) > 1 else stages[0],
             n_microbatches=self.chunks,
             loss_fn=lambda output, index: loss_of(output, int(index)),
             scale_grads=False,

@@ -41,7 +41,7 @@ class Gradients:
         built = self._built
         self.finish()
         parameters = [p for p in built.model.parameters() if p.requires_grad]
-        norm = global_norm(parameters, built.mesh, built.copied)
+        norm = global_norm(parameters, built.mesh)
         clip(parameters, norm, max_norm)
         return norm.float()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ...base import gone
 from ...base.errors import EXIT_BAD_INPUT, UserError, nearest
 
 
@@ -33,6 +34,7 @@ def _function(target: str, recipes: Iterable[str]) -> Callable[[], Any]:
                 f"{target} is a file; name the function in it that builds the model: "
                 f"{target}:build_model"
             )
+        gone.refuse(target)
         raise UserError(
             f"{target!r} is no recipe; {nearest(target, recipes)}; a model of your own is "
             f"named as module:build_model or file.py:build_model"

@@ -65,7 +65,7 @@ def parallelize(
 ) -> Parallel:
     """Split a model over all ranks; the loop stays that of one GPU. Call on every rank.
 
-        model, optimizer, _ = rankup.parallelize(Net, lambda m: SGD(m.parameters(), 0.1), "fsdp")
+        model, optimizer = rankup.parallelize(Net, lambda m: SGD(m.parameters(), 0.1), "fsdp")
 
     Data comes from `rankup.shard(loader)`, which deals ranks that compute a batch together the same
     part. The gradient is the exact mean over the samples of all ranks, or over the units given to
@@ -175,13 +175,7 @@ def _copied(
 def _dress(built: Built, gradients: Gradients, seed: int) -> None:
     """Let a split model look like the one on one GPU."""
     model, mesh = built.model, built.mesh
-    extra: dict[str, Any] = {
-        "clip_grad_norm_": gradients.clip,
-        "no_sync": lambda: no_sync(model),
-        # Read by save_full_model and its like.
-        "rankup_copies": dict(built.copies),
-    }
-    vars(model).update(extra)
+    vars(model).update(clip_grad_norm_=gradients.clip, no_sync=lambda: no_sync(model))
     if built.autocast is not None:
         replace_forward(model, in_half, mesh.world.device.type)
     if mesh.layout.tp > 1:
@@ -233,8 +227,8 @@ def _refuse(strategy: str | None, others: Mapping[str, object]) -> None:
     if pipeline:
         raise UserError(
             f"parallelize makes no pipelines any more, and {pipeline[0]} is of one: rankup run "
-            "language-model --strategy pp has them, and examples/pipeline.py shows one by hand; "
-            "parallelize takes ddp, fsdp, hsdp and tp"
+            "language-model --strategy pp has them, and by-hand/pipeline.py shows one in plain "
+            "PyTorch (`rankup demo --files .` writes it); parallelize takes ddp, fsdp, hsdp and tp"
         )
     if "methods" in others:
         raise UserError(
