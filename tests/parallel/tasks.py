@@ -9,7 +9,7 @@ from torch import nn
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.train.optimizer import build_optimizer
 from rankup.train.options import TrainOptions
-from rankup.train.task import Batch
+from rankup.train.task import Batch, Task
 
 VOCABULARY = 32
 LENGTH = 8
@@ -36,7 +36,7 @@ class Sequences:
         return self.tokens[samples], self.targets[samples]
 
 
-class SmallLM:
+class SmallLM(Task):
     """A transformer of `layers` blocks; `frozen` names modules that are not trained."""
 
     unit = "tokens"

@@ -18,11 +18,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankup.runtime.world import World
+from rankup.train.loop import Stop
 from rankup.train.options import TrainOptions
 from rankup.train.plan import Place, Plan
 from rankup.train.start import start
 from rankup.train.step import Stepper
-from rankup.train.stop import Stop
 
 from .tasks import SmallLM
 

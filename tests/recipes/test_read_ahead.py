@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import rankup
-from rankup.data.batches import BatchRequest
 from rankup.recipes import find
 from rankup.recipes.language_model import LanguageModel, Several, Windows
 from rankup.recipes.options import TOKENS, LanguageModelOptions
@@ -76,8 +75,8 @@ class Text:
             assert self.read == windows
 
 
-def _requests(batches: list[list[int]]) -> Iterator[BatchRequest]:
-    return (BatchRequest.of(np.array(samples, np.int64)) for samples in batches)
+def _samples(batches: list[list[int]]) -> Iterator[torch.Tensor]:
+    return map(torch.tensor, batches)
 
 
 def _threads() -> list[str]:
@@ -89,13 +88,13 @@ def test_two_batches_are_read_ahead_in_their_order() -> None:
     batches = [[5, 0], [3], [1, 2], [4], [6]]
     text = Text(7 * SEQ_LEN + 1)
     windows = Windows(text, SEQ_LEN)  # type: ignore[arg-type]
-    ahead = windows.ahead(_requests(batches))
-    request, (tokens, targets) = next(ahead)
+    ahead = windows.ahead(_samples(batches))
+    samples, (tokens, targets) = next(ahead)
     text.await_read([5, 0, 3, 1, 2])  # and no fourth batch while nobody takes the second
-    assert request.samples.tolist() == [5, 0]
+    assert samples.tolist() == [5, 0]
     assert tokens[:, 0].tolist() == [40, 0]
     assert torch.equal(targets, tokens + 1)
-    rest = [request.samples.tolist() for request, _ in ahead]
+    rest = [samples.tolist() for samples, _ in ahead]
     assert rest == batches[1:]
     assert text.readers == {"read-ahead"}
     assert not _threads()
@@ -105,7 +104,7 @@ def test_a_batch_is_that_of_any_places() -> None:
     """Also of a short last window, and of several texts."""
     lengths = (3 * SEQ_LEN + 3, SEQ_LEN + 1)
     several = Several([Windows(Text(n), SEQ_LEN) for n in lengths])  # type: ignore[arg-type]
-    [(_, (tokens, targets))] = several.ahead(_requests([[4, 3, 0]]))
+    [(_, (tokens, targets))] = several.ahead(_samples([[4, 3, 0]]))
     places = SEQ_LEN * np.array([[0], [3], [0]]) + np.arange(SEQ_LEN + 1)
     last = np.array([[lengths[1]], [lengths[0]], [lengths[0]]]) - 1
     whole = torch.from_numpy(np.minimum(places, last))
@@ -114,7 +113,7 @@ def test_a_batch_is_that_of_any_places() -> None:
 
 
 def test_who_leaves_early_leaves_no_thread() -> None:
-    ahead = Windows(Text(100), SEQ_LEN).ahead(_requests([[n] for n in range(10)]))  # type: ignore[arg-type]
+    ahead = Windows(Text(100), SEQ_LEN).ahead(_samples([[n] for n in range(10)]))  # type: ignore[arg-type]
     next(ahead)
     assert _threads()
     ahead.close()  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from torch import nn
 
 from rankup.train.optimizer import build_optimizer
 from rankup.train.options import TrainOptions
-from rankup.train.task import Batch
+from rankup.train.task import Batch, Task
 
 CLASSES = 4
 STEEP = 7.25  # a brightness that no other pixel has: the loss is finite there, its gradient is not
@@ -87,7 +87,7 @@ class ConvNet(nn.Module):
         return logits
 
 
-class ConvNetTask:
+class ConvNetTask(Task):
     """Classify generated images: `n` for training, `held_out` each for validation and test.
 
     `width` makes it another model; `events` says what happens when a training image is read.

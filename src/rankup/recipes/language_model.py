@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from torch import nn
 
 from ..base.errors import UserError
 from ..base.text import say
-from ..data.batches import BatchRequest
 from ..data.index import Int64s
 from ..data.orders import Computed, identity
 from ..parallel.initial import materialize
@@ -24,7 +23,7 @@ from ..runtime.keys import derive
 from ..runtime.order import Order
 from ..runtime.world import setup
 from ..train.optimizer import build_optimizer
-from ..train.task import Batch, Named, read_ahead
+from ..train.task import Batch, Named, Task, read_ahead
 from . import Asked, llama_weights, lora, running
 from .models.llama import Llama
 from .models.transformer import Shape, Transformer
@@ -105,11 +104,8 @@ class Reading:
         tokens, targets = self.read(samples)
         return (tokens, targets, *([] if self.end is None else [boundaries(tokens, self.end)]))
 
-    def once(self, request: BatchRequest) -> Batch:
-        return self.batch(torch.from_numpy(request.samples))
-
-    def ahead(self, requests: Iterator[BatchRequest]) -> Iterator[tuple[BatchRequest, Batch]]:
-        return read_ahead(self.once, requests)
+    def ahead(self, coming: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, Batch]]:
+        return read_ahead(self.batch, coming)
 
 
 def boundaries(tokens: torch.Tensor, end: int) -> torch.Tensor:
@@ -251,10 +247,11 @@ class Mix(Computed):
         return found
 
 
-class LanguageModel:
+class LanguageModel(Task):
     """The task: three texts, the transformer, cross-entropy per token."""
 
     unit = "tokens"
+    train: Windows | Several
 
     def __init__(self, options: LanguageModelOptions, directory: Path) -> None:
         file = open_tokens(directory)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..base.errors import RunFailed
-from ..runtime.deadline import END, ask_for_next_attempt
+from ..runtime.deadline import END, Deadline, ask_for_next_attempt
 from ..runtime.world import is_root_process
 from .evaluate import Stopped, evaluate
 from .keeper import Keeper
@@ -19,7 +19,6 @@ from .metrics import Metrics, Silence
 from .options import TrainOptions
 from .plan import Place
 from .step import Stepper
-from .stop import Stop
 from .task import Named, Split, Task
 
 _TIMES = 5  # validations and checkpoints in a run that does not say how many
@@ -73,7 +72,7 @@ class Attempt:
         self.every_valid = options.valid_every or often
         self.every_checkpoint = options.checkpoint_every or often
 
-    def validate(self, place: Place, stop: Stop) -> dict[str, float]:
+    def validate(self, place: Place, stop: Deadline) -> dict[str, float]:
         """Evaluate, and see whether it is the best so far; what was found, as a line has it.
 
         Raises:
@@ -85,7 +84,7 @@ class Attempt:
             self._keeper.consider(loss, place.step, stop)
         return found
 
-    def stopped(self, place: Place, to_go_on: bool, stop: Stop) -> Outcome:
+    def stopped(self, place: Place, to_go_on: bool, stop: Deadline) -> Outcome:
         """End this attempt; where nobody ended the run, the job goes on in a next one."""
         saved = self._keeper.settled(stop)
         if to_go_on:
@@ -94,7 +93,7 @@ class Attempt:
         self._metrics.say(where + (", to go on in a next attempt" if to_go_on else ""))
         return Outcome(place, finished=False)
 
-    def finish(self, place: Place, stop: Stop) -> Outcome:
+    def finish(self, place: Place, stop: Deadline) -> Outcome:
         """Evaluate the model as it is now, and write it."""
         try:
             found = self._evaluate("valid", self._task.valid, stop)
@@ -127,7 +126,7 @@ class Attempt:
             )
         return Outcome(place, True, *losses, found)
 
-    def _evaluate(self, name: str, split: Split | Named, stop: Stop) -> dict[str, float]:
+    def _evaluate(self, name: str, split: Split | Named, stop: Deadline) -> dict[str, float]:
         """The losses of a split, by names that begin with its own.
 
         Those of its parts end with their names, and those of the averaged weights with `_ema`.
@@ -139,7 +138,9 @@ class Attempt:
                 found |= self._losses(name, split, stop, "_ema")
         return found
 
-    def _losses(self, name: str, split: Split | Named, stop: Stop, end: str) -> dict[str, float]:
+    def _losses(
+        self, name: str, split: Split | Named, stop: Deadline, end: str
+    ) -> dict[str, float]:
         stepper, size = self._stepper, self._options.micro_batch
 
         def loss_of(part: Split, end: str) -> dict[str, float]:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from ..parallel.build import Built
 from ..runtime.collectives import all_reduce
+from ..runtime.deadline import Deadline
 from .plan import micro_batches
-from .stop import Stop
 from .task import Batch, Feed, Split, to_device
 
 
@@ -29,7 +29,7 @@ Loss = Callable[[Any, Batch], torch.Tensor]
 
 @torch.no_grad()
 def evaluate(
-    loss: Loss, split: Split, built: Built, micro_batch: int, stop: Stop | None = None
+    loss: Loss, split: Split, built: Built, micro_batch: int, stop: Deadline | None = None
 ) -> float | None:
     """Mean `loss` per valid target of `split`; None for an empty one.
 
@@ -51,8 +51,8 @@ def evaluate(
     built.model.eval()
     total = torch.zeros(3, dtype=torch.float64, device=device)  # of losses, targets, wishes to stop
     turns = _turns(micro_batches(len(split), micro_batch), built)
-    with closing(Feed(split, seed=0)) as feed:
-        feed.begin((0, _samples(positions)) for turn in turns for positions, _ in turn)
+    with closing(Feed(split)) as feed:
+        feed.begin(_samples(positions) for turn in turns for positions, _ in turn)
         for turn in turns:
             wish = float(stop.wish) if stop is not None else 0.0
             if mesh.together and stop is not None:  # no rank may leave the others in a collective
@@ -61,7 +61,7 @@ def evaluate(
                 total[2] = wish
                 break
             samples = [_samples(positions) for positions, _ in turn]
-            batches = [to_device(feed.batch(0, part), device) for part in samples]
+            batches = [to_device(feed.batch(part), device) for part in samples]
             losses = built.losses(loss, batches)
             if built.counts:
                 for value, part, (_, weight) in zip(losses, samples, turn, strict=True):

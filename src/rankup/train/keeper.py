@@ -11,6 +11,7 @@ import torch
 from ..base.errors import RunFailed
 from ..parallel.build import Built
 from ..runtime.collectives import broadcast
+from ..runtime.deadline import Deadline
 from ..runtime.log import print0
 from ..runtime.save import full_state, write
 from ..runtime.world import is_root_process
@@ -18,7 +19,6 @@ from . import checkpoint
 from .checkpoint import Carried, Saved, Saver
 from .options import TrainOptions
 from .plan import Place
-from .stop import Stop
 
 
 class Keeper:
@@ -81,7 +81,7 @@ class Keeper:
             self.best = saved.best
         return saved
 
-    def consider(self, loss: float, step: int, stop: Stop) -> None:
+    def consider(self, loss: float, step: int, stop: Deadline) -> None:
         """See whether a finite validation loss is the best so far."""
         if self.is_best(self.newest):  # what it is compared with has to be there
             with stop.saving():
@@ -97,7 +97,7 @@ class Keeper:
         self,
         place: Place,
         unvalidated: bool,
-        stop: Stop,
+        stop: Deadline,
         begun: float,
         loss_scale: tuple[float, int] | None = None,
     ) -> None:
@@ -129,7 +129,7 @@ class Keeper:
         except (OSError, ValueError, TypeError) as error:  # a later attempt validates again
             self._say(f"the validation of this checkpoint was not noted ({error})")
 
-    def settled(self, stop: Stop) -> bool:
+    def settled(self, stop: Deadline) -> bool:
         """Wait for the checkpoint under way; return whether the newest one was written."""
         why = self._saver.wait()
         self.look()

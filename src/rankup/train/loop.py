@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -10,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..base.errors import RunFailed
 from ..runtime.collectives import all_gather_object, all_reduce
-from ..runtime.deadline import END
+from ..runtime.deadline import END, Deadline
 from ..runtime.state import local
 from ..runtime.world import World, after_first_step
 from . import checkpoint
@@ -26,10 +31,10 @@ from .profile import Profile
 from .rounds import rounds, taker
 from .start import fill, start
 from .step import Stepper
-from .stop import Stop
 from .taken import Taken
 from .task import Task
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Of attention, the fastest first; the last one is for where there is no other.
 _KERNELS = [
     SDPBackend.CUDNN_ATTENTION,
@@ -37,6 +42,31 @@ _KERNELS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+
+
+class Stop(Deadline):
+    """A deadline that also takes Ctrl-C, SIGTERM and SIGHUP, as a wish to end the run."""
+
+    def __init__(self) -> None:
+        super().__init__(signals=())
+
+    @contextmanager
+    def listening(self) -> Iterator[Stop]:
+        """Handle the signals for the time of the block."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self  # Python delivers signals to the main thread alone
+            return
+        before = {number: signal.signal(number, self._end) for number in _ENDING}
+        before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._go_on)
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end(self, number: int, frame: object) -> None:
+        if os.getpid() == self._pid:
+            self._wish = END
 
 
 # For all of a run: what a backward computes again has to find the same kernel.
@@ -122,7 +152,7 @@ class _Run:
         self.flops = task.flops_per_unit(self.built.whole)
         self.unread: list[Taken] = []
 
-    def loop(self, stop: Stop) -> Outcome:
+    def loop(self, stop: Deadline) -> Outcome:
         """All steps that are left; validation, checkpoints and a wish to stop between them."""
         wishes = 0.0  # over all ranks, so the same on each
         if self.unvalidated:
@@ -207,7 +237,7 @@ class _Run:
             "The checkpoints before it are sound. Try a smaller --lr, a --warmup or a lower --clip"
         )
 
-    def _validate(self, taken: Taken | None, stop: Stop) -> float:
+    def _validate(self, taken: Taken | None, stop: Deadline) -> float:
         """Evaluate into the step's line; the wishes when asked to stop."""
         begun = time.perf_counter()
         try:
@@ -220,7 +250,7 @@ class _Run:
             taken.validation = {**found, "valid_seconds": round(time.perf_counter() - begun, 4)}
         return 0.0
 
-    def _checkpoint(self, stop: Stop) -> None:
+    def _checkpoint(self, stop: Deadline) -> None:
         """What stands beside a checkpoint is on disk before it is."""
         begun = time.perf_counter()
         self._refuse_nonfinite_weights()

@@ -11,7 +11,7 @@ from ..data.orders import Ordering
 from ..runtime.order import Window
 from ..runtime.shard import part
 from .options import TrainOptions
-from .task import Ordered, Task
+from .task import Task
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Plan:
     @classmethod
     def of(cls, task: Task, options: TrainOptions) -> Plan:
         """That of a task."""
-        order = task.order() if isinstance(task, Ordered) else None
+        order = task.order()
         sizes = options.global_batch, options.micro_batch, options.seed
         return cls(len(task.train) if order is None else order.n, *sizes, order)
 

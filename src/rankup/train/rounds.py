@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from ..parallel.build import Built
 from ..parallel.copies import NUMBERS, Averaging, Cost, DiLoCo, Flat, ring_bytes
+from ..runtime.deadline import Deadline
 from .checkpoint import Carried
 from .options import TrainOptions
 from .plan import Step
 from .step import Stepper
-from .stop import Stop
 from .taken import Late, Taken
 
 _ASK = 10  # steps of a round after which ranks ask each other
@@ -55,7 +55,7 @@ class Together:
         """Whether a round ends with this step."""
         return True
 
-    def take(self, steps: list[Step], stop: Stop) -> list[Taken]:
+    def take(self, steps: list[Step], stop: Deadline) -> list[Taken]:
         """All steps of a round, after which all ranks hold the same model."""
         taken = [self._stepper.take(step, stop) for step in steps]
         taken[-1].cost = self._cost
@@ -89,7 +89,7 @@ class Apart:
             return step.after.consumed >= self._n
         return step.number % self._every == 0
 
-    def take(self, steps: list[Step], stop: Stop) -> list[Taken]:
+    def take(self, steps: list[Step], stop: Deadline) -> list[Taken]:
         """All steps of a round, or the first of them where somebody wished to stop."""
         taken: list[Taken] = []
         asked: tuple[torch.Tensor, dist.Work] | None = None
@@ -108,7 +108,7 @@ class Apart:
         self._share_numbers(taken)
         return taken
 
-    def _ask(self, stop: Stop) -> tuple[torch.Tensor, dist.Work]:
+    def _ask(self, stop: Deadline) -> tuple[torch.Tensor, dist.Work]:
         wish = torch.tensor([float(stop.wish)], device=self._mesh.world.device)
         return wish, dist.all_reduce(wish, dist.ReduceOp.MAX, async_op=True)
 

@@ -15,7 +15,7 @@ from ..parallel.mesh import Mesh
 from ..runtime.probe import probe, same_code
 from ..runtime.world import World
 from .options import TrainOptions
-from .task import Batch, Loaded, Task
+from .task import Batch, Task
 
 
 def start(task: Task, options: TrainOptions, world: World) -> Built:
@@ -50,8 +50,7 @@ def assemble(
         freeze(model, options.freeze)
         return model
 
-    given = task.gives if isinstance(task, Loaded) else lambda name: False
-    return build(build_model, mesh, options.seed, choices, example, given)
+    return build(build_model, mesh, options.seed, choices, example, task.gives)
 
 
 def freeze(model: nn.Module, patterns: str | None) -> None:
@@ -81,9 +80,7 @@ def freeze(model: nn.Module, patterns: str | None) -> None:
 
 def fill(task: Task, built: Built) -> None:
     """Give the parameters the values that the task has for them, where it has some."""
-    if isinstance(task, Loaded):
-        held = {built.copies.get(n, n): p.detach() for n, p in built.model.named_parameters()}
-        task.values(held)
+    task.values({built.copies.get(n, n): p.detach() for n, p in built.model.named_parameters()})
 
 
 def set_arithmetic(options: TrainOptions) -> None:

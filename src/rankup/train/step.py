@@ -15,6 +15,7 @@ from torch import nn
 
 from ..parallel.build import Built
 from ..parallel.gradients import clip, global_norm
+from ..runtime.deadline import Deadline
 from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
 from .ema import Average
@@ -24,7 +25,6 @@ from .options import TrainOptions
 from .plan import Step
 from .profile import Profile
 from .start import refuse_unused
-from .stop import Stop
 from .taken import Clock, Late, Taken
 from .task import Batch, Feed, Task, to_device
 
@@ -76,7 +76,7 @@ class Turn:
     """
 
     step: Step
-    stop: Stop
+    stop: Deadline
     scale: float
     losses: list[torch.Tensor] = field(default_factory=list)
     spare: list[torch.Tensor] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Stepper:
         self.statistics = RunningStatistics(built.model)
         self.trace = Trace(None, self.world, 0)
         self.profile: Profile | None = None
-        self.feed = Feed(task.train, options.seed)
+        self.feed = Feed(task.train)
         self.last = last
         self.garbage = Garbage()
         self._first, self._taken = True, False
@@ -124,11 +124,9 @@ class Stepper:
         self.average: Average | None = None
         self.scale = LossScale() if options.precision == "fp16" else None
 
-    def take(self, step: Step, stop: Stop) -> Taken:
+    def take(self, step: Step, stop: Deadline) -> Taken:
         """Forward, backward and update."""
-        with (
-            self.profile.of(step.number) if self.profile else nullcontext(),
-        ):
+        with self.profile.of(step.number) if self.profile else nullcontext():
             taken = self._take(step, stop)
         self.trace.write(step)
         if self._first:
@@ -141,7 +139,7 @@ class Stepper:
         """Something else lies between the last step and the next, which begins with its own."""
         self._clock = None
 
-    def _take(self, step: Step, stop: Stop) -> Taken:
+    def _take(self, step: Step, stop: Deadline) -> Taken:
         clock = Clock(self.world.device, self._clock)
         lr = self.learning_rate(step)
         # Summed losses over the count of all that step together make uneven dealing exact.
@@ -193,11 +191,11 @@ class Stepper:
         set_rate(self.optimizer, lr)
         return lr
 
-    def coming(self, steps: Iterable[Step]) -> Iterator[tuple[int, torch.Tensor]]:
-        """Epoch and samples of the micro-batches that this rank computes, for `Feed`."""
+    def coming(self, steps: Iterable[Step]) -> Iterator[torch.Tensor]:
+        """Samples of the micro-batches that this rank computes, for `Feed`."""
         for step in steps:
             for index, _ in self._rounds(step):
-                yield step.after.epoch, step.drawn(range(index, index + 1))
+                yield step.drawn(range(index, index + 1))
 
     def _rounds(self, step: Step) -> list[tuple[int, float]]:
         """Micro-batches and their weights; a rank without work joins the exchange with zero."""
@@ -247,7 +245,7 @@ class Stepper:
         began = time.perf_counter()
         positions = turn.step.micro_batches[index]
         samples = turn.step.samples[positions.start : positions.stop]
-        batch = to_device(self.feed.batch(turn.step.after.epoch, samples), self.world.device)
+        batch = to_device(self.feed.batch(samples), self.world.device)
         turn.waited += time.perf_counter() - began
         return samples, batch
 
@@ -279,7 +277,7 @@ class Stepper:
         resumed run to the layout the uninterrupted one has.
         """
         samples = step.samples[: len(step.micro_batches[0])]
-        batch = to_device(self.feed.once(step.after.epoch, samples), self.world.device)
+        batch = to_device(self.task.train.batch(samples), self.world.device)
         self.statistics.begin_step()
         (self.loss(self.built.replica, batch) * 0.0).backward()
         self.statistics.rewind()
