@@ -121,6 +121,11 @@ RIGHT: list[tuple[str, str, str, list[str]]] = [
      ["base=/p/conda", "set_up() {", "    module load CUDA", "    conda activate torch", "}",
       'eval "$($base/bin/conda shell.bash hook)"', "set_up", "if [ -d /p/cache ]; then",
       "    export HF_HOME=/p/cache", "fi", "export NCCL_DEBUG=INFO", "export OMP_NUM_THREADS=3"]),
+    ("conda without its hook, and the nodes of one launch one after the other",
+     f"{TIME}#SBATCH -N 2 --gpus-per-node=4\nconda activate torch\n"
+     "srun torchrun --nproc_per_node=4 --nnodes=2 --node_rank=0 train.py --epochs 3\n"
+     "srun torchrun --nproc_per_node=4 --nnodes=2 --node_rank=1 train.py --epochs 3\n",
+     "nodes=2 ranks=4 gpus=4", ['eval "$(conda shell.bash hook)"', "conda activate torch"]),
     ("the Python of an environment, by its path",
      f"{TIME}{ONE}/p/venv/bin/python -m torch.distributed.run --standalone --nproc_per_node=4 "
      "train.py --epochs 3\n", "nodes=1 ranks=4 gpus=4", ["export PATH=/p/venv/bin:$PATH"]),
@@ -137,7 +142,7 @@ def test_the_job_script_is_that_of_the_file(
     assert "#SBATCH --time=00:40:00" in out
     assert set_up(out) == lines
     # A Python of its own is not preceded by the one that has written this.
-    loads = any(word in " ".join(lines) for word in ("module", "source", "PATH="))
+    loads = any(word in " ".join(lines) for word in ("module", "source", "conda", "PATH="))
     assert (f"export PATH={Path(sys.executable).parent}" in out or "activate()" in out) != loads
     assert ('OMP_NUM_THREADS="$((threads' in out) != ("export OMP_NUM_THREADS=3" in lines)
     written = user.folder / "rankup.sbatch"

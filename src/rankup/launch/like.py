@@ -100,7 +100,7 @@ def filled(path: Path, spec: JobSpec) -> JobSpec:
         "sbatch": _passed(given, spec.nproc),
     }
     setup, left = _setup(read, at)
-    found["setup"] = (*setup, *lines)
+    found["setup"] = (*_with_hook(setup), *lines)
     if (wrong := shell.rejected("\n".join(found["setup"]).encode())) is not None:
         raise UserError(f"{path}: bash cannot read its set-up by itself: {wrong[1]}")
     if left:
@@ -187,7 +187,10 @@ def _program(job: Job, given: Allocation) -> tuple[Step, tuple[str, ...]]:
                 f"{first.line}) and {clean(one.program.name)} (line {one.line}); name a TARGET"
             )
     program = first.program
-    if len(made.steps) > 1 and not all(map(job.background, made.steps)):
+    # Started at the same time, or each as another node of one launch, it is one run.
+    numbers = {one.program.option("node-rank") for one in made.steps} - {None}
+    together = all(map(job.background, made.steps)) or len(numbers) == len(made.steps)
+    if len(made.steps) > 1 and not together:
         raise UserError(f"{place}: it is started {len(made.steps)} times; start a run for each")
     if program.kind != "python" and not program.elastic:
         raise UserError(
@@ -273,6 +276,16 @@ def _setup(read: BatchScript, until: int) -> tuple[list[str], list[str]]:
         elif any(one.name() not in _SILENT and one.name() not in _EXPORTS for one in inside):
             left.insert(0, f"line {inside[0].line} ({text.splitlines()[0][:60]})")
     return taken, left
+
+
+def _with_hook(setup: list[str]) -> list[str]:
+    """The same with conda's hook in front of its `activate`, where nothing before brings it."""
+    for at, line in enumerate(setup):
+        if line.startswith("conda activate"):
+            return [*setup[:at], 'eval "$(conda shell.bash hook)"', *setup[at:]]
+        if re.match(r"(?:module|ml|conda|source|\.|eval|spack)\s", line) or "conda" in line:
+            break
+    return setup
 
 
 def _kept(inside: list[Command], text: str, later: str, functions: set[str]) -> str:
