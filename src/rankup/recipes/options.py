@@ -292,6 +292,7 @@ class LanguageModelOptions(TrainOptions):
 
     @property
     def fixed(self) -> dict[str, Any]:
+        """The identity, and the options that its checkpoint would not fit, by field name."""
         sizes: dict[str, Any] = {"dim": self.dim, "layers": self.layers, "heads": self.heads}
         if self.llama is not None:
             sizes |= asdict(self.llama)
@@ -303,6 +304,7 @@ class LanguageModelOptions(TrainOptions):
 
     @property
     def kept(self) -> dict[str, Any]:
+        """Return what the run directory keeps of files that may be gone at a resume."""
         if self.init is not None:
             return {"config": llama.kept(self.init, "--init", self.tokenizer)}
         if self.model == "gpt" or self.model in SIZES:
@@ -310,6 +312,7 @@ class LanguageModelOptions(TrainOptions):
         return {"config": llama.kept(self.model, "--model", self.tokenizer)}
 
     def refuse_changed(self) -> None:
+        """UserError where a file of which the run directory keeps something says another thing."""
         if self.config is not None:
             llama.refuse_changed(self.config)
 
