@@ -22,13 +22,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rankup.base.errors import UserError
 from rankup.parallel.context import WholeSequence
 from rankup.parallel.initial import initialize
-from rankup.recipes import find, running
+from rankup.recipes import find, language_model
 from rankup.recipes.language_model import LanguageModel, Windows, log_frequencies
+from rankup.recipes.loss import IGNORED, cross_entropy
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import TOKENS, LanguageModelOptions
-from rankup.recipes.running import IGNORED, cross_entropy
 from rankup.recipes.text import TokenFile
 from rankup.runtime.world import World
+from rankup.train.attempt import Outcome
+from rankup.train.plan import Place
 from tests.conftest import TextFiles
 from tests.pool import RankPool
 from tests.train.runs import losses, records, train_text
@@ -287,15 +289,16 @@ def _kernels(world: World, directory: Path, words: list[str]) -> tuple[list[str]
     """Kernels of attention in the order in which a run tries them, and graphs of attention."""
     order: list[str] = []
 
-    def run(*args: Any) -> None:
+    def train(*args: Any, resume: bool) -> Outcome:
         order.extend(kernel.name for kernel in _cur_sdpa_kernel_backends(with_priority=True))
         attend = torch.compile(WholeSequence().attend, backend="aot_eager", fullgraph=True)
         attend(*torch.randn(3, 1, 2, 8, 8, requires_grad=True), None).sum().backward()
+        return Outcome(Place(), finished=False)
 
     torch._dynamo.reset()
     counters.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "run", run)
+        patch.setattr(language_model, "train", train)
         find("language-model").run(words, directory, resume=False)
     return order, counters["stats"]["unique_graphs"]
 

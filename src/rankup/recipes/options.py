@@ -24,6 +24,8 @@ from .text import BPE_SIZE, TokenFile, open_tokens, tokenize
 from .tokenized import SPLITS
 
 TOKENS = "tokens"
+# Of the eager loss, in float32 at a time; `rankup plan` counts with it.
+LOGITS_AT_ONCE = 1 << 25
 _NAMED = re.compile(r"[A-Za-z0-9_-]{1,40}:.")
 # The linear maps of a Llama's block.
 ADAPTABLE = ("query", "key", "value", "output", "gate", "up", "down")
