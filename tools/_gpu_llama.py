@@ -1,8 +1,8 @@
 """A Llama through every layout, compiled or not, with each kind of activation checkpointing.
 
 The rank side of `gpu_smoke.py`: in one process group it trains cell after cell by the loop that a
-run has, and writes what each one showed as a line of JSON: graphs, breaks, the type of the logits
-that reach the loss, what the host waited for in a step, losses.
+run has, and writes what the ranks of each showed as a line of JSON: graphs, breaks, the type of the
+logits that reach the loss, what the host waited for in a step, losses.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def cells(ranks: int, tiny: bool) -> list[Cell]:
         for compiled in (False, True)
         for recompute in RECOMPUTE
     ]
-    few = [("fsdp", False, "none"), ("fsdp", True, "selective"), ("tp", True, "none")]
+    few = [("fsdp", False, "none"), ("fsdp", True, "selective")]
+    few += [("tp", True, "none"), ("pp", True, "none")]
     return [
         cell for cell in every if not tiny or (cell.layout, cell.compiled, cell.recompute) in few
     ]
@@ -172,6 +173,19 @@ def tried(words: list[str], data: Path, directory: Path, world: Any) -> dict[str
     }
 
 
+def together(every: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what all ranks showed of a cell: under `pp` the last stage alone sees logits."""
+    errors = [shown for shown in every if "error" in shown]
+    if errors:
+        return errors[0]
+    return {
+        "graphs": min(shown["graphs"] for shown in every),
+        "breaks": sorted({why for shown in every for why in shown["breaks"]}),
+        "logits": sorted({kind for shown in every for kind in shown["logits"]}),
+        "strict": all(shown["strict"] for shown in every),
+    }
+
+
 def where(error: BaseException) -> str:
     """Return the error, and the last line of rankup that it went through."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "rankup" in f.filename]
@@ -215,6 +229,9 @@ def main() -> None:
             found = tried(words, folder / TOKENS, directory, world)
         except Exception as error:  # the other cells still tell something
             found = {"error": where(error)}
+        every: list[Any] = [None] * world.world_size
+        dist.all_gather_object(every, found)
+        found = together(every)
         if world.is_root:
             records = directory / "metrics.jsonl"
             lines = records.read_text().splitlines() if records.is_file() else []

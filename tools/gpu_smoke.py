@@ -11,7 +11,7 @@
    one rank and on two, under torch's profiler: what a step takes, how often the host waits inside
    the backward, and how many kernels of the backward run while NCCL sums gradients.
 4. `same`: the language model on two ranks over NCCL, split in each way, has the losses of one rank;
-   so has a run that goes on in another layout than it began in. bfloat16 and compiled ones run.
+   so has a run that goes on in another layout than it began in. local-sgd and powersgd run.
 5. `tests`: `pytest -m gpu`.
 6. `bench`: `bench/gpu.py --quick`.
 
@@ -48,7 +48,7 @@ STEPS += ["--schedule", "constant"]
 SMALL = ["--vocab", "byte", "--seq-len", "32", "--layers", "4", "--dim", "64", "--heads", "4"]
 BATCH = ["--global-batch", "12", "--micro-batch", "3", "--dropout", "0.1", "--valid-every", "12"]
 APART = 1e-5  # relative, of a loss
-OWN_MASKS = ("tp", "pp")  # whose ranks draw the masks of dropout for themselves
+OWN_MASKS = ("pp",)  # whose ranks draw the masks of dropout for themselves
 LAYOUTS = {
     "ddp": ["--strategy", "ddp"],
     "fsdp": ["--strategy", "fsdp"],

@@ -79,6 +79,7 @@ class Graphs:
     Attributes:
         trained, evaluated, repeated: graphs after a step, an evaluation behind it, and both again.
         breaks: why torch would have cut a graph.
+        uncompiled: kinds of blocks that have run as they are.
         computed, expected: losses of the compiled model and of one that is not.
     """
 
@@ -86,6 +87,7 @@ class Graphs:
     evaluated: int
     repeated: int
     breaks: tuple[str, ...]
+    uncompiled: tuple[str, ...]
     computed: list[float]
     expected: list[float]
 
@@ -161,13 +163,14 @@ def _graphs(world: World, cell: Cell) -> Graphs:
             counts.append(int(counters["stats"]["unique_graphs"]))
         breaks = tuple(counters["graph_break"])
     trained, evaluated, _, repeated = counts
-    return Graphs(trained, evaluated, repeated, breaks, run.losses, expected.losses)
+    uncompiled = tuple(run.built.uncompiled)
+    return Graphs(trained, evaluated, repeated, breaks, uncompiled, run.losses, expected.losses)
 
 
 def _assert_compiled(ranks: RankPool, cell: Cell) -> None:
     for graphs in ranks.run(LAYOUTS[cell.layout].world_size, _graphs, cell, timeout=250):
         assert graphs.trained >= 1, graphs
-        assert graphs.breaks == (), graphs
+        assert (graphs.breaks, graphs.uncompiled) == ((), ()), graphs
         # One more without gradients, and none anew: neither by the evaluation nor behind it.
         assert graphs.evaluated <= 2 * graphs.trained, graphs
         assert graphs.repeated == graphs.evaluated, graphs

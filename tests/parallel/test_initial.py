@@ -210,3 +210,19 @@ def test_each_rank_draws_its_share(ranks: RankPool) -> None:
         rest = [name for name in values if not _in_layers(name)]
         assert rest
         assert [name for name in rest if not torch.equal(values[name], found[0][0][name])] == []
+
+
+class Busy(nn.Linear):
+    """A user's module, of which a method is called as one of ours could be."""
+
+    def compute_buffers(self, sizes: list[int]) -> list[torch.Tensor]:
+        return [torch.empty(size) for size in sizes]
+
+
+def _busy(world: World) -> tuple[int, ...]:
+    built = build(lambda: Busy(4, 4), Mesh(Layout(dp_shard=2), world), 0, Choices())
+    return tuple(built.model.weight.shape)  # type: ignore[union-attr, arg-type]
+
+
+def test_methods_of_users_are_not_called(ranks: RankPool) -> None:
+    assert ranks.run(2, _busy) == [(4, 4)] * 2

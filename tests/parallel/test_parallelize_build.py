@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from functools import partialmethod
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from rankup.base.errors import UserError
 from rankup.parallel.user.forward import map_tensors
@@ -198,3 +200,64 @@ def test_tensors_within_outputs_are_found() -> None:
     one = torch.ones(())
     found = map_tensors({"a": [one, (one, Pair(one, 1))], "b": Out(one)}, lambda t: t + 1)
     assert found == {"a": [one + 1, (one + 1, Pair(one + 1, 1))], "b": Out(one + 1)}
+
+
+class Breaking(nn.Module):
+    """A block of which torch makes two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(x)
+        torch._dynamo.graph_break()
+        return self.down(y)
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Breaking() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def _compiled(world: World, strategy: str, disabled: bool) -> tuple[int, list[str]]:
+    """Graphs, and what was warned of."""
+    forget()
+    torch._dynamo.reset()
+    counters.clear()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if disabled:
+            patch.setenv("TORCHDYNAMO_DISABLE", "1")
+        patch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
+        model, _ = parallelize(Broken, sgd, strategy, compile=True)
+        for _ in range(2):
+            model(torch.ones(2, 6)).square().mean().backward()
+    torch._dynamo.reset()
+    about = [str(one.message) for one in told if "compile=True" in str(one.message)]
+    return counters["stats"]["unique_graphs"], about
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_break_makes_more_graphs(ranks: RankPool, strategy: str) -> None:
+    for graphs, warned in ranks.run(2, _compiled, strategy, False, timeout=120):
+        assert graphs >= 2
+        assert warned == []
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_what_is_not_compiled_is_warned_of_once(ranks: RankPool, strategy: str) -> None:
+    kind = "Broken" if strategy == "ddp" else "Breaking"
+    (graphs, warned), other = ranks.run(2, _compiled, strategy, True)
+    assert graphs == 0
+    assert warned == [
+        f"compile=True: torch made no graph of a {kind} as a whole (TORCHDYNAMO_DISABLE=1 is set: "
+        "unset it), so that it may run as it is"
+    ]
+    assert other == (0, [])

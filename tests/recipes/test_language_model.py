@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.attention import _cur_sdpa_kernel_backends
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,18 +23,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rankup.base.errors import UserError
 from rankup.parallel.context import WholeSequence
 from rankup.parallel.initial import initialize
-from rankup.recipes import find, language_model
+from rankup.recipes import find
 from rankup.recipes.language_model import LanguageModel, Windows, log_frequencies
 from rankup.recipes.loss import IGNORED, cross_entropy
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.recipes.text import TokenFile
 from rankup.runtime.world import World
-from rankup.train.attempt import Outcome
-from rankup.train.plan import Place
 from tests.conftest import TextFiles
 from tests.pool import RankPool
-from tests.train.runs import losses, records, train_text
+from tests.train.runs import losses, records, train_task, train_text
 
 SHAPE = Shape(vocab_size=37, seq_len=12, layers=2, dim=16, heads=4, dropout=0.3)
 
@@ -286,25 +285,27 @@ def test_a_parameter_that_is_not_there_is_named_before_a_rank_is_started(
 
 
 def _kernels(world: World, directory: Path, words: list[str]) -> tuple[list[str], int]:
-    """Kernels of attention in the order in which a run tries them, and graphs of attention."""
+    """Kernels of attention in the order in which the loop tries them, and graphs of attention."""
+    options = find("language-model").parse(words)
+    assert isinstance(options, LanguageModelOptions)
     order: list[str] = []
 
-    def train(*args: Any, resume: bool) -> Outcome:
-        order.extend(kernel.name for kernel in _cur_sdpa_kernel_backends(with_priority=True))
-        attend = torch.compile(WholeSequence().attend, backend="aot_eager", fullgraph=True)
-        attend(*torch.randn(3, 1, 2, 8, 8, requires_grad=True), None).sum().backward()
-        return Outcome(Place(), finished=False)
+    class Seen(LanguageModel):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            if not order:
+                order.extend(one.name for one in _cur_sdpa_kernel_backends(with_priority=True))
+                attend = torch.compile(WholeSequence().attend, backend="aot_eager", fullgraph=True)
+                attend(*torch.randn(3, 1, 2, 8, 8, requires_grad=True), None).sum().backward()
+            return super().loss(model, batch)
 
     torch._dynamo.reset()
     counters.clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(language_model, "train", train)
-        find("language-model").run(words, directory, resume=False)
+    assert train_task(world, Seen(options, directory / TOKENS), options, directory, False).outcome
     return order, counters["stats"]["unique_graphs"]
 
 
 def test_a_run_tries_the_fastest_attention_first(ranks: RankPool, tmp_path: Path) -> None:
-    words = ["--tiny", "--vocab", "byte"]
+    words = ["--tiny", "--vocab", "byte", "--steps", "2"]
     find("language-model").prepare(words, {}, tmp_path)
     [(order, graphs)] = ranks.run(1, _kernels, tmp_path, words)
     assert order == ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import rankup
 from rankup.recipes import find
 from rankup.recipes.language_model import LanguageModel, Several, Windows
 from rankup.recipes.options import TOKENS, LanguageModelOptions
@@ -30,11 +33,19 @@ class Text:
     Args:
         sound: windows that can be read before the disk is gone.
         signalled: windows behind which this process is asked to stop.
+        hanging: windows that can be read before a read never returns.
     """
 
-    def __init__(self, length: int, sound: int = 1 << 30, signalled: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        length: int,
+        sound: int = 1 << 30,
+        signalled: int = 1 << 30,
+        hanging: int = 1 << 30,
+    ) -> None:
         self._tokens = np.arange(length, dtype=np.uint16) % 128
-        self._sound, self._signalled = sound, signalled
+        self._sound, self._signalled, self._hanging = sound, signalled, hanging
+        self.hangs = threading.Event()
         self.read: list[int] = []
         self.readers: set[str] = set()
         self.news = threading.Condition()
@@ -44,6 +55,9 @@ class Text:
 
     def __getitem__(self, places: slice) -> Any:
         window = places.start // SEQ_LEN  # an array of places has no start
+        if len(self.read) == self._hanging:
+            self.hangs.set()
+            threading.Event().wait()
         with self.news:
             if len(self.read) == self._sound:
                 raise OSError("the disk is gone")
@@ -82,7 +96,7 @@ def test_two_batches_are_read_ahead_in_their_order() -> None:
     assert torch.equal(targets, tokens + 1)
     rest = [samples.tolist() for samples, _ in ahead]
     assert rest == batches[1:]
-    assert text.readers == {"read-ahead_0"}
+    assert text.readers == {"read-ahead"}
     assert not _threads()
 
 
@@ -120,7 +134,7 @@ def _train(
     except OSError as error:
         return str(error), _threads()
     finally:
-        assert tokens.readers == {"read-ahead_0"}
+        assert tokens.readers == {"read-ahead"}
     assert report.outcome is not None
     return "finished" if report.outcome.finished else "stopped", _threads()
 
@@ -134,3 +148,32 @@ def test_the_thread_ends_with_the_run(
     words = ["--tiny", "--vocab", "byte", "--seq-len", str(SEQ_LEN), "--steps", "200"]
     find("language-model").prepare(words, {}, tmp_path)
     assert ranks.run(1, _train, tmp_path, words, text) == [(end, [])]
+
+
+def fail_beside_a_read_that_hangs(directory: Path, words: list[str]) -> None:
+    """Train as a process of its own, of which the first step fails."""
+    options = find("language-model").parse(words)
+    assert isinstance(options, LanguageModelOptions)
+    text = Text(1000 * SEQ_LEN, hanging=options.micro_batch)  # in the second batch
+
+    class Failing(LanguageModel):
+        def loss(self, model: Any, batch: Any) -> torch.Tensor:
+            assert text.hangs.wait(PATIENCE)
+            raise ArithmeticError("the step has failed")
+
+    task = Failing(options, directory / TOKENS)
+    task.train = Windows(text, SEQ_LEN)  # type: ignore[arg-type]
+    train_task(rankup.setup(), task, options, directory, False)
+
+
+def test_a_read_that_never_returns_does_not_keep_a_failed_run_from_ending(tmp_path: Path) -> None:
+    words = ["--tiny", "--vocab", "byte", "--seq-len", str(SEQ_LEN), "--steps", "200"]
+    find("language-model").prepare(words, {}, tmp_path)
+    call = f"{fail_beside_a_read_that_hangs.__name__}(pathlib.Path({str(tmp_path)!r}), {words!r})"
+    code = f"import pathlib; from {__name__} import *; {call}"
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=2 * PATIENCE
+    )
+    assert ended.returncode == 1, ended
+    assert ended.stderr.endswith("ArithmeticError: the step has failed\n"), ended.stderr

@@ -49,6 +49,7 @@ JOBS: dict[str, JobScript] = {
         stage_options=("--reserve", "40GB", "--broadcast"),
         stage_folder="/local/nvme",
         mounts=("/p/data/photos.sqsh",),
+        setup=("module load CUDA", "export DATA='my data'"),
     ),
     "container": replace(
         of_profile("generic"),

@@ -36,7 +36,7 @@ def check(
 ) -> None:
     """Say what in a script stands in the way of many ranks; exit code 1 when something does."""
     from ..port.check import check as look
-    from ..port.check import formatted
+    from ..port.check import formatted, hints
 
     shown: list[str] = []
     found = look(files, _codes(select), _codes(ignore), shown)
@@ -44,6 +44,9 @@ def check(
         for line in shown:
             print(clean(line))
     print(formatted(found, style.value), end="")
+    if style is Style.text:
+        for line in hints(found):
+            print(clean(line))
     raise typer.Exit(EXIT_FAILED if found else 0)
 
 
@@ -68,6 +71,7 @@ def port(
     ] = False,
 ) -> None:
     """Rewrite a single-GPU script so that it runs on any number of GPUs."""
+    from ..port.check import is_batch_file
     from ..port.rewrite.command import port_file
 
     if strategy != "ddp":
@@ -75,6 +79,11 @@ def port(
             f"port --strategy {strategy}: port copies the model to each GPU (ddp) and does not "
             "shard it; docs/your-script-split.md shows how to shard it with rankup.parallelize"
         )
+    if file.is_file() and is_batch_file(file):
+        from ..launch.like import write
+
+        write(file, diff=diff, in_place=in_place, force=force)
+        return
     port_file(
         file,
         batch=batch,

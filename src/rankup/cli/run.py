@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -84,6 +85,13 @@ def spec(options: dict[str, Any], **more: Any) -> JobSpec:
 def run(
     target: Target = None,
     args: Args = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Take directives, set-up and TARGET out of this batch file; options win.",
+        ),
+    ] = None,
     **options: Any,
 ) -> None:
     """Run a recipe or a script: as a Slurm job, in an allocation, or on this machine."""
@@ -96,10 +104,15 @@ def run(
             return
     from ..launch.run import run as start
 
-    raise typer.Exit(start(spec(options, target=target, args=words)))
+    asked = spec(options, target=target, args=words)
+    if like is not None:
+        from ..launch.like import filled
+
+        asked = filled(like, asked)
+    raise typer.Exit(start(asked))
 
 
-declare(run, OPTIONS)
+declare(run, [name for name, one in OPTIONS.items() if one.typed])
 app.command(cls=_Run, context_settings={"allow_interspersed_args": False})(run)
 
 

@@ -29,7 +29,8 @@ from ..train.options import refuse_other_run
 
 # A script may have options of these names itself.
 _COMMON = frozenset(flag(name) for name, option in OPTIONS.items() if option.common)
-_OWN = frozenset(("--no-monitor", "--no-check", *map(flag, OPTIONS)))
+_TYPED = [flag(name) for name, option in OPTIONS.items() if option.typed]
+_OWN = frozenset(("--no-monitor", "--no-check", "--like", *_TYPED))
 SWITCH = "RANKUP_MONITOR"  # 0: no run started from this shell is sampled
 MOST_BYTES = 20 * 2**20  # a diff larger than this is data
 _MOST_NAMES = 200
@@ -59,7 +60,8 @@ def new(spec: JobSpec, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:
     if spec.target is None:
         raise UserError("nothing to run: name a recipe or a script, or --resume a run")
     kind, target = _target(spec.target, spec.module)
-    _notice_own_options(kind, spec.args, strict)
+    if spec.like is None:  # else they were not typed here
+        _notice_own_options(kind, spec.args, strict)
     kept = recipes.find(target).parse(spec.args).kept if kind == "recipe" else {}
     job = Job(
         id=spec.id or rundir.new_id(),

@@ -140,7 +140,8 @@ def _write_end(directory: Path, job: Job) -> None:
 
 
 def _say_what_is_left_out(spec: JobSpec, job: Job) -> None:
-    if said := [flag(name) for name in spec.said() if OPTIONS[name].panel == SLURM]:
+    said = [name for name in spec.said() if OPTIONS[name].panel == SLURM]
+    if said := [flag(one) if OPTIONS[one].typed else f"its {one} lines" for one in said]:
         names = ", ".join(said)
         same = same_result(job)
         why = "" if spec.local else "there is no Slurm here, so "

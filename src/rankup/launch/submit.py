@@ -113,7 +113,7 @@ def prepare(
         options = stage.checked(options, Path(job.cwd) if job else Path.cwd())
     plan = planned(client, config, options)
     project = config.project(Path.cwd())
-    if not plan.options.container:
+    if not plan.options.container and not plan.options.loads:
         chosen, notes = ready.environment_of_job(plan.options.environment, project)
         options = replace(plan.options, environment=chosen)
         plan = replace(plan, options=options, notes=(*plan.notes, *notes))
@@ -126,6 +126,7 @@ def prepare(
         runs, link = runs_folder(config, plan)
         directory, job = new(spec, runs, strict=True)
     shown = (*without_values(sys.argv[1:]), *job.args, *options.sbatch, str(directory))
+    shown += options.setup
     refuse_secrets(shown, {**os.environ, **plan.variables})
     internet = plan.granted.node.internet
     notes = ready.require(config, job, internet, allow_missing=spec.allow_missing)
@@ -240,7 +241,7 @@ def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
         value = getattr(options, option)
         if value is not None and "://" not in value:
             found[f"--{option}"] = Path(value)
-    if not options.environment and not options.container:
+    if not options.environment and not options.container and not options.loads:
         found["the Python environment"] = ready.active_environment()[0] or Path(sys.prefix)
     found |= {f"what was fetched as {name}": path for name, path in plan.fetched.places.items()}
     found |= {f"--stage {name}": Path(name) for name in options.stage}
@@ -434,7 +435,9 @@ def job_script(
     )
     if environment is not None and not environment.is_file():
         raise UserError(f"--environment {environment} is no file; name a script to source")
-    activate, path = (str(environment.resolve()), None) if environment else ready.own_environment()
+    activate, path = ready.own_environment()
+    if environment or options.loads:
+        activate, path = str(environment.resolve()) if environment else None, None
     exported = {**profile.environment, **plan.fetched.variables}
     if profile.list_gpus and granted.gpus:
         exported["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(granted.gpus)))
@@ -477,7 +480,9 @@ def job_script(
         variables={k: v for k, v in exported.items() if k not in plan.variables},
         offline=granted.node.internet is not True,
         fetched=plan.fetched.offline,
-        threads="OMP_NUM_THREADS" not in given,
+        setup=options.setup,
+        threads="OMP_NUM_THREADS" not in given
+        and not any("OMP_NUM_THREADS=" in line for line in options.setup),
         private=bool(given),
         container=container,
         host_suffix=profile.host_suffix,

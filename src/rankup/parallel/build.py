@@ -10,11 +10,13 @@ import contextlib
 import copy
 import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -52,6 +54,12 @@ _SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 Loss = Callable[[Any, Batch], torch.Tensor]
 
 
+def _varlen() -> tuple[Any, ...]:
+    """Attention within documents: a private operator, so that another torch may have none."""
+    attention = getattr(torch.ops.torch_attn, "_varlen_attn", None) if PACKS else None
+    return () if attention is None else (attention.default,)
+
+
 # Matrix products are most of a block's work and little of its memory: `selective` keeps them, and
 # what attention gives, whichever kernel computes it. Kept is, too, what ranks have added up, for
 # which a block would wait again. What they gather is larger by their number, and gathered anew.
@@ -65,7 +73,7 @@ _KEPT = (
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._efficient_attention_forward.default,
-    *((torch.ops.torch_attn._varlen_attn.default,) if PACKS else ()),
+    *_varlen(),
     torch.ops._c10d_functional.all_reduce.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
 )
@@ -157,12 +165,9 @@ class Built:
         """After a step: RunFailed where torch has left parts as they are that it was to compile."""
         if not self.uncompiled:
             return
-        off = [name for name in _SWITCHES if os.environ.get(name) == "1"]
         raise RunFailed(
             f"--compile: torch made no graph of {', '.join(sorted(self.uncompiled))} in the first "
-            "step ("
-            + (f"{off[0]}=1 is set: unset it" if off else "TORCH_LOGS=dynamo says why")
-            + "); without --compile the run goes on"
+            f"step ({_why_not()}); without --compile the run goes on"
         )
 
     def finish_gradients(self) -> None:
@@ -244,7 +249,7 @@ def split(
     keep_draws = bool(choices.compiled) and layout.tp > 1 and mesh.world.device.type == "cpu"
     recompute(units, choices.recompute, keep_draws)
     if choices.compiled:
-        _compile(units, choices.compiled, built.uncompiled, fullgraph=True)
+        _compile(units, choices, built.uncompiled, fullgraph=choices.unbroken)
         _await_outputs(model, built.plan, units)
     sharded = mesh.at_step.dp_replicate * layout.shard_size > 1 or choices.offload
     half = None if choices.half is None else getattr(torch, choices.half)
@@ -302,7 +307,9 @@ def _policy(
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _compile(units: Sequence[nn.Module], mode: str, uncompiled: set[str], fullgraph: bool) -> None:
+def _compile(
+    units: Sequence[nn.Module], choices: Choices, uncompiled: set[str], fullgraph: bool
+) -> None:
     """Compile each part by itself, in place: parameter names stay.
 
     Args:
@@ -310,8 +317,9 @@ def _compile(units: Sequence[nn.Module], mode: str, uncompiled: set[str], fullgr
         fullgraph: each in one graph; what would break one is an error, which says where.
     """
     for unit in units:
-        unit.forward = _watched(unit.forward, type(unit).__name__, uncompiled)  # type: ignore[method-assign]
-        unit.compile(mode=mode, fullgraph=fullgraph)
+        kind = type(unit).__name__
+        unit.forward = _watched(unit.forward, kind, uncompiled, choices.unbroken)  # type: ignore[method-assign]
+        unit.compile(mode=choices.compiled, fullgraph=fullgraph)
     # Each block that differs from the others is another graph, in training and in evaluation. Torch
     # keeps 8, and would leave the rest of the model as it is.
     config = torch._dynamo.config
@@ -320,7 +328,14 @@ def _compile(units: Sequence[nn.Module], mode: str, uncompiled: set[str], fullgr
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, graphs)
 
 
-def _watched(inner: Callable[..., Any], kind: str, uncompiled: set[str]) -> Callable[..., Any]:
+def _why_not() -> str:
+    off = [name for name in _SWITCHES if os.environ.get(name) == "1"]
+    return f"{off[0]}=1 is set: unset it" if off else "TORCH_LOGS=dynamo says why"
+
+
+def _watched(
+    inner: Callable[..., Any], kind: str, uncompiled: set[str], unbroken: bool
+) -> Callable[..., Any]:
     """Return a forward that notes when Python runs it: a graph has no such line.
 
     Torch counts its graphs in private places, all together, a compiled loss among them; and
@@ -328,8 +343,14 @@ def _watched(inner: Callable[..., Any], kind: str, uncompiled: set[str]) -> Call
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and kind not in uncompiled:
             uncompiled.add(kind)
+            if not unbroken and not (dist.is_initialized() and dist.get_rank()):
+                warnings.warn(
+                    f"compile=True: torch made no graph of a {kind} as a whole ({_why_not()}), so "
+                    "that it may run as it is",
+                    stacklevel=2,
+                )
         return inner(*args, **kwargs)
 
     return forward
@@ -398,7 +419,7 @@ def whole(
     recompute(blocks(model), choices.recompute)
     if choices.compiled:
         # Within DDP torch cuts the graph at the buckets, so there may be several.
-        _compile([model], choices.compiled, uncompiled, fullgraph=False)
+        _compile([model], choices, uncompiled, fullgraph=False)
     return model
 
 

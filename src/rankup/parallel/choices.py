@@ -53,6 +53,8 @@ class Choices:
             loss of a task casts by itself, and a few rows of logits at a time.
         compiled: mode in which torch compiles each block, or the model where every rank holds it
             whole; None leaves them as they are.
+        unbroken: what breaks the graph of a block, or keeps torch from making one, is an error;
+            else such a block runs in several, and a warning names those that have none.
         recompute: what the backward computes again.
         offload, reshard: see `sharded.shard`.
         schedule: of the pipeline.
@@ -64,6 +66,7 @@ class Choices:
     half: Half | None = None
     float_outputs: bool = False
     compiled: str | None = None
+    unbroken: bool = True
     recompute: Recompute = "none"
     offload: bool = False
     reshard: bool = True

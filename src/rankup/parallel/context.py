@@ -88,8 +88,10 @@ def packs(x: torch.Tensor, head_size: int) -> bool:
 
 
 def _has_flash(device: torch.device, kind: torch.dtype, head_size: int) -> bool:
+    # On AMD's GPUs torch's own kernels stand behind these names, with limits of their own.
+    nvidia = device.type == "cuda" and torch.version.hip is None
     fits = kind in _HALVES and head_size % 8 == 0 and head_size <= 256
-    return device.type == "cuda" and fits and _is_ampere(device.index or 0)
+    return nvidia and fits and _is_ampere(device.index or 0)
 
 
 def _is_new(index: int) -> bool:
@@ -153,7 +155,7 @@ def attend_at_the_end(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
     if _has_flash(q.device, q.dtype, q.shape[-1]):
         y: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
         return y
-    if q.is_cuda and q.shape[-1] % 8 == 0:
+    if q.is_cuda and torch.version.hip is None and q.shape[-1] % 8 == 0:
         parts = (x.transpose(1, 2) for x in (q, *_for_each_query(q, k, v)))
         lengths = (None,) * 5  # all rows are as long, and there is no bias
         causal = int(CausalVariant.LOWER_RIGHT)

@@ -205,7 +205,7 @@ def _computed(model: nn.Module) -> set[str]:
     return {
         name
         for prefix, module in model.named_modules()
-        if hasattr(module, "compute_buffers")
+        if hasattr(module, "rankup_fill_buffers")
         for name, _ in module.named_buffers(prefix, recurse=False)
     }
 
@@ -295,7 +295,8 @@ def materialize(model: nn.Module, device: torch.device, parameters: torch.device
     """Give meta buffers memory on `device`, and parameters on theirs; what is tied stays tied.
 
     `Module.to_empty` makes a tensor per name, and so unties. Buffers that follow from a module's
-    sizes alone get their values by its method `compute_buffers`.
+    sizes alone get their values by its method `rankup_fill_buffers()`, a name that no model has by
+    chance.
     """
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
@@ -309,5 +310,5 @@ def materialize(model: nn.Module, device: torch.device, parameters: torch.device
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.empty_like(buffer, device=device)
-        if hasattr(module, "compute_buffers"):
-            module.compute_buffers()  # type: ignore[operator]
+        if hasattr(module, "rankup_fill_buffers"):
+            module.rankup_fill_buffers()  # type: ignore[operator]

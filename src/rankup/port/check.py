@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -179,6 +180,15 @@ def formatted(findings: Sequence[Finding], style: Format) -> str:
             lines.append(clean_lines(f"    -> {one.todo}"))
     lines.append(_summary(findings))
     return "\n".join(lines) + "\n"
+
+
+def hints(findings: Iterable[Finding]) -> Iterator[str]:
+    """A line about each batch file that has an error."""
+    wrong = dict.fromkeys(split(one.place)[0] for one in findings if one.level == "error")
+    for name in wrong:
+        path = Path(name)
+        if is_batch_file(path) and b"written by rankup" not in path.read_bytes():
+            yield f"`rankup run --like {shlex.quote(name)}` writes such a script by itself"
 
 
 def _summary(findings: Sequence[Finding]) -> str:

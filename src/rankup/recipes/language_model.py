@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..base.errors import UserError
 from ..base.text import say
@@ -36,13 +35,6 @@ from .text import Text, TokenFile, end_of, open_tokens
 from .tokenized import BLOCK, Joined, counts, parse
 from .vocabulary import UNKNOWN, opened
 
-# Of attention, the fastest first; the last one is for where there is no other.
-_KERNELS = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
 _TEMPERATURE = 0.8
 _TOP_K = 50
 _COUNTED = 1 << 24  # tokens at a time
@@ -421,9 +413,7 @@ def run(options: LanguageModelOptions, directory: Path, resume: bool) -> None:
     """
     world = setup()
     task = LanguageModel(options, directory / TOKENS)
-    # For all of the run: what a backward computes again has to find the same kernel.
-    with sdpa_kernel(_KERNELS, set_priority=True):
-        outcome = train(task, options, world, directory, resume=resume)
+    outcome = train(task, options, world, directory, resume=resume)
     if not (world.is_root and outcome.finished):
         return
     for name, loss in (("valid", outcome.valid_loss), ("test", outcome.test_loss)):

@@ -16,6 +16,10 @@ from ..base.errors import UserError
 from . import rules
 from .rules import Rule, Table
 
+# Of set-up lines: what may put another Python on PATH.
+_LOADS = re.compile(
+    r"(?:^|[\s;&(])(?:(?:module|ml|conda|mamba|micromamba|spack|source|\.)\s|PATH=)", re.MULTILINE
+)
 SLURM = "Slurm job"
 DATA = "Data in the memory of each node"
 
@@ -34,6 +38,7 @@ class Option:
         joined: what is given now stands beside what was given before, and not in its place.
         off: `--no-...` switches it off.
         short: another name of one letter.
+        typed: it stands on the command line.
     """
 
     help: str | None = None
@@ -49,6 +54,7 @@ class Option:
     joined: bool = False
     off: bool = False
     short: str | None = None
+    typed: bool = True
 
 
 def _option(default: Any, text: str | None = None, **how: Any) -> Any:
@@ -73,6 +79,8 @@ class JobSpec:
         time, deadline: durations as the user writes them; `deadline` counts from the start.
         env: `NAME=VALUE`, or `NAME` for the value it has now.
         stage, mount: absolute paths once `stage.checked`.
+        setup: lines of bash that prepare the job's environment, out of a batch file.
+        like: the batch file out of which TARGET and its arguments were taken.
         id: of the new run; None for one by the time.
     """
 
@@ -182,7 +190,14 @@ class JobSpec:
     mount: tuple[str, ...] = _data(
         (), "Mount this; RANKUP_MOUNTS says where. Repeatable.", metavar="FILE.sqsh"
     )
+    setup: tuple[str, ...] = _slurm((), typed=False)
+    like: str | None = None
     id: str | None = None
+
+    @property
+    def loads(self) -> bool:
+        """True where the set-up lines bring a Python of their own: no other is activated."""
+        return not self.environment and any(map(_LOADS.search, self.setup))
 
     @property
     def stages(self) -> bool:

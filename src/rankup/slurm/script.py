@@ -45,6 +45,7 @@ class JobScript:
         options: further `#SBATCH` options by long name; an empty value is a flag.
         lines: what follows `#SBATCH ` literally, from the user.
         activate: file to source; `path` a folder to put on PATH instead.
+        setup: lines of bash out of the user's own batch file, which stand there as they are.
         variables: exported for the ranks.
         offline: the nodes have no network, and the usual libraries are told so.
         fetched: the same for what was fetched; values are plain words.
@@ -80,6 +81,7 @@ class JobScript:
     srun_options: tuple[str, ...] = ()
     activate: str | None = None
     path: str | None = None
+    setup: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     offline: bool = True
     fetched: Mapping[str, str] = field(default_factory=dict)
@@ -115,12 +117,6 @@ def render(job: JobScript) -> str:
         near = error.object[max(0, error.start - 20) : error.end + 20]
         raise UserError(f"{near!r} is not UTF-8, in which job scripts are written") from None
     return text
-
-
-def part(name: str, **values: Any) -> str:
-    """Return a block of the template with `values` in it; `port` writes it into batch files."""
-    template = _template()
-    return "".join(template.blocks[name](template.new_context(values)))
 
 
 @cache

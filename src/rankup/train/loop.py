@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import threading
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..base.errors import RunFailed
 from ..runtime.collectives import all_gather_object, all_reduce
@@ -35,6 +35,13 @@ from .taken import Taken
 from .task import Task
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Of attention, the fastest first; the last one is for where there is no other.
+_KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 class Stop(Deadline):
@@ -62,37 +69,8 @@ class Stop(Deadline):
             self._wish = END
 
 
-class Garbage:
-    """Python's garbage collector during a run: it never starts by itself.
-
-    It would on each rank in another step, and all ranks wait for each that pauses.
-    """
-
-    EVERY = 50  # steps
-
-    def __init__(self) -> None:
-        self._enabled, self._held = gc.isenabled(), False
-
-    def hold(self) -> None:
-        """From now on collect only when told, and leave what is there now aside: it stays."""
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        self._held = True
-
-    def collect(self) -> None:
-        """Collect what has come since; called on all ranks at the same step."""
-        if self._held:
-            gc.collect()
-
-    def release(self) -> None:
-        """Leave the collector as it was before the run."""
-        if self._held:
-            gc.unfreeze()
-            if self._enabled:
-                gc.enable()
-
-
+# For all of a run: what a backward computes again has to find the same kernel.
+@sdpa_kernel(_KERNELS, set_priority=True)
 def train(
     task: Task, options: TrainOptions, world: World, directory: Path, *, resume: bool = False
 ) -> Outcome:
@@ -113,7 +91,7 @@ def train(
             run.stepper.profile.close()
         return outcome
     finally:
-        run.garbage.release()
+        run.stepper.garbage.release()
         run.stepper.feed.close()
         run.keeper.close()
         run.metrics.close()
@@ -173,7 +151,6 @@ class _Run:
         )
         self.flops = task.flops_per_unit(self.built.whole)
         self.unread: list[Taken] = []
-        self.garbage = Garbage()
 
     def loop(self, stop: Deadline) -> Outcome:
         """All steps that are left; validation, checkpoints and a wish to stop between them."""
@@ -188,15 +165,10 @@ class _Run:
                 self.stepper.settle_buckets(steps_of_round[0])
             before = self.place.step
             taken = self.taker.take(steps_of_round, stop)
-            if number == 0:
-                self.built.refuse_uncompiled()
             wishes += self._report()
             self.unread, self.place = taken, taken[-1].step.after
             if number == 1:
                 after_first_step()  # the first round's numbers are here: every rank has done it
-                self.garbage.hold()  # the optimizer's state and all graphs are there, too
-            elif self.place.step // Garbage.EVERY > before // Garbage.EVERY:
-                self.garbage.collect()
             if self._passed(self.attempt.every_valid, before):
                 wishes += self._validate(taken[-1], stop)
                 self.stepper.pause()

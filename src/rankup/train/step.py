@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,40 @@ from .profile import Profile
 from .start import refuse_unused
 from .taken import Clock, Late, Taken
 from .task import Batch, Feed, Task, to_device
+
+
+class Garbage:
+    """Python's garbage collector during a run: it never starts by itself.
+
+    It would on each rank in another step, and all ranks wait for each that pauses.
+    """
+
+    EVERY = 50  # steps
+
+    def __init__(self) -> None:
+        self._enabled, self._held, self._steps = gc.isenabled(), False, 0
+
+    def after(self, step: int) -> None:
+        """Behind a step, whose number is the same on all ranks."""
+        self._steps += 1
+        if self._steps == 2:
+            self.hold()  # the optimizer's state and all graphs are there
+        elif self._held and step % self.EVERY == 0:
+            gc.collect()
+
+    def hold(self) -> None:
+        """From now on collect only when told, and leave what is there now aside: it stays."""
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._held = True
+
+    def release(self) -> None:
+        """Leave the collector as it was before the run."""
+        if self._held:
+            gc.unfreeze()
+            if self._enabled:
+                gc.enable()
 
 
 @dataclass
@@ -63,6 +98,7 @@ class Stepper:
         profile: what watches the steps, if anything.
         average: of the weights, if the run has one.
         scale: of the loss, under float16.
+        garbage: when Python collects it.
     """
 
     def __init__(
@@ -82,7 +118,8 @@ class Stepper:
         self.profile: Profile | None = None
         self.feed = Feed(task.train)
         self.last = last
-        self._taken = False
+        self.garbage = Garbage()
+        self._first, self._taken = True, False
         self._clock: Clock | None = None
         self.average: Average | None = None
         self.scale = LossScale() if options.precision == "fp16" else None
@@ -92,6 +129,10 @@ class Stepper:
         with self.profile.of(step.number) if self.profile else nullcontext():
             taken = self._take(step, stop)
         self.trace.write(step)
+        if self._first:
+            self.built.refuse_uncompiled()
+            self._first = False
+        self.garbage.after(step.number)
         return taken
 
     def pause(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import queue
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -17,6 +18,7 @@ from ..data.orders import Ordering
 
 Batch = tuple[torch.Tensor, ...]
 _AHEAD = 2  # batches
+_PATIENCE = 5.0  # seconds; a batch is read in much less
 
 
 class Split(Protocol):
@@ -55,21 +57,37 @@ def read_ahead(
     """Yield samples with their batch, in order; one thread reads `_AHEAD` further ones.
 
     On a machine with a GPU the batches lie in pinned memory. An error of `read` comes up where its
-    batch is asked for. Closing ends the thread.
+    batch is asked for. Closing ends the thread; one that hangs in a read is left behind after a
+    while, and does not keep the process from ending, so that an error is told all the same.
     """
-    gpu = torch.cuda.is_available()
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+    asked: queue.SimpleQueue[tuple[torch.Tensor, Future[Batch]] | None] = queue.SimpleQueue()
 
     def fetch(samples: torch.Tensor) -> Batch:
-        batch = read(samples)
-        return tuple(tensor.pin_memory() for tensor in batch) if gpu else batch
+        if device is None:
+            return read(samples)
+        # A thread begins on the first GPU, where it would open a context of this process.
+        torch.cuda.set_device(device)
+        return tuple(tensor.pin_memory() for tensor in read(samples))
 
-    # A thread begins on the first GPU, where it would open a context of this process.
-    enter = functools.partial(torch.cuda.set_device, torch.cuda.current_device()) if gpu else None
-    thread = ThreadPoolExecutor(1, "read-ahead", enter)
+    def work() -> None:
+        while (job := asked.get()) is not None:
+            samples, batch = job
+            if not batch.set_running_or_notify_cancel():
+                continue
+            try:
+                batch.set_result(fetch(samples))
+            except BaseException as error:  # raised where the batch is asked for
+                batch.set_exception(error)
+
+    # No ThreadPoolExecutor: Python waits for its threads without bound as the process ends.
+    thread = threading.Thread(target=work, name="read-ahead", daemon=True)
+    thread.start()
     waiting: deque[tuple[torch.Tensor, Future[Batch]]] = deque()
     try:
         for samples in coming:
-            waiting.append((samples, thread.submit(fetch, samples)))
+            waiting.append((samples, Future()))
+            asked.put(waiting[-1])
             if len(waiting) > _AHEAD:
                 first, batch = waiting.popleft()
                 yield first, batch.result()
@@ -77,7 +95,10 @@ def read_ahead(
             first, batch = waiting.popleft()
             yield first, batch.result()
     finally:
-        thread.shutdown(cancel_futures=True)
+        for _, batch in waiting:
+            batch.cancel()
+        asked.put(None)
+        thread.join(_PATIENCE)
 
 
 class Task(ABC):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from rankup import __version__
+
 from . import index
 
 # Like Lmod's: it uses variables that are not set, and commands that fail.
@@ -80,7 +82,7 @@ class World:
         return (sys.executable, "-c", f"{start}; import rankup.cli as cli; cli.main()")
 
     def write_files(self, *options: str) -> None:
-        """Write the files of `env` and rankup's wheel, without making its venv."""
+        """Write the files of `env`, without making its venv."""
         before = self.variables.get("BASH_ENV", os.devnull)
         stop = self.root / "stop.sh"
         stop.write_text(f'source {before}\n[ "$0" != setup.sh ] || exit 1\n')
@@ -104,10 +106,11 @@ class World:
         )
 
     def require(self, folder: Path | str, lines: Sequence[str]) -> None:
-        """Write the requirements.txt of an environment below the project."""
+        """Write the requirements.txt of an environment below the project: rankup and these."""
         path = self.project / folder
         path.mkdir(exist_ok=True)
-        (path / "requirements.txt").write_text("".join(f"{line}\n" for line in lines))
+        text = "".join(f"{line}\n" for line in (f"rankup=={__version__}", *lines))
+        (path / "requirements.txt").write_text(text)
 
 
 def make_world(root: Path, source: Path) -> World:

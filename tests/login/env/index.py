@@ -7,6 +7,7 @@ import hashlib
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -72,7 +73,20 @@ def dependencies(folder: Path) -> None:
     for one in _DEPENDENCIES:
         [oldest] = (bound.version for bound in one.specifier if bound.operator == ">=")
         wheel(folder, one.name, oldest)
+    for text in _PROJECT["optional-dependencies"]["train"]:
+        one = Requirement(text)
+        if one.name != "torch":
+            wheel(folder, one.name, "99.0")
     wheel(folder, "tomli", "2.0.1")
+
+
+def installed(folder: Path, name: str) -> None:
+    """Write a wheel of a package that the tests' own Python has."""
+    found = metadata.distribution(name)
+    with zipfile.ZipFile(folder / f"{name}-{found.version}-py3-none-any.whl", "w") as archive:
+        for one in found.files or ():
+            if "__pycache__" not in one.parts:
+                archive.write(str(found.locate_file(one)), str(one))
 
 
 def unpacked(folder: Path, path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_check_that_is_asked_to_end_leaves_nothing_running(world: World) -> No
 
 @pytest.mark.parametrize("comes_from", ["release", "tree"])
 def test_killed_while_pip_waits_for_the_index_pip_ends_too(world: World, comes_from: str) -> None:
-    """Of a source tree it is a child of pip's that asks the index, for what builds the wheel."""
+    """Of a source tree it is a child of pip's that asks the index, for what builds it."""
     if comes_from == "tree":
         tree = world.root / "tree"
         shutil.copytree(world.source / "rankup", tree / "src" / "rankup")

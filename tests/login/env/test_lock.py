@@ -17,13 +17,13 @@ def _hash_of(path: Path) -> str:
 
 
 def _check_lock(world: World) -> str:
-    """The lock names each package once, `shared` 2.0 and rankup's own wheel with their hashes."""
+    """The lock names each package once, `shared` 2.0 and rankup with their hashes."""
     folder = world.project / "env"
     text = (folder / "requirements.lock").read_text()
     names = re.findall(r"^([a-z][\w.-]*)==", text, re.MULTILINE)
     assert sorted(names) == sorted({*names})
     assert {"shared", "rankup"} <= {*names}
-    [wheel] = (folder / "wheels").iterdir()
+    [wheel] = world.index.glob("rankup-*.whl")
     shared = world.index / "shared-2.0-py3-none-any.whl"
     for name, version, file in (
         ("shared", "2.0", shared),
@@ -101,11 +101,15 @@ def test_in_the_kind_modules_what_modules_have_is_not_in_the_lock(world: World) 
 def test_what_has_no_hash_is_refused(world: World) -> None:
     package = world.project / "mine"
     package.mkdir()
-    (package / "pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\n')
-    index.wheel(world.index, "setuptools", "80.0")
+    (package / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "mine"\nversion = "1"\n'
+    )
+    index.installed(world.index, "setuptools")
     world.require("env", ["shared==2.0", f"mine @ {package.as_uri()}"])
     world.write_files()
     done = world.rankup("env", "lock")
     assert done.returncode == 1
+    assert f"'mine @ {package.as_uri()}' has no hash" in done.stdout
     assert not (world.project / "env" / "requirements.lock").exists()
     assert not [*(world.project / "env").glob(".lock*")]

@@ -191,34 +191,49 @@ def test_the_life_of_one_made_by_pip_in_a_folder_of_an_odd_name(world: World) ->
 
 
 @pytest.mark.slow
-def test_a_source_tree_is_built_when_it_has_changed(world: World, tmp_path: Path) -> None:
-    """Always to the same bytes, which a lock names, and leaving nothing in the tree."""
-    tree = tmp_path / "tree"
+@pytest.mark.timeout(900)
+def test_a_clone_is_used_as_it_is_and_noticed_where_it_needs_more(world: World) -> None:
+    """With a lock, too, which names all but the clone; in a folder whose name has a space."""
+    tree = world.project / "my rankup"
     shutil.copytree(world.source / "rankup", tree / "src" / "rankup")
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(index.CHECKOUT / name, tree)
-    compiled = tree / "src" / "rankup" / "__pycache__" / "x.pyc"
-    compiled.parent.mkdir(exist_ok=True)
-    compiled.touch()
-    before = sorted(tree.rglob("*"))
-    # With the setuptools of the tests: there is no index here.
-    world.variables["PIP_NO_BUILD_ISOLATION"] = "0"
-    world.variables["PYTHONDONTWRITEBYTECODE"] = "1"
+    index.installed(world.index, "setuptools")  # what pip builds it with
     own = replace(world, source=tree / "src")
+    folder = world.project / "env"
+    show = 'set -eu; source env/activate.sh; python -c "import rankup, {}; print(rankup.__file__)"'
+    ours = f"{tree / 'src' / 'rankup' / '__init__.py'}\n"
 
-    def built() -> tuple[int, bytes]:
-        own.write_files()
-        [wheel] = (world.project / "env" / "wheels").iterdir()
-        return wheel.stat().st_ino, wheel.read_bytes()
+    done = own.rankup("env", "create")
+    assert done.returncode == 0, done.stdout
+    assert f"\n-e {tree.as_uri()}[train]\n" in (folder / "requirements.txt").read_text()
+    assert world.bash(show.format("simplejpeg")).stdout == ours
 
-    first = built()
-    assert built() == first
-    compiled.touch()
-    assert built() == first
-    (tree / "src" / "rankup" / "py.typed").touch()
-    again = built()
-    assert again[0] != first[0]
-    assert again[1] == first[1]
-    (tree / "src" / "rankup" / "py.typed").write_text("partial\n")
-    assert built()[1] != first[1]
-    assert sorted(tree.rglob("*")) == before
+    # Its code changes: that is there at once, and nothing is to do.
+    (tree / "src" / "rankup" / "news.py").touch()
+    assert world.bash(show.format("rankup.news")).stdout == ours
+    assert own.rankup("env", "create").stdout == "setup.sh: venv/ is up to date\n"
+
+    # It needs a package more: that is installed.
+    project = tree / "pyproject.toml"
+    project.write_text(
+        project.read_text().replace("dependencies = [", 'dependencies = [ "shared==1.0",', 1)
+    )
+    assert "older than its requirements.txt" in staleness(folder)
+    done = own.rankup("env", "create")
+    assert done.returncode == 0, done.stdout
+    assert "making venv/" not in done.stdout
+    assert world.bash(show.format("shared; assert shared.VERSION == '1.0'")).returncode == 0
+
+    done = own.rankup("env", "lock")
+    assert done.returncode == 0, done.stdout
+    lock = (folder / "requirements.lock").read_text()
+    assert f"\n-e {tree.as_uri()}\n" in lock
+    assert "\nshared==1.0 \\\n    --hash=sha256:" in lock
+    shutil.rmtree(folder / "venv")
+    done = own.rankup("env", "create")
+    assert done.returncode == 0, done.stdout
+    assert "installing what requirements.lock names" in done.stdout
+    assert world.bash(show.format("shared, rankup.news")).stdout == ours
+    assert own.rankup("env", "create").stdout == "setup.sh: venv/ is up to date\n"
+    assert own.rankup("env", "check").returncode == 0

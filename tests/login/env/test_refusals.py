@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rankup import __version__
 from rankup.base.errors import RunFailed, UserError
 from rankup.login.env import create, state
 
@@ -106,9 +107,25 @@ def test_files_of_the_user_stay_and_changed_ones_are_named(world: World) -> None
     done = world.rankup("env", "create")
     assert done.returncode == 1
     assert f"note: {folder / 'setup.sh'} has been changed and stays" in done.stdout
+    assert f"note: {folder / 'requirements.txt'} does not ask for rankup" in done.stdout
+    assert f"Its line: rankup[train]=={__version__}\n" in done.stdout
     assert "my own\n" in done.stdout
     assert {name: (folder / name).read_text() for name in mine} == mine
     assert (folder / "activate.sh").exists()
+
+
+def test_another_version_of_rankup_is_named_and_a_path_may_be_rankups(world: World) -> None:
+    world.write_files()
+    requirements = world.project / "env" / "requirements.txt"
+    for line, said in (
+        ("rankup[train, hf]==0.1", "asks for rankup 0.1, and this is"),
+        ("./wheels/mine.whl", ""),
+        ("rankup>=0.1", ""),
+        (f"rankup == {__version__} ; python_version > '3'", ""),
+    ):
+        requirements.write_text(f"{line}\n")
+        done = world.rankup("env", "create", PATH=str(world.root / "home"))  # no bash
+        assert ("note:" in done.stdout, said in done.stdout) == (bool(said), True), done.stdout
 
 
 def test_in_a_job_without_network_it_names_the_login_node(world: World) -> None:

@@ -56,3 +56,28 @@ def test_names_of_what_is_asked_for(tmp_path: Path) -> None:
         "    --hash=sha256:00\nc; python_version < '3'\n"
     )
     assert names(main) == ["-e .", "./mine.whl", "a", "c", "mine"]
+
+
+def test_what_an_editable_folder_needs_is_part_of_it(tmp_path: Path) -> None:
+    """In any spelling of pip's: by URL or path, with extras."""
+    folder = tmp_path / "my rankup"
+    folder.mkdir()
+    (tmp_path / "more").symlink_to(folder)
+    project = folder / "pyproject.toml"
+    main = tmp_path / "requirements.txt"
+    for line in (
+        f"-e {folder.as_uri()}[train]",
+        f"--editable={folder.as_uri()}  # mine",
+        "-e ./more[train]",
+    ):
+        main.write_text(f"{line}\n")
+        project.write_text("a")
+        before = digest(main)
+        project.write_text("b")
+        assert digest(main) != before, line
+
+
+def test_a_lock_names_an_editable_folder_as_its_requirements_do(tmp_path: Path) -> None:
+    main = tmp_path / "requirements.txt"
+    main.write_text("-e file:///my%20rankup[train,hf]\n")
+    assert names(main) == ["-e file:///my%20rankup"]

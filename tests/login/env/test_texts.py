@@ -35,6 +35,7 @@ def _plan(kind: Kind, site: str) -> Plan:
         name="my project",
         python="python3.12",
         title=found.title,
+        rankup="rankup[train]==1.2.3",
         modules=found.modules,
         caches={
             name: f"{folder}/".replace(f"/{_ME}/", "/ann/")[:-1] for name, folder in caches.items()
@@ -87,7 +88,7 @@ def test_torch_is_asked_for_where_no_module_has_it(kind: Kind) -> None:
 
 def test_a_folder_of_any_name_survives_config_sh(tmp_path: Path) -> None:
     folder = """/p/a b/"quoted"/$HOME/`id`/back\\slash/{brace}/it's"""
-    plan = Plan("wheels", "it's $(me)", "python3", "A", caches={"HF_HOME": folder})
+    plan = Plan("wheels", "it's $(me)", "python3", "A", "rankup", caches={"HF_HOME": folder})
     file = tmp_path / "config.sh"
     file.write_text(texts.users(plan)["config.sh"])
     script = 'set -eu; source "$1"; printf "%s\\n" "$HF_HOME" "$ENV_NAME"; env | grep -c ^HF_HOME='
@@ -103,7 +104,7 @@ def test_a_folder_of_any_name_survives_config_sh(tmp_path: Path) -> None:
 
 def test_a_line_break_in_a_folder_is_refused() -> None:
     with pytest.raises(UserError, match="control character"):
-        texts.users(Plan("wheels", "a", "python3", "A", caches={"HF_HOME": "/p/a\nb"}))
+        texts.users(Plan("wheels", "a", "python3", "A", "rankup", caches={"HF_HOME": "/p/a\nb"}))
 
 
 def test_a_changed_file_is_told_from_one_of_another_version() -> None:

@@ -88,6 +88,12 @@ def test_a_dropout_that_is_forgotten_where_the_sequence_is_cut() -> None:
     assert "says nothing of dropout" in refusal(model, plan)
 
 
+def test_a_mask_of_another_kind_is_not_cut() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.AlphaDropout(0.1), nn.Linear(8, 3))
+    message = refusal(model, {"0": "column", "1": "dropout", "2": "row"})
+    assert message == "tensor plan: '1' is 'dropout', which is for nn.Dropout; it is a AlphaDropout"
+
+
 class Packed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

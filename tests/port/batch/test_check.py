@@ -14,8 +14,8 @@ from rankup.cli import main
 from rankup.port.batch import RULES, check, is_batch
 from rankup.port.rules import Rule
 
-from ..sbatch.scripts import MANY, ONE, beside
 from ..test_pages import before_and_after
+from .scripts import MANY, ONE, beside
 
 GOLDEN = Path(__file__).parents[2] / "slurm" / "golden"
 PAGES = Path(__file__).parents[3] / "docs" / "rules"

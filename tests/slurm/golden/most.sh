@@ -116,6 +116,13 @@ activate || echo "rankup: warning: exit code $? from "/p/project/activate.sh >&2
 trap - EXIT
 set +e
 cd -- /p/project || exit 1 # wherever that went
+# As they stand in the batch file that this job is like.
+trap 'end_attempt 1 "a set-up line calls exit, which ends the job"' EXIT
+module load CUDA
+export DATA='my data'
+trap - EXIT
+set +eu
+cd -- /p/project || exit 1 # wherever that went
 private=$rankup_base/env # from --env; a file of yours that nobody else can read
 if [ ! -O "$private" ]; then end_attempt 1 "$private is missing, or not your file"; fi
 set -a

@@ -120,9 +120,10 @@ def works(it: Environment) -> Iterator[Finding]:
 
 @question("RK542", "the environment is as old as its files", "files")
 def age(it: Environment) -> Iterator[Finding]:
-    """The hashes of `requirements.txt` (with the files it names by `-r` and `-c`),
-    `requirements.lock` and, for the kind `modules`, `modules.sh`, against those that the
-    environment was made from. Where they differ, a job would run with the older packages. Also the
+    """The hashes of `requirements.txt` (with the files it names by `-r` and `-c`, and the
+    `pyproject.toml` of folders it names by `-e`), `requirements.lock` and, for the kind `modules`,
+    `modules.sh`, against those that the environment was made from. Where they differ, a job would
+    run with the older packages. Also the
     hash of `requirements.txt` at the top of `requirements.lock`: `setup.sh` refuses a lock that was
     made from other requirements, since it would leave out what was added since.
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import json
-import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 
 import rankup
@@ -21,12 +14,12 @@ import rankup
 from ...base.errors import EXIT_FAILED, RunFailed, UserError
 from ...base.files import no_space, write_atomic
 from ...base.processes import end_group
-from . import state, texts
+from . import requirements, state, texts
 from .texts import KINDS, Kind
 
 _KIND_LINE = re.compile(r"^\s*(?:export\s+)?ENV_KIND=[\"']?(\w*)", re.MULTILINE)
+_PINNED = re.compile(r"^[ \t]*rankup(?:\[[^\]]*\])?[ \t]*==[ \t]*([^\s;#\\]+)", re.MULTILINE)
 _OWN_NAMES = {"config.sh", "modules.sh", "requirements.txt", "setup.sh", "activate.sh"}
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*", "*~")
 _GRACE = 10.0  # seconds that setup.sh has to remove its lock
 # Its standard input ends with rankup, however that ends; the group then is ended with all pips.
 _UNTIL_STDIN_ENDS = """\
@@ -53,14 +46,7 @@ def create(folder: str | None, *, kind: str | None) -> int:
     path = state.named(folder)
     with _explained(path):
         _write_files(path, kind)
-        lock = path / "requirements.lock"
-        named = lock.read_text(errors="replace") if lock.is_file() else ""
-        wheels = _wheels(path)
-        if any(hashlib.sha256(one.read_bytes()).hexdigest() in named for one in wheels):
-            if f"rankup=={rankup.__version__} " not in named:
-                print("note: requirements.lock names another rankup; `rankup env lock` takes this")
-        else:
-            _put_rankup(path)
+        _say_which_rankup(path / "requirements.txt")
     return _setup(path)
 
 
@@ -73,18 +59,12 @@ def lock(folder: str | None) -> int:
     path = state.existing(folder)
     with _explained(path):
         _write_files(path, None)
-        _put_rankup(path)
+        _say_which_rankup(path / "requirements.txt")
     return _setup(path, "lock")
 
 
 def _setup(folder: Path, *words: str) -> int:
-    """Run `bash setup.sh` there; 0, 1 where it failed, 130 at Ctrl-C."""
-    code = _run(["bash", "setup.sh", *words], folder, os.environ)
-    return code if code in (0, 130) else EXIT_FAILED
-
-
-def _run(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
-    """Run a command in a folder; its exit code, 130 at Ctrl-C.
+    """Run `bash setup.sh` there; 0, 1 where it failed, 130 at Ctrl-C.
 
     It is a session of its own, which ends with this process, however that ends.
 
@@ -94,9 +74,8 @@ def _run(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> 
     sys.stdout.flush()  # what was said so far stands before what it says
     try:
         process = subprocess.Popen(
-            ["bash", "-c", _UNTIL_STDIN_ENDS, "bash", *words],  # noqa: S607
+            ["bash", "-c", _UNTIL_STDIN_ENDS, "bash", "bash", "setup.sh", *words],  # noqa: S607
             cwd=folder,
-            env=environment,
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -111,68 +90,23 @@ def _run(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> 
         with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE)
     end_group(process)
-    return code
+    return code if code in (0, 130) else EXIT_FAILED
 
 
-def _put_rankup(folder: Path) -> None:
-    """Put a wheel of the rankup that runs into `wheels/`, as the newest there.
-
-    Older ones are removed by setup.sh, within its lock: another process may be installing one.
-
-    Raises:
-        RunFailed: pip could not make it.
-    """
-    source = _source()
-    if isinstance(source, Path):
-        # What Python has compiled it writes at any first import.
-        files = [one for one in source.rglob("*") if "__pycache__" not in one.parts]
-        changed = max(one.stat().st_mtime for one in (source, *files))
-        if any(one.stat().st_mtime > changed for one in _wheels(folder)):
-            return
-    elif any(one.name.startswith(f"rankup-{rankup.__version__}-") for one in _wheels(folder)):
-        return
-    with tempfile.TemporaryDirectory() as work:
-        what = str(source)
-        if isinstance(source, Path):
-            # A copy, since a build leaves its own files behind, and takes old ones along.
-            what = os.path.join(work, "source")
-            shutil.copytree(source, os.path.join(what, "src"), ignore=_LEFT_OUT)
-            for name in ("pyproject.toml", "README.md"):
-                shutil.copy(source.parent / name, what)
-        python = sys.executable
-        if importlib.util.find_spec("pip") is None:  # an environment that uv has made
-            python = getattr(sys, "_base_executable", python)
-        # Twice quiet: of errors alone, and not of an index of several that lacks rankup.
-        words = [python, "-m", "pip", "wheel", "-qq", "--no-deps", "--wheel-dir", work, what]
-        # Equal sources give equal bytes, which a lock names.
-        code = _run(words, Path(work), {**os.environ, "SOURCE_DATE_EPOCH": "315532800"})
-        if code == 130:
-            raise KeyboardInterrupt
-        if code:
-            raise RunFailed(
-                f"pip could not make a wheel of {source}, see above; on a machine with a network "
-                f"it can, or put one into {folder / 'wheels'} and run: bash {folder / 'setup.sh'}"
-            )
-        (folder / "wheels").mkdir(exist_ok=True)
-        for wheel in Path(work).glob("*.whl"):
-            write_atomic(folder / "wheels" / wheel.name, wheel.read_bytes())
-
-
-def _source() -> Path | str:
-    """The `src` of the source tree that this rankup runs from, else what pip knows it by."""
-    package = Path(rankup.__file__).resolve().parent
-    if package.parent.name == "src" and (package.parent.parent / "pyproject.toml").is_file():
-        return package.parent
-    direct = metadata.distribution("rankup").read_text("direct_url.json")
-    if not direct:
-        return f"rankup=={rankup.__version__}"
-    origin = json.loads(direct)
-    version = origin.get("vcs_info")
-    return f"{version['vcs']}+{origin['url']}@{version['commit_id']}" if version else origin["url"]
-
-
-def _wheels(folder: Path) -> list[Path]:
-    return sorted((folder / "wheels").glob("rankup-*.whl"))
+def _say_which_rankup(path: Path) -> None:
+    """Print a note where requirements.txt asks for no rankup, or for another version than this."""
+    asked = requirements.names(path)
+    pinned = _PINNED.search(requirements.content(path).decode(errors="replace"))
+    if pinned and pinned[1] != rankup.__version__:
+        print(
+            f"note: {path} asks for rankup {pinned[1]}, and this is {rankup.__version__}. "
+            f"This one's line: {texts.own_requirement()}"
+        )
+    elif not any(one == "rankup" or "/" in one for one in asked):  # a path may be that of rankup
+        print(
+            f"note: {path} does not ask for rankup, so that create installs none. "
+            f"Its line: {texts.own_requirement()}"
+        )
 
 
 @contextmanager

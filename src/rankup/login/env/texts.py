@@ -7,6 +7,7 @@ here is what they start with.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -15,9 +16,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Literal
+
+import rankup
 
 from ...base.errors import UserError
 from ...site import config as configuration
@@ -48,6 +51,7 @@ class Plan:
         name: shown in the prompt.
         python: the Python of the kind `wheels`: a path, or a name on PATH.
         title: of the site.
+        rankup: the line of requirements.txt that asks for rankup.
         modules: what is loaded in the kind `modules`, in order.
         caches: variables that move caches, with their folders.
     """
@@ -56,6 +60,7 @@ class Plan:
     name: str
     python: str
     title: str
+    rankup: str
     modules: tuple[str, ...] = ()
     caches: Mapping[str, str] = field(default_factory=dict)
 
@@ -142,9 +147,10 @@ def _modules(plan: Plan) -> str:
 
 def _requirements(plan: Plan) -> str:
     lines = [
-        "# Packages of this environment, one per line; it is yours. rankup itself is there without",
-        "# being named. After a change: rankup env create",
+        "# Packages of this environment, one per line; it is yours.",
+        "# After a change: rankup env create",
         "",
+        plan.rankup,
     ]
     if plan.kind == "wheels":
         lines.append(REQUIREMENT)
@@ -179,6 +185,7 @@ def planned(path: Path, kind: Kind | None) -> Plan:
         name=(path.parent.name if path.name in _NO_NAMES else path.name) or path.name,
         python=_python(),
         title=profile.title,
+        rankup=own_requirement(),
         modules=profile.modules,
         caches=moved_caches(config, profile, os.environ),
     )
@@ -201,6 +208,26 @@ def moved_caches(
     if kept and bare.root is not None:
         kept[ROOT_VARIABLE] = str(bare.root)
     return kept
+
+
+def own_requirement() -> str:
+    """Return the line of requirements.txt that asks for the rankup that runs, from where it comes.
+
+    A folder is installed as editable, so that what changes in it needs no installation.
+    """
+    package = Path(rankup.__file__).resolve().parent
+    tree = package.parent.parent
+    if package.parent.name == "src" and (tree / "pyproject.toml").is_file():
+        return f"-e {tree.as_uri()}[train]"
+    direct = metadata.distribution("rankup").read_text("direct_url.json")
+    if not direct:
+        return f"rankup[train]=={rankup.__version__}"
+    origin = json.loads(direct)
+    if "dir_info" in origin:
+        return f"-e {origin['url']}[train]"
+    version = origin.get("vcs_info")
+    url = f"{version['vcs']}+{origin['url']}@{version['commit_id']}" if version else origin["url"]
+    return f"rankup[train] @ {url}"
 
 
 def _python() -> str:

@@ -204,8 +204,7 @@ def gpu_memory(look: Look) -> Iterator[Diagnosis]:
         "GPU memory",
         f"{words.gpus(look.recording, columns)} came to {held} of {whole}: "
         "a longer sequence or a little fragmentation ends the run",
-        "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, a smaller `--micro-batch`, or "
-        "`--strategy fsdp`",
+        "a smaller `--micro-batch`, `--strategy fsdp`, or activation checkpointing",
         gpus=columns,
     )
 

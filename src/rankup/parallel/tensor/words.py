@@ -24,6 +24,7 @@ a slice of the last dimension) or a *part of the sequence* (each rank has a slic
     replicate-partial        on every rank     features   features
     dropout                  none              features   features
 
+`dropout` is for an nn.Dropout alone: a mask of another kind (AlphaDropout, Dropout1d) is not cut.
 `column heads=8` says that the outputs are 8 pieces that must stay in one piece each. `sequence`,
 `replicate` and `replicate-partial` hold for all that is inside the module. A module that no pattern
 names is `replicate`.

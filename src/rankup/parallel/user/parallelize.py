@@ -92,7 +92,8 @@ def parallelize(
             model`).
         precision: fp32, or bf16: compute in bfloat16, with weights and outputs in float32.
         activation_checkpointing: none, selective or full.
-        compile: compile each block; where the model is only copied, the model.
+        compile: compile each block; where the model is only copied, the model. What breaks a graph
+            makes several; of what torch does not compile at all a warning says so.
         offload: under FSDP, keep all in host memory.
         reshard: under FSDP, free a block between its forward and its backward.
         plan: name patterns -> words of `rankup.parallel.tensor.words`; by default the model's own.
@@ -113,6 +114,7 @@ def parallelize(
         half="bfloat16" if precision == "bf16" else None,
         float_outputs=True,
         compiled="default" if compile else None,
+        unbroken=False,
         recompute=activation_checkpointing,
         offload=offload,
         reshard=reshard,

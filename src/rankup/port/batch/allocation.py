@@ -65,15 +65,17 @@ class Allocation:
         nodes, tasks = self.shown, self.tasks or self.shown
         cpus = str(self.cpus or 1)
         here = -(-tasks // nodes)
+        user = os.environ.get("USER") or "user"
         found = {
             "SLURM_JOB_ID": str(number), "SLURM_JOBID": str(number),
             "SLURM_JOB_NAME": self.asked.get("job-name") or path.name,
-            "SLURM_CLUSTER_NAME": "cluster",
+            "SLURM_CLUSTER_NAME": f"cluster-{number}",
             "SLURM_JOB_NODELIST": self.nodelist, "SLURM_NODELIST": self.nodelist,
             "SLURM_NNODES": str(nodes), "SLURM_JOB_NUM_NODES": str(nodes),
             "SLURM_SUBMIT_DIR": str(path.resolve().parent), "SLURM_SUBMIT_HOST": "login",
-            "SLURM_JOB_PARTITION": self.asked.get("partition") or "partition",
-            "SLURM_JOB_ACCOUNT": self.asked.get("account") or "account", "SLURM_JOB_USER": "user",
+            "SLURM_JOB_PARTITION": self.asked.get("partition") or f"partition-{number}",
+            "SLURM_JOB_ACCOUNT": self.asked.get("account") or f"account-{number}",
+            "SLURM_JOB_USER": user,
             "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n1",
             "SLURM_TASKS_PER_NODE": f"{here}(x{nodes})" if nodes > 1 else str(here),
             "SLURM_CPUS_ON_NODE": str((self.cpus or 1) * here),
@@ -83,8 +85,8 @@ class Allocation:
             "SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": str(number),
             "SLURM_ARRAY_TASK_COUNT": "1", "SLURM_CONF": "/etc/slurm/slurm.conf",
             "SLURM_TMPDIR": gettempdir(), "SLURM_MEM_PER_NODE": "65536",
-            "ENVIRONMENT": "BATCH", "HOSTNAME": "n1", "HOME": str(Path.home()), "USER": "user",
-            "LOGNAME": "user", "SHELL": "/bin/bash", "TMPDIR": gettempdir(), "LANG": "C.UTF-8",
+            "ENVIRONMENT": "BATCH", "HOSTNAME": "n1", "HOME": str(Path.home()), "USER": user,
+            "LOGNAME": user, "SHELL": "/bin/bash", "TMPDIR": gettempdir(), "LANG": "C.UTF-8",
             "PATH": "/nonexistent", "LD_LIBRARY_PATH": "", "PYTHONPATH": "", "PWD": str(Path.cwd()),
         }  # fmt: skip
         login = {k: v for k, v in os.environ.items() if not _OWN.match(k) and len(v) < 4096}

@@ -34,6 +34,8 @@ class Program:
         kind: `python`, `torchrun`, `torchrun_jsc`, `launch`, `accelerate` or another launcher.
         words: its own, with interpreter and arguments.
         script: the Python file; None for a module, or where that is not known.
+        rest: the script or module, and what it is given.
+        module: it is a module.
         options: of the launcher, by long name with hyphens; None where one takes no value.
         sure: all of its launcher's options are known.
         inside: containers, profilers and files that start it.
@@ -45,6 +47,8 @@ class Program:
     options: dict[str, str | None] = field(default_factory=dict)
     sure: bool = True
     inside: tuple[str, ...] = ()
+    rest: tuple[str, ...] = ()
+    module: bool = False
 
     @property
     def elastic(self) -> bool:
@@ -89,12 +93,14 @@ def program(words: Sequence[str], unknown: str, inside: Sequence[str] = ()) -> P
         first = module.partition(".")[0]
         if first in _HELPERS or unknown in module:
             return None
-        return Program(first if first in _OTHERS else "python", tuple(words), None, inside=held)
+        kind, told = first if first in _OTHERS else "python", (module, *rest)
+        return Program(kind, tuple(words), None, inside=held, rest=told, module=True)
     if last == "c" or not rest or rest[0] == "-":
         return None
     if rest[0].rpartition("/")[2] in TORCHRUN:  # python $(which torchrun)
         return _launcher("torchrun", rest, 1, _NO_VALUE, unknown, held)
-    return Program("python", tuple(words), rest[0], sure=unknown not in rest[0], inside=held)
+    sure = unknown not in rest[0]
+    return Program("python", tuple(words), rest[0], sure=sure, inside=held, rest=tuple(rest))
 
 
 def _launcher(
@@ -114,4 +120,4 @@ def _launcher(
     sure = not (rest and unknown in rest[0]) and all(unknown not in one for one in found)
     # A value in which words went wrong: `--nnodes train.py`.
     script = rest[0] if rest and not module and sure else None
-    return Program(kind, tuple(words), script, found, sure, inside)
+    return Program(kind, tuple(words), script, found, sure, inside, tuple(rest), module)

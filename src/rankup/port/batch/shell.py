@@ -146,6 +146,16 @@ def commands(data: bytes) -> tuple[list[Command], list[int]]:
         raise UnreadableError("it is nested too deeply") from None
 
 
+def statements(data: bytes) -> list[tuple[int, int, str]]:
+    """The statements of a script that stand in no other: where each begins and ends, and its text.
+
+    Raises:
+        UnreadableError: it takes too long to parse.
+    """
+    found = [one for one in _parse(data).children if one.is_named and one.type != "comment"]
+    return [(one.start_byte, one.end_byte, _text(one)) for one in found]
+
+
 def rejected(data: bytes) -> tuple[int, str] | None:
     """Return the line at which bash itself cannot read a script, and its words; None if it can."""
     bash = shutil.which("bash")

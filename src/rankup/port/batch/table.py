@@ -16,8 +16,8 @@ from .programs import Program, program
 from .script import BatchScript
 
 # Two jobs: what differs between them comes from the job's number, or is drawn.
-_JOBS = ((5471, "77000001"), (8123, "77000029"))
-_UNKNOWN = re.compile(r"770000(?:01|29)")
+JOBS = ((5471, "77000001"), (8123, "77000029"))
+UNKNOWN = re.compile(r"770000(?:01|29)")
 _ENTER = """
 builtin trap '__debug "$BASH_COMMAND" "$LINENO" "$*"' DEBUG
 builtin source "$0" "$@"
@@ -127,7 +127,7 @@ class Step:
             found = self.node_gpus
         visible = self.tasks[0].environment.get("CUDA_VISIBLE_DEVICES")
         if visible is not None and found:
-            if _UNKNOWN.search(visible):
+            if UNKNOWN.search(visible):
                 return None
             if re.fullmatch(r"\d+(?:,\d+)*", visible):
                 return min(found, visible.count(",") + 1)
@@ -201,7 +201,7 @@ def _whole(text: str | None) -> int | None:
 
 def _known(text: str | None) -> str | None:
     """A text; None where something unknown is in it."""
-    return None if text is not None and _UNKNOWN.search(text) else text or ""
+    return None if text is not None and UNKNOWN.search(text) else text or ""
 
 
 @dataclass
@@ -241,7 +241,7 @@ class Table:
         elif not self.steps:
             yield "starts no Python that can be seen"
         for step in _alike(self.steps):
-            name = _UNKNOWN.sub("?", step.program.name)
+            name = UNKNOWN.sub("?", step.program.name)
             yield f"line {step.line}: {name}: {_size(step)}{_meeting(step)}"
         told = self.allocation.asked.get("signal")
         if told:
@@ -251,7 +251,7 @@ class Table:
             parts = [(line, " ".join(words)) for line, words in self.setup]
             parts += [(line, f"source {name}") for line, name, _ in self.sourced]
             texts = dict.fromkeys(text for _, text in sorted(parts))  # each task does the same
-            yield _UNKNOWN.sub("?", "set-up: " + "; ".join(texts))
+            yield UNKNOWN.sub("?", "set-up: " + "; ".join(texts))
 
 
 def _alike(steps: Sequence[Step]) -> list[Step]:
@@ -291,10 +291,10 @@ def table(script: BatchScript) -> Table:
         return Table(given, "it is a heterogeneous job, whose parts are not read")
     if script.rejected or script.conflicts or any(one.endswith("\r") for one in script.lines):
         return Table(given, "bash cannot read it")
-    found = _executed(script, given, *_JOBS[0])
+    found = executed(script, given, *JOBS[0])
     ports = [step.places[0].port for step in found.steps]
     if any((port or "").isdigit() for port in ports):
-        again = _executed(script, given, *_JOBS[1])
+        again = executed(script, given, *JOBS[1])
         for step, other in zip(found.steps, again.steps, strict=False):
             port = step.places[0].port
             if port and port.isdigit() and port == other.places[0].port:
@@ -302,7 +302,7 @@ def table(script: BatchScript) -> Table:
     return found
 
 
-def _executed(script: BatchScript, given: Allocation, job: int, unknown: str) -> Table:
+def executed(script: BatchScript, given: Allocation, job: int, unknown: str) -> Table:
     """One execution of the file, as a job of that number."""
     made = Table(given)
     sruns: dict[str, tuple[int, dict[str, str], int | None, int | None]] = {}

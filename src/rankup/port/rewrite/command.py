@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from pathlib import Path
 
@@ -31,13 +30,8 @@ def port_file(
     Raises:
         UserError: it cannot or must not be ported, or its port cannot be written.
     """
-    from ..batch import is_batch
-
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the script in it that trains")
-    if path.suffix not in (".py", ".ipynb") and is_batch(path):
-        _port_batch_file(path, in_place, diff, force)
-        return
     ported = port(path, batch=batch, sync_bn=sync_bn, in_place=in_place)
     if ported.why:
         say(f"{path.name}: nothing to do: {ported.why}", "")
@@ -58,28 +52,6 @@ def port_file(
     for line in report(ported):
         # A diff can be piped into `patch`; what is said about it goes past it.
         say(line, "") if diff else print(clean(line))
-
-
-def _port_batch_file(path: Path, in_place: bool, diff: bool, force: bool) -> None:
-    from .. import sbatch
-
-    ported = sbatch.port(path)
-    if not ported.changed:
-        say(f"{path.name}: nothing to do: it is ported already", "")
-        return
-    if diff:
-        before = path.read_text(errors="surrogateescape").splitlines(keepends=True)
-        after = ported.text.splitlines(keepends=True)
-        print("".join(difflib.unified_diff(before, after, str(path), str(ported.path))), end="")
-    else:
-        target = path if in_place else ported.path
-        data = ported.text.encode()
-        if not (in_place or force):
-            _refuse_edited(path, target, data)
-        _write(target, data)
-        print(f"wrote {clean(str(target))}")
-    for note in ported.notes:
-        say(f"  {note}", "") if diff else print(clean(f"  {note}"))
 
 
 def _refuse_edited(path: Path, target: Path, data: bytes) -> None:

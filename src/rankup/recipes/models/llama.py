@@ -158,10 +158,10 @@ class Llama(nn.Module):
         size = (longest or shape.longest, shape.dim // shape.heads // 2)
         self.register_buffer("cos", torch.empty(size, dtype=torch.float32), persistent=False)
         self.register_buffer("sin", torch.empty(size, dtype=torch.float32), persistent=False)
-        self.compute_buffers()
+        self.rankup_fill_buffers()
 
     @torch.no_grad()
-    def compute_buffers(self) -> None:
+    def rankup_fill_buffers(self) -> None:
         """Fill the tables of rotary positions, which have no values on meta."""
         if not self.cos.is_meta:
             # By the host, so that they are the same on every device.

@@ -142,38 +142,27 @@ make_venv() {
 
 # ---- its packages --------------------------------------------------------------------------------
 # venv/.installed says of which files they are, and is written once all are there.
-find_wheel() { # sets wheel (rankup's own: the newest, or that of the lock) and wheel_sum
-    local file
-    wheel='' wheel_sum=-
-    while IFS= read -r file; do
-        wheel=$file wheel_sum=$(_env_sum "$file")
-        if [ "$1" = install ] && grep -qsF "sha256:$wheel_sum" requirements.lock; then break; fi
-    done < <(find wheels -maxdepth 1 -name 'rankup-*.whl' -printf '%T@ %p\n' 2>/dev/null |
-        sort -n | cut -d ' ' -f 2-)
-    if [ -z "$wheel" ]; then
-        say "there is no wheel of rankup in wheels/, so rankup will not be in it; \`rankup env create\` puts one there"
-    fi
-}
-
 wanted() { # the text of venv/.installed, as it would be written now
     cat <<END
 name=${ENV_NAME:-env}
 requirements=$digest
 lock=$(_env_sum requirements.lock)
-wheel=$wheel_sum
 END
 }
 
 pip_in() { # pip_in VENV OPTION...: install the packages; what the venv has comes before modules
-    local site packages=(-r requirements.txt)
-    if [ -f requirements.lock ]; then
-        packages=(--require-hashes --find-links wheels -r requirements.lock)
-    else
-        if [ -n "$wheel" ]; then packages+=("./$wheel"); fi
-    fi
+    local site pip
     site=$(echo "$1"/lib/python*/site-packages)
-    PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} \
-        "$1/bin/python" -m pip install "${@:2}" "${packages[@]}"
+    pip=(env "PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}" "$1/bin/python" -m pip install "${@:2}")
+    if [ ! -f requirements.lock ]; then
+        "${pip[@]}" -r requirements.txt
+        return
+    fi
+    "${pip[@]}" --require-hashes -r <(grep -v '^-e ' requirements.lock) || return
+    # A folder has no hash, with which pip would refuse it; what it needs is in the lock.
+    if grep -q '^-e ' requirements.lock; then
+        "${pip[@]}" --no-deps -r <(grep '^-e ' requirements.lock)
+    fi
 }
 
 try_first() { # try_first WHY_ANEW: end here, where the packages cannot be had, and keep what works
@@ -189,10 +178,6 @@ try_first() { # try_first WHY_ANEW: end here, where the packages cannot be had, 
 
 install_packages() {
     say "installing what $source names"
-    # pip takes another file of the same version for the one that is there.
-    if [ "$(_env_said wheel venv/.installed)" != "$wheel_sum" ]; then
-        venv/bin/python -m pip uninstall --quiet --yes rankup 2>/dev/null || true
-    fi
     rm -f venv/.installed
     _env_requirements "$base" names "$source" >venv/.names
     pip_in "$venv" || explain_failure "Once that is mended, run the same command again"
@@ -217,21 +202,17 @@ why_lock_unfit() { # why requirements.lock does not fit; nothing where it does
         echo "requirements.txt has changed since"
     elif ! grep -qxF "# for: $(lock_is_for)" "$lock"; then
         echo "it is for $(sed -n 's/^# for: //p' "$lock"), and this is $(lock_is_for)"
-    elif [ -n "$wheel" ] && ! grep -qF "sha256:$wheel_sum" "$lock"; then
-        echo "it names another rankup than the one in wheels/"
     fi
 }
 
 write_lock() { # in an empty venv, so that what is in venv/ plays no role; modules do
     local work=$here/.tmp-lock line
-    [ -n "$wheel" ] || fail "the lock has to name rankup, and wheels/ has none: rankup env create"
     temporary+=("$work")
     mkdir "$work"
-    basename "$wheel" | sed -E 's/^rankup-([^-]+)-.*/rankup==\1/' >"$work/own.in"
     say "looking for versions"
     new_venv "$work/venv"
     "$work/venv/bin/python" -m pip install --quiet --dry-run --report "$work/report" \
-        --find-links wheels -r requirements.txt -r "$work/own.in" || explain_failure
+        -r requirements.txt || explain_failure
     {
         echo "# Written by \`rankup env lock\` (bash setup.sh lock); \`bash setup.sh\` installs from it."
         echo "# for: $(lock_is_for)"
@@ -239,9 +220,10 @@ write_lock() { # in an empty venv, so that what is in venv/ plays no role; modul
         _env_requirements "$base" lock "$work/report"
     } >"$work/lock"
     # Folders and git repositories have none, and nothing could be installed.
-    line=$(grep -E '^[^ #]' "$work/lock" | grep -vE '\\$' | head -n 1 || true)
+    line=$(grep -E '^[^ #]' "$work/lock" | grep -vE '^-e |\\$' | head -n 1 || true)
     if [ -n "$line" ]; then
-        fail "'$line' has no hash, so that it cannot be locked: give it as a wheel, or work without a lock"
+        fail "'$line' has no hash, so that it cannot be locked: give it as a wheel, or a folder" \
+            "with -e, or work without a lock"
     fi
     mv "$work/lock" requirements.lock
     say "requirements.lock names $(grep -c '^[^ #]' requirements.lock) packages"
@@ -267,7 +249,6 @@ main() {
     if [ -f requirements.lock ]; then source=requirements.lock; fi
     find_python
     digest=$(_env_requirements "$base" digest requirements.txt)
-    find_wheel "${1:-install}"
     if [ "${1-}" = lock ]; then
         write_lock
         return
