@@ -24,9 +24,9 @@ from rankup.parallel.choices import Choices, Recompute
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
 from rankup.recipes.llama import LlamaShape
+from rankup.recipes.loss import cross_entropy
 from rankup.recipes.models.llama import Llama
 from rankup.recipes.models.transformer import Shape, Transformer
-from rankup.recipes.running import cross_entropy
 from rankup.runtime.world import World
 from tests.pool import RankPool
 from tests.train.runs import losses, train_task

@@ -19,8 +19,8 @@ from rankup.plan.layout import Layout as Planned
 from rankup.plan.memory import memory
 from rankup.plan.shape import Shape
 from rankup.recipes.llama import SIZES
+from rankup.recipes.loss import cross_entropy
 from rankup.recipes.models.llama import Llama
-from rankup.recipes.running import cross_entropy
 
 RANKS, LENGTH, VOCABULARY = 64, 4096, 128_256
 # Gathered layers in full precision on their way to the optimizer are not in plan's figure.

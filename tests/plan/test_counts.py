@@ -30,10 +30,10 @@ from rankup.plan.machine import MACHINES
 from rankup.plan.network import group
 from rankup.plan.shape import Shape
 from rankup.recipes.llama import LlamaShape
+from rankup.recipes.loss import cross_entropy
 from rankup.recipes.models.llama import Llama
 from rankup.recipes.models.transformer import Shape as GptShape
 from rankup.recipes.models.transformer import Transformer
-from rankup.recipes.running import cross_entropy
 
 SMALL = LlamaShape(layers=4, dim=64, heads=4, kv_heads=2, ffn=160, vocab_size=96)
 

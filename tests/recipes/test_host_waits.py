@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rankup.recipes.llama import LlamaShape
+from rankup.recipes.loss import cross_entropy
 from rankup.recipes.models.llama import Llama
 from rankup.recipes.models.transformer import Shape, Transformer
-from rankup.recipes.running import cross_entropy
 
 END = 3
 MODELS: dict[str, Callable[[int, int | None], nn.Module]] = {

@@ -25,9 +25,9 @@ from rankup.parallel.context import WholeSequence
 from rankup.parallel.initial import initialize
 from rankup.recipes import find
 from rankup.recipes.language_model import LanguageModel, Windows, log_frequencies
+from rankup.recipes.loss import IGNORED, cross_entropy
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import TOKENS, LanguageModelOptions
-from rankup.recipes.running import IGNORED, cross_entropy
 from rankup.recipes.text import TokenFile
 from rankup.runtime.world import World
 from tests.conftest import TextFiles

@@ -25,10 +25,10 @@ from rankup.parallel.initial import initialize
 from rankup.recipes import find
 from rankup.recipes.language_model import LanguageModel, Mix, Several, Windows
 from rankup.recipes.llama import LlamaShape
+from rankup.recipes.loss import IGNORED
 from rankup.recipes.models.llama import Llama
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import TOKENS, LanguageModelOptions
-from rankup.recipes.running import IGNORED
 from rankup.recipes.tokenized import BLOCK, counts, parse
 from rankup.recipes.vocabulary import Pieces
 from rankup.train.task import Named

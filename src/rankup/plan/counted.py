@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..recipes.options import LOGITS_AT_ONCE
 from .layout import Layout
 from .shape import Shape
-
-AT_ONCE = 2**25  # logits that the eager loss has in float32 at a time
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,6 @@ def loss(logits: float, layout: Layout, compiled: bool) -> Loss:
     if layout.tp > 1:
         return Loss(cast + 32, cast + 32, 16.0)
     forward, backward = cast + 8, cast + 16
-    if logits <= AT_ONCE:
+    if logits <= LOGITS_AT_ONCE:
         return Loss(forward, backward, 12.0)
-    return Loss(forward, backward + forward + 2 * value, 2 * value, 12.0 * AT_ONCE)
+    return Loss(forward, backward + forward + 2 * value, 2 * value, 12.0 * LOGITS_AT_ONCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,13 +23,14 @@ from ..parallel.initial import materialize
 from ..runtime.keys import derive
 from ..runtime.order import Order
 from ..runtime.world import setup
+from ..train.loop import train
 from ..train.optimizer import build_optimizer
 from ..train.task import Batch, Named, Task, read_ahead
-from . import Asked, llama_weights, lora, running
+from . import Asked, llama_weights, lora
+from .loss import IGNORED, compiled_cross_entropy, cross_entropy
 from .models.llama import Llama
 from .models.transformer import Shape, Transformer
 from .options import TOKENS, LanguageModelOptions
-from .running import IGNORED, compiled_cross_entropy, cross_entropy
 from .text import Text, TokenFile, end_of, open_tokens
 from .tokenized import BLOCK, Joined, counts, parse
 from .vocabulary import UNKNOWN, opened
@@ -405,11 +407,21 @@ def generate(
 
 
 def run(options: LanguageModelOptions, directory: Path, resume: bool) -> None:
-    """Train on every rank; the text has been tokenised into `directory` before."""
+    """Train on every rank, and print what the run came to.
+
+    The text has been tokenised into `directory` before.
+    """
     world = setup()
     task = LanguageModel(options, directory / TOKENS)
-
-    def perplexity(loss: float) -> str:
-        return f" (perplexity {math.exp(min(loss, 700)):.1f})"
-
-    running.run(task, options, world, directory, resume, perplexity)
+    outcome = train(task, options, world, directory, resume=resume)
+    if not (world.is_root and outcome.finished):
+        return
+    for name, loss in (("valid", outcome.valid_loss), ("test", outcome.test_loss)):
+        if loss is None:
+            continue
+        line = f"{name} loss {loss:.4f} (perplexity {math.exp(min(loss, 700)):.1f})"
+        for measure, value in outcome.measures.items():
+            if measure.startswith(f"{name}_"):
+                line += f", {measure.removeprefix(f'{name}_')} {value:.3f}"
+        with contextlib.suppress(OSError):  # a reader that is gone does not fail the run
+            print(line, flush=True)

@@ -24,6 +24,8 @@ from .text import BPE_SIZE, TokenFile, open_tokens, tokenize
 from .tokenized import SPLITS
 
 TOKENS = "tokens"
+# Of the eager loss, in float32 at a time; `rankup plan` counts with it.
+LOGITS_AT_ONCE = 1 << 25
 _NAMED = re.compile(r"[A-Za-z0-9_-]{1,40}:.")
 # The linear maps of a Llama's block.
 ADAPTABLE = ("query", "key", "value", "output", "gate", "up", "down")
@@ -292,6 +294,7 @@ class LanguageModelOptions(TrainOptions):
 
     @property
     def fixed(self) -> dict[str, Any]:
+        """The identity, and the options that its checkpoint would not fit, by field name."""
         sizes: dict[str, Any] = {"dim": self.dim, "layers": self.layers, "heads": self.heads}
         if self.llama is not None:
             sizes |= asdict(self.llama)
@@ -303,6 +306,7 @@ class LanguageModelOptions(TrainOptions):
 
     @property
     def kept(self) -> dict[str, Any]:
+        """Return what the run directory keeps of files that may be gone at a resume."""
         if self.init is not None:
             return {"config": llama.kept(self.init, "--init", self.tokenizer)}
         if self.model == "gpt" or self.model in SIZES:
@@ -310,6 +314,7 @@ class LanguageModelOptions(TrainOptions):
         return {"config": llama.kept(self.model, "--model", self.tokenizer)}
 
     def refuse_changed(self) -> None:
+        """UserError where a file of which the run directory keeps something says another thing."""
         if self.config is not None:
             llama.refuse_changed(self.config)
 

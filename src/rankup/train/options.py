@@ -221,19 +221,6 @@ class TrainOptions:
             "micro_batch": self.micro_batch,
         }
 
-    @property
-    def fixed(self) -> dict[str, Any]:
-        """The identity, and the options that its checkpoint would not fit, by field name."""
-        return self.identity
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """Return what the run directory keeps of files that may be gone at a resume."""
-        return {}
-
-    def refuse_changed(self) -> None:
-        """UserError where a file of which the run directory keeps something says another thing."""
-
     def layout(self, world_size: int, per_node: int) -> Layout:
         """How the ranks share the model.
 
