@@ -20,9 +20,10 @@ def test_it_counts_graphs_types_and_losses(tmp_path: Path) -> None:
     rows = {
         line[:30].strip(): line[30:].split()
         for line in done.stdout.splitlines()
-        if line.startswith(("fsdp,", "tp,"))
+        if line.startswith(("fsdp,", "tp,", "pp,"))
     }
-    assert set(rows) == {"fsdp, eager, none", "fsdp, compiled, selective", "tp, compiled, none"}
+    compiled = {"fsdp, compiled, selective", "tp, compiled, none", "pp, compiled, none"}
+    assert set(rows) == {"fsdp, eager, none", *compiled}
     for cell, (graphs, breaks, logits, first, _, last) in rows.items():
         assert (int(graphs) > 0) == ("compiled" in cell), done.stdout
         assert (breaks, logits) == ("0", "bfloat16")
