@@ -393,7 +393,9 @@ def test_ctrl_c_and_kill_9(tmp_path: Path) -> None:
         _all_gone(first)
         process.kill()
         assert process.stderr is not None
-        assert process.stderr.read() == ""
+        # A worker that is ended while it asks for a descriptor makes multiprocessing's own thread
+        # print that it lost it; of Ctrl-C nobody has a word to say.
+        assert "KeyboardInterrupt" not in process.stderr.read()
         _all_gone(second)
 
 
