@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOOL = Path(__file__).parents[1] / "tools" / "gpu_smoke.py"
 
 
@@ -14,6 +16,7 @@ def smoke(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
+@pytest.mark.slow
 def test_it_counts_graphs_types_and_losses(tmp_path: Path) -> None:
     done = smoke(tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout

@@ -85,6 +85,7 @@ def test_a_bound_that_workers_cannot_keep_is_refused(tmp_path: Path) -> None:
             assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_gossip_by_int8_learns_as_by_float32(tmp_path: Path) -> None:
     """On four ranks, which are not all each other's neighbours; and their models come together."""
     small = printed(tmp_path, 4, "gossip.py", "--steps", "40")
