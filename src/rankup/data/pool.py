@@ -116,9 +116,10 @@ def spread(
                 watch()
             awaited = running[:1] if ordered else running
             done, _ = wait(awaited, None if watch is None else _POLL, FIRST_COMPLETED)
-            for one in done:
-                running.remove(one)
-                yield one.result()
+            # In the order of the parts, so that of several errors it is the first part's.
+            for future in [future for future in running if future in done]:
+                running.remove(future)
+                yield future.result()
                 running += [pool.submit(_call, part) for part in itertools.islice(waiting, 1)]
         children.clear()
     except BrokenProcessPool:
