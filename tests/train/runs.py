@@ -15,8 +15,7 @@ from rankup.base.errors import RunFailed, UserError
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import LanguageModelOptions
 from rankup.runtime.world import World
-from rankup.train.attempt import Outcome
-from rankup.train.loop import train
+from rankup.train.loop import Outcome, train
 from rankup.train.options import TrainOptions
 from rankup.train.plan import Place, Plan
 from rankup.train.task import Task
