@@ -13,8 +13,8 @@ from ..parallel.build import Built
 from ..runtime.collectives import all_reduce
 from ..runtime.deadline import Deadline
 from .ema import Average
-from .plan import micro_batches
-from .task import Batch, Feed, Named, Split, to_device
+from .plan import Feed, micro_batches, to_device
+from .task import Batch, Named, Split
 
 
 class Stopped(Exception):  # noqa: N818 - no error: somebody wished it

@@ -17,21 +17,21 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..base.errors import RunFailed
-from ..runtime.collectives import all_gather_object, all_reduce
+from ..runtime.collectives import all_gather_object
 from ..runtime.deadline import END, Deadline, ask_for_next_attempt
-from ..runtime.state import local
+from ..runtime.state import gather, local
 from ..runtime.world import World, after_first_step
-from . import checkpoint
-from .checkpoint import Carried
+from .checkpoint import Carried, CheckpointManager, Saved
 from .ema import Average
 from .evaluate import Stopped, losses
-from .keeper import Keeper
+from .final import write_final
 from .local_sgd import Copies
 from .metrics import Metrics, Silence, Trace
 from .optimizer import LossScale
 from .options import TrainOptions
 from .plan import Place, Plan
 from .profile import Profile
+from .resume import amend, candidates, resume
 from .start import fill, start
 from .step import StepResult, Trainer
 from .task import Named, Split, Task
@@ -97,7 +97,7 @@ def train(
 ) -> Outcome:
     """Train `task` on all ranks; call on every rank.
 
-    Leaves `metrics.jsonl`, `checkpoints/` and `model-final.pt` in `directory`.
+    Leaves `metrics.jsonl`, `checkpoints/` and the final model (`final.py`) in `directory`.
     With `resume` it goes on from the newest whole checkpoint there, at any world size.
 
     Raises:
@@ -124,10 +124,10 @@ class Attempt:
     """
 
     def __init__(
-        self, task: Task, options: TrainOptions, world: World, directory: Path, resume: bool
+        self, task: Task, options: TrainOptions, world: World, directory: Path, again: bool
     ) -> None:
         self.task, self.options, self.world, self.directory = task, options, world, directory
-        self.plan = Plan.of(task, options)
+        self.identity, self.plan = options.identity, Plan.of(task, options)
         self.last = options.steps or self.plan.steps_per_epoch * (options.epochs or 1)
         options.refuse_profile_beyond(self.last)
         often = max(1, -(-self.last // _OFTEN))
@@ -135,7 +135,8 @@ class Attempt:
         self.every_checkpoint = options.checkpoint_every or often
         self.built = start(task, options, world)
         # Before the optimizer and copies of the model take what it begins with.
-        if not (resume and checkpoint.candidates(directory / "checkpoints")[0]):
+        root = directory / "checkpoints"
+        if not (again and candidates(root)[0]):
             fill(task, self.built)
         self.optimizer = task.build_optimizer(self.built.model)
         self.trainer = Trainer(task, options, self.built, self.optimizer, self.last)
@@ -145,42 +146,34 @@ class Attempt:
             carried = Carried(self.built.mesh.dp_replicate, self.copies.exchange)
         if options.ema is not None:
             carried.average = self.trainer.average = Average(self.built, options.ema)
-        self.metrics: Metrics | Silence = Silence()
-        self.keeper = Keeper(
-            directory,
-            options,
-            self.built,
-            self.optimizer,
-            lambda text: self.metrics.say(text),
-            lambda *stood: self.metrics.checkpoint(*stood),
-            carried,
-        )
-        self.place, self.unvalidated = Place(), False
-        if resume:
-            self._restore()
-        self.done = self.place.step  # when this attempt began
-        self.trainer.feed.begin(self.trainer.coming(self.plan.steps(self.place, self.last)))
-        self.trainer.trace = Trace(options.trace_samples, world, self.done)
-        if world.is_root:
-            self.metrics = Metrics(directory, task.unit, self.last, self.done, options)
-        self.trainer.profile = Profile.wanted(options, directory, world, self.done)
-        self.flops = task.flops_per_unit(self.built.whole)
-        self.unread: list[StepResult] = []
-        self._stepped = False
-
-    def _restore(self) -> None:
-        saved = self.keeper.restore(self.last)
+        saved, self.place, self.unvalidated = None, Place(), False
+        if again:
+            saved = resume(root, self.built, self.optimizer, self.identity, carried, self.last)
         if saved is not None:
             self.place, self.unvalidated = saved.place, saved.unvalidated
             if self.trainer.scale is not None and saved.loss_scale is not None:
                 self.trainer.scale = LossScale(*saved.loss_scale)
+        self.done = self.place.step  # when this attempt began
+        self.metrics: Metrics | Silence = Silence()
+        if world.is_root:
+            self.metrics = Metrics(directory, task.unit, self.last, self.done, options)
+        best = None if saved is None else saved.best
+        self.checkpoints = CheckpointManager(
+            directory, options, self.built, self.optimizer, self.metrics, carried, best
+        )
+        self.trainer.feed.begin(self.trainer.coming(self.plan.steps(self.place, self.last)))
+        self.trainer.trace = Trace(options.trace_samples, world, self.done)
+        self.trainer.profile = Profile.wanted(options, directory, world, self.done)
+        self.flops = task.flops_per_unit(self.built.whole)
+        self.unread: list[StepResult] = []
+        self._stepped = False
 
     def run(self, stop: Deadline) -> Outcome:
         """All steps that are left; validation, checkpoints and a wish to stop between them."""
         wishes = 0.0  # over all ranks, so the same on each
         if self.unvalidated:
             wishes = self._validate(None, stop)
-            self.keeper.amend(self.place, self.unvalidated, self._loss_scale)
+            self._amend()
         results: list[StepResult] = []  # since all ranks held the same model
         for step in self.plan.steps(self.place, self.last):
             if step.number == self.done + 1 > 1 and self.built.has_buckets:
@@ -202,16 +195,17 @@ class Attempt:
             if (
                 self._passed(self.every_checkpoint, before)
                 or wishes
-                or self.keeper.is_best(self.place.step)
+                or self.checkpoints.is_best(self.place.step)
             ):
                 # A step is known to be sound before it is kept.
                 wishes += self._report()
                 with stop.saving():
-                    self._checkpoint(stop)
+                    self._checkpoint()
                 self.trainer.pause()
                 if wishes and self.place.step < self.last:
-                    return self._stopped(wishes < END, stop)
-            self.keeper.look()
+                    return self._stopped(wishes < END)
+            if self.checkpoints.under_way:
+                stop.saved_in(self.checkpoints.look())
             stop.tick()
         self._report()
         return self._finish(stop)
@@ -220,7 +214,7 @@ class Attempt:
         """Let go of what the attempt holds."""
         self.trainer.garbage.release()
         self.trainer.feed.close()
-        self.keeper.close()
+        self.checkpoints.close()
         self.metrics.close()
 
     def _passed(self, every: int, before: int) -> bool:
@@ -282,25 +276,34 @@ class Attempt:
         self.unvalidated = False
         loss = found.get("valid_loss")
         if loss is not None and math.isfinite(loss):
-            self.keeper.consider(loss, self.place.step, stop)
+            with stop.saving():  # it may wait for the checkpoint under way
+                self.checkpoints.consider(loss, self.place.step)
         if result is not None:
             result.validation = {**found, "valid_seconds": round(time.perf_counter() - began, 4)}
         return 0.0
 
     # --- checkpoints
 
-    def _checkpoint(self, stop: Deadline) -> None:
+    def _checkpoint(self) -> None:
         """What stands beside a checkpoint is on disk before it is."""
         began = time.perf_counter()
         self._refuse_nonfinite_weights()
         self.metrics.sync()
         self.trainer.trace.sync()
-        self.keeper.save(self.place, self.unvalidated, stop, began, self._loss_scale)
+        self.checkpoints.save(self._saved(), began)
 
-    @property
-    def _loss_scale(self) -> tuple[float, int] | None:
+    def _saved(self) -> Saved:
         scale = self.trainer.scale
-        return None if scale is None else (scale.value, scale.since)
+        factor = None if scale is None else (scale.value, scale.since)
+        return Saved(self.place, self.identity, self.checkpoints.best, self.unvalidated, factor)
+
+    def _amend(self) -> None:
+        """Tell the checkpoint that was resumed from of the validation that it had still to get."""
+        try:
+            if self.world.is_root:
+                amend(self.directory / "checkpoints", self._saved())
+        except (OSError, ValueError, TypeError) as error:  # a later attempt validates again
+            self.metrics.say(f"the validation of this checkpoint was not noted ({error})")
 
     def _refuse_nonfinite_weights(self) -> None:
         """The loss was finite before the update; the weights have to be so after it."""
@@ -308,9 +311,7 @@ class Attempt:
         held = [tensor for tensor in held if tensor.numel()]  # of a few rows not each rank has one
         norms = torch._foreach_norm(held) if held else []
         sound = not norms or bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
-        if self.built.mesh.together:  # each rank sees its own part alone
-            sound = all_reduce(float(sound), "min") > 0
-        if not sound:
+        if not all(gather(sound)):  # each rank may see its own part alone
             raise RunFailed(
                 f"step {self.place.step}: the update left weights that are no longer finite; all "
                 "ranks stopped. The checkpoints before it are sound. Try a smaller --lr"
@@ -318,9 +319,9 @@ class Attempt:
 
     # --- the end
 
-    def _stopped(self, to_go_on: bool, stop: Deadline) -> Outcome:
+    def _stopped(self, to_go_on: bool) -> Outcome:
         """End this attempt; where nobody ended the run, the job goes on in a next one."""
-        saved = self.keeper.settled(stop)
+        saved = self.checkpoints.settle()
         if to_go_on:
             self._ask_for_next_attempt(saved)
         where = f"stopped at step {self.place.step} of {self.last}"
@@ -338,24 +339,23 @@ class Attempt:
                     raise RunFailed(
                         "the time limit is too short for the last evaluation; --resume with more"
                     ) from None
-                self._ask_for_next_attempt(self.keeper.settled(stop))
+                self._ask_for_next_attempt(self.checkpoints.settle())
             self.metrics.say("stopped in the last evaluation; the next attempt does it again")
             return Outcome(self.place, finished=False)
         both = found.pop("valid_loss", None), found.pop("test_loss", None)
         record: dict[str, Any] = {"step": self.place.step}
         record |= {"valid_loss": both[0], "test_loss": both[1], **found}
-        keeper = self.keeper
-        if not keeper.settled(stop):
+        if not self.checkpoints.settle():
             self.metrics.say(
-                f"the checkpoint of step {keeper.newest} was not kept; --resume would go on "
-                "from an older one, if there is any"
+                f"the checkpoint of step {self.checkpoints.newest} was not kept; --resume would go "
+                "on from an older one, if there is any"
             )
-        if keeper.best:
-            record["best_valid_loss"], record["best_step"] = keeper.best
+        if self.checkpoints.best:
+            record["best_valid_loss"], record["best_step"] = self.checkpoints.best
         self.metrics.final(record)
-        if not keeper.write_whole():
+        if missing := write_final(self.built, self.directory, self.metrics.say):
             raise RunFailed(
-                f"{self.directory} has no model-final.pt; make room, and if checkpoints/ holds a "
+                f"{self.directory} has no {missing}; make room, and if checkpoints/ holds a "
                 "whole checkpoint, --resume writes it from there"
             )
         return Outcome(self.place, True, *both, found)

@@ -173,15 +173,18 @@ class Metrics:
             )
             self._task = self._bar.add_task("", total=last_step, completed=resumed_at)
             self._bar.start()
-        self._trackers = Trackers(
-            options.trackers, directory, resumed_at, asdict(options), self.say
-        )
+        self._trackers: Trackers | None = None
+        if options.trackers:
+            self._trackers = Trackers(
+                options.trackers, directory, resumed_at, asdict(options), self.say
+            )
         self._lines = Lines(self._path, resumed_at, self.say)
 
     def step(self, record: dict[str, Any]) -> None:
         """Append a step's line and show it, at most a few times per second."""
         self._lines.write(record)
-        self._trackers.step(record)
+        if self._trackers is not None:
+            self._trackers.step(record)
         now = time.monotonic()
         done = record["step"] == self._last_step
         pause = _REFRESH_SECONDS if self._bar else _LINE_SECONDS
@@ -228,7 +231,8 @@ class Metrics:
         if self._bar:
             self._bar.refresh()
             self._bar.stop()
-        self._trackers.close()
+        if self._trackers is not None:
+            self._trackers.close()
         self._lines.close()
 
 

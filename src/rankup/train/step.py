@@ -22,12 +22,12 @@ from ..runtime.statistics import RunningStatistics
 from ..runtime.world import World
 from .ema import Average
 from .metrics import Trace, peak_flops, peak_memory
-from .optimizer import LossScale, rate, set_rate
+from .optimizer import LossScale
 from .options import TrainOptions
-from .plan import Step
+from .plan import Feed, Step, rate, to_device
 from .profile import Profile
 from .start import refuse_unused
-from .task import Batch, Feed, Task, to_device
+from .task import Batch, Task
 
 
 class Numbers(NamedTuple):
@@ -260,7 +260,12 @@ class Trainer:
         mesh = self._mesh = built.mesh
         self._device = mesh.world.device
         self._rank, self._ranks = mesh.data_rank, mesh.data_size
+        self._whole = not mesh.together  # each rank holds the whole model
         self._together = mesh.together and built.pipeline is None
+        self._factor, self._counts = mesh.sum_of_gradients, built.counts
+        self._counts_samples = built.counts_samples
+        self._ranks_at_step = mesh.at_step.world_size
+        self._computing = built.computing if mesh.layout.tp > 1 else nullcontext
         running = RunningStatistics(built.model)
         self._statistics = running if running.size else None
         self._cost = self._cost_of_buckets()
@@ -310,14 +315,15 @@ class Trainer:
     def _begin(self, step: Step) -> StepResult:
         """Set the learning rate, and what a summed loss is to be multiplied by."""
         lr = rate(step.number, self.last, self.options)
-        set_rate(self.optimizer, lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         count = self.task.train.count(step.samples)
         mine = step.part(self._rank, self._ranks)
         result = StepResult(step, lr, count, mine, self._device, self._before)
         result.cost = self._cost
         # Summed losses over the count of all that step together make uneven parts exact.
         targets = self.task.train.count(step.samples_of(self._together_in(step)))
-        result.factor = self._mesh.sum_of_gradients / max(1, targets)
+        result.factor = self._factor / max(1, targets)
         if self.scale is not None:
             result.loss_scale = self.scale.value
             result.factor *= self.scale.value
@@ -332,7 +338,7 @@ class Trainer:
             last = number == len(rounds)
             batch = self._fetch(result, index, weight)
             self._reseed(result.step, index)
-            with self.built.exchange_at(last), self.built.computing():
+            with self.built.exchange_at(last), self._computing():
                 loss = self.loss(self.built.replica, batch)
                 (result.losses if weight else result.spare_losses).append(loss.detach())
                 if weight and self._statistics is not None:
@@ -351,7 +357,7 @@ class Trainer:
         batches = [self._fetch(result, index, weight) for index, weight in rounds]
         self._reseed(result.step, rounds[0][0])
         factors = [result.factor * weight for _, weight in rounds]
-        with self.built.computing():
+        with self._computing():
             losses = pipeline.step(batches, factors, self.loss)
         # Stages before the last have no losses.
         for loss, (_, weight) in zip(losses, rounds, strict=False):
@@ -363,7 +369,8 @@ class Trainer:
         with self.built.precision():
             if self._mesh.layout.cp > 1:
                 batch = tuple(self._mesh.sequence.mine(tensor) for tensor in batch)
-            return self.built.plain(self.task.loss(model, batch))
+            loss = self.task.loss(model, batch)
+            return loss if type(loss) is torch.Tensor else self.built.plain(loss)
 
     def coming(self, steps: Iterable[Step]) -> Iterator[torch.Tensor]:
         """Samples of the micro-batches that this rank goes through, for `Feed`."""
@@ -400,7 +407,7 @@ class Trainer:
         samples = result.step.samples_of(range(index, index + 1))
         batch = to_device(self.feed.batch(samples), self._device)
         result.waited += time.perf_counter() - began
-        if weight and self.trace.on and self.built.counts_samples:
+        if weight and self.trace.on and self._counts_samples:
             self.trace.drew(samples)
         return batch
 
@@ -412,14 +419,14 @@ class Trainer:
     def _start_sum(self, result: StepResult, stop: Deadline) -> None:
         running = self._statistics
         statistics = None if running is None else running.total(self._device)
-        ranks, group = self._mesh.at_step.world_size, self._mesh.step_group
-        result.start_sum(stop.wish, self.built.counts, statistics, ranks, group)
+        group = self._mesh.step_group
+        result.start_sum(stop.wish, self._counts, statistics, self._ranks_at_step, group)
 
     def _clip(self) -> torch.Tensor:
         """Global norm of the gradient before clipping; a check on it where none is asked for."""
         if self.scale is not None:
             self.scale.unscale(self.parameters)
-        if self._mesh.together:
+        if not self._whole:
             norm = global_norm(self.parameters, self._mesh, self.built.copied)
             if self.options.clip:
                 clip(self.parameters, norm, self.options.clip)
