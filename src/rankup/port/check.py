@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -120,7 +120,7 @@ class _Looking:
     def _batch(self, path: Path) -> Iterable[Finding]:
         from . import batch
 
-        lines, found = batch.looked_at(path)
+        lines, found = batch.examine(path)
         if self.shown is not None:
             self.shown += [f"{clean(str(path))}: {line}" for line in lines]
         self.looked.append(f"{len(batch.RULES)} rules about batch files on {clean(path.name)}")
@@ -266,12 +266,15 @@ def formatted(findings: Sequence[Finding], style: Format, looked: Sequence[str] 
     return "\n".join(lines) + "\n"
 
 
-def hints(findings: Iterable[Finding]) -> Iterator[str]:
-    """A line about each batch file that has an error."""
+def hints(findings: Iterable[Finding], fits: Callable[[Path], bool]) -> Iterator[str]:
+    """A line about each batch file that has an error.
+
+    Args:
+        fits: whether `rankup run --like` takes such a file.
+    """
     wrong = dict.fromkeys(split(one.place)[0] for one in findings if one.level == "error")
     for name in wrong:
-        path = Path(name)
-        if is_batch_file(path) and b"written by rankup" not in path.read_bytes():
+        if is_batch_file(Path(name)) and fits(Path(name)):
             yield f"`rankup run --like {shlex.quote(name)}` writes such a script by itself"
 
 

@@ -68,7 +68,7 @@ class Rule:
         frameworks: whether it holds also where a framework (fastai, Lightning, …) trains.
         by_port: whether `port` mends it without a fix at the place, for all of the file.
         whole: whether it draws a conclusion from commands of a batch file that are not there, so
-            that it is left out where a statement could not be parsed.
+            that it is left out where bash did not come to the end, or something unknown decided.
     """
 
     code: str
