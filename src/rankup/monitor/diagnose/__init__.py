@@ -80,15 +80,8 @@ _TABLE = (
         training.spinning,
         "spinning in a collective",
         "The run hung in a collective",
-        explains=("RK702", "RK705", "RK727"),
+        explains=("RK702", "RK705"),
         failure=True,
-    ),
-    Code(
-        "RK727",
-        training.stalled,
-        "a step stalled",
-        "Steps stood still",
-        section="progress",
     ),
     Code(
         "RK715",
