@@ -62,6 +62,13 @@ def test_ddp(ranks: RankPool) -> None:
         assert found.bytes() == 2 * 1 / 2 * (weights(found) + TOGETHER)
 
 
+def test_ddp_in_half(ranks: RankPool) -> None:
+    """The same sum in float32, one for each block and one for the rest; nothing is gathered."""
+    for found in steps(ranks, 2, strategy="ddp", precision="bf16"):
+        assert found.counts == {REDUCE: UNITS + 1}
+        assert found.bytes() == 2 * 1 / 2 * (weights(found) + TOGETHER)
+
+
 @pytest.mark.parametrize(
     ("asked", "gathered", "again"),
     [

@@ -45,14 +45,13 @@ class Choices:
     """The choices by which a model is built on a mesh.
 
     Attributes:
-        half: torch's name of a type of 16 bits to compute in: sharded parameters are gathered in
-            it, and everything a model does is in it, as after `model.bfloat16()`; where a rank
-            holds its part of the model whole, torch's autocast chooses. Weights and sums of
+        half: torch's name of a type of 16 bits to compute in: parameters are gathered in it, and
+            everything a model does is in it, as after `model.bfloat16()`. Weights and sums of
             gradients are float32.
         float_outputs: cast what a model returns to float32, as the loss of a script expects; the
             loss of a task casts by itself, and a few rows of logits at a time.
-        compiled: mode in which torch compiles each block, or the model where every rank holds it
-            whole; None leaves them as they are.
+        compiled: mode in which torch compiles each block, or a model that has none; None leaves
+            them as they are.
         unbroken: what breaks the graph of a block, or keeps torch from making one, is an error;
             else such a block runs in several, and a warning names those that have none.
         recompute: what the backward computes again.
@@ -115,10 +114,10 @@ def check(
             f"{compress} is of gradients, and under {spell('strategy', strategy)} copies send what "
             f"they have learned, whole and seldom; leave one of them away"
         )
-    if choices.compression.kind == "powersgd" and not layout.only_replicas:
+    if choices.compression.kind == "powersgd" and (choices.half or not layout.only_replicas):
         raise UserError(
-            f"{compress} is for whole gradients, those of ddp; leave it out, or give bf16, which "
-            f"goes with sharded ones as well"
+            f"{compress} is for whole gradients in float32, those of ddp; leave it out, or give "
+            f"{spell('compress', 'bf16')}, which goes with sharded ones and 16 bits as well"
         )
 
 

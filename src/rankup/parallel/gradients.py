@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from ..runtime.state import local
+from .layout import Layout
 from .mesh import Mesh
 
 Key = tuple[dist.ProcessGroup, torch.dtype]
@@ -53,13 +54,13 @@ def global_norm(
 ) -> torch.Tensor:
     """Norm of the gradient over every axis of the mesh, a scalar equal on all ranks.
 
-    One small all-reduce. What several ranks hold alike is counted once: ranks of the data and
-    tensor axes that a parameter is not cut over each bring their fraction of it.
+    One small all-reduce, where ranks hold parts. What several hold alike is counted once: ranks of
+    the data and tensor axes that a parameter is not cut over each bring their fraction of it.
 
     Args:
         copies: `id`s of parameters that another stage holds too, and counts.
     """
-    layout = mesh.at_step
+    layout = mesh.at_step if mesh.together else Layout()
     by_share: dict[int, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is None or id(parameter) in copies:
@@ -76,7 +77,8 @@ def global_norm(
     for alike, gradients in by_share.items():
         norms = torch.stack(torch._foreach_norm([g for g in gradients if g.numel()] or [total]))
         total += norms.to(total.device, torch.float64).square().sum() / alike
-    dist.all_reduce(total, group=mesh.step_group)
+    if mesh.together:
+        dist.all_reduce(total, group=mesh.step_group)
     return total.sqrt()
 
 

@@ -146,7 +146,7 @@ class Stepper:
         mine = self._of_my_copy(step) if self.mesh.apart else range(len(step.micro_batches))
         count = self.task.train.count(step.drawn(mine))
         scale = None if self.scale is None else self.scale.value
-        turn = Turn(step, stop, self.mesh.sum_of_gradients / max(1, count) * (scale or 1.0))
+        turn = Turn(step, stop, self.built.sum_of_gradients / max(1, count) * (scale or 1.0))
         self.statistics.begin_step()
         if self.built.pipeline is not None:
             self._through_pipeline(turn)
@@ -265,9 +265,8 @@ class Stepper:
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The task's summed loss, in the precision that was asked for."""
-        with self.built.precision():
-            batch = tuple(self.mesh.sequence.mine(tensor) for tensor in batch)
-            return self.built.plain(self.task.loss(model, batch))
+        batch = tuple(self.mesh.sequence.mine(tensor) for tensor in batch)
+        return self.built.plain(self.task.loss(model, batch))
 
     def settle_buckets(self, step: Step) -> None:
         """Let DDP arrange its gradient buckets before the first `step` of a resumed attempt.
@@ -285,14 +284,10 @@ class Stepper:
 
     def clip(self) -> torch.Tensor:
         """Global norm of the gradient before clipping; a check on it where none is asked for."""
-        if self.mesh.together:
-            norm = global_norm(self.parameters, self.mesh, self.built.copied)
-            if self.options.clip:
-                clip(self.parameters, norm, self.options.clip)
-            return norm
+        norm = global_norm(self.parameters, self.mesh, self.built.copied)
         if self.options.clip:
-            return nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
-        return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+            clip(self.parameters, norm, self.options.clip)
+        return norm
 
     def _reduce(self, turn: Turn) -> None:
         """Start the sum over ranks of loss, flags, waiting time and running statistics."""

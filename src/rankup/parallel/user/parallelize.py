@@ -16,13 +16,13 @@ from ...runtime.context import CONTEXT, Place
 from ...runtime.keys import derive, reseed
 from ...runtime.model import wrap
 from ...runtime.probe import probe, same_code
-from ...runtime.world import World, setup
-from ..build import Built, build, whole
+from ...runtime.world import setup
+from ..build import Built, build, prepare
 from ..choices import Choices, Recompute, as_keyword, check, without_effect
 from ..layout import SELDOM, Layout, choose, crossing
 from ..mesh import Mesh
-from ..sharded import release
-from .forward import Peers, draws, in_half, replace_forward
+from ..sharded import blocks, release
+from .forward import Peers, draws, replace_forward
 from .gradients import Gradients, Weights, no_sync, refuse_after_failure
 
 BuildOptimizer = Callable[[Any], torch.optim.Optimizer]
@@ -90,10 +90,11 @@ def parallelize(
         seed: of the constructor's draws and, from here on, of torch's generators on each rank; with
             None these stay as the script has them, for a model that is there already (`lambda:
             model`).
-        precision: fp32, or bf16: compute in bfloat16, with weights and outputs in float32.
+        precision: fp32, or bf16: compute in bfloat16, with weights and outputs in float32. Copies
+            go by FSDP then, too.
         activation_checkpointing: none, selective or full.
-        compile: compile each block; where the model is only copied, the model. What breaks a graph
-            makes several; of what torch does not compile at all a warning says so.
+        compile: compile each block, or a model without blocks. What breaks a graph makes several;
+            of what torch does not compile at all a warning says so.
         offload: under FSDP, keep all in host memory.
         reshard: under FSDP, free a block between its forward and its backward.
         plan: name patterns -> words of `rankup.parallel.tensor.words`; by default the model's own.
@@ -129,7 +130,7 @@ def parallelize(
     CONTEXT.assign(Place(mesh.data_rank, mesh.data_size, mesh.together))
     # Values that are there already are not drawn, and the script's own draws go on.
     with contextlib.nullcontext() if seed is not None else draws(0, world.device):
-        if not mesh.together:
+        if layout.only_replicas and choices.half is None:
             return _copied(build_model, build_optimizer, mesh, seed or 0, choices)
         built = build(build_model, mesh, seed or 0, choices)
         return _dressed(built, build_optimizer, seed or 0)
@@ -156,11 +157,10 @@ def _copied(
     seed: int,
     choices: Choices,
 ) -> Parallel:
-    """Each rank holds the whole model, in `wrap`."""
-    world: World = mesh.world
-    model = whole(build_model, world.device, seed, choices, set())
-    if choices.half:
-        replace_forward(model, in_half, world.device.type)
+    """Each rank holds the whole model in float32, in `wrap`."""
+    torch.manual_seed(derive(seed, "construction"))
+    model = build_model().to(mesh.world.device)
+    prepare(model, blocks(model), choices, set())
     wrapped = wrap(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
 
@@ -170,7 +170,7 @@ def _copied(
     # On the wrapper, which passes everything else on to the model.
     vars(wrapped)["clip_grad_norm_"] = clip_grad_norm_
     optimizer = _optimizer(build_optimizer, model)
-    reseed(derive(seed, "draws", mesh.data_rank), world.device)
+    reseed(derive(seed, "draws", mesh.data_rank), mesh.world.device)
     return Parallel(wrapped, optimizer)
 
 
@@ -178,8 +178,6 @@ def _dress(built: Built, gradients: Gradients, seed: int) -> None:
     """Let a split model look like the one on one GPU."""
     model, mesh = built.model, built.mesh
     vars(model).update(clip_grad_norm_=gradients.clip, no_sync=lambda: no_sync(model))
-    if built.autocast is not None:
-        replace_forward(model, in_half, mesh.world.device.type)
     if mesh.layout.tp > 1:
         replace_forward(model, Peers(mesh, seed).compute)
     if mesh.data_size > 1:
