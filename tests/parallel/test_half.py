@@ -1,4 +1,4 @@
-"""bfloat16: computed in half precision, kept and updated in float32, the same run in each layout."""
+"""bfloat16: computed in 16 bits, kept and updated in float32, the same run in each layout."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .test_same_run import SGD
 
 OPTIONS = replace(SGD, momentum=0.9, clip=0.0, precision="bf16", steps=6, valid_every=6)
 ADAMW = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1}
-# A number in bfloat16 is right to 2^-9; each operator rounds alike wherever it is computed, and sums
-# over ranks are made in float32.
+# A number in bfloat16 is right to 2^-9. Each operator rounds alike wherever it is computed, and
+# sums over ranks are in float32.
 WITHIN, WEIGHTS_WITHIN = 1e-3, 2**-8
 
 

@@ -45,9 +45,8 @@ from .pipeline.schedule import placement
 from .pipeline.stage import StageModule, Ties, carve, copies, find_ties
 from .sharded import beside_blocks, blocks, has_statistics, shard
 from .tensor.apply import apply, loss_context, plain
-from .tensor.plan import plan_of
-from .tensor.words import check as check_plan
-from .tensor.words import named
+from .tensor.plan import Plan, named, plan_of
+from .tensor.plan import check as check_plan
 
 Batch = tuple[torch.Tensor, ...]
 # By which a user switches torch's compiler off.
@@ -92,6 +91,7 @@ class Built:
         ties, copies: parameters that stages share; names of this rank's further copies -> the name
             they are kept under.
         plan: how modules are cut over the tensor axis.
+        partial: parameters whose gradients the tensor axis adds up behind the last backward.
         draws_apart: what random draws of this rank depend on beside the micro-batch.
         sum_of_gradients: what makes a sum of what the exchange computes; DDP takes a mean.
     """
@@ -103,7 +103,8 @@ class Built:
     pipeline: Pipeline | None = None
     ties: Ties | None = None
     copies: Mapping[str, str] = field(default_factory=dict)
-    plan: Mapping[str, str] = field(default_factory=dict)
+    plan: Plan = field(default_factory=dict)
+    partial: set[str] = field(default_factory=set)
     draws_apart: tuple[int | str, ...] = ()
     sum_of_gradients: int = 1
     uncompiled: set[str] = field(default_factory=set)
@@ -171,9 +172,9 @@ class Built:
         )
 
     def finish_gradients(self) -> None:
-        """What is left to do with the gradients of a step before they are used."""
+        """What is left to do with the gradients of a step, once, before they are used."""
         if self.mesh.layout.tp > 1:
-            finish_gradients(self.model)
+            finish_gradients(self.model, self.partial, self.mesh.group("tp"))
         if self.ties is not None:
             self.ties.sum_gradients()
 
@@ -242,7 +243,7 @@ def split(
         stages = _cut(built, choices.schedule, example)
         roots = list[nn.Module](stages)
     if layout.tp > 1:
-        apply(model, built.plan, mesh.device_mesh["tp"])
+        built.partial = apply(model, built.plan, mesh.device_mesh["tp"], choices.once)
     if isinstance(mesh.sequence, SharedSequence):
         share(model, mesh.sequence)
     # Torch 2.13 mixes up what a compiled block keeps for its backward where tensors are cut and
@@ -366,7 +367,7 @@ def _watched(
     return forward
 
 
-def _await_outputs(model: nn.Module, plan: Mapping[str, str], units: Sequence[nn.Module]) -> None:
+def _await_outputs(model: nn.Module, plan: Plan, units: Sequence[nn.Module]) -> None:
     """Let parts beside the compiled ones, an embedding as a rule, give what has arrived.
 
     What a collective still brings is a tensor of a kind of its own, and a graph would be made for

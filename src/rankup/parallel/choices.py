@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..base import gone
 from ..base.errors import UserError, nearest
@@ -58,7 +58,9 @@ class Choices:
         offload, reshard: see `sharded.shard`.
         schedule: of the pipeline.
         by_name: draw each parameter by its name; False keeps the constructor's own values.
-        plan: how modules are cut for tensor parallelism, where the model does not bring it.
+        plan: patterns of module names -> styles of tensor parallelism, where the model does not
+            bring it.
+        once: gradients are finished once a step; a script's own loop may do so in between.
         compression: of the gradients that ranks send each other; of sharded ones bf16 alone.
     """
 
@@ -71,7 +73,8 @@ class Choices:
     reshard: bool = True
     schedule: str = "1f1b"
     by_name: bool = True
-    plan: Mapping[str, str] | None = None
+    plan: Mapping[str, Any] | None = None
+    once: bool = True
     compression: Compression = field(default_factory=Compression)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from ...base.errors import UserError
 from ...runtime.context import CONTEXT, Place
@@ -60,7 +61,7 @@ def parallelize(
     compile: bool = False,
     offload: bool = False,
     reshard: bool = True,
-    plan: Mapping[str, str] | None = None,
+    plan: Mapping[str, ParallelStyle] | None = None,
     **others: object,
 ) -> Parallel:
     """Split a model over all ranks; the loop stays that of one GPU. Call on every rank.
@@ -97,7 +98,8 @@ def parallelize(
             of what torch does not compile at all a warning says so.
         offload: under FSDP, keep all in host memory.
         reshard: under FSDP, free a block between its forward and its backward.
-        plan: name patterns -> words of `rankup.parallel.tensor.words`; by default the model's own.
+        plan: name patterns -> styles of `torch.distributed.tensor.parallel`, and of
+            `rankup.parallel.tensor.styles`; by default the model's own.
         others: none; what version 0.2 took is refused with a sentence.
 
     Raises:
@@ -121,6 +123,7 @@ def parallelize(
         reshard=reshard,
         by_name=False,
         plan=plan,
+        once=False,
     )
     _check_words(precision, activation_checkpointing)
     check(layout, choices, strategy, as_keyword)
