@@ -92,13 +92,13 @@ def _train(world: World, directory: Path, options: TrainOptions) -> Kinds:
         (2, {"strategy": "fsdp"}),
         pytest.param(2, {"strategy": "fsdp", **ADAMW}, marks=pytest.mark.slow),
         (2, {"strategy": "ddp"}),
-        pytest.param(4, {"dp": 2, "shard": 2, "reshard": False}, marks=pytest.mark.slow),
+        pytest.param(4, {"dp": 2, "shard": 2, "zero": "2"}, marks=pytest.mark.slow),
     ],
-    ids=["fsdp", "adamw", "ddp", "hsdp, not resharded"],
+    ids=["fsdp", "adamw", "ddp", "hsdp, zero 2"],
 )
 def test_half(ranks: RankPool, tmp_path: Path, size: int, asked: dict[str, Any]) -> None:
     options = replace(OPTIONS, **asked)
-    alone = replace(options, strategy=None, dp=None, shard=None, reshard=True)
+    alone = replace(options, strategy=None, dp=None, shard=None, zero="3")
     ranks.run(1, _train, tmp_path / "full", replace(alone, precision="fp32"), timeout=200)
     ranks.run(1, _train, tmp_path / "one", alone, timeout=200)
     whole, half = {"torch.float32"}, {"torch.bfloat16"}

@@ -152,13 +152,13 @@ def _unused(world: World) -> list[str]:
     forget()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        parallelize(stack, sgd, "ddp", plan={}, reshard=False)
+        parallelize(stack, sgd, "ddp", plan={}, zero=2)
     return [str(warning.message) for warning in caught if "does nothing" in str(warning.message)]
 
 
 def test_options_that_do_nothing_are_named_once(ranks: RankPool) -> None:
     said, others = ranks.run(2, _unused)
-    assert [text.split()[0] for text in said] == ["plan", "reshard=False"]
+    assert [text.split()[0] for text in said] == ["plan", "zero=2"]
     assert others == []
 
 

@@ -93,6 +93,7 @@ class Built:
         plan: how modules are cut over the tensor axis.
         partial: parameters whose gradients the tensor axis adds up behind the last backward.
         draws_apart: what random draws of this rank depend on beside the micro-batch.
+        zero: as of `Choices`; 1 where each rank holds its part of the model whole.
         sum_of_gradients: what makes a sum of what the exchange computes; DDP takes a mean.
     """
 
@@ -106,6 +107,7 @@ class Built:
     plan: Plan = field(default_factory=dict)
     partial: set[str] = field(default_factory=set)
     draws_apart: tuple[int | str, ...] = ()
+    zero: int = 3
     sum_of_gradients: int = 1
     uncompiled: set[str] = field(default_factory=set)
 
@@ -134,14 +136,16 @@ class Built:
     def exchange_at(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Around a micro-batch: replicas exchange gradients in the backward of the last one alone.
 
-        Sharded ones are shared out in each, since what is not would lie on every rank whole.
+        Sharded ones are shared out in each, since what is not would lie on every rank whole, unless
+        `zero` has it so.
         """
         if isinstance(self.replica, DistributedDataParallel):
             return contextlib.nullcontext() if last else self.replica.no_sync()
         if isinstance(self.replica, FSDPModule):
-            if self.mesh.layout.shard_size == 1:
-                self.replica.set_requires_gradient_sync(last)
+            if self.zero <= 2:
                 self.replica.set_reshard_after_backward(last)
+            if self.zero == 1:
+                self.replica.set_requires_gradient_sync(last)
             elif self.mesh.at_step.dp_replicate > 1:
                 # Between copies the parts can wait until the last: they add up where they are.
                 self.replica.set_requires_all_reduce(last)
@@ -235,6 +239,7 @@ def split(
     units = blocks(model)
     beside = beside_blocks(model, units)
     built = Built(model, model, copy.deepcopy(model), mesh)
+    built.zero = choices.zero if layout.shard_size > 1 else 1
     if layout.tp > 1:
         built.plan = plan_of(model, choices.plan)
         check_plan(model, built.plan, layout.tp)
@@ -264,7 +269,7 @@ def split(
             float_outputs=choices.float_outputs,
             sums=torch.bfloat16 if choices.compression else torch.float32,
             offload=choices.offload,
-            reshard=choices.reshard,
+            reshard=built.zero == 3,
         )
     return built, stages
 
@@ -290,6 +295,8 @@ def prepare(
 def recompute(units: Sequence[nn.Module], how: Recompute, keep_draws: bool = False) -> None:
     """Let each unit keep its inputs alone (`full`), or matrix products as well (`selective`).
 
+    With `selective:2` every second one keeps its inputs alone, and the others all they have.
+
     The modules stay what they are, so that parameter names do: torch's own wrapper would change
     them. Random draws are the same in both computations; with `keep_draws` none is made twice.
     """
@@ -300,7 +307,7 @@ def recompute(units: Sequence[nn.Module], how: Recompute, keep_draws: bool = Fal
     if kept or keep_draws:
         policy = functools.partial(_policy, kept, keep_draws)
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
-    for unit in units:
+    for unit in units[1::2] if how == "selective:2" else units:
         unit.forward = _recomputed(unit.forward, options)  # type: ignore[method-assign]
 
 

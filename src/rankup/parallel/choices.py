@@ -12,7 +12,7 @@ from ..base.errors import UserError, nearest
 from ..runtime.compression import Compression
 from .layout import SELDOM, Layout
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "selective:2", "full"]
 Half = Literal["bfloat16", "float16"]
 # How options are written: a name, and its value where that matters.
 Spelling = Callable[..., str]
@@ -55,7 +55,10 @@ class Choices:
         unbroken: what breaks the graph of a block, or keeps torch from making one, is an error;
             else such a block runs in several, and a warning names those that have none.
         recompute: what the backward computes again.
-        offload, reshard: see `sharded.shard`.
+        offload: see `sharded.shard`.
+        zero: what is shared out of a sharded model beside the optimizer's state, and gathered or
+            added up when: 3, weights for each part of a micro-batch; 2, weights once a step; 1,
+            gradients once a step, too, in the last backward.
         schedule: of the pipeline.
         by_name: draw each parameter by its name; False keeps the constructor's own values.
         plan: patterns of module names -> styles of tensor parallelism, where the model does not
@@ -70,7 +73,7 @@ class Choices:
     unbroken: bool = True
     recompute: Recompute = "none"
     offload: bool = False
-    reshard: bool = True
+    zero: int = 3
     schedule: str = "1f1b"
     by_name: bool = True
     plan: Mapping[str, Any] | None = None
@@ -136,9 +139,13 @@ def without_effect(layout: Layout, choices: Choices, spell: Spelling = as_flag) 
     if choices.compression and alone:
         compress = spell("compress", str(choices.compression))
         found.append(f"{compress} does nothing where one rank has every gradient for itself")
-    if not choices.reshard and (layout.only_replicas or alone):
+    if choices.zero < 3 and (layout.shard_size == 1 or layout.pp > 1):
         found.append(
-            f"{spell('reshard', False)} does nothing where weights are not sharded "
-            f"({spell('shard')})"
+            f"{spell('zero', choices.zero)} does nothing "
+            + (
+                "in a pipeline, which gathers once a step anyway"
+                if layout.pp > 1
+                else f"where weights are not sharded ({spell('shard')})"
+            )
         )
     return found

@@ -103,10 +103,8 @@ def shard(
             bytes each in place of 4 then, with their gradient.
         sums: the type in which gradients are sent and added up.
         offload: keep parts, gradients and optimizer state in host memory.
-        reshard: give a part's memory back between its forward and its backward; where one rank has
-            all of it, there is nothing to gather again, and it stays.
+        reshard: give a part's memory back between its forward and its backward.
     """
-    reshard = reshard and mesh.layout.shard_size > 1
     over = mesh.device_mesh["dp_shard"]
     if mesh.at_step.dp_replicate > 1:
         over = mesh.device_mesh["dp_replicate", "dp_shard"]

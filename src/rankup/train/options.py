@@ -78,11 +78,16 @@ class TrainOptions:
     tp: int | None = flag(None, "ranks that share each matrix product (tensor parallel)", least=1)
     pp: int | None = flag(None, "pipeline stages that the layers are cut into", least=1)
     pp_schedule: str = flag("1f1b", "order of a pipeline's chunks: gpipe, 1f1b, interleaved")
-    activation_checkpointing: Literal["none", "selective", "full"] = flag(
-        "none", "compute activations again in the backward instead of keeping them"
+    activation_checkpointing: Literal["none", "selective", "selective:2", "full"] = flag(
+        "none",
+        "compute activations again in the backward: of all blocks; selective keeps their matrix "
+        "products, selective:2 leaves every second block as it is",
     )
     offload: bool = flag(False, "keep sharded weights and optimizer state in host memory")
-    reshard: bool = flag(True, "free gathered weights between forward and backward (sharded)")
+    zero: Literal["1", "2", "3"] = flag(
+        "3",
+        "with --shard: 2 keeps gathered weights for a step, 1 adds gradients up in its last pass",
+    )
     async_checkpoints: bool = flag(True, "write checkpoints beside the training")
     sync_every: str = flag("10", "steps between exchanges of local-sgd and diloco, or `epoch`")
     outer_lr: float = flag(0.7, "step size of diloco's outer optimizer", least=0)
@@ -249,7 +254,7 @@ class TrainOptions:
             compiled=self.compile_mode if self.compile else None,
             recompute=self.activation_checkpointing,
             offload=self.offload,
-            reshard=self.reshard,
+            zero=int(self.zero),
             schedule=self.pp_schedule,
             compression=self.compression,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -60,7 +60,7 @@ def parallelize(
     activation_checkpointing: Recompute = "none",
     compile: bool = False,
     offload: bool = False,
-    reshard: bool = True,
+    zero: int = 3,
     plan: Mapping[str, ParallelStyle] | None = None,
     **others: object,
 ) -> Parallel:
@@ -93,11 +93,12 @@ def parallelize(
             model`).
         precision: fp32, or bf16: compute in bfloat16, with weights and outputs in float32. Copies
             go by FSDP then, too.
-        activation_checkpointing: none, selective or full.
+        activation_checkpointing: none, selective, selective:2 (every second block) or full.
         compile: compile each block, or a model without blocks. What breaks a graph makes several;
             of what torch does not compile at all a warning says so.
         offload: under FSDP, keep all in host memory.
-        reshard: under FSDP, free a block between its forward and its backward.
+        zero: under FSDP, 3 frees a block between its forward and its backward, 2 keeps it. For 1,
+            put `model.no_sync()` around all backwards but the last.
         plan: name patterns -> styles of `torch.distributed.tensor.parallel`, and of
             `rankup.parallel.tensor.styles`; by default the model's own.
         others: none; what version 0.2 took is refused with a sentence.
@@ -120,12 +121,12 @@ def parallelize(
         unbroken=False,
         recompute=activation_checkpointing,
         offload=offload,
-        reshard=reshard,
+        zero=zero,
         by_name=False,
         plan=plan,
         once=False,
     )
-    _check_words(precision, activation_checkpointing)
+    _check_words(precision, activation_checkpointing, zero)
     check(layout, choices, strategy, as_keyword)
     for warning in _notes(layout, choices, world.local_world_size) if world.is_root else ():
         warnings.warn(warning, stacklevel=2)
@@ -209,13 +210,14 @@ def _optimizer(build_optimizer: BuildOptimizer, model: nn.Module) -> torch.optim
     return optimizer
 
 
-def _check_words(precision: str, recompute: str) -> None:
+def _check_words(precision: str, recompute: str, zero: int) -> None:
     for name, value, known in (
         ("precision", precision, ("fp32", "bf16")),
-        ("activation_checkpointing", recompute, ("none", "selective", "full")),
+        ("zero", zero, (2, 3)),
+        ("activation_checkpointing", recompute, get_args(Recompute)),
     ):
         if value not in known:
-            raise UserError(f"{name}={value!r} is unknown; known are: {', '.join(known)}")
+            raise UserError(f"{name}={value!r} is unknown; known are: {', '.join(map(str, known))}")
 
 
 def _refuse(strategy: str | None, others: Mapping[str, object]) -> None:
@@ -238,6 +240,8 @@ def _refuse(strategy: str | None, others: Mapping[str, object]) -> None:
             "methods= is gone in 0.3: let the model's forward call the method, as "
             "model(x, part='encode')"
         )
+    if "reshard" in others:
+        raise UserError("reshard=False is zero=2 in 0.3, and reshard=True the default, zero=3")
     if others:
         raise UserError(f"parallelize takes no {', '.join(others)}; see help(rankup.parallelize)")
 
