@@ -54,6 +54,9 @@ class Replicated(ParallelStyle):
         for owner in owners:
             _replicate(owner, device_mesh)
         gradient: Placement = Partial() if self.parts and not self.deferred else Replicate()
+        if type(module) in (nn.LayerNorm, nn.RMSNorm):
+            module.forward = functools.partial(_norm, module, gradient)  # type: ignore[method-assign]
+            return module
         inner = module.forward
 
         # Not as hooks: what computes a forward a second time, in the backward, skips those.
@@ -79,6 +82,20 @@ class Replicated(ParallelStyle):
 
         module.forward = forward  # type: ignore[method-assign]
         return module
+
+
+def _norm(module: Any, gradient: Placement, x: torch.Tensor) -> torch.Tensor:
+    """What a norm computes; where it is checkpointed and compiled no parameter may be exchanged."""
+
+    def local(parameter: torch.Tensor | None) -> torch.Tensor | None:
+        held = isinstance(parameter, DTensor)
+        return parameter.to_local(grad_placements=[gradient]) if held else parameter
+
+    weight = local(module.weight)
+    if isinstance(module, nn.LayerNorm):
+        bias = local(module.bias)
+        return F.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
+    return F.rms_norm(x, module.normalized_shape, weight, module.eps)
 
 
 def _replicate(module: nn.Module, device_mesh: DeviceMesh) -> None:
