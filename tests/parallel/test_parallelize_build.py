@@ -256,7 +256,7 @@ def test_what_is_not_compiled_is_warned_of_once(ranks: RankPool, strategy: str) 
     (graphs, warned), other = ranks.run(2, _compiled, strategy, True)
     assert graphs == 0
     assert warned == [
-        f"compile=True: torch made no graph of a Breaking as a whole (TORCHDYNAMO_DISABLE=1 is set: "
+        "compile=True: torch made no graph of a Breaking as a whole (TORCHDYNAMO_DISABLE=1 is set: "
         "unset it), so that it may run as it is"
     ]
     assert other == (0, [])

@@ -88,8 +88,10 @@ def _norm(module: Any, gradient: Placement, x: torch.Tensor) -> torch.Tensor:
     """What a norm computes; where it is checkpointed and compiled no parameter may be exchanged."""
 
     def local(parameter: torch.Tensor | None) -> torch.Tensor | None:
-        held = isinstance(parameter, DTensor)
-        return parameter.to_local(grad_placements=[gradient]) if held else parameter
+        if not isinstance(parameter, DTensor):
+            return parameter
+        whole: torch.Tensor = parameter.to_local(grad_placements=[gradient])
+        return whole
 
     weight = local(module.weight)
     if isinstance(module, nn.LayerNorm):
