@@ -27,10 +27,12 @@ class TrainOptions:
     micro_batch: int = flag(8, "samples per forward and backward pass", least=1)
     steps: int | None = flag(None, "optimizer steps; default one epoch", least=1)
     epochs: int | None = flag(None, "passes over the training data, instead of --steps", least=1)
-    optimizer: Literal["adamw", "sgd"] = flag("adamw", "optimizer")
+    optimizer: Literal["adamw", "sgd", "muon"] = flag(
+        "adamw", "optimizer; muon: of the blocks' matrices, the rest has adamw"
+    )
     lr: float = flag(1e-3, "peak learning rate", least=0)
-    weight_decay: float = flag(0.01, "decoupled (adamw) or plain (sgd) weight decay", least=0)
-    momentum: float = flag(0.9, "momentum of sgd, first beta of adamw", least=0)
+    weight_decay: float = flag(0.01, "decoupled (adamw, muon) or plain (sgd) weight decay", least=0)
+    momentum: float = flag(0.9, "momentum of sgd and muon, first beta of adamw", least=0)
     warmup: int = flag(0, "steps of linear warm-up", least=0)
     schedule: Literal["cosine", "wsd", "constant"] = flag(
         "cosine", "learning rate after the warm-up; wsd: stable, then --decay"
@@ -164,7 +166,7 @@ class TrainOptions:
                 f"--outer-momentum {self.outer_momentum:g} never forgets; give less than 1, "
                 "0.9 for example"
             )
-        if self.optimizer == "adamw" and self.momentum >= 1:
+        if self.optimizer != "sgd" and self.momentum >= 1:
             raise UserError(
                 f"--momentum {self.momentum:g} is adamw's first beta, and with 1 or more it never "
                 "takes a gradient in; give less than 1, 0.9 for example"
