@@ -247,7 +247,13 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
 
 
 def _splits_by(file: File, call: ast.Call) -> bool:
-    """True of a permutation that data are split by: outside of loops, and named so."""
+    """True of a permutation that data are split by: outside of loops, and named so.
+
+    Not of what is drawn for each sample or batch.
+    """
+    function = getattr(file.names.function(call), "name", "")
+    if function in ITEMS or function in ("__call__", "__iter__", "forward"):
+        return False
     around = itertools.takewhile(lambda up: not isinstance(up, Function), file.names.up(call))
     if any(isinstance(up, LoopNode) for up in around):
         return False

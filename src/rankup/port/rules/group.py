@@ -264,6 +264,8 @@ def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
         if not _waits_for_all(file, script, call, name):
             continue
         ranks = guards(file, script, call) - {""}
+        if "others" in ranks and len(ranks) > 1:
+            continue  # each meets it on a way of its own
         if ranks and not _both_ways(file, script, call, name):
             yield Hit(
                 call,
