@@ -76,12 +76,12 @@ def data_parallel(
         return Data(0.0, exchange + after)
     shard = layout.shards
     ranks = group(machine, shard, stride)
-    one, own = (count / max(1, layers) for count in (parameters, trained))
+    layer, own = (count / max(1, layers) for count in (parameters, trained))
     if layout.pp > 1:  # once per step, the reduction beside the last backward
         scatter = ranks.gather(framework.gradient_bytes * trained, layers)
         gather = ranks.gather(layout.value_bytes * parameters, layers)
         return Data(0.0, gather + hidden(scatter, backward, machine))
-    gather = ranks.gather(layout.value_bytes * one)
+    gather = ranks.gather(layout.value_bytes * layer)
     scatter = ranks.gather(framework.gradient_bytes * own)
     forward = hidden(gather, work.forward, machine)
     scatter += gather if layout.zero == 3 else 0.0

@@ -84,7 +84,7 @@ def states(
     """
     trained = parameters if trained is None else trained
     each = zip(framework.states, (parameters, trained, trained), strict=True)
-    weights, gradients, optimizer = (one * count for one, count in each)
+    weights, gradients, optimizer = (size * count for size, count in each)
     shard = layout.shards
     optimizer /= shard if layout.zero >= 1 else 1
     gradients /= shard if layout.zero >= 2 and layout.pp == 1 else 1

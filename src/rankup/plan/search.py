@@ -193,10 +193,14 @@ def where_it_stops_paying(
 ) -> Layouts | None:
     """Return the first number of GPUs whose cost per token is 10 % above the cheapest; None where
     adding GPUs still pays."""
-    priced = [(token_cost(some.best), some) for some in found if some.best is not None]
+    priced = [(token_cost(layouts.best), layouts) for layouts in found if layouts.best is not None]
     if not priced:
         return None
     least = min(cost for cost, _ in priced)
-    cheapest = next(some.gpus for cost, some in priced if cost == least)
-    dear = [some for cost, some in priced if some.gpus > cheapest and cost > STOPS_PAYING * least]
-    return min(dear, key=lambda some: some.gpus, default=None)
+    cheapest = next(layouts.gpus for cost, layouts in priced if cost == least)
+    dear = [
+        layouts
+        for cost, layouts in priced
+        if layouts.gpus > cheapest and cost > STOPS_PAYING * least
+    ]
+    return min(dear, key=lambda layouts: layouts.gpus, default=None)
