@@ -284,6 +284,10 @@ def test_check_names_the_way_out_of_an_error(user: User) -> None:
     user.file.write_text(f"#!/bin/bash\n{ONE}#SBATCH --cpus-per-task=8\n{ALONE}\n")
     lines = user.run("job.sbatch", verb="check", code=1).stdout.splitlines()
     assert lines[-1] == "found 1 warning"
+    # Where it would refuse, it is not named.
+    user.file.write_text(f"{TIME}{ONE}accelerate launch --num_processes 8 train.py\n")
+    lines = user.run("job.sbatch", verb="check", code=1).stdout.splitlines()
+    assert lines[-1] == "found 1 error"
 
 
 PROBE = """

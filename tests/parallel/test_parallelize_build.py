@@ -165,7 +165,7 @@ def test_options_that_do_nothing_are_named_once(ranks: RankPool) -> None:
 def _other_code(world: World) -> None:
     forget()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rankup.runtime.probe.fingerprint", lambda: {"torch": str(world.rank)})
+        patch.setattr("rankup.runtime.world.fingerprint", lambda: {"torch": str(world.rank)})
         with pytest.raises(RuntimeError, match="the ranks run different code"):
             parallelize(stack, sgd, "fsdp")
 

@@ -15,8 +15,7 @@ from ...base.errors import UserError
 from ...runtime.context import CONTEXT, Place
 from ...runtime.keys import derive, reseed
 from ...runtime.model import wrap
-from ...runtime.probe import probe, same_code
-from ...runtime.world import World, setup
+from ...runtime.world import World, same_code, setup
 from ..build import Built, build, whole
 from ..choices import Choices, Recompute, as_keyword, check, without_effect
 from ..layout import SELDOM, Layout, choose, crossing
@@ -102,13 +101,11 @@ def parallelize(
     Raises:
         UserError: the layout does not come out, the model cannot be split so, or an option does not
             go with the layout; says the way out.
-        RuntimeError: ranks run different code (Python, torch, rankup or the script), or the backend
-            does not compute what it should.
+        RuntimeError: ranks run different code (Python, torch, rankup or the script).
     """
     _refuse(strategy, others)
     world = setup()
     same_code(world)
-    probe(world)
     layout = choose(world.world_size, world.local_world_size, strategy, dp=dp, shard=shard, tp=tp)
     choices = Choices(
         half="bfloat16" if precision == "bf16" else None,
