@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..parallel.sharded import blocks
 from ..runtime.state import local
+from .muon import Muon
 from .options import TrainOptions
 
 _SECOND_BETA = 0.95  # of AdamW
@@ -17,7 +19,10 @@ _MOST_SCALE = 2.0**24  # of float16's losses
 
 
 def build_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
-    """AdamW or SGD for what is trained; matrices decay, norms and biases do not."""
+    """AdamW, SGD or Muon for what is trained; matrices decay, norms and biases do not.
+
+    Muon is for the matrices of the blocks; embeddings, the head and all else have AdamW.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.dim() >= 2]
     vectors = [p for p in trained if p.dim() < 2]
@@ -25,11 +30,23 @@ def build_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Opti
         {"params": matrices, "weight_decay": options.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    if options.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
     # One kernel: on a GPU it saves launches, on a CPU five of six passes through memory.
     fused = {p.device.type for p in trained} in ({"cuda"}, {"cpu"}) or None
     betas = (options.momentum, _SECOND_BETA)
+    if options.optimizer == "muon":
+        inside = {id(p) for unit in blocks(model) for p in unit.parameters() if p.dim() == 2}
+        groups[0]["params"] = [p for p in matrices if id(p) not in inside]
+        return Muon(
+            [p for p in matrices if id(p) in inside],
+            groups,
+            weight_decay=options.weight_decay,
+            momentum=options.momentum,
+            lr=options.lr,
+            betas=betas,
+            fused=fused,
+        )
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
     return torch.optim.AdamW(groups, lr=options.lr, betas=betas, fused=fused)
 
 

@@ -260,9 +260,8 @@ class Trainer:
         mesh = self._mesh = built.mesh
         self._device = mesh.world.device
         self._rank, self._ranks = mesh.data_rank, mesh.data_size
-        self._whole = not mesh.together  # each rank holds the whole model
         self._together = mesh.together and built.pipeline is None
-        self._factor, self._counts = mesh.sum_of_gradients, built.counts
+        self._factor, self._counts = built.sum_of_gradients, built.counts
         self._counts_samples = built.counts_samples
         self._ranks_at_step = mesh.at_step.world_size
         self._computing = built.computing if mesh.layout.tp > 1 else nullcontext
@@ -366,11 +365,10 @@ class Trainer:
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The task's summed loss, in the precision that was asked for."""
-        with self.built.precision():
-            if self._mesh.layout.cp > 1:
-                batch = tuple(self._mesh.sequence.mine(tensor) for tensor in batch)
-            loss = self.task.loss(model, batch)
-            return loss if type(loss) is torch.Tensor else self.built.plain(loss)
+        if self._mesh.layout.cp > 1:
+            batch = tuple(self._mesh.sequence.mine(tensor) for tensor in batch)
+        loss = self.task.loss(model, batch)
+        return loss if type(loss) is torch.Tensor else self.built.plain(loss)
 
     def coming(self, steps: Iterable[Step]) -> Iterator[torch.Tensor]:
         """Samples of the micro-batches that this rank goes through, for `Feed`."""
@@ -426,14 +424,10 @@ class Trainer:
         """Global norm of the gradient before clipping; a check on it where none is asked for."""
         if self.scale is not None:
             self.scale.unscale(self.parameters)
-        if not self._whole:
-            norm = global_norm(self.parameters, self._mesh, self.built.copied)
-            if self.options.clip:
-                clip(self.parameters, norm, self.options.clip)
-            return norm
+        norm = global_norm(self.parameters, self._mesh, self.built.copied)
         if self.options.clip:
-            return nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
-        return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+            clip(self.parameters, norm, self.options.clip)
+        return norm
 
     def _cost_of_buckets(self) -> Cost | None:
         """What DDP sends in a step; of matrices of low rank nobody counts the bytes."""
