@@ -71,12 +71,12 @@ class Copies:
         )
         dist.all_reduce(packed, group=self._mesh.copies)
         sums = packed.cpu()
-        memory = Cost(extra_memory=cost.extra_memory)
+        memory = Cost(extra_memory=cost.extra_memory).record()
         for result, row in zip(results, sums[NUMBERS:].view(len(results), -1), strict=True):
             numbers = Numbers(*row.tolist())
             # The norm is the mean of those of the copies' own gradients.
             result.share(numbers._replace(norm=numbers.norm / size), memory)
-        results[-1].cost = Cost(*(sums[:NUMBERS] / size).tolist())
+        results[-1].cost = Cost(*(sums[:NUMBERS] / size).tolist()).record()
 
     def _answer(self) -> bool:
         """Return whether any rank wished to stop when they were asked; the same on all."""
