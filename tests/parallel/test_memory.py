@@ -17,8 +17,8 @@ from rankup.plan.framework import FRAMEWORKS
 from rankup.plan.layout import Layout as Planned
 from rankup.plan.memory import memory
 from rankup.plan.shape import Shape
+from rankup.recipes.language_model import cross_entropy
 from rankup.recipes.llama import SIZES
-from rankup.recipes.loss import cross_entropy
 from rankup.recipes.models.llama import Llama
 from tests.parallel.pretended import pretended
 

@@ -15,7 +15,7 @@ from rankup.parallel.choices import Choices
 from rankup.parallel.initial import initialize
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
-from rankup.runtime.folder import SafeReader
+from rankup.runtime.restore import SafeReader
 from rankup.runtime.world import World
 from rankup.train.optimizer import build_optimizer
 from rankup.train.options import TrainOptions

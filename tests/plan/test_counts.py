@@ -28,8 +28,8 @@ from rankup.plan.layout import Layout, Recompute
 from rankup.plan.machine import MACHINES
 from rankup.plan.network import group
 from rankup.plan.shape import Shape
+from rankup.recipes.language_model import cross_entropy
 from rankup.recipes.llama import LlamaShape
-from rankup.recipes.loss import cross_entropy
 from rankup.recipes.models.llama import Llama
 from rankup.recipes.models.transformer import Shape as GptShape
 from rankup.recipes.models.transformer import Transformer

@@ -6,15 +6,16 @@ import ast
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name, first_argument, given, is_none, literal
+from ...script.flow import argument, call_name, given, literal
 from ...script.names import bound_in, calls_in, elements, walk
 from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import words
+from ..match import Pattern
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
-from .facts import integer, ranked, string
+from .facts import integer, ranked
 from .rule import Hit, rule
 
 _CONSTRUCTORS = words(
@@ -23,6 +24,7 @@ _CONSTRUCTORS = words(
 )
 
 
+_NUMBERS = Pattern("int(x=_text)")
 _SIZE = ".batch_size"  # of the loader: that of all ranks' parts together
 
 
@@ -156,11 +158,9 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
 
     Leaves it.
     """
-    for call in file.names.all(ast.Call):
-        if file.names.called(call) != "builtins.int":
-            continue
-        inner = first_argument(call)
-        if inner is None or "SLURM_CPUS_PER_TASK" not in file.code(inner):
+    for match in _NUMBERS.find(file):
+        call, inner = match.call, match["text"]
+        if "SLURM_CPUS_PER_TASK" not in file.code(inner):
             continue
         safe = isinstance(inner, ast.Call) and len(given(inner)) > 1
         if not safe and not isinstance(inner, ast.BoolOp):
@@ -182,33 +182,66 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
                 )
 
 
-@rule("RK172", "warning", "whose batch size is it")
-def effective_batch(file: File, script: Script) -> Iterator[Hit]:
-    """The batch size of a single-GPU script's training loader.
+@rule("RK192", "warning", "an HDF5 file that workers share")
+def shared_hdf5(file: File, script: Script) -> Iterator[Hit]:
+    """`self.file = h5py.File(path)` in `__init__` of a dataset whose samples are read from it, and
+    a loader with `num_workers`.
 
-    With this batch on each GPU a run has batches N times as large, and needs another rate.
+    Workers are forked with the file open: what h5py holds of it is that of one process, and they
+    may read wrong numbers, or hang.
 
     ```diff
-    +rankup.setup()
-     loader = DataLoader(dataset, batch_size=64, shuffle=True)
-    -for x, y in loader:
-    +for x, y in rankup.shard(loader):
+     import h5py
+     class Clouds(torch.utils.data.Dataset):
+         def __init__(self, path):
+    -        self.file = h5py.File(path)
+    +        self.path, self.file = path, None
+         def __getitem__(self, index):
+    +        self.file = self.file or h5py.File(self.path)
+             return self.file["points"][index]
+
+     loader = DataLoader(Clouds("clouds.h5"), batch_size=64, num_workers=4)
+     for x, y in rankup.shard(loader):
          F.cross_entropy(model(x), y).backward()
     ```
 
-    Keeps it the size of the whole batch. `--batch per-gpu` prints the effective batch, and what two
-    rules would make of the learning rate; it never rescales by itself.
+    Leaves it.
     """
-    if script.distributed:
+    loaders = [loader.node for loader in (*script.train_loaders, *script.eval_loaders)]
+    numbers = [argument(node, "num_workers", 5) for node in loaders if isinstance(node, ast.Call)]
+    if all(number is None or literal(number) == 0 for number in numbers):
         return
-    for loader in script.train_loaders:
-        if loader.file is not file or not isinstance(loader.node, ast.Call):
+    for owner in file.names.all(ast.ClassDef):
+        methods = {part.name: part for part in owner.body if isinstance(part, ast.FunctionDef)}
+        if not {"__init__", "__getitem__"} <= {*methods}:
             continue
-        size = argument(loader.node, "batch_size", 1)
-        if size is not None and string(size) is None and not is_none(size):
+        read = _attributes(methods["__getitem__"], ast.Load)
+        read -= _attributes(methods["__getitem__"], ast.Store)
+        held: dict[str, ast.Call] = {}
+        for statement in walk(methods["__init__"]):
+            if not isinstance(statement, ast.Assign):
+                continue
+            value = statement.value
+            source: ast.expr | None = None
+            if isinstance(value, ast.Call) and file.names.called(value) == "h5py.File":
+                source = value
+            elif isinstance(value, ast.Subscript) and isinstance(value.value, ast.Attribute):
+                source = held.get(value.value.attr)  # a data set in it
+            if isinstance(source, ast.Call):
+                held |= dict.fromkeys(_attributes(statement, ast.Store), source)
+        for call in dict.fromkeys(held[name] for name in held if name in read):
             yield Hit(
-                loader.node,
-                f"batch_size={file.code(size)}: on each GPU it makes batches N times as large",
-                "rankup.shard keeps it that of all ranks; see `rankup port --batch per-gpu`",
+                call,
+                "workers of the loader share this open file, and may read wrong numbers, or hang",
+                "open it in __getitem__, once in each worker; or pack it: rankup pack FILE.h5 "
+                "PACKED.h5, and rankup.data.open",
             )
-            return
+
+
+def _attributes(where: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    """The attributes of `self` that are read or written there."""
+    return {
+        node.attr for node in walk(where)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, context)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
+    }  # fmt: skip
