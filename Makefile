@@ -11,7 +11,8 @@ JOBS ?= 3
 SLOW_JOBS ?= $(if $(filter 3,$(JOBS)),4,$(JOBS))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 FAST = -m 'not slow and not gpu'
-SHELL_FILES = .ci/run $(wildcard tools/*.sh tests/slurm/golden/*.sh tests/login/env/golden/*/*.sh)
+SHELL_FILES = .ci/run src/rankup/port/batch/recorder.bash \
+	$(wildcard tools/*.sh tests/slurm/golden/*.sh tests/login/env/golden/*/*.sh)
 BENCHES = $(filter-out bench/_%,$(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help

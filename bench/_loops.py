@@ -302,8 +302,9 @@ def by_accelerate(job: Job) -> None:
 def script(job: Job, by_hand: bool) -> None:
     """Train as a user's script does: a DataLoader, a wrapped model, one batch per step.
 
-    With rankup the script shards its loader and wraps its model; by hand it takes a
-    DistributedSampler and DistributedDataParallel as their documentation has it.
+    With rankup the script shards its loader, wraps its model, and has the loss of the whole batch
+    from its backward; by hand it takes a DistributedSampler and DistributedDataParallel as their
+    documentation has it, and logs the loss of rank 0's part.
     """
     rows, size = _Rows(job.task.train), job.options.global_batch
     model: nn.Module = job.model()
@@ -323,7 +324,10 @@ def script(job: Job, by_hand: bool) -> None:
         lr = job.set_lr(optimizer, step)
         with torch.profiler.record_function("script: backward"):
             loss = job.task.loss(model, batch) / batch[1].numel()
-            loss.backward()
+            if by_hand:
+                loss.backward()
+            else:
+                rankup.backward(loss)
         norm = clip_grad_norm_(model.parameters(), job.options.clip)
         optimizer.step()
         optimizer.zero_grad()

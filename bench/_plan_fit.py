@@ -11,18 +11,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from _plan_frameworks import FUSED
+from _plan_table import Row
 from rankup.plan import network
 from rankup.plan.estimate import Estimate
-from rankup.plan.framework import COMPILED, FRAMEWORKS, FUSED
+from rankup.plan.framework import COMPILED, FRAMEWORKS
 from rankup.plan.machine import Machine
-
-if TYPE_CHECKING:
-    from plan import Row
 
 Vector = NDArray[np.float64]
 

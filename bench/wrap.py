@@ -1,4 +1,4 @@
-"""A script with `rankup.shard` and `rankup.wrap` against the same script by hand.
+"""A script with `rankup.shard`, `wrap` and `backward` against the same script by hand.
 
 By hand it has a DistributedSampler and DistributedDataParallel.
 

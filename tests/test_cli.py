@@ -163,7 +163,7 @@ BAD: dict[str, tuple[str, str]] = {
     "not text": (f"{LM} --train {{binary}}", "binary"),
     "micro batch": (f"{LM} --micro-batch 9 --global-batch 8", "--micro-batch 8 or less"),
     "seq len": (f"{LM} --train {{train}} --valid {{short}} --seq-len 64", "valid text"),
-    "heads": (f"{LM} --dim 10 --heads 4", "heads that fit: 1, 2, 5"),
+    "heads": (f"{LM} --dim 10 --heads 4", "nearest that fit: 1, 2, 5"),
     "dropout": (f"{LM} --dropout 1", "--dropout 1.0 would drop everything"),
     "steps and epochs": (f"{LM} --steps 3 --epochs 2", "both say how long to train"),
     "no steps": (f"{LM} --steps 0", "--steps: 0 is too small"),

@@ -254,10 +254,10 @@ def planned(words: list[str], size: int) -> Any:
     import torch
 
     from rankup import recipes
-    from rankup.plan.command import layout_of
     from rankup.plan.estimate import estimate
     from rankup.plan.machine import GIB, MACHINES
     from rankup.plan.target import Sizes, find
+    from rankup.plan.words import layout_of
 
     name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
     known = [one for one in MACHINES.values() if one.gpu.partition("-")[0] in name]

@@ -34,6 +34,7 @@ _HOME = {
     "shard": "runtime.shard",
     "wrap": "runtime.model",
     "parallelize": "parallel.user.parallelize",
+    "backward": "runtime.backward",
     "count": "runtime.context",
     "batch_mean": "runtime.tally",
     "batch_sum": "runtime.tally",

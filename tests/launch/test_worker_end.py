@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rankup.launch import failure
@@ -78,6 +80,67 @@ def test_a_full_disk_ends_no_run_and_prints_no_tracebacks_of_logging(
     done = _agent(tmp_path, script)
     assert done.returncode == 3, done.stderr
     assert "Logging error" not in done.stderr
+
+
+def test_where_the_note_has_no_room_the_users_own_error_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, resource\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # as on a full disk\n"
+        "    raise ValueError('the user has done it')\n"
+    )
+    done = _agent(tmp_path, script)
+    assert done.returncode == 1
+    assert "ValueError: the user has done it" in done.stderr
+    assert "failure.py" not in done.stderr
+    assert "During handling of the above exception" not in done.stderr
+
+
+_LOADING = """
+import os, signal
+from pathlib import Path
+from torch.utils.data import DataLoader
+import rankup
+
+def keep(batch):
+    (Path(os.environ["RANKUP_RUN_DIR"]) / "workers" / str(os.getpid())).touch()
+    return batch  # bytes, and more of them than go into a pipe
+
+world = rankup.setup()
+data = [bytes(300_000)] * 400
+loaders = [DataLoader(data, 8, num_workers=2, collate_fn=keep) for _ in range(2)]
+iterators = [iter(loaders[0]), iter(rankup.shard(loaders[1], train=False))]
+for iterator in iterators:
+    next(iterator)
+    next(iterator)
+rankup.barrier()
+if world.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+rankup.barrier()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_data_workers_of_a_killed_rank_end_with_the_run(tmp_path: Path) -> None:
+    for name in ("log", "workers"):
+        (tmp_path / name).mkdir()
+    script = tmp_path / "train.py"
+    script.write_text(_LOADING)
+    done = _agent(tmp_path, script)
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    workers = [int(path.name) for path in (tmp_path / "workers").iterdir()]
+    assert len(workers) == 8
+    _, alive = psutil.wait_procs([*_processes(workers)], timeout=60)
+    assert alive == []
+
+
+def _processes(pids: list[int]) -> Iterator[psutil.Process]:
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
 
 
 # A block of 64 MiB of new pages is 16,384 page faults; of pages that the process has, none.

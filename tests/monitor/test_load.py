@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rankup.monitor.live.state import Progress
 
 from rankup.monitor import lines
 from rankup.monitor.diagnose import diagnose
-from rankup.monitor.live.state import Progress
 from rankup.monitor.load import load
 from rankup.monitor.report.curves import curves
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from rankup import recipes
-from rankup.plan.command import Plan, Wish, answered, layout_of, layout_words
+from rankup.plan.answer import Answer, Request, answer
 from rankup.plan.machines import Asked, choose
 from rankup.plan.target import Sizes, find
+from rankup.plan.words import layout_of, layout_words
 from rankup.recipes.options import LanguageModelOptions
 from tests.conftest import RunRankup
 from tests.slurm.fake import FakeSlurm
@@ -101,16 +102,17 @@ def test_the_rows_follow_from_one_another(rankup_here: RunRankup) -> None:
         assert row["memory_total"] == pytest.approx(sum(row["memory"].values()))
 
 
-def _answered(wish: Wish) -> Plan:
-    return answered(wish, find(wish.target, wish.args, wish.sizes), choose(wish.where))
+def _answered(request: Request) -> Answer:
+    target = find(request.target, request.args, request.sizes)
+    return answer(request, target, choose(request.where))
 
 
 def test_a_run_is_warned_of_the_layout_that_was_proposed() -> None:
     """`rankup run` reads the proposed options as the very layout that the search compared."""
     words = tuple(RECIPE[1:])
-    wish = Wish(RECIPE[0], words, gpus="32", where=Asked("juwels-booster"), layouts=1000)
-    answer = _answered(wish)
-    rows, target = answer.rows, answer.target
+    request = Request(RECIPE[0], words, gpus="32", where=Asked("juwels-booster"), layouts=1000)
+    found = _answered(request)
+    rows, target = found.rows, found.target
     assert {"ddp", "fsdp", "hsdp", "tp", "pp", "3d"} == {
         row.estimate.layout.strategy for row in rows
     }
@@ -159,14 +161,14 @@ def test_what_is_assumed_of_odd_sequences_and_nodes(rankup_here: RunRankup) -> N
 def test_a_token_on_a_part_of_a_node_costs_the_node() -> None:
     sizes = Sizes(12, 768, 12, vocab=50304, seq=1024)
     where = Asked("juwels-booster")
-    answer = _answered(
-        Wish(None, sizes=sizes, gpus="1,4,8", where=where, tokens="10B", global_batch=1024)
+    found = _answered(
+        Request(None, sizes=sizes, gpus="1,4,8", where=where, tokens="10B", global_batch=1024)
     )
-    assert answer.steps is not None
-    for row in answer.rows:
-        cost = answer.site.token_cost(row.estimate) * answer.steps * 1024 * 1024
+    assert found.steps is not None
+    for row in found.rows:
+        cost = found.site.token_cost(row.estimate) * found.steps * 1024 * 1024
         assert row.cost == pytest.approx(cost)
-    assert (answer.rows[0].cost or 0) > 3 * (answer.rows[1].cost or 0)
+    assert (found.rows[0].cost or 0) > 3 * (found.rows[1].cost or 0)
 
 
 def test_what_does_not_fit_is_said_with_the_nearest_that_does(rankup_here: RunRankup) -> None:
@@ -316,7 +318,10 @@ BAD: dict[str, tuple[list[str], str]] = {
     "tokens of many digits": ([*BOOSTER, "--tokens", "9" * 400, *SEVEN], "is over 1e+18"),
     "steps of many digits": ([*BOOSTER, "--steps", "9" * 400, *SEVEN], "is not in the range"),
     "batch of many digits": ([*BOOSTER, "--global-batch", "9" * 400, *SEVEN], "not in the range"),
-    "layers of many digits": ([*BOOSTER, *SEVEN, "--layers", "9" * 400], "--layers is over 1,000,"),
+    "layers of many digits": (
+        [*BOOSTER, *SEVEN, "--layers", "9" * 400],
+        "--layers is over 10,000, and",
+    ),
     "recipe of many digits": ([*BOOSTER, *RECIPE, "--dim", "9" * 400 + "6"], "--dim"),
     "both lengths": ([*BOOSTER, "--tokens", "5B", "--steps", "5", *SEVEN], "give one"),
     "an epoch": ([*BOOSTER, "--epochs", "5", *SEVEN], "Add --tokens N, those of one"),

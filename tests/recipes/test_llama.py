@@ -127,10 +127,14 @@ def test_another_model_than_the_weights_is_refused(tmp_path: Path) -> None:
         ({"model_type": "mistral"}, "model_type 'mistral'"),
         ({"attention_bias": True}, "asks for biases"),
         ({"hidden_size": None}, "lacks hidden_size"),
-        ({"num_attention_heads": 0}, "has 0 as num_attention_heads"),
-        ({"num_hidden_layers": -1}, "has -1 as num_hidden_layers"),
-        ({"vocab_size": True}, "has True as vocab_size"),
-        ({"rms_norm_eps": "a"}, "has 'a' as rms_norm_eps"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; a whole"),
+        ({"num_hidden_layers": 2**30}, "num_hidden_layers is over 10,000, and no model has"),
+        ({"hidden_size": 2**30}, "hidden_size is over 1,000,000, and no model has"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 cannot share num_key_value_heads 3"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; true or false"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1; a whole"),
+        ({"vocab_size": True}, "vocab_size is True; a whole"),
+        ({"rms_norm_eps": "a"}, "rms_norm_eps is 'a'; a number over 0"),
         ({"rope_parameters": [1]}, "rotary positions are"),
         ({"rope_parameters": {"rope_type": "linear"}}, "lacks factor"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
@@ -146,6 +150,8 @@ def test_a_config_that_is_not_such_a_llama_is_refused(
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(UserError, match=said):
         find("language-model").parse(["--model", str(path)])
+    with pytest.raises(UserError, match=said):
+        find("language-model").parse(["--init", str(path.parent), "--vocab", "byte"])
 
 
 @pytest.mark.parametrize(
@@ -153,6 +159,7 @@ def test_a_config_that_is_not_such_a_llama_is_refused(
     [
         (["--model", "llama-2b"], "did you mean"),
         (["--kv-heads", "2"], "--kv-heads is of a Llama"),
+        (["--layers", str(2**30)], "--layers is over 10,000, and no model has as many"),
         (["--model", "llama-160m", "--heads", "6", "--kv-heads", "4"], "cannot share --kv-heads"),
         (["--model", "llama-160m", "--prior"], "--prior is a bias"),
     ],

@@ -24,9 +24,10 @@ def outside_a_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No variable of a job, and the handler as it was afterwards."""
     for name in (*_VARIABLES, "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    before = signal.getsignal(signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGUSR1, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 # --- alone: when

@@ -9,6 +9,7 @@ import time
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 
 from rankup.runtime.deadline import Deadline
@@ -16,20 +17,23 @@ from rankup.runtime.world import World, destroy_process_group
 from tests.pool import RankPool
 
 
-def _one_is_told(world: World, rank: int, at: int) -> list[bool]:
+def _one_is_told(world: World, rank: int, at: int, number: signal.Signals) -> list[bool]:
     """The answers of ten steps, in one of which one rank gets the signal."""
     deadline, answers = Deadline(), []
     for step in range(10):
         if (world.rank, step) == (rank, at):
-            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), number)
         answers.append(deadline.reached())
     destroy_process_group()
     return answers
 
 
-def test_a_signal_to_one_rank_stops_all_at_the_same_step(ranks: RankPool) -> None:
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(
+    ranks: RankPool, number: signal.Signals
+) -> None:
     expected = [False] * 5 + [True] * 5  # asked in step 4, answered one step later
-    assert ranks.run(3, _one_is_told, 2, 4) == [expected] * 3
+    assert ranks.run(3, _one_is_told, 2, 4, number) == [expected] * 3
 
 
 def _clocks_differ(world: World) -> int:
@@ -69,6 +73,30 @@ def test_all_leave_well_and_the_marker_comes_behind_the_last(
     assert not found[-1][1]
     assert [bool(output) for _, _, output in found] == [True, False, False]
     assert [path.name for path in tmp_path.iterdir()] == ["requeue"]
+
+
+def _ended(world: World, folder: Path) -> tuple[object, str]:
+    """Exit code and what was printed, where somebody ends the run."""
+    os.environ["RANKUP_RUN_DIR"] = str(folder)
+    deadline = Deadline()
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    while not deadline.reached():
+        pass
+    output = io.StringIO()
+    try:
+        with redirect_stdout(output):
+            deadline.leave()
+    except SystemExit as left:
+        return left.code, output.getvalue()
+
+
+def test_a_run_that_is_ended_saves_and_asks_for_no_next_attempt(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    found = ranks.run(2, _ended, tmp_path)
+    assert found == [(0, "stopped as the run was ended, after a checkpoint\n"), (0, "")]
+    assert [*tmp_path.iterdir()] == []
 
 
 def _ends_with_a_vote_pending(world: World) -> None:

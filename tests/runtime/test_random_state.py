@@ -171,7 +171,9 @@ def test_apart_within_a_pass_and_alike_behind_it(ranks: RankPool, workers: int) 
         assert behind == behind_theirs
     for kind in range(3):
         within = [drawn[kind] for rank in (one, other) for found, _ in rank for drawn in found]
-        assert len(set(within)) == len(within), "no draw comes twice"
+        behind_each = [behind[kind] for _, behind in one]
+        drawn_in_all = [*within, *behind_each]
+        assert len(set(drawn_in_all)) == len(drawn_in_all), "no draw comes twice, behind a pass too"
 
 
 def _augmented(world: World, workers: int, seeded: bool) -> list[list[float]]:

@@ -97,7 +97,7 @@ def test_words_become_options() -> None:
         ("--optimizer adam", "adamw"),
         ("--precision fp8", "bf16"),
         ("--keep 1", "the least is 2"),
-        ("--dim 10 --heads 4", "heads that fit"),
+        ("--dim 10 --heads 4", "nearest that fit"),
         ("--dropout 1", "--dropout"),
         ("--vocab letter", "byte"),
         ("--strategy dilco", "diloco"),

@@ -39,6 +39,8 @@ GONE: dict[str, str] = {
     "stage --fraction": "a file is staged as a whole; leave the option away, or name a disk of this node with --to",
     "summarization": "summarize.py trains a T5 on articles, a script for one GPU that `rankup port` takes to many; `rankup demo --files .` writes it",
     "image-classification": "classify.py trains a residual network on class folders or a pack, a script for one GPU that `rankup port` takes to many; `rankup demo --files .` writes it",
+    "mesh": "`rankup plan --gpus N --explain TARGET` shows who holds what, of a recipe, a Hugging Face model and a model of your own",
+    "plan --calibrate": "`rankup plan --measured RUN` takes the pace of this machine from the metrics.jsonl of a run on it",
     "generate --beams": "only summarization searched by beams; summarize.py has --beams, and `rankup demo --files .` writes it",
 }
 

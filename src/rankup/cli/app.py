@@ -16,7 +16,7 @@ PANELS = {
     "Try it": ("demo", "recipes"),
     "On the login node, before the job": ("doctor", "env", "fetch"),
     "A folder of data": ("pack", "inspect", "bench-data", "stage", "tokenize"),
-    "From one GPU to many": ("check", "port", "verify", "plan", "mesh"),
+    "From one GPU to many": ("check", "port", "verify", "plan"),
     "Run": ("run", "status", "logs", "cancel", "scale"),
     "What it did, and what came of it": ("report", "monitor", "export", "generate"),
 }

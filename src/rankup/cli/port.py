@@ -45,9 +45,15 @@ def check(
             print(clean(line))
     print(formatted(found, style.value), end="")
     if style is Style.text:
-        for line in hints(found):
+        for line in hints(found, _fits):
             print(clean(line))
     raise typer.Exit(EXIT_FAILED if found else 0)
+
+
+def _fits(path: Path) -> bool:
+    from ..launch.like import fits
+
+    return fits(path)
 
 
 @app.command()

@@ -174,36 +174,6 @@ declare(scale, (*_OF_A_JOB, *_OF_ITS_PROGRAMS, "check"))
 app.command(context_settings={"allow_interspersed_args": False})(scale)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
-def mesh(
-    target: Annotated[
-        str, typer.Argument(help="A recipe, module:build_model, or file.py:build_model.")
-    ],
-    args: Annotated[
-        list[str] | None, typer.Argument(help="A recipe's own options, as for `rankup run`.")
-    ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
-    nproc: Annotated[
-        int | None,
-        typer.Option(min=1, help="Ranks per node; by default one per GPU, on CPU one."),
-    ] = None,
-    strategy: Annotated[
-        str | None, typer.Option(help="As of `rankup run RECIPE`; by default ddp.")
-    ] = None,
-    dp: Annotated[int | None, typer.Option(help="Copies of the model.")] = None,
-    shard: Annotated[int | None, typer.Option(help="Ranks that share one copy.")] = None,
-    cp: Annotated[int | None, typer.Option(help="Ranks that share each sequence.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Ranks that share each matrix product.")] = None,
-    pp: Annotated[int | None, typer.Option(help="Pipeline stages.")] = None,
-    pp_schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b or interleaved.")] = None,
-) -> None:
-    """Show which rank holds which part of a model, without starting ranks."""
-    from ..launch.mesh import show
-
-    asked = (strategy, dp, shard, cp, tp, pp, pp_schedule)
-    raise typer.Exit(show(target, tuple(args or ()), nodes, nproc, asked))
-
-
 @app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,

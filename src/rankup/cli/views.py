@@ -27,7 +27,7 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     live: Annotated[
-        bool, typer.Option("--live", help="GPUs, steps and log of a run as it goes on (`last`).")
+        bool, typer.Option("--live", help="GPUs and steps of a run as it goes on (`last`).")
     ] = False,
 ) -> None:
     """Show how the newest runs are, or everything about one."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from multiprocessing import util
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
@@ -22,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
 from ..base.errors import UserError
-from ..base.processes import freeze_in_children
+from ..base.processes import die_with, freeze_in_children
 from .batches import BatchRequest
 from .fetch import Fetch, Made
 from .transforms import OWN_GENERATORS
@@ -84,6 +86,9 @@ class Processes:
         as it should, see `_end`."""
         self._requests.asked = iter(())
         freeze_in_children()
+        # For the kernel the parent is the thread that starts a worker, and others may end before.
+        main = threading.current_thread() is threading.main_thread()
+        parent = os.getpid() if main else 0
         self._loader = DataLoader(
             _Batches(self._fetch),
             batch_size=None,
@@ -91,7 +96,7 @@ class Processes:
             num_workers=self._count,
             collate_fn=_unchanged,
             timeout=self._timeout,
-            worker_init_fn=_begin_worker,
+            worker_init_fn=partial(_begin_worker, parent=parent),
             multiprocessing_context=self._context,
             generator=torch.Generator(),  # else it draws from that of the training loop
             prefetch_factor=self._prefetch,
@@ -224,7 +229,9 @@ class _InWorker(Exception):  # noqa: N818 - printed as the cause of the error th
         return f"in a data worker:\n\n{self.args[0]}"
 
 
-def _begin_worker(number: int) -> None:
+def _begin_worker(number: int, parent: int) -> None:
+    if os.getppid() == parent:  # not below a fork server, which ends with the parent by itself
+        die_with(parent)
     # Signals to all processes of a job (Ctrl-C, Slurm's warning before the end) are for the
     # training process, which saves and needs its batches until it is done.
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..base.amounts import duration
 from ..base.text import clean
-from ..monitor.live.view import small
+from ..monitor.live import small
 from ..site import rundir
 from ..slurm import reasons
 from ..slurm.client import Client

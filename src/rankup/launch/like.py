@@ -10,19 +10,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
 from ..base.files import write_atomic
 from ..base.text import clean
-from ..port.batch import script, shell
+from ..port.batch import script
 from ..port.batch.allocation import Allocation, allocation
 from ..port.batch.job import Job
 from ..port.batch.options import Option
+from ..port.batch.programs import Program
 from ..port.batch.script import BatchScript
-from ..port.batch.shell import Command, is_assignment
-from ..port.batch.table import JOBS, UNKNOWN, Step, executed
+from ..port.batch.table import UNKNOWN, Step, executed
 from ..site.jobspec import JobSpec
 from ..slurm.client import Client
 from . import submit
@@ -45,7 +46,7 @@ _SETUP = frozenset(
     ("module", "ml", "conda", "mamba", "micromamba", "spack", "source", ".", "eval", "ulimit",
      "umask", "unset", "shopt", "alias")
 )  # fmt: skip
-_EXPORTS = ("export", "declare", "typeset", "readonly")
+_EXPORTS = frozenset(("export", "declare", "typeset", "readonly"))
 # Variables by which ranks find each other, which the job script and torchrun set.
 _MEETING = re.compile(
     r"(?:MASTER_(?:ADDR|PORT)|RANK|LOCAL_RANK|NODE_RANK|WORLD_SIZE|SRUN_CPUS_PER_TASK"
@@ -53,10 +54,24 @@ _MEETING = re.compile(
 )
 _LAUNCHER = re.compile(r"torchrun|torch\.distributed|\bsrun\b")
 _SILENT = frozenset(
-    ("", "echo", "printf", "set", "cd", "date", "hostname", "exit", "sleep", "wait")
+    ("echo", "printf", "set", "cd", "date", "hostname", "exit", "sleep", "wait", "[", "[[", "test",
+     ":", "true")
 )  # fmt: skip
 _NODE = re.compile(r"(?<![\w.-])n[1-9]\d*(?![\w-])")  # a name of the made-up allocation
-_SUBMITTED = re.compile(r"\"?\$\{?SLURM_SUBMIT_DIR\}?\"?/?")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=")
+_FUNCTION = re.compile(r"\s*(?:function\s+([\w-]+)|([\w-]+)\s*\(\))")
+# What a shell puts in the place of a part of a word: it holds no command of the statement.
+_HELD = r"""\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`|"(?:[^"\\]|\\.)*"|'[^']*'"""
+_WORD = re.compile(rf"""(?:{_HELD}|\\.|=\([^()]*\)|[^\s"'\\`])+""", re.DOTALL)
+_KEYWORDS = frozenset(
+    ("if", "then", "elif", "else", "fi", "while", "until", "do", "done", "case", "esac", "time",
+     "!", "{", "}")
+)  # fmt: skip
+_COMMAND = re.compile(
+    rf"(?:^|[;&|(]|\b(?:then|else|do)\s)\s*(?:(?:{'|'.join(map(re.escape, _KEYWORDS))})\s+)*"
+    r"((?:[A-Za-z_]\w*\+?=\S*\s+)*)(\[\[?|[A-Za-z_.:][\w./:-]*)(?=[\s;&|)]|$)",
+    re.MULTILINE,
+)
 
 
 def filled(path: Path, spec: JobSpec) -> JobSpec:
@@ -67,55 +82,51 @@ def filled(path: Path, spec: JobSpec) -> JobSpec:
     """
     if spec.resume is not None:
         raise UserError("--resume goes on with what the run was given; leave --like away")
-    read = script.load(path)
-    _refuse(read, path)
-    options = read.options
-    if spec.nodes is not None:  # words that hold the number of nodes get the new one
-        options = (*options, Option("nodes", str(spec.nodes)))
-    given = allocation(options)
-    made = executed(read, given, *JOBS[0])
-    if made.why or not made.whole:
-        why = made.why or "it goes round or waits"
-        raise UserError(f"{path}: nothing can be taken out of it, since {why}")
-    asked = {k: v for k, v in given.asked.items() if v or k not in _NAMED}
-    found: dict[str, Any] = {_NAMED[k]: v for k, v in asked.items() if k in _NAMED}
+    job = _tried(path, spec.nodes)
+    given = job.table.allocation
     if (nodes := spec.nodes or given.nodes) is None:
         raise UserError(f"{path}: how many nodes it asks for is left to Slurm; give --nodes")
-    job = Job(read, made)
-    at = len(read.text.encode())
+    taken: dict[str, Any] = {_NAMED[name]: value for name, value in given.asked.items()
+                             if value and name in _NAMED}  # fmt: skip
+    step = next(iter(job.table.steps), None)
     lines: list[str] = []
-    step = next(iter(made.steps), None)
     if spec.target is None:
-        step, words = _program(job, given)
+        step, words = _program(job)
         target, *args = words
-        target = target if step.program.module else _ported(read, target)
-        found |= {"target": target, "args": tuple(args), "module": step.program.module}
-        found["like"] = str(path)
-        lines = [*_prefixes(job.command(step.line)), *_path_of(step)]
-    if step is not None and (command := job.command(step.line)):
-        at = command.start
-    found |= {
+        target = target if step.program.module else _ported(job.script, target)
+        taken |= {"target": target, "args": tuple(args), "module": step.program.module}
+        taken["like"] = str(path)
+        lines = [*_prefixes(step), *_path_of(step)]
+    setup, left = _setup(job.script, step.line if step else len(job.script.lines) + 1)
+    taken |= {
         "nodes": nodes,
-        "nproc": given.gpus or _ranks(step),
+        "nproc": given.gpus or (step.on_node if step else None),
         "sbatch": _passed(given, spec.nproc),
+        "setup": (*_with_hook(setup), *lines),
     }
-    setup, left = _setup(read, at)
-    found["setup"] = (*_with_hook(setup), *lines)
-    if (wrong := shell.rejected("\n".join(found["setup"]).encode())) is not None:
+    if (wrong := script.rejected("\n".join(taken["setup"]))) is not None:
         raise UserError(f"{path}: bash cannot read its set-up by itself: {wrong[1]}")
     if left:
         what = clean("; ".join(left))
         print(f"note: not taken out of {clean(str(path))}: {what}", file=sys.stderr)
-    mine = {k: getattr(spec, k) for k in found}
-    kept = {k: v for k, v in found.items() if v is not None and not mine[k]}
-    kept["sbatch"] = (*found["sbatch"], *spec.sbatch)  # of two the later one holds
-    filled_in = replace(spec, **kept)
-    ranks = f" --nproc {filled_in.nproc}" if filled_in.nproc else ""
-    what = (
-        f"--nodes {filled_in.nodes}{ranks} {shlex.join((filled_in.target or '', *filled_in.args))}"
-    )
+    kept = {name: value for name, value in taken.items()
+            if value is not None and not getattr(spec, name)}  # fmt: skip
+    kept["sbatch"] = (*taken["sbatch"], *spec.sbatch)  # of two the later one holds
+    run = replace(spec, **kept)
+    ranks = f" --nproc {run.nproc}" if run.nproc else ""
+    what = f"--nodes {run.nodes}{ranks} {shlex.join((run.target or '', *run.args))}"
     print(f"note: like {clean(str(path))}: {clean(what)}", file=sys.stderr)
-    return filled_in
+    return run
+
+
+def fits(path: Path) -> bool:
+    """Return True where a run like a batch file can be started without another word."""
+    try:
+        job = _tried(path, None)
+        _program(job)
+    except UserError:
+        return False
+    return job.table.allocation.nodes is not None
 
 
 def write(path: Path, *, diff: bool, in_place: bool, force: bool) -> None:
@@ -150,65 +161,76 @@ def write(path: Path, *, diff: bool, in_place: bool, force: bool) -> None:
     print(f"wrote {clean(str(target))}")
 
 
-def _refuse(read: BatchScript, path: Path) -> None:
+def _tried(path: Path, nodes: int | None) -> Job:
+    """A batch file with what it would start on its own or another number of nodes.
+
+    Raises:
+        UserError: it is of a kind of which nothing is taken.
+    """
+    read = script.load(path)
     if "written by rankup" in read.text:
         raise UserError(f"{path}: rankup has written it; start it with sbatch as it is")
     if read.rejected is not None or read.conflicts:
         at, why = read.rejected or (read.conflicts[0], "git's conflict markers")
         raise UserError(f"{path}:{at}: bash cannot read it: {why}")
-    if read.unread:
-        raise UserError(f"{path}:{read.unread[0]}: write it in a plainer form; it cannot be parsed")
     if read.hetero:
         raise UserError(f"{path}: it is a heterogeneous job, whose parts are not read")
-    if read.asked("array") is not None:
+    if read.option("array") is not None:
         raise UserError(
             f"{path}: it is an array, each task a run of its own: take --array out, and start one "
             "run per task with a loop in the shell"
         )
     if chdir := read.option("chdir", "workdir"):
         raise UserError(f"{path}:{chdir.line}: go to {chdir.value} and take --chdir out")
+    more = () if nodes is None else (Option("nodes", str(nodes)),)
+    table = executed(read, allocation((*read.options, *more)))
+    if table.why or not table.whole:
+        why = table.why or "it goes round or waits"
+        raise UserError(f"{path}: nothing can be taken out of it, since {why}")
+    return Job(read, table)
 
 
-def _program(job: Job, given: Allocation) -> tuple[Step, tuple[str, ...]]:
-    """The step that starts Python, and the script or module with its arguments."""
-    path, made = job.script.path, job.table
-    if not made.steps:
+def _program(job: Job) -> tuple[Step, tuple[str, ...]]:
+    """The step that starts Python, and the script or module with its arguments.
+
+    Raises:
+        UserError: it is none, not a single one, or its words are not known.
+    """
+    path, steps = job.script.path, job.table.steps
+    if not steps:
         raise UserError(f"{path}: it starts no Python that can be seen; name a TARGET")
-    first = made.steps[0]
-    place = f"{path}:{first.line}"
-    for one in made.steps:
-        if one.doubt:
+    first = steps[0]
+    place, program, words = f"{path}:{first.line}", first.program, _words(first.program)
+    for step in steps:
+        if step.doubt:
             raise UserError(
-                f"{path}:{one.line}: whether it comes to this is known in the job alone"
+                f"{path}:{step.line}: whether it comes to this is known in the job alone"
             )
-        if _words(one) != _words(first):
+        if _words(step.program) != words:
             raise UserError(
-                f"{path}: it starts several programs, {clean(first.program.name)} (line "
-                f"{first.line}) and {clean(one.program.name)} (line {one.line}); name a TARGET"
+                f"{path}: it starts several programs, {clean(program.name)} (line "
+                f"{first.line}) and {clean(step.program.name)} (line {step.line}); name a TARGET"
             )
-    program = first.program
     # Started at the same time, or each as another node of one launch, it is one run.
-    numbers = {one.program.option("node-rank") for one in made.steps} - {None}
-    together = all(map(job.background, made.steps)) or len(numbers) == len(made.steps)
-    if len(made.steps) > 1 and not together:
-        raise UserError(f"{place}: it is started {len(made.steps)} times; start a run for each")
+    numbers = {step.program.option("node-rank") for step in steps} - {None}
+    together = all(step.background for step in steps) or len(numbers) == len(steps)
+    if len(steps) > 1 and not together:
+        raise UserError(f"{place}: it is started {len(steps)} times; start a run for each")
     if program.kind != "python" and not program.elastic:
         raise UserError(
             f"{place}: {program.kind} has settings of its own, which are not taken; name a TARGET"
         )
-    if inside := [one for one in program.inside if one != "file"]:
+    if inside := [name for name in program.inside if name != "file"]:
         raise UserError(f"{place}: {inside[0]} starts it, which is not taken; name a TARGET")
     if any(name.startswith("container-") for name in first.srun or {}):
         raise UserError(f"{place}: srun starts a container, which is not taken; see --container")
-    for command in job.script.commands:
-        moves = command.name() in ("cd", "pushd") and command.line < first.line
-        to = " ".join(word.text for word in command.words[1:])
-        if moves and not _SUBMITTED.fullmatch(to):
-            raise UserError(f"{path}:{command.line}: go to {to}, and take `cd` out")
-    words = _words(first)
-    again = executed(job.script, given, *JOBS[1])
-    others = {_words(one) for one in again.steps}
-    others |= {_rest(task.program) for one in made.steps for task in one.tasks}
+    for line, (_, *to) in job.table.named("cd"):
+        if line < first.line and Path(*to) != path.resolve().parent:
+            folder = clean(UNKNOWN.sub("?", " ".join(to)))
+            raise UserError(f"{path}:{line}: go to {folder}, and take `cd` out")
+    again = executed(job.script, job.table.allocation, 1)
+    others = {_words(step.program) for step in again.steps}
+    others |= {_words(task.program) for step in steps for task in step.tasks}
     unsure = others != {words} or any(UNKNOWN.search(word) for word in words)
     if unsure or any(_NODE.search(word) and word not in job.script.text for word in words):
         raise UserError(
@@ -228,54 +250,91 @@ def _ported(read: BatchScript, name: str) -> str:
     return str(port)
 
 
-def _words(step: Step) -> tuple[str, ...]:
-    return _rest(step.program)
-
-
-def _rest(program: Any) -> tuple[str, ...]:
+def _words(program: Program) -> tuple[str, ...]:
     """The script and its arguments; unknown words in front are a launcher's."""
-    words: tuple[str, ...] = program.rest
+    words = program.rest
     if program.elastic and not program.module:
         while len(words) > 1 and UNKNOWN.fullmatch(words[0]):
             words = words[1:]
     return words
 
 
-def _ranks(step: Step | None) -> int | None:
-    """The ranks on a node, where no GPUs are asked for."""
-    if step is None or step.ranks is None or step.each is None:
-        return None
-    return step.ranks * step.each
-
-
 def _passed(given: Allocation, nproc: int | None) -> tuple[str, ...]:
     """Options of sbatch that a run has no name for, in order; of each the last one."""
-    found = {name: value for name, value in given.asked.items() if name not in _OURS}
+    options = {name: value for name, value in given.asked.items() if name not in _OURS}
     text = given.asked.get("gres") or f"gpu:{given.asked.get('gpus-per-node', '')}"
-    others = [one for one in given.asked.get("gres", "").split(",") if one and "gpu" not in one]
-    kind = _TYPED_GPU.fullmatch(next((one for one in text.split(",") if one not in others), ""))
+    others = [part for part in given.asked.get("gres", "").split(",") if part and "gpu" not in part]
+    kind = _TYPED_GPU.fullmatch(next((part for part in text.split(",") if part not in others), ""))
     count = nproc or given.gpus
     if kind or others:
         gpu = [f"gpu:{kind[1]}:{count}" if kind else f"gpu:{count}"] if given.gpus else []
-        found["gres"] = ",".join((*others, *gpu))
-    return tuple(f"--{name}={value}" if value else f"--{name}" for name, value in found.items())
+        options["gres"] = ",".join((*others, *gpu))
+    return tuple(f"--{name}={value}" if value else f"--{name}" for name, value in options.items())
+
+
+def _statements(read: BatchScript) -> Iterator[tuple[int, int, str]]:
+    """The statements that stand in no other: first line, last line, and text.
+
+    bash says where one ends: it accepts the lines up to there, and not those before.
+    """
+    first, held = 1, ""
+    for at, line in enumerate(read.lines, 1):
+        if not held and (not line.strip() or line.lstrip()[0] == "#"):
+            continue
+        first = first if held else at
+        held += f"{line.rstrip(chr(13))}\n"
+        if line.endswith("\\") or script.rejected(held, strictly=True) is not None:
+            continue
+        text, held = held.rstrip(), ""
+        parts = [part.strip() for part in text.split(";")] if first == at else []
+        apart = len(parts) > 1 and all(part and script.rejected(part) is None for part in parts)
+        yield from ((first, at, part) for part in (parts if apart else [text]))
 
 
 def _setup(read: BatchScript, until: int) -> tuple[list[str], list[str]]:
-    """The lines that prepare the environment in front of a place; lines that are left out."""
+    """The lines that prepare the environment in front of a line; lines that are left out."""
     taken: list[str] = []
     left: list[str] = []
-    functions = {one.function for one in read.commands if one.function and one.name() in _SETUP}
-    data = read.text.replace("\r\n", "\n").encode()
-    for start, end, text in reversed(shell.statements(data)):
-        inside = [one for one in read.commands if start <= one.start < end]
-        if start >= until or start <= until < end:
-            continue
-        if kept := _kept(inside, text, "\n".join(taken), functions):
+    statements = list(takewhile(lambda statement: statement[1] < until, _statements(read)))
+    functions = {
+        match[1] or match[2] for *_, text in statements
+        if (match := _FUNCTION.match(text)) and _SETUP & _called(text)
+    }  # fmt: skip
+    for first, _, text in reversed(statements):
+        if kept := _kept(text, "\n".join(taken), functions):
             taken.insert(0, kept)
-        elif any(one.name() not in _SILENT and one.name() not in _EXPORTS for one in inside):
-            left.insert(0, f"line {inside[0].line} ({text.splitlines()[0][:60]})")
+        elif not _FUNCTION.match(text) and _called(text) - _SILENT - _EXPORTS:
+            left.insert(0, f"line {first} ({text.splitlines()[0][:60]})")
     return taken, left
+
+
+def _called(text: str) -> set[str]:
+    """The names of the commands in a statement."""
+    return {match[2] for match in _COMMAND.finditer(re.sub(_HELD, "_", text))} - _KEYWORDS
+
+
+def _kept(text: str, later: str, functions: set[str]) -> str:
+    """What of a statement belongs to the set-up, in front of later lines; empty for nothing."""
+    called = _called(text)
+    if function := _FUNCTION.match(text):
+        name = re.escape(function[1] or function[2])
+        return text if re.search(rf"(?<![\w-]){name}(?![\w-])", later) else ""
+    if called & (_SETUP | functions):
+        return text
+    words = _WORD.findall(text)
+    if words[0] in _EXPORTS and len(called) == 1:
+        kept = [word for word in words[1:] if not (_MEETING.match(word) or _LAUNCHER.search(word))]
+        if all(word.startswith("-") for word in kept):
+            return ""
+        return text if len(kept) == len(words) - 1 else " ".join((words[0], *kept))
+    if called & _EXPORTS and called <= _EXPORTS | {"test", "[", "[[", ":"}:
+        return text
+    names = [match[1] for word in words if (match := _ASSIGNMENT.match(word))]
+    if len(names) == len(words):
+        either = "|".join(names)
+        used = rf"\$\{{?(?:{either})\b|export [^\n]*\b(?:{either})\b"
+        return text if re.search(used, later) else ""
+    return ""
 
 
 def _with_hook(setup: list[str]) -> list[str]:
@@ -288,41 +347,14 @@ def _with_hook(setup: list[str]) -> list[str]:
     return setup
 
 
-def _kept(inside: list[Command], text: str, later: str, functions: set[str]) -> str:
-    """What of a statement belongs to the set-up; empty for nothing."""
-    function = next((one.function for one in inside if one.function), None)
-    if function is not None:
-        return text if re.search(rf"(?<![\w-]){re.escape(function)}(?![\w-])", later) else ""
-    if any(one.name() in _SETUP | functions for one in inside):
-        return text
-    if len(inside) != 1:
-        called = {one.name() for one in inside}
-        called = {name for name in called if name[:1] not in ("[", "(")}  # tests
-        exports = bool(called & {*_EXPORTS}) and called <= {*_EXPORTS, "test", "", ":"}
-        return text if exports else ""
-    [one] = inside
-    assigned = [word for word in one.words if is_assignment(word)]
-    if one.name() in _EXPORTS:
-        words = [word for word in one.words[1:] if not _MEETING.match(word.text)]
-        words = [word for word in words if not _LAUNCHER.search(word.text)]
-        if all(word.text.startswith("-") for word in words):
-            return ""
-        rest = " ".join(word.text for word in words)
-        return text if len(words) == len(one.words) - 1 else f"{one.name()} {rest}"
-    if assigned and len(assigned) == len(one.words):
-        names = [re.escape(re.split(r"\+?=", word.text)[0]) for word in assigned]
-        used = rf"\$\{{?(?:{'|'.join(names)})\b|export [^\n]*\b(?:{'|'.join(names)})\b"
-        return text if re.search(used, later) else ""
-    return ""
-
-
-def _prefixes(command: Command | None) -> Iterator[str]:
+def _prefixes(step: Step) -> Iterator[str]:
     """Variables that are set for the command alone, also behind `env`."""
-    for word in command.words if command else ():
-        if re.search(r"python|torchrun|\.py\b", word.value) and not is_assignment(word):
+    for word in _WORD.findall(step.raw):
+        assigns = _ASSIGNMENT.match(word)
+        if re.search(r"python|torchrun|\.py\b", word) and not assigns:
             return
-        if re.match(r"[A-Za-z_]\w*=", word.text) and not _MEETING.match(word.text):
-            yield f"export {word.text}"
+        if assigns and not _MEETING.match(word):
+            yield f"export {word}"
 
 
 def _path_of(step: Step) -> Iterator[str]:

@@ -23,12 +23,11 @@ from ..slurm import hostlist, reasons
 from ..slurm.client import Client
 from . import attempts, meant, status
 from .attempts import Attempt
-from .logfile import OUTPUT, log_of
 from .scale import series as scale_series
 from .status import Report, Summary, clock
 
 if TYPE_CHECKING:
-    from ..monitor.live.state import Run
+    from ..monitor.live import Run
 
 _COLOURS = {
     "RUNNING": "green",
@@ -85,8 +84,7 @@ def show_live(run: str) -> int:
     Raises:
         UserError: there is no such run.
     """
-    from ..monitor.live.state import Run
-    from ..monitor.live.view import live  # which the table can do without
+    from ..monitor.live import Run, live  # which the table can do without
 
     given = user_path(run, "RUN")
     if meant.bare(given):
@@ -97,14 +95,11 @@ def show_live(run: str) -> int:
 
 
 def _run(path: Path, client: Client) -> Run:
-    from ..monitor.live.state import Run
+    from ..monitor.live import Run
 
     job = rundir.read(path)
     attempt = attempts.newest(attempts.of_run(path, job, client))
-    log = path / OUTPUT
-    if attempt is not None and attempt.job is not None:
-        log = log_of(path, attempt.job)
-    return Run(job.id, job.name, attempt or attempts.NEW, status.steps(job), log)
+    return Run(job.id, job.name, attempt or attempts.NEW, status.steps(job))
 
 
 def print_table(found: list[Summary], runs: Path) -> None:

@@ -20,7 +20,7 @@ from . import failure
 
 AGENT = "--agent"  # the first word of a process that starts ranks
 PARENT = "RANKUP_PARENT"  # process id of whoever starts the next process
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Parameters of glibc's mallopt (malloc.h), and the variables by which a user sets the same.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _OF_MALLOC = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
@@ -59,13 +59,22 @@ def main() -> None:
             raise
         script = f"{target.replace('.', '/')}.py" if module else target
         end = failure.of_exception(error, rank, "" if recipe else script)
-        if given is not None:
-            failure.write(Path(given) / "log", end)
-        else:
+        if given is None or not _noted(Path(given) / "log", end):
             say(failure.report(end), "")
-        from ..runtime.world import leave
+        if "torch" in sys.modules:  # else there is nobody to wait for at the end
+            from ..runtime.world import leave
 
-        leave(end.exit_code)
+            leave(end.exit_code)
+        sys.exit(end.exit_code)
+
+
+def _noted(log: Path, end: failure.Failure) -> bool:
+    """Leave a failure for the agent; False where there is no room for it, or no folder."""
+    try:
+        failure.write(log, end)
+    except OSError:
+        return False
+    return True
 
 
 def _bind() -> None:
@@ -129,9 +138,11 @@ def _agent(words: list[str]) -> int:
     from torch.distributed.run import parse_args, run
 
     _log_to(log / "torchrun.log")
+    _adopt_orphans()
     try:
         run(parse_args(words))
     except ChildFailedError as error:
+        _kill_orphans()
         codes = {rank: child.exitcode for rank, child in error.failures.items()}
         notes = failure.read_all(log)
         first = failure.first_cause(notes, failure.of_codes(codes, notes))
@@ -145,8 +156,24 @@ def _agent(words: list[str]) -> int:
             say(f"\n{failure.report(first)}", "")
         return first.exit_code
     except SignalException as error:
+        _kill_orphans()
         return 128 + int(error.sigval)
     return 0
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of what ranks leave behind, such as data workers (Linux; else nothing)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _kill_orphans() -> None:
+    """Kill what ranks have left, where one has failed: a killed one ends nothing."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def _log_to(path: Path) -> None:

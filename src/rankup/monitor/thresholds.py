@@ -2,7 +2,7 @@
 
 `docs/findings` names them too. The two numbers that only a comparison of several runs needs
 stand where they are used, in `report/scaling.py`. And when a GPU is one that nobody uses (RK701),
-and what to do about it: the sampler, the live view and the report all ask here, and say the same.
+and what to do about it: the sampler and the report ask here, and say the same.
 """
 
 from __future__ import annotations
@@ -103,12 +103,6 @@ class Thresholds:
     headline_waste: float = 0.02  # of the bill: a waste that the headline names
     named_waste: float = 0.005  # of the bill: a waste that a finding names
     seen_least: float = 0.95  # share of the time on record; below it the verdict says so
-
-    # The live view (live/troubles.py): what is wrong at this moment, from the newest samples.
-    now_unused: float = 60.0  # s
-    now_wait: float = 0.25  # of the time; more than `data_wait`, as a moment says less than a run
-    now_stuck_times: float = 20.0  # x the median step, and
-    now_stuck_least: float = 120.0  # s without a step
 
 
 LIMITS = Thresholds()

@@ -12,7 +12,7 @@ from ..base.amounts import duration as duration
 from ..base.amounts import ranges, some
 from ..base.text import clean
 
-if TYPE_CHECKING:  # numpy comes with it, and the live view starts without
+if TYPE_CHECKING:  # numpy comes with it, and `status` starts without
     from .recording import Facts, Recording
 
 

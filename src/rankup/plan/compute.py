@@ -43,7 +43,6 @@ class Work:
         elementwise_back: element-wise work of a backward.
         reached: share of the layers that a backward goes through.
         floor: what the processor needs to launch the forward's kernels.
-        wrapping: what sharding and cutting add to forward and backward together.
     """
 
     matmul: float
@@ -56,7 +55,6 @@ class Work:
     products_back: float = 2.0
     reached: float = 1.0
     floor: float = 0.0
-    wrapping: float = 0.0
 
     @property
     def exchange(self) -> float:
@@ -79,11 +77,11 @@ class Work:
 
     @property
     def forward(self) -> float:
-        return max(self._forward, self.floor) + self.wrapping / 3
+        return max(self._forward, self.floor)
 
     @property
     def backward(self) -> float:
-        return self.reached * (max(self._backward, 2 * self.floor) + 2 / 3 * self.wrapping)
+        return self.reached * max(self._backward, 2 * self.floor)
 
 
 def matmul(machine: Machine, m: float, n: float, k: float, fp8: bool = False) -> float:
@@ -151,8 +149,6 @@ def layer(shape: Shape, layout: Layout, machine: Machine, framework: Framework) 
         products_back=2.0 - frozen,
         reached=1 - shape.still,
         floor=launches * framework.launches * machine.launch,
-        wrapping=(machine.tensor_layer if t > 1 else 0.0)
-        + (machine.sharded_layer if layout.zero == 3 else 0.0),
     )
 
 
@@ -231,8 +227,7 @@ def accumulation(parameters: float, machine: Machine, framework: Framework) -> f
 
 def optimizer(parameters: float, machine: Machine) -> float:
     """Return the seconds of Adam over `parameters` of this rank: bytes moved / memory bandwidth."""
-    rate = machine.optimizer_rate or machine.hbm * machine.hbm_efficiency
-    return _OPTIMIZER_BYTES * parameters / rate
+    return _OPTIMIZER_BYTES * parameters / (machine.hbm * machine.hbm_efficiency)
 
 
 def average(parameters: float, machine: Machine) -> float:

@@ -129,8 +129,9 @@ def estimate(shape: Shape, layout: Layout, machine: Machine) -> Estimate:
         held = trained / (shard if layout.zero >= 3 else 1)
         seconds["average of the weights"] = compute.average(held, machine)
     numbers = _numbers(layout, machine, layers, parameters)
+    pace = machine.pace or 1.0
     terms = tuple(
-        Term(name, spent, *EXPLAINED[name], numbers.get(name, ""))
+        Term(name, pace * spent, *EXPLAINED[name], numbers.get(name, ""))
         for name, spent in seconds.items()
         if spent > 1e-9
     )
@@ -290,21 +291,24 @@ _BANDS = {
     "across": 0.9,
     "fp8": 0.17,
     "unmeasured": 0.3,
+    "measured": 0.2,  # `bench/plan.py --leave-out`, plan.measured
 }
 MANY_COPIES = 64  # data-parallel ranks, unsharded, from which latencies decide
 MEMORY_BAND = 0.14
-CALIBRATED = 0.15
 
 
 def band(layout: Layout, machine: Machine) -> float:
     """Return the error that four of five left-out measurements of this class stayed within."""
-    if machine.calibrated:
-        return CALIBRATED
-    classes = ["tensor" if layout.tp > 1 else "whole"]
-    if layout.cp > 1 or not machine.gpu.startswith(MEASURED):
+    if machine.pace is not None:
+        classes = ["measured"]
+    else:
+        classes = ["tensor" if layout.tp > 1 else "whole"]
+        if not machine.gpu.startswith(MEASURED):
+            classes.append("unmeasured")
+        if layout.pp > 1:
+            classes.append("pipeline")
+    if layout.cp > 1:
         classes.append("unmeasured")
-    if layout.pp > 1:
-        classes.append("pipeline")
     if layout.zero < 2 and layout.data >= MANY_COPIES:
         classes.append("copies")
     if layout.tp > machine.gpus_per_node:

@@ -1,9 +1,8 @@
-"""Habits of training frameworks that change time and memory, as their sources and papers say.
+"""Habits of training frameworks that change time and memory.
 
-Published runs are of many frameworks. rankup's own are `rankup`, its recipes, of which `counted.py`
-knows the kernels, and `script`, a user's model and loss under `rankup.parallelize`. Numbers in
-`traffic`, `launches`, `messages_per_layer`, `gather_messages` and what is kept of activations were
-fitted on measured runs (docs/plan/how-far-to-trust-it.md).
+rankup's own are `rankup`, its recipes, of which `counted.py` knows the kernels, and `script`, a
+user's model and loss under `rankup.parallelize`. Those of published runs, on which constants were
+fitted, stand in `bench/_plan_frameworks.py` (docs/plan/how-far-to-trust-it.md).
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ class Framework:
         balanced: pipeline stages are cut by cost, the head included.
         sequence_parallel: tensor parallelism splits norms and residuals too.
         autocast: where weights are not sharded, autocast keeps half-precision copies of them.
+        shards_weights: stage of ZeRO from which float32 weights lie in shards: 2 where that is FSDP
+            without resharding, which keeps what it has gathered for a micro-batch beside them.
         states: bytes per parameter of weights, gradients, and what ZeRO-1 shards: the optimizer's
             states and a float32 copy of the weights.
         logits: bytes per logit at the peak: bf16, float32, its log-softmax, its gradient.
@@ -62,6 +63,7 @@ class Framework:
     balanced: bool = False
     sequence_parallel: bool = False
     autocast: bool = False
+    shards_weights: int = 3
     states: tuple[float, float, float] = (2.0, 4.0, 12.0)
     logits: float = 14.0
     recipe: bool = False
@@ -71,92 +73,29 @@ class Framework:
     activation_ffn: float = 8.0
 
 
-# `traffic` of kernels fused by hand, and of those that torch.compile makes.
-FUSED, COMPILED = 0.511, 0.386
+COMPILED = 0.386  # `traffic` of kernels that torch.compile makes
 
-# Narayanan 2021, Korthikanti 2022: no FlashAttention, gradients exchanged after the last backward.
-_MEGATRON = Framework("megatron", fused_attention=False, traffic=FUSED, overlap=False, bucket=1e9)
 # torch's FSDP: float32 weights and states, weights gathered in bf16; eager kernels.
-_FSDP = Framework("rankup", accumulation=12.0, selective=1.0, states=(4.0, 4.0, 8.0))
+FSDP = Framework("fsdp", accumulation=12.0, selective=1.0, states=(4.0, 4.0, 8.0))
 
-_SCRIPT = replace(_FSDP, name="script", sequence_parallel=True, autocast=True, gathers_context=True)
+_SCRIPT = replace(
+    FSDP,
+    name="script",
+    sequence_parallel=True,
+    autocast=True,
+    gathers_context=True,
+    shards_weights=2,
+)
 _RECIPE = replace(_SCRIPT, name="rankup", recipe=True)
 
 # An eager framework -> the same, compiled.
 COMPILES = {"rankup": "rankup-compiled", "script": "script-compiled"}
 
-_KNOWN = (
-    *(
-        habits
-        for eager in (_RECIPE, _SCRIPT)
-        for habits in (
-            eager,
-            replace(
-                eager,
-                name=COMPILES[eager.name],
-                traffic=COMPILED,
-                launches=0.5,
-                compiled=True,
-            ),
-        )
-    ),
-    _MEGATRON,
-    # vTrain's runs: gradients in float16, in buckets.
-    replace(
-        _MEGATRON, name="megatron-deepspeed", launches=1.97, gradient_bytes=2.0, bucket=25 * 2**20
-    ),
-    # Megatron with FlashAttention and fused norms, nothing else new: also who is not known.
-    replace(
-        _MEGATRON,
-        name="megatron-flash",
-        fused_attention=True,
-        gradient_bytes=2.0,
-        states=(2.0, 2.0, 12.0),
-    ),
-    # Megatron-Core of 2024: cuDNN's attention, bf16 gradients, all exchanges overlapped.
-    Framework(
-        "megatron-core",
-        attention=1.6,
-        traffic=FUSED,
-        gradient_bytes=2.0,
-        overlap_gather=True,
-        overlap_tensor=0.89,
-        bucket=160e6,
-        sequence_parallel=True,
-    ),
-    # A bf16 gradient beside its float32 sum; stages cut by cost; 1F1B's messages block.
-    Framework(
-        "nanotron",
-        launches=1.26,
-        accumulation=10.0,
-        messages_per_layer=1.49,
-        stall=0.316e-3,
-        balanced=True,
-        sequence_parallel=True,
-        states=(2.0, 6.0, 12.0),
-        logits=6.0,
-        activation_hidden=20.6,
-        activation_ffn=11.0,
-    ),
-    # Selective recomputation keeps every second product; head and tail as in plain PyTorch.
-    replace(_FSDP, name="torchtitan", selective=0.5, sequence_parallel=True),
-    replace(
-        _FSDP,
-        name="torchtitan-compiled",
-        selective=0.5,
-        sequence_parallel=True,
-        traffic=COMPILED,
-        launches=0.5,
-        compiled=True,
-    ),
-    replace(_FSDP, name="llm-foundry", gradient_bytes=2.0),
-    replace(
-        _FSDP,
-        name="fms-fsdp",
-        traffic=COMPILED,
-        gradient_bytes=2.0,
-        launches=0.5,
-        compiled=True,
-    ),
-)
-FRAMEWORKS = {one.name: one for one in _KNOWN}
+FRAMEWORKS = {
+    habits.name: habits
+    for eager in (_RECIPE, _SCRIPT)
+    for habits in (
+        eager,
+        replace(eager, name=COMPILES[eager.name], traffic=COMPILED, launches=0.5, compiled=True),
+    )
+}

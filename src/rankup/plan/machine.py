@@ -13,7 +13,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Machine:
-    """The constants of a machine; a calibrated one is the same, read from a file.
+    """The constants of a machine.
 
     Attributes:
         gpu: its name, as in `MACHINES`.
@@ -27,10 +27,7 @@ class Machine:
         fp32_flops: the same of float32 without TF32; 0: as `peak_flops`.
         hbm: bytes/s of its memory.
         hbm_efficiency: share of `hbm` that element-wise kernels and the optimizer reach.
-        optimizer_rate: bytes/s that Adam's update reaches; 0: as element-wise kernels.
         launch: seconds of the processor per kernel.
-        sharded_layer, tensor_layer: seconds that a layer's forward and backward take more where its
-            weights are sharded, or its products cut: what a processor without a GPU waits for.
         contention: what stays exposed of exchanges beside which the GPU computes: both use the
             same memory and multiprocessors [Galvatron, calculon].
         gpus_per_node: GPUs that `node_link` connects.
@@ -43,7 +40,8 @@ class Machine:
         congestion: by how much each node more slows an all-reduce between nodes down.
         core_hours_per_gpu_hour: what a GPU costs per hour, in `unit`.
         source: where the numbers come from.
-        calibrated: they were measured by `rankup plan --calibrate`.
+        pace: measured over predicted seconds of a run, by which all times are multiplied; None
+            where no run was measured (`rankup plan --measured`).
     """
 
     gpu: str
@@ -57,10 +55,7 @@ class Machine:
     attention_efficiency: float = 0.332
     power: float = 1.0
     hbm_efficiency: float = 0.77
-    optimizer_rate: float = 0.0
     launch: float = 9.24e-6
-    sharded_layer: float = 0.0
-    tensor_layer: float = 0.0
     contention: float = 0.262
     gpus_per_node: int = 8
     node_link: float = 300 * GB
@@ -73,7 +68,7 @@ class Machine:
     core_hours_per_gpu_hour: float = 1.0
     unit: str = "GPU-h"
     source: str = ""
-    calibrated: bool = False
+    pace: float | None = None
 
     def computing(self, precision: str) -> Machine:
         """Return the machine as it is for products in a precision: of another peak in float32,
@@ -83,10 +78,6 @@ class Machine:
         slower = self.fp32_flops / self.peak_flops
         return replace(self, peak_flops=self.fp32_flops, matmul_half=self.matmul_half * slower)
 
-
-# Amazon's network, in place of InfiniBand's: as Hugging Face's cluster measured it with 256 MB on 1
-# to 64 nodes, all-gather 250 to 11 GB/s, all-reduce 436 to 33 GB/s.
-EFA = {"nic_latency": 50.6e-6, "congestion": 0.035}
 
 # What the generations share. Efficiencies and latencies were fitted on measured runs, within the
 # published ceilings (best products: A100 .87, H100 .80; all-reduce in a node .78 to .82).

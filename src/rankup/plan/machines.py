@@ -1,26 +1,20 @@
-"""The machine that a plan is for: by flags, as calibrated here, or the node of a site's profile."""
+"""The machine that a plan is for: by flags, or the node of a site's profile."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..base.errors import UserError, nearest
-from ..site import caches, config
+from ..site import config
 from ..site import profile as profiles
 from ..site.profile import Profile
-from .calibrate import machines_of
 from .estimate import Estimate
 from .machine import GB, MACHINES, Machine, machine, of_site
 
 _WITH_TF32 = ("A100", "H100", "H200", "GH200")  # at half of the speed of bf16
-# Raised by `read` for what cannot be read, or was measured too noisily for a machine.
-UNUSABLE = (OSError, ArithmeticError, LookupError, ValueError, TypeError, StopIteration)
 _NIC = re.compile(r"(\d+(?:\.\d+)?)\s*([Gg]B/[sS]|(?i:Gbit/s)|Gb/s)")
 
 
@@ -41,8 +35,6 @@ class Site:
 
     Attributes:
         name: as it is shown.
-        machine: by default; `of` is the one for a number of GPUs.
-        calibrated: by ranks per node.
         most_gpus: that a job gets; None where not known.
         most_minutes: of one attempt.
         whole_nodes: they are billed.
@@ -50,22 +42,15 @@ class Site:
 
     name: str
     machine: Machine
-    calibrated: Mapping[int, Machine] = field(default_factory=dict)
     partition: str | None = None
     most_gpus: int | None = None
     most_minutes: int | None = None
     whole_nodes: bool = True
     notes: tuple[str, ...] = ()
 
-    def of(self, gpus: int) -> Machine:
-        """Return the machine as it is for jobs of so many GPUs."""
-        per_node = min(gpus, self.machine.gpus_per_node)
-        near = min(self.calibrated, key=lambda n: abs(math.log(n / per_node)), default=None)
-        return self.machine if near is None else self.calibrated[near]
-
     def tf32(self) -> Site:
         """Return the machine where float32 products are in TF32, if its GPUs have that."""
-        if self.machine.calibrated or not self.machine.gpu.startswith(_WITH_TF32):
+        if not self.machine.gpu.startswith(_WITH_TF32):
             return self
         return replace(self, machine=replace(self.machine, fp32_flops=self.machine.peak_flops / 2))
 
@@ -111,17 +96,11 @@ def of_profile(profile: Profile, partition: str | None, asked: Asked | None = No
             f"{nearest(str(partition), profile.partitions)}"
         )
     found, nodes = of_site(profile, partition), profile.shape(partition)
-    measured = calibrated(profile, partition)
-    if measured:
-        priced = found or Machine("", 0, 0, 0, unit="core-h")
-        price = {"core_hours_per_gpu_hour": priced.core_hours_per_gpu_hour, "unit": priced.unit}
-        measured = {n: replace(one, **price) for n, one in measured.items()}  # type: ignore[arg-type]
-        found = measured[max(measured)]
     if found is None:
         raise UserError(
             f"{_title(profile, partition)}: its GPUs are not known; name the machine "
             f"with --gpu {'|'.join(MACHINES)} [--gpus-per-node N --nic 25GB/s], or with --site "
-            f"{'|'.join(_known_sites())}; or measure this one: rankup plan --calibrate"
+            f"{'|'.join(_known_sites())}"
         )
     if asked.gpus_per_node or asked.nic:
         word = "--nic" if asked.nic else "--gpus-per-node"
@@ -130,7 +109,6 @@ def of_profile(profile: Profile, partition: str | None, asked: Asked | None = No
     return Site(
         _title(profile, partition),
         found,
-        measured,
         partition,
         most,
         None if nodes is None else nodes.max_minutes,
@@ -175,35 +153,3 @@ def _nic(text: str | None) -> float | None:
             "200Gbit/s"
         )
     return float(match[1]) * GB / (1 if "B/" in match[2] else 8)
-
-
-def calibration_file(profile: Profile, partition: str | None) -> Path:
-    """Return the file that `rankup plan --calibrate` writes about a partition of this site."""
-    own = caches.caches(config.load(Path.cwd()), profile, os.environ).own
-    place = partition or profile.partition
-    if place is None:
-        place = os.uname().nodename if profile.name == "local" else "default"
-    return own / "plan" / f"{profile.name}-{place}.json"
-
-
-def read(path: Path) -> dict[int, Machine]:
-    """Return the machine that was measured, by ranks per node; raises one of `UNUSABLE`."""
-    return machines_of(json.loads(path.read_text(encoding="utf-8")))
-
-
-def calibrated(profile: Profile, partition: str | None) -> dict[int, Machine]:
-    """Return the machine as it was measured, by ranks per node; empty where it was not.
-
-    Raises:
-        UserError: the file is none of ours.
-    """
-    path = calibration_file(profile, partition)
-    if not path.is_file():
-        return {}
-    try:
-        return read(path)
-    except UNUSABLE as error:
-        raise UserError(
-            f"{path} is not what `rankup plan --calibrate` writes ({error!r}); remove it, or "
-            "calibrate again"
-        ) from None

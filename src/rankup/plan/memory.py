@@ -85,7 +85,7 @@ def states(
     shard = layout.shards
     optimizer /= shard if layout.zero >= 1 else 1
     gradients /= shard if layout.zero >= 2 and layout.pp == 1 else 1
-    weights /= shard if layout.zero >= 3 else 1
+    weights /= shard if layout.zero >= framework.shards_weights else 1
     return weights, gradients, optimizer
 
 
@@ -145,13 +145,15 @@ def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Pa
         gathered = layout.value_bytes * (shape.layer_parameters / layout.tp + largest)
         if layout.pp > 1:  # gathered once per step, kept until its last micro-batch
             gathered = layout.value_bytes * parameters
+    if 3 > layout.zero >= framework.shards_weights:  # from the forward to the backward
+        gathered = layout.value_bytes * parameters
     copies = 0.0
-    if framework.autocast and layout.zero < 3 and layout.precision != "fp32":
+    if framework.autocast and layout.zero < 2 and layout.precision != "fp32":
         copies = layout.value_bytes * parameters
     average = 0.0
     if shape.averaged:
         average = 4.0 * trained / (layout.shards if layout.zero >= 3 else 1)
-    buffers = 2 * 25 * 2**20 if layout.data > 1 and layout.zero < 3 else 0.0
+    buffers = 2 * 25 * 2**20 if layout.data > 1 and layout.zero < framework.shards_weights else 0.0
     parts = [
         ("weights", weights),
         ("half-precision copies", copies),

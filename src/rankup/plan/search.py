@@ -20,7 +20,7 @@ STOPS_PAYING = 1.10  # cost per token, over that of the cheapest number of GPUs
 
 
 @dataclass(frozen=True)
-class Found:
+class Layouts:
     """The layouts of one number of GPUs.
 
     Attributes:
@@ -39,126 +39,118 @@ class Found:
         return self.fitting[0] if self.fitting else None
 
 
-def layouts(
-    shape: Shape,
-    machine: Machine,
-    gpus: int,
-    global_batch: int,
-    *,
-    precision: Precision = "bf16",
-    micro_batch: int | None = None,
-    schedule: str | None = None,
-    cp: int = 1,
-    pipelines: bool = True,
-    framework: str = "rankup",
-) -> Found:
-    """Return every layout of `gpus` GPUs that rankup can run, fastest first; risky ones last.
+@dataclass(frozen=True)
+class Search:
+    """What is searched for a model, and what of its layout is given.
 
-    Args:
+    Attributes:
         global_batch: sequences per optimizer step.
         micro_batch: only this one; None tries the powers of two.
         schedule: of pipelines, only this one; None tries 1f1b and interleaved.
         cp: ranks that share each sequence.
+        shard: a number of shards to try beside the usual ones.
         pipelines: whether the model may be cut into stages, as that of the recipe.
         framework: whose habits to predict; see `framework.FRAMEWORKS`.
     """
-    capacity = machine.memory_gib * GIB
 
-    def size(layout: Layout) -> float:
-        return sum(part for _, part in memory(shape, layout, FRAMEWORKS[framework]))
+    shape: Shape
+    global_batch: int
+    precision: Precision = "bf16"
+    micro_batch: int | None = None
+    schedule: str | None = None
+    cp: int = 1
+    shard: int | None = None
+    pipelines: bool = True
+    framework: str = "rankup"
 
-    def estimated(layout: Layout) -> Estimate:
-        return estimate(shape, replace(layout, framework=framework), machine)
+    def layouts(self, machine: Machine, gpus: int) -> Layouts:
+        """Return every layout of `gpus` GPUs that rankup can run."""
+        capacity, habits = machine.memory_gib * GIB, FRAMEWORKS[self.framework]
+        fitting: list[Estimate] = []
+        least, closest = math.inf, None
+        for growing in self._meshes(machine, gpus):
+            for variants in growing:
+                needs = [
+                    sum(part for _, part in memory(self.shape, layout, habits))
+                    for layout in variants
+                ]
+                fitting += [
+                    estimate(self.shape, layout, machine)
+                    for layout, need in zip(variants, needs, strict=True)
+                    if need <= capacity
+                ]
+                if min(needs) > capacity:  # larger micro-batches take more
+                    if min(needs) < least:
+                        least, closest = min(needs), variants[needs.index(min(needs))]
+                    break
+        fitting.sort(key=lambda fit: (fit.risky, fit.seconds))
+        nearest = None if closest is None else estimate(self.shape, closest, machine)
+        return Layouts(gpus, tuple(fitting), nearest)
 
-    fitting: list[Estimate] = []
-    least, closest = math.inf, None
-    asked = micro_batch, schedule, cp, pipelines
-    for group in _groups(shape, machine, gpus, global_batch, precision, *asked):
-        for variants in group:
-            sizes = [size(layout) for layout in variants]
-            fitting += [
-                estimated(layout)
-                for layout, held in zip(variants, sizes, strict=True)
-                if held <= capacity
-            ]
-            if min(sizes) > capacity:  # larger micro-batches take more
-                if min(sizes) < least:
-                    least, closest = min(sizes), variants[sizes.index(min(sizes))]
-                break
-    fitting.sort(key=lambda one: (one.risky, one.seconds))
-    return Found(gpus, tuple(fitting), None if closest is None else estimated(closest))
+    def candidates(self, machine: Machine, gpus: int) -> Iterator[Layout]:
+        """Yield the layouts that `rankup run` accepts: tensor parallel within a node and by whole
+        heads, stages of whole layers, whole micro-batches."""
+        for growing in self._meshes(machine, gpus):
+            for variants in growing:
+                yield from variants
 
+    def fewest_gpus(self, machine: Machine) -> int | None:
+        """Return the smallest number of GPUs (powers of two, then of nodes) on which a layout fits;
+        None where none of up to 64 per sequence of the batch does."""
+        for gpus in islice(numbers_of_gpus(machine), 17):
+            if gpus > 64 * self.cp * self.global_batch:
+                return None
+            if self.layouts(machine, gpus).fitting:
+                return gpus
+        return None
 
-def candidates(
-    shape: Shape,
-    machine: Machine,
-    gpus: int,
-    global_batch: int,
-    precision: Precision = "bf16",
-    micro_batch: int | None = None,
-    schedule: str | None = None,
-    cp: int = 1,
-) -> Iterator[Layout]:
-    """Yield the layouts that `rankup run` accepts: tensor parallel within a node and by whole
-    heads, stages of whole layers, whole micro-batches."""
-    for group in _groups(shape, machine, gpus, global_batch, precision, micro_batch, schedule, cp):
-        for variants in group:
-            yield from variants
-
-
-def _groups(
-    shape: Shape,
-    machine: Machine,
-    gpus: int,
-    global_batch: int,
-    precision: Precision,
-    micro_batch: int | None,
-    schedule: str | None,
-    cp: int,
-    pipelines: bool = True,
-) -> Iterator[Iterator[list[Layout]]]:
-    """Yield for each mesh its micro-batches, growing, with what may be recomputed and scheduled."""
-    node = machine.gpus_per_node
-    for tp in _divisors(min(gpus, node)):
-        if node % tp or gpus % (tp * cp) or shape.heads % tp or shape.kv_heads % tp:
-            continue
-        if cp > 1 and shape.seq % (2 * cp * tp):
-            continue
-        for pp in _divisors(gpus // (tp * cp)) if cp == 1 and pipelines else [1]:
-            data = gpus // (tp * cp * pp)
-            if pp > shape.layers or global_batch % data:
+    def _meshes(self, machine: Machine, gpus: int) -> Iterator[Iterator[list[Layout]]]:
+        """Yield for each mesh its micro-batches, growing, with all that they leave open."""
+        shape, cp, node = self.shape, self.cp, machine.gpus_per_node
+        for tp in _divisors(min(gpus, node)):
+            if node % tp or gpus % (tp * cp) or shape.heads % tp or shape.kv_heads % tp:
                 continue
-            for shard in sorted({1, math.gcd(data, max(1, node // (tp * cp))), data}):
-                mesh = Layout(
-                    gpus=gpus,
-                    strategy=strategy_of(tp, pp, shard * cp, data * cp),
-                    dp_replicate=data // shard,
-                    dp_shard=shard,
-                    tp=tp,
-                    pp=pp,
-                    cp=cp,
-                    global_batch=global_batch,
-                    precision=precision,
-                    sequence_parallel=tp > 1,
-                    zero=0 if shard * cp == 1 else 3,
-                )
-                yield _variants(mesh, shape, micro_batch, schedule)
+            if cp > 1 and shape.seq % (2 * cp * tp):
+                continue
+            for pp in _divisors(gpus // (tp * cp)) if cp == 1 and self.pipelines else [1]:
+                data = gpus // (tp * cp * pp)
+                if pp > shape.layers or self.global_batch % data:
+                    continue
+                near = math.gcd(data, max(1, node // (tp * cp)))
+                asked = self.shard if self.shard and data % self.shard == 0 else data
+                for shard in sorted({1, near, asked, data}):
+                    mesh = Layout(
+                        gpus=gpus,
+                        strategy=strategy_of(tp, pp, shard * cp, data * cp),
+                        dp_replicate=data // shard,
+                        dp_shard=shard,
+                        tp=tp,
+                        pp=pp,
+                        cp=cp,
+                        global_batch=self.global_batch,
+                        precision=self.precision,
+                        sequence_parallel=tp > 1,
+                        zero=0 if shard * cp == 1 else 3,
+                        framework=self.framework,
+                    )
+                    yield self._variants(mesh)
 
-
-def _variants(
-    mesh: Layout, shape: Shape, micro_batch: int | None, schedule: str | None
-) -> Iterator[list[Layout]]:
-    each = mesh.global_batch // mesh.data
-    for micro in [micro_batch] if micro_batch else [2**k for k in range(each.bit_length())]:
-        if each % micro:
-            continue
-        found = [replace(mesh, micro_batch=micro, recompute=one) for one in RECOMPUTE]
-        if mesh.pp > 1 and schedule is not None:
-            parts = stages_per_rank(schedule)
-            found = [replace(one, schedule=schedule, interleave=parts) for one in found]
-        elif mesh.pp > 1 and mesh.pp * VIRTUAL <= shape.layers and each // micro >= mesh.pp:
-            found += [replace(one, schedule="interleaved", interleave=VIRTUAL) for one in found]
-        yield found
+    def _variants(self, mesh: Layout) -> Iterator[list[Layout]]:
+        each = mesh.global_batch // mesh.data
+        given = self.micro_batch
+        for micro in [given] if given else [2**k for k in range(each.bit_length())]:
+            if each % micro:
+                continue
+            variants = [replace(mesh, micro_batch=micro, recompute=how) for how in RECOMPUTE]
+            if mesh.pp > 1 and self.schedule is not None:
+                parts, schedule = stages_per_rank(self.schedule), self.schedule
+                variants = [replace(v, schedule=schedule, interleave=parts) for v in variants]
+            elif mesh.pp * VIRTUAL <= self.shape.layers and each // micro >= mesh.pp > 1:
+                variants += [
+                    replace(layout, schedule="interleaved", interleave=VIRTUAL)
+                    for layout in variants
+                ]
+            yield variants
 
 
 def strategy_of(tp: int, pp: int, shard: int, data: int) -> str:
@@ -175,7 +167,7 @@ def strategy_of(tp: int, pp: int, shard: int, data: int) -> str:
 
 
 def _divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def numbers_of_gpus(machine: Machine) -> Iterator[int]:
@@ -185,45 +177,15 @@ def numbers_of_gpus(machine: Machine) -> Iterator[int]:
     yield from (node * 2**k for k in count())
 
 
-def fewest_gpus(
-    shape: Shape,
-    machine: Machine,
-    global_batch: int,
-    *,
-    precision: Precision = "bf16",
-    cp: int = 1,
-    pipelines: bool = True,
-    framework: str = "rankup",
-) -> Found | None:
-    """Return the smallest number of GPUs (powers of two, then of nodes) on which a layout fits;
-    None where none of up to 64 per sequence of the batch does."""
-    for gpus in islice(numbers_of_gpus(machine), 17):
-        if gpus > 64 * cp * global_batch:
-            return None
-        found = layouts(
-            shape,
-            machine,
-            gpus,
-            global_batch,
-            precision=precision,
-            cp=cp,
-            pipelines=pipelines,
-            framework=framework,
-        )
-        if found.best is not None:
-            return found
-    return None
-
-
 def where_it_stops_paying(
-    found: Sequence[Found], token_cost: Callable[[Estimate], float]
-) -> Found | None:
+    found: Sequence[Layouts], token_cost: Callable[[Estimate], float]
+) -> Layouts | None:
     """Return the first number of GPUs whose cost per token is 10 % above the cheapest; None where
     adding GPUs still pays."""
-    priced = [(token_cost(one.best), one) for one in found if one.best is not None]
+    priced = [(token_cost(some.best), some) for some in found if some.best is not None]
     if not priced:
         return None
     least = min(cost for cost, _ in priced)
-    cheapest = next(one.gpus for cost, one in priced if cost == least)
-    dear = [one for cost, one in priced if one.gpus > cheapest and cost > STOPS_PAYING * least]
-    return min(dear, key=lambda one: one.gpus, default=None)
+    cheapest = next(some.gpus for cost, some in priced if cost == least)
+    dear = [some for cost, some in priced if some.gpus > cheapest and cost > STOPS_PAYING * least]
+    return min(dear, key=lambda some: some.gpus, default=None)

@@ -1,34 +1,31 @@
-"""The answer of `rankup plan`: a table and sentences for a terminal, JSON, and a picture."""
+"""The answer of `rankup plan`: a table and sentences for a terminal, and JSON."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from io import BytesIO
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..base.amounts import duration, number, size, words
-from ..base.errors import UserError
-from ..base.files import user_path, write_atomic
-from ..parallel.layout import SELDOM
+from ..base.amounts import duration, number, words
+from . import holdings
+from .answer import Answer, Row
 from .estimate import RISKY, Estimate
-from .layout import Layout
-from .machine import GIB, Machine
+from .machine import GIB
 from .search import STOPS_PAYING, where_it_stops_paying
-
-if TYPE_CHECKING:
-    from .command import Plan, Row
+from .words import layout_text, run_command
 
 _WIDTH = 118  # of a table that goes to a file
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
-_FORMATS = (".png", ".pdf", ".svg")
 
 
-def show(answer: Plan, command: tuple[str, str], *, explain: bool) -> None:
-    """Print the answer; `command` is what starts the chosen row, and what its script calls."""
+def show(answer: Answer, *, explain: bool) -> None:
+    """Print the answer.
+
+    Args:
+        explain: with every term of the proposed layout, and who holds what.
+    """
     from rich.console import Console
 
     wide = shutil.get_terminal_size((_WIDTH, 40)).columns if sys.stdout.isatty() else _WIDTH
@@ -43,15 +40,22 @@ def show(answer: Plan, command: tuple[str, str], *, explain: bool) -> None:
         console.print(line)
     row = answer.chosen or next(iter(answer.rows), None)
     if explain:
-        one = row.estimate if row is not None else next(filter(None, map(_closest, answer.found)))
-        for line in _explained(one):
-            print(line)  # formulas are wider than a terminal
+        explained = row.estimate if row is not None else _closest(answer)
+        if explained is not None:
+            lines = (*_explained(explained), "", *holdings.lines(explained))
+            print(*lines, sep="\n")  # formulas are wider than a terminal
     if answer.chosen is not None:
-        line, call = command
+        line, call = _command(answer, answer.chosen)
         print("", *([call] if call else []), line, sep="\n")
 
 
-def _head(answer: Plan) -> Iterator[str]:
+def _command(answer: Answer, row: Row) -> tuple[str, str]:
+    """What starts a row, and what stands in its script."""
+    seconds = None if row.seconds is None else row.seconds * (1 + row.estimate.band)
+    return run_command(answer.target, answer.site, row.estimate.layout, answer.steps, seconds)
+
+
+def _head(answer: Answer) -> Iterator[str]:
     shape, machine = answer.target.shape, answer.site.machine
     tokens = answer.global_batch * shape.seq
     yield (
@@ -64,16 +68,15 @@ def _head(answer: Plan) -> Iterator[str]:
         of = number(answer.steps * tokens).replace("G", "B")  # as --tokens is written
         length = f", {answer.steps:,} steps: {of} tokens"
     yield f"global batch {answer.global_batch} sequences, {number(tokens)} tokens per step{length}"
-    measured = "calibrated here" if machine.calibrated else machine.source
     yield (
         f"{answer.site.name}: {machine.gpus_per_node} x {machine.gpu} per node, "
-        f"{machine.nic_per_node / 1e9:.3g} GB/s between nodes ({measured})"
+        f"{machine.nic_per_node / 1e9:.3g} GB/s between nodes ({machine.source})"
     )
     for note in answer.notes:
         yield f"note: {note}"
 
 
-def _table(answer: Plan) -> Any:
+def _table(answer: Answer) -> Any:
     from rich import box
     from rich.table import Table
 
@@ -121,19 +124,6 @@ def _common(bands: Iterable[float]) -> str:
     return known.pop() if len(known) == 1 else ""
 
 
-def layout_text(layout: Layout) -> str:
-    """Return the strategy of a layout, or its sizes where they say more."""
-    if layout.strategy in ("ddp", "fsdp") and layout.cp == 1:
-        return layout.strategy
-    sizes = {"dp": layout.dp_replicate, "shard": layout.dp_shard, "cp": layout.cp}
-    sizes |= {"tp": layout.tp, "pp": layout.pp}
-    said = [layout.strategy] if layout.strategy in SELDOM else []
-    said += [f"{name} {n}" for name, n in sizes.items() if n > 1]
-    if layout.schedule != "1f1b":
-        said.append(layout.schedule)
-    return ", ".join(said) or layout.strategy
-
-
 def _span(seconds: float, band: float) -> str:
     """The range of a time, in one unit."""
     unit, word = next((one for one in _TIMES if seconds >= 2 * one[0]), (1.0, "s"))
@@ -144,12 +134,11 @@ def _between(value: float, band: float) -> str:
     return f"{number(value * (1 - band))} to {number(value * (1 + band))}"
 
 
-def _closest(found: Any) -> Estimate | None:
-    one: Estimate | None = found.best or found.closest
-    return one
+def _closest(answer: Answer) -> Estimate | None:
+    return next((layouts.closest for layouts in answer.found if layouts.closest), None)
 
 
-def _unfit(answer: Plan) -> Iterator[str]:
+def _unfit(answer: Answer) -> Iterator[str]:
     """Where nothing fits: the numbers, and the nearest that does."""
     fitting = [one.gpus for one in answer.found if one.fitting]
     for one in answer.found:
@@ -180,13 +169,13 @@ def _gpus(count: int) -> str:
     return words(count, "GPU", "GPUs")
 
 
-def _advice_to_fit(answer: Plan) -> str:
+def _advice_to_fit(answer: Answer) -> str:
     if answer.enough is None:
         return "no number of GPUs that was tried is enough"
     return f"the fewest on which it fits are {answer.enough}"
 
 
-def _verdict(answer: Plan) -> Iterator[str]:
+def _verdict(answer: Answer) -> Iterator[str]:
     stops = where_it_stops_paying(answer.found, answer.site.token_cost)
     if stops is not None and stops.best is not None:
         priced = [one.best for one in answer.found if one.best is not None]
@@ -214,7 +203,7 @@ def _verdict(answer: Plan) -> Iterator[str]:
         )
 
 
-def _saving(answer: Plan, compiled: Row) -> tuple[float | None, float]:
+def _saving(answer: Answer, compiled: Row) -> tuple[float | None, float]:
     """Seconds of the whole run and its cost that compiling saves; where the length is not known
     None, and the cost of a billion tokens."""
     row, site = answer.chosen, answer.site
@@ -224,7 +213,7 @@ def _saving(answer: Plan, compiled: Row) -> tuple[float | None, float]:
     return row.seconds - compiled.seconds, row.cost - compiled.cost
 
 
-def _compiled(answer: Plan, compiled: Row) -> str:
+def _compiled(answer: Answer, compiled: Row) -> str:
     """What compiling would save, and with which layout."""
     assert answer.chosen is not None
     (seconds, cost), found = _saving(answer, compiled), compiled.estimate
@@ -262,41 +251,9 @@ def _explained(one: Estimate) -> Iterator[str]:
     )
 
 
-def show_constants(machines: Mapping[int, Machine], file: Path) -> None:
-    """Print what a machine was measured to be."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ("products", "attention", "memory", "Adam", "a launch", "link", "hop", "network")
-    for name in ("ranks/node", *names):
-        shown.add_column(name, justify="right", no_wrap=True)
-    for ranks, one in machines.items():
-        products = one.peak_flops * one.matmul_efficiency
-        shown.add_row(
-            str(ranks),
-            f"{products / 1e12:.3g} TFLOP/s",
-            f"{one.peak_flops * one.attention_efficiency / 1e12:.3g} TFLOP/s",
-            f"{size(one.hbm * one.hbm_efficiency)}/s",
-            f"{size(one.optimizer_rate)}/s",
-            f"{one.launch * 1e6:.3g} us",
-            f"{size(one.node_link * one.node_efficiency)}/s" if ranks > 1 else "",
-            f"{one.node_latency * 1e6:.3g} us" if ranks > 1 else "",
-            f"{size(one.nic_per_node)}/s" if one.nic_efficiency == 1 else "",
-        )
-    Console(width=_WIDTH, highlight=False, markup=False).print(shown)
-    print(f"plans for this machine take these from now on; they lie in {file}")
-
-
-def as_json(
-    answer: Plan, command: tuple[str, str], compiled: tuple[str, str] | None
-) -> dict[str, Any]:
-    """Return the answer as JSON takes it.
-
-    Args:
-        command, compiled: what starts the chosen row, and the one that is compiled.
-    """
+def as_json(answer: Answer) -> dict[str, Any]:
+    """Return the answer as JSON takes it."""
+    command = ("", "") if answer.chosen is None else _command(answer, answer.chosen)
     stops = where_it_stops_paying(answer.found, answer.site.token_cost)
     return {
         "model": {**asdict(answer.target.shape), "parameters": answer.target.shape.parameters()},
@@ -313,20 +270,18 @@ def as_json(
         "fewest_gpus": answer.enough,
         "stops_paying_at": None if stops is None else stops.gpus,
         "why": answer.why,
-        "compile": _compile(answer, compiled),
+        "compile": None if answer.compiled is None else _compile(answer, answer.compiled),
         "command": command[0] or None,
         "in_the_script": command[1] or None,
         "notes": list(answer.notes),
     }
 
 
-def _compile(answer: Plan, command: tuple[str, str] | None) -> dict[str, Any] | None:
-    """What compiling would save; None where it is not proposed."""
-    if answer.compiled is None or command is None:
-        return None
-    seconds, cost = _saving(answer, answer.compiled)
+def _compile(answer: Answer, compiled: Row) -> dict[str, Any]:
+    """What compiling would save."""
+    (seconds, cost), command = _saving(answer, compiled), _command(answer, compiled)
     return {
-        **_estimate(answer.compiled.estimate),
+        **_estimate(compiled.estimate),
         "saves_seconds": seconds,
         "saves_cost": cost,
         "saves_of": "Gtoken" if seconds is None else "run",
@@ -362,69 +317,3 @@ def _estimate(one: Estimate) -> dict[str, Any]:
         "advice": one.advice,
         "terms": [asdict(term) for term in one.terms],
     }
-
-
-def picture(text: str) -> Path:
-    """Return the file that --plot names.
-
-    Raises:
-        UserError: it is no picture, or in no folder.
-    """
-    path = user_path(text, "--plot")
-    if path.suffix.lower() not in _FORMATS or not path.parent.is_dir():
-        raise UserError(
-            f"--plot {path} is no picture in a folder that exists; its name ends in "
-            f"{', '.join(_FORMATS)}"
-        )
-    return path
-
-
-def draw(answer: Plan, path: Path) -> None:
-    """Draw time and cost over the number of GPUs, each with its band; nothing where nothing fits.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    best = [one.best for one in answer.found if one.best is not None]
-    if not best:
-        return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
-
-    gpus = [one.layout.gpus for one in best]
-    steps, unit = answer.steps, answer.site.machine.unit
-    scale, what = (steps / 3600, "hours to the end") if steps else (1.0, "seconds per step")
-    times = [one.seconds * scale for one in best]
-    tokens = 1e9 if steps is None else steps * answer.global_batch * answer.target.shape.seq
-    costs = [answer.site.token_cost(one) * tokens for one in best]
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 2)
-    priced = f"{unit} {'to the end' if steps else 'per Gtoken'}"
-    for axes, values, label in zip(panels, (times, costs), (what, priced), strict=True):
-        low = [value * (1 - one.band) for value, one in zip(values, best, strict=True)]
-        high = [value * (1 + one.band) for value, one in zip(values, best, strict=True)]
-        axes.fill_between(gpus, low, high, alpha=0.2, linewidth=0)
-        axes.plot(gpus, values, marker="o")
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(gpus, [str(n) for n in gpus])
-        axes.set_xlabel("GPUs")
-        axes.set_ylabel(label)
-    panels[0].set_yscale("log")
-    panels[0].plot(gpus, [times[0] * gpus[0] / n for n in gpus], ":", label="as GPUs are added")
-    panels[0].legend(frameon=False)
-    panels[1].set_ylim(bottom=0)
-    panels[1].axhline(STOPS_PAYING * min(costs), linestyle=":", label="a tenth above the cheapest")
-    stops = where_it_stops_paying(answer.found, answer.site.token_cost)
-    if stops is not None:
-        panels[1].axvline(stops.gpus, linestyle="--", label=f"stops paying: {stops.gpus} GPUs")
-    panels[1].legend(frameon=False)
-    figure.suptitle(f"{answer.target.shape.name} on {answer.site.name}", fontsize=10)
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=150, format=path.suffix.lower()[1:])
-    try:
-        write_atomic(path, drawn.getvalue())
-    except OSError as error:
-        raise UserError(f"--plot {path} cannot be written: {error.strerror}") from None

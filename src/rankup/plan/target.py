@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -23,13 +22,14 @@ from ..base.errors import UserError, nearest
 from ..base.files import user_path
 from ..base.processes import python
 from ..base.text import clean
-from ..recipes.options import LanguageModelOptions
-from ..site import caches, config
+from ..recipes.model_config import CONFIG, ModelConfig, is_whole, refuse_sizes
+from ..recipes.options import SIZE_FLAGS, LanguageModelOptions
+from ..site import caches
+from ..site import config as settings
 from ..site import profile as sites
 from .shape import Shape
 
 RECIPE = "language-model"
-LARGEST = 10**12  # of a size, and of steps
 _LONGEST = 4096  # tokens per sequence that are assumed, where a model could take more
 _MOST_BYTES = 1_000_000  # of a config.json that comes from the network
 _HEAD = 64  # width of a head that is assumed
@@ -97,17 +97,6 @@ class Sizes:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-# Sizes that a recipe has under a name of its own, or the same.
-OF_RECIPE = {
-    "layers": "--layers",
-    "hidden": "--dim",
-    "heads": "--heads",
-    "kv_heads": "--kv-heads",
-    "ffn": "--ffn",
-    "seq": "--seq-len",
-}
-
-
 def whole(text: str | None, option: str) -> int | None:
     """Return the number that was typed.
 
@@ -149,6 +138,8 @@ def find(target: str | None, args: Sequence[str], sizes: Sizes) -> Target:
     """
     if target is None:
         return _by_flags(sizes)
+    if target.startswith("-"):
+        raise UserError(f"{target}: no option of `rankup plan`; see rankup plan --help")
     if target in recipes.RECIPES:
         return _recipe(target, args, sizes)
     if not Path(target).exists():
@@ -168,46 +159,14 @@ def find(target: str | None, args: Sequence[str], sizes: Sizes) -> Target:
     return _config(target, sizes)
 
 
-def checked(shape: Shape, said: Mapping[str, str] | None = None, where: str = "") -> Shape:
-    """Return the shape itself.
-
-    Args:
-        said: how sizes are written where they come from; flags by default.
-        where: the file that they come from.
-
-    Raises:
-        UserError: a size is not a positive number, or heads do not divide; names what would fit.
-    """
-    names = dict(said or {name: _flag(name) for name in Sizes.__dataclass_fields__})
-    place = f"{where}: " if where else ""
-    for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "positions"):
-        value = getattr(shape, name)
-        if name == "positions" and value == 0:
-            continue
-        if not _whole(value) or value < 1:
-            raise UserError(
-                f"{place}{names.get(name, name)} is {value!r}; a whole number from 1 on is due"
-            )
-        if value > LARGEST:
-            raise UserError(f"{place}{names.get(name, name)} is over {LARGEST:,}")
-    if shape.hidden % shape.heads:
-        raise UserError(
-            f"{place}{names['hidden']} {shape.hidden} cannot be cut into {names['heads']} "
-            f"{shape.heads} equal heads; nearest that fit: {_divisors(shape.hidden, shape.heads)}"
-        )
-    if shape.heads % shape.kv_heads:
-        raise UserError(
-            f"{place}{names['heads']} {shape.heads} cannot share "
-            f"{names.get('kv_heads', 'kv_heads')} {shape.kv_heads} equally; nearest that fit: "
-            f"{_divisors(shape.heads, shape.kv_heads)}"
-        )
+def checked(shape: Shape, names: Mapping[str, str] | None = None, where: str = "") -> Shape:
+    """Return the shape itself; arguments and errors as of `refuse_sizes`, by default of flags."""
+    sizes = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "positions")
+    known = {name: getattr(shape, name) for name in sizes}
+    if shape.positions == 0:
+        del known["positions"]
+    refuse_sizes(known, names or {name: _flag(name) for name in sizes}, where)
     return shape
-
-
-def _divisors(whole: int, near: int) -> str:
-    small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0]
-    fitting = sorted({*small, *(whole // n for n in small)})
-    return ", ".join(map(str, sorted(sorted(fitting, key=lambda n: abs(n - near))[:3])))
 
 
 def _flag(name: str) -> str:
@@ -242,7 +201,7 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
     if given := sizes.given():
         raise UserError(
             f"{_flag(next(iter(given)))} is no option of {name}; its sizes are "
-            + ", ".join(OF_RECIPE.values())
+            + ", ".join(SIZE_FLAGS.values())
         )
     if not isinstance(options, LanguageModelOptions):
         raise UserError(
@@ -253,7 +212,7 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
 
     vocab, note = vocabulary(options)
     llama = options.llama
-    names = {**OF_RECIPE, "vocab": "--vocab-size", "positions": "--seq-len"}
+    names = {**SIZE_FLAGS, "vocab": "--vocab-size", "positions": "--seq-len"}
     shape = Shape(
         layers=options.layers,
         hidden=options.dim,
@@ -324,29 +283,22 @@ def _frozen(shape: Shape, patterns: Sequence[str]) -> Shape:
 
 def _config(target: str, sizes: Sizes) -> Target:
     """A model of Hugging Face, by its `config.json`."""
-    text, where = _read(target)
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{where} holds no object; the config.json of a model is due")
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        found = f"model_type {kind!r}" if kind else "no model_type"
+    config = _read(target)
+    if config.kind not in _FAMILIES:
+        kind = config.values.get("model_type")
+        said = f"model_type {kind!r}" if kind else "no model_type"
         raise UserError(
-            f"{where} has {found}; {nearest(str(kind), _FAMILIES)}; another decoder-only "
+            f"{config.where} has {said}; {nearest(str(kind), _FAMILIES)}; another decoder-only "
             f"transformer is given by {' '.join(f'{_flag(name)} N' for name in _NEEDED)}"
         )
-    shape, notes = _of_family(_FAMILIES[kind], values, where, sizes)
-    name = target if not Path(target).exists() else values.get("_name_or_path") or kind
+    shape, notes = _of_family(_FAMILIES[config.kind], config, sizes)
+    own = config.values.get("_name_or_path") or config.kind
+    name = own if Path(target).exists() else target
     return Target(replace(shape, name=clean(str(name))), notes=tuple(notes))
 
 
-def _of_family(
-    family: _Family, values: Mapping[str, Any], where: str, sizes: Sizes
-) -> tuple[Shape, list[str]]:
-    given, notes = sizes.given(), []
+def _of_family(family: _Family, config: ModelConfig, sizes: Sizes) -> tuple[Shape, list[str]]:
+    given, notes, values = sizes.given(), [], config.values
     found: dict[str, Any] = {}
     missing = []
     for word, keys in family.keys.items():
@@ -356,33 +308,29 @@ def _of_family(
         elif word not in given and (word != "seq" or family.learned):
             missing.append(" or ".join(keys))
     if missing:
-        raise UserError(f"{where} lacks {', '.join(missing)}, which say how large the model is")
-    heads: Any = found.get("heads")
+        raise UserError(
+            f"{config.where} lacks {', '.join(missing)}, which say how large the model is"
+        )
     hidden: Any = found.get("hidden")
-    found["kv_heads"] = values.get("num_key_value_heads") or heads
-    found.setdefault("ffn", values.get("n_inner") or (4 * hidden if _whole(hidden) else None))
+    found["kv_heads"] = values.get("num_key_value_heads") or found.get("heads")
+    found.setdefault("ffn", values.get("n_inner") or (4 * hidden if is_whole(hidden) else None))
     found["gated"] = family.gated
-    tied = values.get("tie_word_embeddings")
-    if tied is not None and not isinstance(tied, bool):
-        raise UserError(f"{where}: tie_word_embeddings is {tied!r}; true or false is due")
-    found["tied"] = family.tied if tied is None else tied
+    found["tied"] = config.flag("tie_word_embeddings", family.tied)
     positions: Any = found.get("seq")
     if "seq" not in given:
-        longest = positions if _whole(positions) else _LONGEST
+        longest = positions if is_whole(positions) else _LONGEST
         found["seq"] = min(longest, _LONGEST)
         if found["seq"] != positions:
-            of = f", of {positions:,} that it can take" if _whole(positions) else ""
+            of = f", of {positions:,} that it can take" if is_whole(positions) else ""
             notes.append(f"--seq {found['seq']} is assumed{of}")
     names = {size: keys[0] for size, keys in family.keys.items()}
     names |= {"kv_heads": "num_key_value_heads", "ffn": names.get("ffn", "n_inner")}
     names["positions"] = names["seq"]
     names |= {name: _flag(name) for name in given}
     positions = positions if family.learned else 0
-    shape = checked(Shape(**{**found, **given}, positions=positions), names, where)
-    width = values.get("head_dim")
-    if width is not None and not (_whole(width) and 0 < width <= LARGEST):
-        raise UserError(f"{where}: head_dim is {width!r}; a whole number from 1 on is due")
-    if width is not None and width * shape.heads != shape.hidden:
+    shape = checked(Shape(**{**found, **given}, positions=positions), names, config.where)
+    width = config.whole("head_dim", shape.hidden // shape.heads)
+    if width * shape.heads != shape.hidden:
         notes.append(
             f"head_dim {width} is not hidden_size / heads, so attention's matrices are counted as "
             f"{shape.hidden / (width * shape.heads):.3g} times theirs"
@@ -390,17 +338,13 @@ def _of_family(
     return shape, notes
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _read(target: str) -> tuple[str, str]:
-    """The text of a config.json, and where it was found."""
+def _read(target: str) -> ModelConfig:
+    """The config.json that is meant: of a file, a folder, the cache, or the network."""
     path = user_path(target, "TARGET")
     if path.is_dir():
-        path = path / "config.json"
+        path = path / CONFIG
     if path.is_file():
-        return _text(path), str(path)
+        return ModelConfig.of_file(path)
     match = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", target)
     if target.endswith(".json"):
         raise UserError(f"{path} does not exist; give the config.json of a model, or its folder")
@@ -411,28 +355,21 @@ def _read(target: str) -> tuple[str, str]:
         )
     name, revision = match[1], match[2] or "main"
     if cached := _cached(name, revision):
-        return _text(cached), str(cached)
-    return _fetched(name, revision)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")  # as Windows' editors write it
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text: {error}") from None
+        return ModelConfig.of_file(cached)
+    return ModelConfig.of_text(*_fetched(name, revision))
 
 
 def _cached(name: str, revision: str) -> Path | None:
     """The config.json of a model in the cache of Hugging Face, if it is there."""
-    settings = config.load(Path.cwd())
-    profile, _ = sites.choose(settings)
-    known = caches.caches(settings, profile, os.environ)
-    home = next(one.path for one in known.entries if one.variable == "HF_HOME")
+    said = settings.load(Path.cwd())
+    profile, _ = sites.choose(said)
+    known = caches.caches(said, profile, os.environ)
+    home = next(entry.path for entry in known.entries if entry.variable == "HF_HOME")
     refined = known.refining.get("HF_HUB_CACHE") or known.refining.get("HUGGINGFACE_HUB_CACHE")
     folder = (Path(refined) if refined else home / "hub") / f"models--{name.replace('/', '--')}"
     with suppress(OSError):  # a commit has no reference
         revision = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
-    path = folder / "snapshots" / revision / "config.json"
+    path = folder / "snapshots" / revision / CONFIG
     return path if path.is_file() else None
 
 

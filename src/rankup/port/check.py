@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -98,7 +98,7 @@ def _check_file(path: Path, known: dict[str, File], shown: list[str] | None) -> 
         if is_batch_file(path):
             from . import batch
 
-            lines, found = batch.looked_at(path)
+            lines, found = batch.examine(path)
             if shown is not None:
                 shown += [f"{clean(str(path))}: {line}" for line in lines]
             return found
@@ -182,12 +182,15 @@ def formatted(findings: Sequence[Finding], style: Format) -> str:
     return "\n".join(lines) + "\n"
 
 
-def hints(findings: Iterable[Finding]) -> Iterator[str]:
-    """A line about each batch file that has an error."""
+def hints(findings: Iterable[Finding], fits: Callable[[Path], bool]) -> Iterator[str]:
+    """A line about each batch file that has an error.
+
+    Args:
+        fits: whether `rankup run --like` takes such a file.
+    """
     wrong = dict.fromkeys(split(one.place)[0] for one in findings if one.level == "error")
     for name in wrong:
-        path = Path(name)
-        if is_batch_file(path) and b"written by rankup" not in path.read_bytes():
+        if is_batch_file(Path(name)) and fits(Path(name)):
             yield f"`rankup run --like {shlex.quote(name)}` writes such a script by itself"
 
 

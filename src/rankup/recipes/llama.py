@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +9,7 @@ from typing import Any
 
 from ..base.errors import UserError, nearest
 from ..base.files import user_path
-
-CONFIG = "config.json"
+from .model_config import CONFIG, ModelConfig, refuse_sizes
 
 
 @dataclass(frozen=True)
@@ -111,13 +108,7 @@ def shape_of(model: str, flag: str = "--model") -> LlamaShape:
     if not path.is_file():
         names = f"; {nearest(model, ('gpt', *SIZES))}" if flag == "--model" else ""
         raise UserError(f"{flag} {model}: there is no {path}{names}; give the folder of a Llama")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not the config.json of a model: {error}") from None
-    if not isinstance(values, Mapping):
-        raise UserError(f"{path} holds no object; the config.json of a model is due")
-    return _Config(values, path).shape()
+    return _shape(ModelConfig.of_file(path))
 
 
 def kept(model: str, flag: str, tokenizer: str | None) -> dict[str, Any]:
@@ -129,7 +120,7 @@ def kept(model: str, flag: str, tokenizer: str | None) -> dict[str, Any]:
 
 def shape_of_kept(kept: Mapping[str, Any]) -> LlamaShape:
     """Return the sizes that `kept` was made of."""
-    return _Config(kept["config"], Path(kept["path"])).shape()
+    return _shape(ModelConfig(kept["config"], kept["path"]))
 
 
 def refuse_changed(kept: Mapping[str, Any]) -> None:
@@ -146,86 +137,76 @@ def refuse_changed(kept: Mapping[str, Any]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Config:
-    """The values of a `config.json`, which may come from anybody."""
+# How a size is called in a config.
+_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+}
 
-    values: Mapping[str, Any]
-    path: Path
 
-    def shape(self) -> LlamaShape:
-        self._refuse_other_models()
-        dim, heads = self._whole("hidden_size"), self._whole("num_attention_heads")
-        if dim % heads or self._whole("head_dim", dim // heads) != dim // heads:
-            raise UserError(
-                f"{self.path}: hidden_size {dim} is not num_attention_heads {heads} times the "
-                f"width of a head ({self.values.get('head_dim')}), which this Llama takes for "
-                "granted"
-            )
-        # Newer configs keep the base and the scaling together.
-        rope = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
-        if not isinstance(rope, Mapping):
-            raise UserError(f"{self.path}: its rotary positions are {rope!r:.40}, not an object")
-        inside = _Config(rope, self.path)
-        return LlamaShape(
-            layers=self._whole("num_hidden_layers"),
-            dim=dim,
-            heads=heads,
-            kv_heads=self._whole("num_key_value_heads", heads),
-            ffn=self._whole("intermediate_size"),
-            vocab_size=self._whole("vocab_size"),
-            theta=self._real("rope_theta", inside._real("rope_theta", 10_000.0)),
-            scaling=inside._scaling(),
-            eps=self._real("rms_norm_eps", 1e-6),
-            tied=self.values.get("tie_word_embeddings") is True,
-            longest=self._whole("max_position_embeddings", 2048),
+def _shape(config: ModelConfig) -> LlamaShape:
+    _refuse_other_models(config)
+    sizes = {name: config.whole(key) for name, key in _KEYS.items() if name != "kv_heads"}
+    sizes["kv_heads"] = config.whole(_KEYS["kv_heads"], sizes["heads"])
+    refuse_sizes(sizes, _KEYS, config.where)
+    dim, heads = sizes["hidden"], sizes["heads"]
+    if config.whole("head_dim", dim // heads) != dim // heads:
+        raise UserError(
+            f"{config.where}: hidden_size {dim} is not num_attention_heads {heads} times the "
+            f"width of a head ({config.values.get('head_dim')}), which this Llama takes for granted"
         )
+    # Newer configs keep the base and the scaling together.
+    rope = config.values.get("rope_parameters") or config.values.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise UserError(f"{config.where}: its rotary positions are {rope!r:.40}, not an object")
+    inside = ModelConfig(rope, config.where)
+    return LlamaShape(
+        layers=sizes["layers"],
+        dim=dim,
+        heads=heads,
+        kv_heads=sizes["kv_heads"],
+        ffn=sizes["ffn"],
+        vocab_size=sizes["vocab"],
+        theta=config.real("rope_theta", inside.real("rope_theta", 10_000.0)),
+        scaling=_scaling(inside),
+        eps=config.real("rms_norm_eps", 1e-6),
+        tied=config.flag("tie_word_embeddings", False),
+        longest=config.whole("max_position_embeddings", 2048),
+    )
 
-    def _refuse_other_models(self) -> None:
-        kind = self.values.get("model_type")
-        if kind != "llama":
-            raise UserError(f"{self.path} has model_type {kind!r:.40}; this model is for 'llama'")
-        if self.values.get("attention_bias") or self.values.get("mlp_bias"):
-            raise UserError(f"{self.path} asks for biases, which this Llama does not have")
-        if (gate := self.values.get("hidden_act", "silu")) != "silu":
-            raise UserError(f"{self.path} has hidden_act {gate!r:.40}; this Llama's is silu")
-        if self.values.get("quantization_config"):
-            raise UserError(f"{self.path} is of quantised weights; give the model's own")
 
-    def _whole(self, key: str, otherwise: int | None = None) -> int:
-        value = self.values.get(key)
-        if value is None and otherwise is not None:
-            return otherwise
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-            said = "lacks" if value is None else f"has {value!r:.40} as"
-            raise UserError(f"{self.path} {said} {key}, a whole number from 1 on")
-        return value
+def _refuse_other_models(config: ModelConfig) -> None:
+    values, where = config.values, config.where
+    if config.kind != "llama":
+        kind = values.get("model_type")
+        raise UserError(f"{where} has model_type {kind!r:.40}; this model is for 'llama'")
+    if values.get("attention_bias") or values.get("mlp_bias"):
+        raise UserError(f"{where} asks for biases, which this Llama does not have")
+    if (gate := values.get("hidden_act", "silu")) != "silu":
+        raise UserError(f"{where} has hidden_act {gate!r:.40}; this Llama's is silu")
+    if values.get("quantization_config"):
+        raise UserError(f"{where} is of quantised weights; give the model's own")
 
-    def _real(self, key: str, otherwise: float | None = None) -> float:
-        value = self.values.get(key)
-        if value is None and otherwise is not None:
-            return otherwise
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not fits or not 0 < float(value or 0) < math.inf:
-            said = "lacks" if value is None else f"has {value!r:.40} as"
-            raise UserError(f"{self.path} {said} {key}, a number over 0")
-        return float(value or 0)
 
-    def _scaling(self) -> RopeScaling | None:
-        kind = self.values.get("rope_type") or self.values.get("type") or "default"
-        if kind == "default":
-            return None
-        if kind == "linear":
-            return RopeScaling(kind, self._real("factor"))
-        if kind != "llama3":
-            raise UserError(
-                f"{self.path}: rotary positions of type {kind!r:.40}; known are linear and llama3"
-            )
-        low, high = self._real("low_freq_factor"), self._real("high_freq_factor")
-        if low >= high:
-            raise UserError(f"{self.path}: low_freq_factor {low} is not below {high}")
-        length = self._whole("original_max_position_embeddings")
-        return RopeScaling(kind, self._real("factor"), low, high, length)
+def _scaling(rope: ModelConfig) -> RopeScaling | None:
+    kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling(kind, rope.real("factor"))
+    if kind != "llama3":
+        raise UserError(
+            f"{rope.where}: rotary positions of type {kind!r:.40}; known are linear and llama3"
+        )
+    low, high = rope.real("low_freq_factor"), rope.real("high_freq_factor")
+    if low >= high:
+        raise UserError(f"{rope.where}: low_freq_factor {low} is not below {high}")
+    length = rope.whole("original_max_position_embeddings")
+    return RopeScaling(kind, rope.real("factor"), low, high, length)
 
 
 _OUTSIDE = {

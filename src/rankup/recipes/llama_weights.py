@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ..base.errors import UserError
-from .llama import CONFIG, LlamaShape, theirs
+from .llama import LlamaShape, theirs
+from .model_config import CONFIG
 
 
 def refuse_other(tensors: Mapping[str, torch.Tensor], folder: Path) -> HuggingFaceStorageReader:

@@ -20,6 +20,7 @@ from ..site import config
 from ..train.options import TrainOptions
 from . import llama, tokenized
 from .llama import SIZES, LlamaShape, shape_of
+from .model_config import refuse_sizes
 from .text import BPE_SIZE, TokenFile, open_tokens, tokenize
 from .tokenized import SPLITS
 
@@ -27,6 +28,15 @@ TOKENS = "tokens"
 # Of the eager loss, in float32 at a time; `rankup plan` counts with it.
 LOGITS_AT_ONCE = 1 << 25
 _NAMED = re.compile(r"[A-Za-z0-9_-]{1,40}:.")
+# The flags of a model's sizes, by the name that these have elsewhere.
+SIZE_FLAGS = {
+    "layers": "--layers",
+    "hidden": "--dim",
+    "heads": "--heads",
+    "kv_heads": "--kv-heads",
+    "ffn": "--ffn",
+    "seq": "--seq-len",
+}
 # The linear maps of a Llama's block.
 ADAPTABLE = ("query", "key", "value", "output", "gate", "up", "down")
 
@@ -152,13 +162,9 @@ class LanguageModelOptions(TrainOptions):
         return [name.strip() for name in self.lora_on.split(",")]
 
     def _refuse_sizes(self) -> None:
-        if self.dim % self.heads:
-            fitting = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
-            near = sorted(fitting, key=lambda n: abs(n - self.heads))[:3]
-            raise UserError(
-                f"--dim {self.dim} cannot be cut into --heads {self.heads} equal parts; "
-                f"heads that fit: {', '.join(map(str, sorted(near)))}"
-            )
+        fields = {"hidden": "dim", "seq": "seq_len"}
+        sizes = {name: getattr(self, fields.get(name, name)) for name in SIZE_FLAGS}
+        refuse_sizes({n: size for n, size in sizes.items() if size is not None}, SIZE_FLAGS)
         llama = self.llama
         if llama is None:
             given = [name for name in ("kv_heads", "ffn") if getattr(self, name) is not None]
@@ -166,11 +172,6 @@ class LanguageModelOptions(TrainOptions):
                 flag_name = given[0].replace("_", "-")
                 raise UserError(f"--{flag_name} is of a Llama; give --model llama-160m as well")
             return
-        if llama.heads % llama.kv_heads:
-            raise UserError(
-                f"--heads {llama.heads} cannot share --kv-heads {llama.kv_heads} equally; give a "
-                "divisor of --heads"
-            )
         if llama.dim // llama.heads % 2:
             raise UserError(
                 f"heads of {llama.dim // llama.heads} numbers (--dim {llama.dim} / --heads "

@@ -1,12 +1,9 @@
-"""A recipe's model without its data: what is needed to say who will hold which part of it."""
+"""A recipe's model without its data: its vocabulary, and what it cannot begin with."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ..base import amounts
 from ..base.errors import UserError
@@ -16,46 +13,9 @@ from .text import BPE_SIZE, tokenize
 from .tokenized import folders
 from .vocabulary import BYTES, Pieces
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    Example = tuple[Callable[[Any, Any], torch.Tensor], tuple[torch.Tensor, ...]]
-
 # A text up to this size is read for its words in a few seconds.
 _READ = 32_000_000
 _ASSUMED = 50_000
-
-
-@dataclass(frozen=True)
-class Outline:
-    """A model's shapes.
-
-    Attributes:
-        build_model: makes it, on any device.
-        example: a loss and a batch of the sizes that a step has; the values mean nothing.
-        note: where sizes come from that the options do not say.
-    """
-
-    build_model: Callable[[], nn.Module]
-    example: Example
-    note: str
-
-
-def outline(options: LanguageModelOptions) -> Outline:
-    """The outline of the model that these options are of; imports torch."""
-    import torch
-
-    from .language_model import model_of
-
-    known, note = vocabulary(options)
-    tokens = torch.zeros(options.micro_batch, options.seq_len, dtype=torch.int64, device="meta")
-
-    def loss(model: Any, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        logits: torch.Tensor = model(*batch)
-        return logits
-
-    return Outline(lambda: model_of(options, known), (loss, (tokens,)), note)
 
 
 def refuse_other_model(options: LanguageModelOptions) -> None:
@@ -102,7 +62,7 @@ def vocabulary(options: LanguageModelOptions) -> tuple[int, str]:
         return _assumed(f"{text} is not here")
     if text is not None and text.stat().st_size > _READ:
         return _assumed(f"{text} has {amounts.size(text.stat().st_size)}")
-    with tempfile.TemporaryDirectory(prefix="rankup-mesh-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rankup-plan-") as folder:
         found = tokenize({"train": text, "valid": None, "test": None}, "word", Path(folder))
     of = "the help topics of Python" if text is None else text.name
     return found.vocab_size, f"a vocabulary of {found.vocab_size:,} words, those of {of}"

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,13 @@ class Place:
     together: bool = False
 
 
+class UnitSums(Protocol):
+    """Sums over the ranks that are under way."""
+
+    def units(self) -> torch.Tensor | None:
+        """Return the units given to `count` on all ranks; None where it was not called."""
+
+
 class ShardContext:
     """This rank's shares of the batches, for `wrap`, `parallelize` and the sums to weigh by.
 
@@ -44,6 +51,7 @@ class ShardContext:
         last: the same of the batch that was given out last, in an evaluation too.
         units: what `count` was given since the last backward; None where it was not called.
         counted: what `count` was given for the present batch, also after its backward.
+        sums: what `rankup.backward` adds up over the ranks, while it is under way.
         log: number and samples of each batch that this rank had in the last loop over a loader.
         models: the wrapped models alive, whose train/eval mode says what a batch is for.
     """
@@ -53,6 +61,7 @@ class ShardContext:
         self.last: tuple[int, int] | None = None
         self.units: float | None = None
         self.counted: float | None = None
+        self.sums: UnitSums | None = None
         self.log: list[tuple[int, int]] = []
         self.models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         # Makes a training pass of the evaluation at hand, where only its model's mode says that it
@@ -247,8 +256,11 @@ class Weight:
         idle = samples is not None and samples[0] == 0
         if units is not None:
             own = 0.0 if idle else units
-            total = torch.full((), own, dtype=torch.float64, device=self._device)
-            dist.all_reduce(total)
+            sums = self._context.sums
+            if sums is None or (total := sums.units()) is None:
+                total = torch.full((), own, dtype=torch.float64, device=self._device)
+                dist.all_reduce(total)
+            total = total.to(self._device)
             # No units on any rank: the gradient is a sum of nothing, not 0 / 0.
             total = torch.where(total > 0, total / self._alike, 1.0)
             self._factor, self.works = own * self._whole / total, own > 0

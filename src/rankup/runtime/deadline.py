@@ -2,7 +2,8 @@
 
 The clock is the first source: the job script exports `RANKUP_END_TIME`. A signal is the second,
 since some sites do not deliver it. Both only set a wish; the ranks agree on it at a step's end,
-save together, and leave a marker at which the job script starts the next attempt.
+save together, and leave a marker at which the job script starts the next attempt; not where
+somebody has ended the run.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .world import is_root_process, several
 # What a rank may wish for, so that a sum over ranks still tells the two apart.
 GO_ON = 1.0  # stop, and go on in a next attempt
 END = float(1 << 20)  # stop; somebody ended the run
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by which a run is ended
 
 
 class Deadline:
@@ -43,7 +45,8 @@ class Deadline:
                 deadline.leave()  # the job goes on in a next attempt, from the checkpoint
 
     The end comes from `RANKUP_END_TIME` (seconds since 1970, exported by rankup's job script), else
-    from Slurm; outside a job there is none. SIGUSR1 brings it forward to now.
+    from Slurm; outside a job there is none. SIGUSR1 brings it forward to now, and so does SIGTERM,
+    by which `scancel` and `rankup cancel` end a run: no next attempt follows then.
 
     Args:
         margin: seconds before the end at which to stop; by default twice the longest save and step
@@ -61,7 +64,7 @@ class Deadline:
         self,
         margin: float | None = None,
         end: float | None = None,
-        signals: Sequence[signal.Signals] = (signal.SIGUSR1,),
+        signals: Sequence[signal.Signals] = (signal.SIGUSR1, signal.SIGTERM),
     ) -> None:
         self.end = _end_time() if end is None else end
         given = None if self.end is None else max(0.0, self.end - time.time())
@@ -79,11 +82,11 @@ class Deadline:
         self._last: float | None = None
         self._calls = 0
         self._pending: tuple[torch.Tensor, dist.Work | None] | None = None
-        self._wish = 0.0
+        self._wish = self._agreed = 0.0
         self._pid = os.getpid()
         if threading.current_thread() is threading.main_thread():
             for number in signals:
-                signal.signal(number, self._go_on)
+                signal.signal(number, self._wish_to_end if number in _ENDING else self._go_on)
 
     @property
     def margin(self) -> float:
@@ -120,7 +123,8 @@ class Deadline:
         total, work = before
         if work is not None:
             work.wait()
-        return bool(total.item())
+        self._agreed = total.item()
+        return bool(self._agreed)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -138,7 +142,8 @@ class Deadline:
         self._save = max(self._save, seconds)
 
     def leave(self) -> NoReturn:
-        """End this process well, and let the job go on in a next attempt. Call it on every rank.
+        """End this process well, and let the job go on in a next attempt, unless somebody has ended
+        the run. Call it on every rank.
 
         The checkpoint must be whole by now: behind the last rank, rank 0 leaves the marker.
         """
@@ -146,8 +151,10 @@ class Deadline:
             self._pending[1].wait()
         barrier()
         if is_root_process():
-            ask_for_next_attempt()
-            print("stopped before the deadline, after a checkpoint", flush=True)
+            if self._agreed < END:
+                ask_for_next_attempt()
+            when = "before the deadline" if self._agreed < END else "as the run was ended"
+            print(f"stopped {when}, after a checkpoint", flush=True)
         sys.exit(0)
 
     def _vote(self) -> tuple[torch.Tensor, dist.Work | None]:
@@ -161,6 +168,13 @@ class Deadline:
     def _go_on(self, number: int, frame: object) -> None:
         if os.getpid() == self._pid:  # a DataLoader's workers inherit the handler
             self._wish = self._wish or GO_ON
+
+    def _wish_to_end(self, number: int, frame: object) -> None:
+        if os.getpid() == self._pid:
+            self._wish = END
+        else:  # a process that this one has forked ends, as it would without a handler
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 def ask_for_next_attempt() -> Path | None:

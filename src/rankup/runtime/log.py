@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .world import is_root_process
+from .world import NOTICES, is_root_process
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PRINTED: set[str] = set()
@@ -30,8 +30,11 @@ def print0(*values: Any, **options: Any) -> None:
 
 
 def print_once(message: str) -> None:
-    """Print a warning on rank 0's standard error, each message once in a process."""
-    if is_root_process() and message not in _PRINTED:
+    """Print what rankup has to say on rank 0's standard error, each message once in a process.
+
+    `quiet(notices=False)` or `RANKUPNOTICES=0` leaves it unsaid.
+    """
+    if os.environ.get(NOTICES) != "0" and is_root_process() and message not in _PRINTED:
         _PRINTED.add(message)
         print(message, file=sys.stderr, flush=True)
 
@@ -75,12 +78,18 @@ def _append(path: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
-def quiet() -> None:
+def quiet(notices: bool = True) -> None:
     """Silence the other ranks' standard output, logging below errors, tqdm, TensorBoard and wandb.
 
     Call once after `setup()`. Rank 0 is untouched, and so is what any rank writes to stderr or
     raises, or prints to a file that it names.
+
+    Args:
+        notices: rank 0 says once what rankup has noticed in the run, such as the parts of a batch
+            that batch norm sees; False leaves that unsaid, as does `RANKUPNOTICES=0`.
     """
+    if not notices:
+        os.environ[NOTICES] = "0"  # data workers inherit it
     if is_root_process():
         return
     loud = builtins.print

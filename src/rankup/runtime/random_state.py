@@ -3,7 +3,8 @@
 Whatever a script draws outside a training loop (a split, a fold, initial values, negative samples)
 has to be the same on all ranks; noise, dropout and augmentation of their parts of a batch must not.
 So `setup` gives all ranks rank 0's states; within a pass over a training loader each rank draws
-from streams of its own; and when the pass ends, every rank goes back to the states in common.
+from streams of its own; and when the pass ends, every rank goes back to the states in common,
+which no rank has drawn from meanwhile, rank 0 neither: what comes behind the pass repeats nothing.
 What follows a batch that the script draws itself (`deal`) counts as a pass.
 """
 
@@ -44,12 +45,10 @@ def restore(states: States) -> None:
 
 
 def draw_apart(rank: int) -> None:
-    """Seed each generator anew from its present state and the rank; rank 0 keeps its states.
+    """Seed each generator anew from its present state and the rank.
 
     Each from its own state, so that a script that seeds only some of them finds these reproducible.
     """
-    if not rank:
-        return
     states = capture()
     random.seed(derive(rank, "python", str(states["python"])))
     torch.default_generator.manual_seed(derive(rank, "torch", str(states["torch"].tolist())))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,7 +28,9 @@ from torch.utils.data import (
 
 from .collectives import broadcast
 from .context import CONTEXT, Place, ShardContext
+from .hang.leaving import TRAINING
 from .log import print_once
+from .notices import checked, say_batch_norm, say_last_batch
 from .random_state import DRAWN, STREAMS, States, draw_apart
 from .world import World, setup
 
@@ -34,6 +40,7 @@ _BLOCK = 64  # batches that rank 0 draws at once for the others
 # The same in an evaluation, which one rank may leave earlier than another, where it has no end.
 _ENDLESS = 1024
 _MEMO = "_rankup_sharded"
+_PR_SET_PDEATHSIG = 1
 # These draw all they need from torch before their first index; others may draw at any time.
 _DRAW_AT_START = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
@@ -86,8 +93,8 @@ def shard(
     the loader itself stays as it is on one GPU.
 
     Within a pass over a training loader each rank draws random numbers of its own (noise, dropout,
-    augmentation, with workers and without): from Python, NumPy and torch, rank 0 as a single
-    process would. When the pass ends, also early, all ranks go back to the states in common.
+    augmentation, with workers and without): from Python, NumPy and torch. When the pass ends, also
+    early, all ranks go back to the states in common, from which none has drawn meanwhile.
 
     With a model from `parallelize` that is split in other ways than by copying it, the ranks that
     compute one batch together get the same part. There every forward is a collective, so that in
@@ -161,7 +168,8 @@ class ShardedLoader:
         if (train, batch) not in made:
             source, seed = loader.batch_sampler, _SeedWorker(loader.worker_init_fn)
             parts = _Parts(source, world, train, self._joined, context)
-            made[train, batch] = parts, seed, _with_batch_sampler(loader, parts, seed)
+            collate = checked(loader.collate_fn, world.rank) if world.world_size > 1 else None
+            made[train, batch] = parts, seed, _with_batch_sampler(loader, parts, seed, collate)
         self._parts, self._seed, self._inner = made[train, batch]
 
     def __len__(self) -> int:
@@ -180,18 +188,27 @@ class ShardedLoader:
         # Asked for only now: a model may have been split since the loader was made.
         self._parts.place = self._context.place()
         self._seed.rank = self._parts.place.rank
+        # For the kernel the parent is the thread that starts a worker, and others may end before.
+        main = threading.current_thread() is threading.main_thread()
+        self._seed.parent = os.getpid() if main else 0
         return _Pass(self._inner, self._parts, self._context)
 
 
 def _with_batch_sampler(
-    loader: DataLoader[Any], batch_sampler: BatchSampler, worker_init_fn: Callable[[int], None]
+    loader: DataLoader[Any],
+    batch_sampler: BatchSampler,
+    worker_init_fn: Callable[[int], None],
+    collate: Callable[[Any], Any] | None,
 ) -> DataLoader[Any]:
     """Return a copy of the loader, of its own class and with all of its settings."""
     # By hand: `DataLoader.__setattr__` refuses another batch sampler, and `copy` would look for
     # methods on a copy without attributes, on which a `__getattr__` of the script may not end.
     copied: DataLoader[Any] = object.__new__(type(loader))
     # Persistent workers, in `_iterator`, stay with the loader that has started them.
+    own: dict[str, Any]
     own = {"batch_sampler": batch_sampler, "worker_init_fn": worker_init_fn, "_iterator": None}
+    if collate is not None:
+        own["collate_fn"] = collate
     vars(copied).update(vars(loader), **own)
     vars(copied).pop(_MEMO, None)
     return copied
@@ -312,6 +329,8 @@ class _Pass:
         STREAMS.rewind(assignment.marked)
         assignment.marked = None
         trained = self._weighs and self._log is not None
+        if trained:
+            TRAINING.end_pass()
         self._context.end_pass(self, trained, exhausted, self.train)
         self._weighs = assignment.unsure = False
 
@@ -397,12 +416,35 @@ class _Parts(BatchSampler):
             STREAMS.begin(assignment, self.place.rank)
         elif self._world.world_size > 1:
             assignment.marked = STREAMS.mark()
-        if assignment.training and size < self.place.size:
+        if assignment.training and self.place.size > 1:
+            self._say_parts(size)
+
+    def _say_parts(self, size: int) -> None:
+        """Say what a training pass makes of small batches; its first one has `size` samples."""
+        parts, last = self.place.size, self._last_size() or size
+        smallest = max(1, min(size, last) // parts)
+        say_batch_norm(self._context.models, smallest, size)
+        if size < parts:
             print_once(
-                f"rankup: shard: a batch of {size} for {self.place.size} ranks leaves "
-                f"{self.place.size - size} of them idle; give the DataLoader a batch size of at "
-                f'least {self.place.size}, or use shard(loader, batch="per-gpu")'
+                f"rankup: shard: a batch of {size} for {parts} ranks leaves {parts - size} of them "
+                f"idle; give the DataLoader a batch size of at least {parts}, or use "
+                f'shard(loader, batch="per-gpu")'
             )
+        elif 1 < last < 2 * parts <= size:
+            say_last_batch(last, parts)
+
+    def _last_size(self) -> int:
+        """Samples of an epoch's last batch; 0 where it is as the others, or not known."""
+        source = self._source
+        if type(source) is not BatchSampler:
+            return 0
+        try:
+            number = len(self._sampler)
+        except TypeError:
+            return 0
+        if source.drop_last:
+            number -= number % source.batch_size
+        return int(number % (source.batch_size * self._joined))
 
     def _batches(self, assignment: _Assignment) -> Iterator[list[int]]:
         """The source's batches, the same ones on every rank."""
@@ -448,17 +490,24 @@ class _Parts(BatchSampler):
 
 
 class _SeedWorker:
-    """Gives the DataLoader workers of each rank random numbers of their own."""
+    """Gives the DataLoader workers of each rank random numbers of their own, and the rank's end."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
-        self.rank = 0
+        self.rank = self.parent = 0
         self._then = then
 
     def __call__(self, worker: int) -> None:
-        draw_apart(self.rank)
+        if os.getppid() == self.parent and sys.platform == "linux":
+            # A worker of a rank that was killed may wait in a full pipe, and look for nobody.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        self._part()
         if self._then is not None:
             self._then(worker)
-            draw_apart(self.rank)  # it may have seeded the workers of all ranks alike
+            self._part()  # it may have seeded the workers of all ranks alike
+
+    def _part(self) -> None:
+        if self.rank:  # rank 0's workers draw what one process's would: nobody goes on from there
+            draw_apart(self.rank)
 
 
 @overload

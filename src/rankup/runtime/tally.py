@@ -62,17 +62,6 @@ def batch_sum(value: torch.Tensor | float) -> Any:
     return int(total) if isinstance(value, int) else total
 
 
-def summed(loss: torch.Tensor) -> torch.Tensor:
-    """A loss that is a sum over samples, made ready for its backward.
-
-    `wrap` takes the mean over all samples of the ranks' mean losses. Of what this returns that mean
-    is the sum over all ranks, the gradient that one process has.
-    """
-    CONTEXT.trains()
-    mine, size = CONTEXT.samples or (1, rank_and_size()[1])
-    return loss if mine in (0, size) else loss * (size / mine)
-
-
 def total(*values: Any) -> Any:
     """Sums over all ranks, of what each has counted by itself; each value keeps its type.
 
@@ -180,6 +169,21 @@ def _like(own: Any, value: Any) -> Any:
 
 
 # --- names that ported scripts of earlier versions use; each says once what to do instead
+
+
+def summed(loss: torch.Tensor) -> torch.Tensor:
+    """A loss that is a sum over samples, made ready for its backward.
+
+    `wrap` takes the mean over all samples of the ranks' mean losses. Of what this returns that mean
+    is the sum over all ranks, the gradient that one process has.
+    """
+    print_once(
+        "rankup: summed() is deprecated: write rankup.backward(loss, summed=True) in place of "
+        "rankup.summed(loss).backward(); the value of `loss` is that of the whole batch then"
+    )
+    CONTEXT.trains()
+    mine, size = CONTEXT.samples or (1, rank_and_size()[1])
+    return loss if mine in (0, size) else loss * (size / mine)
 
 
 def same_random() -> None:

@@ -24,14 +24,17 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from .hang import recorder
+from .hang.leaving import TRAINING
 from .hang.watch import Watch, stop_watching
 from .random_state import STREAMS
+from .written import WRITTEN
 
 # Before the first step ranks compile, read data and build models at different speeds; afterwards a
 # rank that is minutes late is stuck.
 FIRST_TIMEOUT = timedelta(minutes=30)
 TIMEOUT = timedelta(minutes=10)
 EXIT_GRACE_SECONDS = 10.0
+NOTICES = "RANKUP_NOTICES"  # 0: what rankup notices in a run stays unsaid
 _BEFORE_LEAVING: list[Callable[[], None]] = []
 
 
@@ -107,6 +110,7 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
         STREAMS.reset()
         if place.world_size > 1:
             STREAMS.synchronize()
+            WRITTEN.begin()
         _abort_after_exception()
         atexit.register(destroy_process_group)
     elif place.world_size != dist.get_world_size():
@@ -128,9 +132,22 @@ def destroy_process_group() -> None:
         call()
     stop_watching()
     if dist.is_initialized():
+        _say_left()
         let_gloo_finish()
         dist.destroy_process_group()
         let_gloo_finish()
+
+
+def _say_left() -> None:
+    """Tell the others that this rank ends, which they may wait for, and what it has written."""
+    rank, size = rank_and_size()
+    if size > 1:
+        with contextlib.suppress(RuntimeError, OSError):  # the store has ended before
+            store = dist.distributed_c10d._get_default_store()
+            TRAINING.leave(store, rank)
+            if (text := WRITTEN.shared(store, rank, size)) and os.environ.get(NOTICES) != "0":
+                print(text, file=sys.stderr, flush=True)
+    TRAINING.reset()
 
 
 def after_first_step(timeout: timedelta = TIMEOUT) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.cli import main
-from rankup.port.batch import RULES, check, is_batch
+from rankup.port.batch import RULES, examine, is_batch
 from rankup.port.rules import Rule
 
 from ..test_pages import before_and_after
@@ -66,7 +66,7 @@ MISTAKES = [
 
 
 def codes(path: Path) -> list[tuple[str, int]]:
-    return [(one.code, int(one.place.rpartition(":")[2])) for one in check(path)]
+    return [(one.code, int(one.place.rpartition(":")[2])) for one in examine(path)[1]]
 
 
 @pytest.mark.parametrize(("code", "old", "new", "line"), MISTAKES)
@@ -172,7 +172,7 @@ def test_a_script_for_one_gpu(tmp_path: Path) -> None:
     path = beside(tmp_path, ONE)
     assert codes(path) == [("RK159", 14), ("RK160", 14)]
     path = beside(tmp_path, ONE.replace("gpu:1", "gpu:4"))
-    said = [one.message for one in check(path) if one.code == "RK161"]
+    said = [one.message for one in examine(path)[1] if one.code == "RK161"]
     assert any("hides 3 of the 4 GPUs" in one for one in said)
     assert any("3 are paid for and idle" in one for one in said)
 
@@ -181,17 +181,17 @@ def test_what_is_no_batch_script(tmp_path: Path) -> None:
     binary = tmp_path / "a.sbatch"
     binary.write_bytes(b"#!/bin/bash\0")
     with pytest.raises(UserError, match="not text"):
-        check(binary)
+        examine(binary)
     with pytest.raises(UserError, match="name a batch script"):
-        check(tmp_path / "missing.sbatch")
+        examine(tmp_path / "missing.sbatch")
     binary.write_bytes(b"#" * 300_000)
     with pytest.raises(UserError, match="no batch script"):
-        check(binary)
+        examine(binary)
     assert is_batch(binary)
     assert not is_batch(tmp_path / "train.py")
     plain = beside(tmp_path, ONE, "job")
     assert is_batch(plain)
-    assert check(beside(tmp_path, "", "empty.sh"))[0].code == "RK153"
+    assert examine(beside(tmp_path, "", "empty.sh"))[1][0].code == "RK153"
 
 
 def test_nothing_written_makes_it_fail(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_nothing_written_makes_it_fail(tmp_path: Path) -> None:
         if round_ % 3 == 0:
             del text[chance.randrange(len(text)) :]
         path = beside(tmp_path, "".join(text))
-        found = {one.code for one in check(path)}
+        found = {one.code for one in examine(path)[1]}
         assert found <= known
         bash = subprocess.run(["bash", "-n", path], check=False, capture_output=True)
         assert "RK169" not in found or bash.returncode
@@ -293,7 +293,7 @@ def test_what_follows_the_run_may_be_another_script(tmp_path: Path) -> None:
 def test_an_option_of_a_plugin_is_no_error(tmp_path: Path) -> None:
     """Sites add some of their own; only what looks like a slip is what sbatch refuses."""
     text = MANY.replace("--time=", "--qqq=1 --time=").replace("--account=", "--acount=")
-    found = {one.message: one.level for one in check(beside(tmp_path, text))}
+    found = {one.message: one.level for one in examine(beside(tmp_path, text))[1]}
     assert found == {
         "sbatch has no option --acount": "error",
         "sbatch itself has no option --qqq": "warning",
@@ -303,7 +303,7 @@ def test_an_option_of_a_plugin_is_no_error(tmp_path: Path) -> None:
 def test_a_pipe_and_what_follows_it_are_two_findings(tmp_path: Path) -> None:
     """Either of them lets a run that failed end as COMPLETED."""
     text = ONE.replace("   # long", " | tee log.txt")
-    said = [one.message for one in check(beside(tmp_path, text)) if one.code == "RK160"]
+    said = [one.message for one in examine(beside(tmp_path, text))[1] if one.code == "RK160"]
     assert len(said) == 2
     assert "the pipe" in "".join(said)
     assert "commands follow (line 16)" in "".join(said)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.port.batch import check, looked_at
+from rankup.port.batch import examine
 from rankup.port.batch.script import load
 from rankup.port.batch.table import Table, table
 from tests.conftest import RunRankup
@@ -134,7 +134,7 @@ RIGHT: list[tuple[str, str, int | None]] = [
 )
 def test_a_file_that_is_right_has_no_finding(text: str, ranks: int | None, tmp_path: Path) -> None:
     path = written(tmp_path, text)
-    shown, findings = looked_at(path)
+    shown, findings = examine(path)
     assert not findings
     [step] = {one.line: one for one in table(load(path)).steps}.values()
     assert (None if None in (step.ranks, step.count) else step.ranks * step.count) == ranks  # type: ignore[operator]
@@ -232,7 +232,7 @@ def test_a_file_that_is_wrong_has_the_finding_on_its_line(
     code: str, line: int, text: str, tmp_path: Path
 ) -> None:
     found = [
-        (one.code, int(one.place.rpartition(":")[2])) for one in check(written(tmp_path, text))
+        (one.code, int(one.place.rpartition(":")[2])) for one in examine(written(tmp_path, text))[1]
     ]
     assert (code, line) in found
     assert {one for one, _ in found} == {code}
@@ -260,7 +260,7 @@ def test_the_table_says_what_every_node_computes(tmp_path: Path) -> None:
 
 def test_a_job_of_several_parts_is_said_not_to_be_read(tmp_path: Path) -> None:
     text = f"{TIME}#SBATCH --nodes=1\n#SBATCH hetjob\n#SBATCH --nodes=2\nsrun a.py : python b.py\n"
-    shown, findings = looked_at(written(tmp_path, text))
+    shown, findings = examine(written(tmp_path, text))
     assert "heterogeneous job, whose parts are not read" in shown[0]
     assert not findings
 
@@ -268,7 +268,7 @@ def test_a_job_of_several_parts_is_said_not_to_be_read(tmp_path: Path) -> None:
 def test_of_a_file_that_goes_round_nothing_is_concluded(tmp_path: Path) -> None:
     """Its end may start what seems to be missing."""
     text = f"{TIME}{FOUR}python lit.py\nwhile :; do :; done\n"
-    shown, findings = looked_at(written(tmp_path, text))
+    shown, findings = examine(written(tmp_path, text))
     assert shown[0].startswith("given up, since it goes round")
     assert "RK163" not in {one.code for one in findings}
 
@@ -276,7 +276,7 @@ def test_of_a_file_that_goes_round_nothing_is_concluded(tmp_path: Path) -> None:
 def test_a_sourced_file_beside_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("export ARGS='--standalone --nproc-per-node=8'\n")
     text = f"{TIME}{ONE}source env.sh\ntorchrun $ARGS train.py\n"
-    assert [one.code for one in check(written(tmp_path, text))] == ["RK162"]
+    assert [one.code for one in examine(written(tmp_path, text))[1]] == ["RK162"]
 
 
 def test_the_command_shows_the_table_and_json_has_findings_alone(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.port.batch import looked_at
+from rankup.port.batch import examine
 from rankup.port.batch.script import load
 from rankup.port.batch.table import table
 
@@ -101,7 +101,7 @@ def test_nothing_is_done_by_reading(
     path = tmp_path / "job.sbatch"
     path.write_text(f"{HEAD}{text}\nsrun python train.py\n")
     before = _files(tmp_path)
-    looked_at(path)
+    examine(path)
     assert _files(tmp_path) == before
     assert victim.poll() is None
     with pytest.raises(BlockingIOError):
@@ -140,7 +140,7 @@ def test_without_a_wall_the_file_is_read_only(
     monkeypatch.setattr("platform.machine", lambda: "abacus")
     path = tmp_path / "job.sbatch"
     path.write_text(f"{HEAD}touch {tmp_path}/made\n")
-    shown, findings = looked_at(path)
+    shown, findings = examine(path)
     assert "read only, since no wall for this machine" in shown[0]
     assert findings == []
     assert not (tmp_path / "made").exists()

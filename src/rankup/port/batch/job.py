@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from .script import BatchScript
-from .shell import Command
-from .table import Step, Table
+from .table import Step, Table, executed, first_of_each_line
 
 # Of scripts that start a process per GPU, or use several from one process.
 _MANY = re.compile(
@@ -25,7 +23,12 @@ _ITSELF = re.compile(
     rb"|environ\.update|\brankup\b|lightning|submitit|mp\.spawn|multiprocessing|start_processes"
     rb"|\brank\s*=\s*(?:args|cfg|opt|int|rank|get)\b|tcp://|file://|hostlist|horovod|deepspeed"
 )
+_CHOOSES = re.compile(rb"set_device\(|\.to\(|cuda:|device_ids")
 _BY_LOCAL_RANK = re.compile(rb"LOCAL_RANK|local_rank|SLURM_LOCALID")
+# Launchers that reach other nodes without srun.
+_SPREADING = (
+    "mpirun", "mpiexec", "ssh", "pdsh", "clush", "parallel", "prun", "pbsdsh", "sbatch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,50 @@ class Job:
     @cached_property
     def steps(self) -> list[Step]:
         """What it starts in any case."""
-        return [one for one in self.table.steps if not one.doubt]
+        return [step for step in self.table.steps if not step.doubt]
+
+    @cached_property
+    def single(self) -> list[Step]:
+        """One step of each line, in order."""
+        return first_of_each_line(self.steps)
+
+    @cached_property
+    def last(self) -> Step:
+        """The last step; where several scripts are started, the last that trains."""
+        if len({step.program.name for step in self.steps}) > 1:
+            for step in reversed(self.steps):
+                role = self.script.understood(step.program.script or "")
+                if role is not None and role.trains:
+                    return step
+        return self.steps[-1]
+
+    @cached_property
+    def again(self) -> Table:
+        """What another job of the same file does, whose last program fails."""
+        return executed(self.script, self.table.allocation, 1, self.last.line)
+
+    @cached_property
+    def serial(self) -> list[Step]:
+        """Launches of single nodes of one run, each of which waits for the one before to end."""
+        launches = [
+            step for step in self.steps
+            if step.program.kind != "python" and (step.agents or 1) > 1 and step.sure
+            if step.srun is not None and not step.background
+        ]  # fmt: skip
+        for first in launches:
+            alike = [step for step in launches if step.program.script == first.program.script]
+            ranks = [{place.rank for place in step.places} for step in alike]
+            told = all(len(of_step) == 1 and None not in of_step for of_step in ranks)
+            if len(alike) > 1 and told and len(set.union(*ranks)) == len(alike):
+                return alike
+        return []
+
+    @cached_property
+    def spread(self) -> bool:
+        """True where other launchers than srun reach the other nodes, or may."""
+        others = any(step.program.kind != "python" and not step.program.launches
+                     for step in self.steps)  # fmt: skip
+        return others or bool(self.table.named(*_SPREADING))
 
     def content(self, step: Step) -> bytes:
         """The Python file of a step; empty where it is not known."""
@@ -46,8 +92,7 @@ class Job:
         return b"" if name is None or step.moved else self.script.content(name)
 
     def many(self, step: Step) -> bool:
-        """True where one process uses several GPUs, or starts more by itself, or where that is
-        not known."""
+        """True where one process uses several GPUs or starts more, or where that is not known."""
         return step.program.script is None or bool(_MANY.search(self.content(step)))
 
     def distributed(self, step: Step) -> bool:
@@ -58,58 +103,5 @@ class Job:
     def by_local_rank(self, step: Step) -> bool:
         """True of a script that chooses its GPU by its number on the node."""
         text = self.content(step)
-        chooses = re.search(rb"set_device\(|\.to\(|cuda:|device_ids", text)
-        return bool(chooses and _BY_LOCAL_RANK.search(text) and b"device_count()" not in text)
-
-    def command(self, line: int) -> Command | None:
-        """The command of the file at a line; None where the parser has not read it."""
-        held = [one for one in self.script.commands if one.line <= line <= one.end_line]
-        return held[-1] if held else None
-
-    def background(self, step: Step) -> bool:
-        """True of what is started with `&`, or where that is not known."""
-        command = self.command(step.line)
-        return command is None or command.background
-
-    def line_of(self, pattern: str, otherwise: int, begin: int = 1) -> int:
-        """The first line from `begin` on with a pattern."""
-        lines = enumerate(self.script.lines[begin - 1 :], begin)
-        found = (at for at, text in lines if re.search(pattern, text) and text[:1] != "#")
-        return next(found, otherwise)
-
-    @cached_property
-    def spread(self) -> bool:
-        """True where other launchers than srun reach the other nodes, or may."""
-        names = {words[0].rpartition("/")[2] for _, words in self.table.others if words}
-        known = {
-            "mpirun",
-            "mpiexec",
-            "ssh",
-            "pdsh",
-            "clush",
-            "parallel",
-            "prun",
-            "pbsdsh",
-            "sbatch",
-        }
-        kinds = {one.program.kind for one in self.steps}
-        launchers = kinds - {"python", "torchrun", "torchrun_jsc", "launch", "accelerate"}
-        return bool(names & known or launchers)
-
-    def single(self) -> Iterator[Step]:
-        """One step of each line, in order; loops start the same several times."""
-        seen: set[int] = set()
-        for step in self.steps:
-            if step.line not in seen:
-                seen.add(step.line)
-                yield step
-
-    def group(self, step: Step) -> list[Step]:
-        """The steps that run at the same time as one in the background, of the same launch."""
-        if not self.background(step):
-            return [step]
-        return [
-            one
-            for one in self.steps
-            if self.background(one) and one.program.script == step.program.script
-        ]
+        chooses = _CHOOSES.search(text) and b"device_count()" not in text
+        return bool(chooses and _BY_LOCAL_RANK.search(text))

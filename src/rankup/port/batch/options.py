@@ -38,7 +38,7 @@ _PLUGIN_VALUES = """
 container-image container-mounts container-workdir container-name container-save container-env
 image volume module environment uenv view
 """
-_FLAGS = frozenset((_WITHOUT_VALUE + _PLUGIN_FLAGS).split())
+FLAGS = frozenset((_WITHOUT_VALUE + _PLUGIN_FLAGS).split())
 _NAMES = """
 account acctg-freq array batch bb bbf begin chdir cluster cluster-constraint clusters
 comment constraint consolidate-segments container container-id contiguous core-spec
@@ -71,21 +71,17 @@ class Option:
 
     Attributes:
         value: None where none was given.
-        words: from which to which of the words that were read it goes.
-        line, start, end: of an option in a directive, its line, and its offsets in the script.
+        line: of an option in a directive.
     """
 
     name: str
     value: str | None
-    words: tuple[int, int] = (0, 0)
     line: int = 0
-    start: int = 0
-    end: int = 0
 
 
 def read(
     words: Sequence[str],
-    takes: Callable[[str], bool] = lambda name: name not in _FLAGS,
+    takes: Callable[[str], bool] = lambda name: name not in FLAGS,
     short: Mapping[str, str] = SHORT,
     last: str = "",
 ) -> tuple[list[Option], Sequence[str]]:
@@ -98,9 +94,9 @@ def read(
         short: long names of letters.
         last: letters of options behind which none is read.
     """
-    at, found = 0, list[Option]()
+    at, options = 0, list[Option]()
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
-        begin, word = at, words[at]
+        word = words[at]
         at += 1
         if word == "--":
             break
@@ -113,10 +109,10 @@ def read(
         if not joined and at < len(words) and takes(name):
             joined = value = words[at]
             at += 1
-        found.append(Option(name, value if joined else None, (begin, at)))
+        options.append(Option(name, value if joined else None))
         if name in last:
             break
-    return found, words[at:]
+    return options, words[at:]
 
 
 @dataclass(frozen=True)
@@ -143,11 +139,10 @@ class Directive:
         return self.marker == "#SBATCH"
 
 
-def directive(line: int, start: int, text: str, early: bool) -> Directive | None:
+def directive(line: int, text: str, early: bool) -> Directive | None:
     """Return the directive in a line; None where there is none.
 
     Args:
-        start: offset of the line in the script.
         early: it stands before the first command.
     """
     match = _MEANT.match(text)
@@ -156,27 +151,21 @@ def directive(line: int, start: int, text: str, early: bool) -> Directive | None
         if match is None or SequenceMatcher(None, match[1].upper(), "SBATCH").ratio() < 0.8:
             return None
     marker = match[0].rstrip()
-    one = Directive(line, marker, early and marker == "#SBATCH")
-    spans, at = list[re.Match[str]](), match.end()
-    text = text[: at + _LONGEST].rstrip().removesuffix(" \\").rstrip()
-    while at < len(text) and text[at] != "#":  # which begins a comment
-        word = _WORD.match(text, at)
+    empty = Directive(line, marker, early and marker == "#SBATCH")
+    left: Sequence[str] = []
+    text = text[match.end() :][:_LONGEST].rstrip().removesuffix(" \\").strip()
+    while text and text[0] != "#":  # which begins a comment
+        word = _WORD.match(text)
         if word is None:
-            return replace(one, fault="a quote has no end")
-        spans.append(word)
-        at = word.end() + len(text[word.end() :]) - len(text[word.end() :].lstrip())
-    words = [_QUOTED.sub(r"\1\2", span[0]) for span in spans]
-    found, rest = list[Option](), list[str]()
-    left: Sequence[str] = words
+            return replace(empty, fault="a quote has no end")
+        left = [*left, _QUOTED.sub(r"\1\2", word[0])]
+        text = text[word.end() :].lstrip()
+    options, rest = list[Option](), list[str]()
     while left:  # an option may follow what is none
-        passed = spans[len(words) - len(left) :]
         more, left = read(left)
-        for option in more:
-            place = passed[slice(*option.words)]
-            begin, end = start + place[0].start(), start + place[-1].end()
-            found.append(replace(option, line=line, start=begin, end=end))
+        options += (replace(option, line=line) for option in more)
         rest, left = [*rest, *left[:1]], left[1:]
-    return replace(one, options=tuple(found), rest=tuple(rest))
+    return replace(empty, options=tuple(options), rest=tuple(rest))
 
 
 def unknown(option: Option) -> bool:
@@ -191,8 +180,8 @@ def unknown(option: Option) -> bool:
 def gpus_of(gres: str) -> int | None:
     """Return the GPUs in `gpu:4`, `gpu:a100:4`, `craynetwork:1,gpu`; 0 for none, None unclear."""
     count = 0
-    for one in gres.split(","):
-        kind, *rest = one.split("(")[0].split(":")
+    for part in gres.split(","):
+        kind, *rest = part.split("(")[0].split(":")
         if kind.strip().removeprefix("gres/") == "gpu":
             number = rest[-1] if rest else "1"
             if not number.isdigit():
@@ -201,13 +190,3 @@ def gpus_of(gres: str) -> int | None:
                 return None
             count += int(number[:9])
     return count
-
-
-def words(text: str) -> frozenset[str]:
-    """The words of a text."""
-    return frozenset(text.split())
-
-
-def flags() -> tuple[frozenset[str], list[str]]:
-    """The long names and the letters of options that take no value."""
-    return _FLAGS, [letter for letter, name in SHORT.items() if name in _FLAGS]

@@ -52,21 +52,20 @@ def not_read(script: BatchScript) -> Iterator[Hit]:
     +#SBATCH --account=abc
     ```
     """
-    for number, line in _bare(script):
+    for number, text in _bare(script):
         yield Hit(
             number,
-            f"`{line[:40]}` lacks its #: it is a command, and no directive behind it is read",
+            f"`{text[:40]}` lacks its #: it is a command, and no directive behind it is read",
             "#SBATCH at the very beginning of the line",
             level="error",
         )
-    for one in script.directives:
-        missing = [o for o in one.options if script.option(o.name) is None]
-        known = [o for o in missing if not options.unknown(o)]
-        if known and not one.exact:
-            names = ", ".join(f"--{o.name}" for o in known)
+    for entry in script.directives:
+        missing = [option for option in entry.options if script.option(option.name) is None]
+        names = ", ".join(f"--{option.name}" for option in missing if not options.unknown(option))
+        if names and not entry.exact:
             yield Hit(
-                one.line,
-                f"`{one.marker}` is a comment to sbatch, so {names} is not asked for",
+                entry.line,
+                f"`{entry.marker}` is a comment to sbatch, so {names} is not asked for",
                 "write #SBATCH at the very beginning of the line, or remove it",
             )
 
@@ -85,11 +84,11 @@ def too_late(script: BatchScript) -> Iterator[Hit]:
     ```
     """
     first = script.first
-    for one in script.directives:
-        if first is not None and one.exact and one.line > first:
+    for entry in script.directives:
+        if first is not None and entry.exact and entry.line > first:
             begins = script.lines[first - 1].strip()[:50]
             yield Hit(
-                one.line,
+                entry.line,
                 f"sbatch reads no directives behind the first command (line {first}: {begins})",
                 f"move it above line {first}",
             )
@@ -108,8 +107,8 @@ def hash_missing(script: BatchScript) -> Rule | None:
         return no_script
     if _bare(script):
         return not_read
-    exact = [one for one in script.directives if one.exact]
-    return too_late if exact and not any(one.read for one in exact) and script.first else None
+    exact = [entry for entry in script.directives if entry.exact]
+    return too_late if exact and not any(entry.read for entry in exact) and script.first else None
 
 
 @rule("RK153", "error", "no script to sbatch")
@@ -128,10 +127,10 @@ def no_script(script: BatchScript) -> Iterator[Hit]:
     """
     first = script.lines[0]
     if not first.startswith("#!"):
-        found = f"it begins with {first[:40]!r}" if first.strip() else "its first line is empty"
+        begin = f"it begins with {first[:40]!r}" if first.strip() else "its first line is empty"
         yield Hit(
             1,
-            f"{found}; sbatch refuses a script whose first line is not #!",
+            f"{begin}; sbatch refuses a script whose first line is not #!",
             "let the first line be #!/bin/bash",
         )
     for number, line in enumerate(script.lines, 1):
@@ -159,44 +158,42 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
     +#SBATCH --account=abc # of the course
     ```
     """
-    for one in script.directives:
-        if not one.read:
-            continue
-        if one.fault:
+    for entry in script.directives:
+        if entry.read and entry.fault:
             yield Hit(
-                one.line,
-                f"its words cannot be told apart: {one.fault}",
+                entry.line,
+                f"its words cannot be told apart: {entry.fault}",
                 "close the quote; spaces in a value need quotes",
             )
-        if one.rest and one.rest[0] not in ("hetjob", "packjob"):
+        if entry.read and entry.rest and entry.rest[0] not in ("hetjob", "packjob"):
             yield Hit(
-                one.line,
-                f"{one.rest[0]!r} is no option; sbatch refuses the script",
+                entry.line,
+                f"{entry.rest[0]!r} is no option; sbatch refuses the script",
                 "an option begins with -- and has its value behind a =; comments begin with #",
             )
     for option in script.options:
-        dash = "-" if len(option.name) == 1 else "--"
+        name, value = option.name, option.value or ""
         if options.unknown(option):
-            close = nearest(option.name, options.OF_SBATCH)
-            named = re.fullmatch(r"[a-z][a-z-]+", option.name)
+            close = nearest(name, options.OF_SBATCH)
             like = close.startswith("did you mean")
-            typed = like or not named
+            slip = like or not re.fullmatch(r"[a-z][a-z-]+", name)
             yield Hit(
                 option.line,
-                f"sbatch {'has' if typed else 'itself has'} no option {dash}{option.name}",
-                close if like and len(option.name) > 1 else "man sbatch lists those that it has",
-                level="error" if typed else "warning",  # a plugin of the site may have that
+                f"sbatch {'has' if slip else 'itself has'} no option "
+                f"{'-' if len(name) == 1 else '--'}{name}",
+                close if like and len(name) > 1 else "man sbatch lists those that it has",
+                level="error" if slip else "warning",  # a plugin of the site may have that
             )
-        elif (option.value or "").startswith("="):
+        elif value.startswith("="):
             yield Hit(
                 option.line,
-                f"a short option has no =: --{option.name} would be {option.value!r}",
-                f"write --{option.name}{option.value}",
+                f"a short option has no =: --{name} would be {value!r}",
+                f"write --{name}{value}",
             )
-        elif "$" in (option.value or ""):
+        elif "$" in value:
             yield Hit(
                 option.line,
-                f"--{option.name}={option.value}: variables are not expanded in a directive",
+                f"--{name}={value}: variables are not expanded in a directive",
                 "write the value, or give it to sbatch on the command line",
                 level="warning",
             )

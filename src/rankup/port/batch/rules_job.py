@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..rules.rule import Hit, rule
 from .job import Job
 from .rules_form import judged
-from .shell import Command
-from .table import Step
+from .table import UNKNOWN, Step
 
-_STATUS = re.compile(r"\$\?|\$\{\?\}|PIPESTATUS")
-_CPUS = ("cpus-per-task", "cpus-per-gpu", "exclusive")
 _HANDLED = re.compile(
     rb"signal\.signal\(|add_signal_handler|sigtimedwait|sigwait|\brankup\b|lightning|submitit"
     rb"|signal_handler|SignalHandler|from signal import"
@@ -23,9 +20,17 @@ _NOT_OURS = re.compile(  # of sites and their modules, set where the job runs
     r"|(?:EB|CONDA|VIRTUAL_ENV|LMOD|CUDA|NCCL|NODE_LOCAL|LOCAL|HF_|WANDB|SYSTEM|CLUSTER|SITE)\w*$"
     r"|(?:HOSTNAME|USER|LOGNAME|GROUP|UID|EUID|PPID|RANDOM|SECONDS|EPOCHSECONDS|LINENO|OLDPWD)$"
 )
-_ENDING = {"USR1", "USR2", "TERM", "INT", "HUP", "ALRM", "QUIT", "KILL"}
-_NUMBERS = {"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT", "1": "HUP", "14": "ALRM"}
-_TOLD = re.compile(r"(?:(R?B?)R?:)?(?:SIG)?(\w+)(?:@(\d+))?")
+_SIGNALS = {"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT", "1": "HUP", "14": "ALRM"}
+_ENDING = frozenset((*_SIGNALS.values(), "QUIT", "KILL"))
+_SIGNAL = re.compile(r"(?:(R?B?)R?:)?(?:SIG)?(\w+)(?:@(\d+))?")
+# Programs that see the files of the node; what else starts a program is a container.
+_OUTSIDE = frozenset(
+    ("uv", "conda", "mamba", "micromamba", "poetry", "pipenv", "pixi", "hatch", "rye", "nsys",
+     "ncu", "rocprof", "rocprofv3", "vtune")
+)  # fmt: skip
+_IMAGES = frozenset(("container-image", "container", "image", "uenv"))
+_FETCHING = ("cd", "git", "wget", "cp", "curl", "tar", "unzip", "rsync")
+_CONDA = ("conda", "mamba", "micromamba")
 
 
 @rule("RK155", "warning", "no time limit")
@@ -42,8 +47,8 @@ def no_limit(job: Job) -> Iterator[Hit]:
      python train.py
     ```
     """
-    read = [one for one in job.script.directives if one.read]
-    if read and job.steps and job.script.asked("time") is None:
+    read = [line for line in job.script.directives if line.read]
+    if read and job.steps and "time" not in job.table.allocation.asked:
         yield Hit(
             read[-1].line,
             "no time limit: the partition's default holds, minutes or the longest there is",
@@ -65,9 +70,9 @@ def one_core(job: Job) -> Iterator[Hit]:
     """
     if "cpus-per-task" not in job.table.allocation.asked:
         return
-    for step in job.single():
-        told = "SRUN_CPUS_PER_TASK" in step.tasks[0].environment
-        if step.srun is not None and not told and not {*_CPUS} & {*step.srun}:
+    for step in job.single:
+        given = {"cpus-per-task", "cpus-per-gpu", "exclusive"} & {*(step.srun or {})}
+        if step.srun is not None and not given and "SRUN_CPUS_PER_TASK" not in step.environment:
             yield Hit(
                 step.line,
                 "srun does not take --cpus-per-task over: all ranks of a node may share one core",
@@ -78,8 +83,9 @@ def one_core(job: Job) -> Iterator[Hit]:
 
 @rule("RK160", "warning", "a failed job that ends as COMPLETED", whole=True)
 def lost_status(job: Job) -> Iterator[Hit]:
-    """Commands behind the run, or a pipe, in a script without `set -e`, `set -o pipefail` or an
-    `exit` with the run's status.
+    """Commands behind the run, or a pipe, with which the job ends well although the run failed: the
+    file is executed once more, and its last program fails. What asks itself whether the run failed
+    (`||`, `if`, a loop that tries again) is left alone.
 
     The job's exit code is that of its last command: a run that failed ends as COMPLETED, and jobs
     that depend on it start.
@@ -92,56 +98,31 @@ def lost_status(job: Job) -> Iterator[Hit]:
     +exit $rc
     ```
     """
-    script = job.script
-    if not job.steps or _switched_on(job, "e", "errexit"):
+    if not job.steps or job.last.background or job.again.status != 0:
         return
-    line = _last(job).line
-    command = job.command(line)
-    if command is None or command.depth or command.function or command.background:
+    line, again = job.last.line, job.again
+    if [step.line for step in job.steps].count(line) > 1:  # one of several that are alike
         return
-    later = [one for one in script.commands if one.start >= command.until and not one.function]
-    if _kept(later):
-        return
-    if command.piped and not _switched_on(job, "", "pipefail"):
+    if job.last.piped and not again.untested:
         yield Hit(
             line,
             "the job's exit code is that of the pipe's end: a failed run ends as COMPLETED",
             "set -o pipefail above it",
         )
-    if later and not command.tested:
+    later = [at for at in again.later if not _goes_on(job, line, at)]
+    if again.untested or (later and job.last.piped):
         yield Hit(
             line,
-            f"commands follow (line {later[0].line}), and the job's exit code is theirs: a "
-            "failed run ends as COMPLETED",
+            f"commands follow (line {later[0] if later else line}), and the job's exit code is "
+            "theirs: a failed run ends as COMPLETED",
             "rc=$? behind it, and exit $rc as the last line",
         )
 
 
-def _last(job: Job) -> Step:
-    """The last step; where several scripts are started, the last that trains."""
-    names = {one.program.name for one in job.steps}
-    if len(names) > 1:
-        for step in reversed(job.steps):
-            role = job.script.understood(step.program.script or "")
-            if role is not None and role.trains:
-                return step
-    return job.steps[-1]
-
-
-def _kept(later: Sequence[Command]) -> bool:
-    """True where a status is read, and the script ends with one."""
-    text = " ".join(word.text for one in later for word in one.words)
-    ends = [one for one in later if one.name() in ("exit", "end_attempt")]
-    return bool(_STATUS.search(text)) and bool(ends) and len(ends[-1].words) > 1
-
-
-def _switched_on(job: Job, letter: str, name: str) -> bool:
-    """True where `set`, or the first line, switches an option on."""
-    script = job.script
-    called = [one.values for one in script.commands if one.name() == "set" and not one.function]
-    given = [word for words in (script.lines[0].split(), *called) for word in words[1:]]
-    short = re.compile(rf"-[a-zA-Z]*{letter}[a-zA-Z]*")
-    return name in given or bool(letter and any(map(short.fullmatch, given)))
+def _goes_on(job: Job, line: int, until: int) -> bool:
+    """True where a line belongs to the command that begins in another one."""
+    between = job.script.lines[line - 1 : until - 1]
+    return all(text.rstrip().endswith(("\\", "|", "&&", "||")) for text in between)
 
 
 @rule("RK165", "error", "a file that is not there")
@@ -161,29 +142,25 @@ def no_file(job: Job) -> Iterator[Hit]:
     +srun python train.py
     ```
     """
-    script = job.script
+    script, table = job.script, job.table
     names = [
-        (one.line, one.program.script)
-        for one in job.single()
-        if one.program.script and not one.moved and not one.unset and not _contained(one)
-    ]
-    names += [
-        (line, name)
-        for line, name, where in job.table.sourced
-        if where == "0" and "/" in name and not re.search(r"[$`~]", script.lines[line - 1])
-    ]
-    made = [one.line for one in script.commands if {"venv", "virtualenv"} & {*one.values}]
-    moves = ("cd", "pushd", "git", "wget", "cp", "curl", "tar", "unzip", "rsync")
-    moved = next((one.line for one in script.commands if one.name() in moves), None)
+        (step.line, step.program.script) for step in job.single
+        if step.program.script and not step.moved and not step.unset and not _contained(step)
+    ] + [
+        (line, words[1]) for line, words in table.named("source")
+        if words[2:] == ("missing",) and "/" in words[1]
+        and not re.search(r"[$`~]", script.lines[line - 1])
+    ]  # fmt: skip
+    venvs = [line for line, words in table.commands if {"venv", "virtualenv"} & {*words}]
+    fetched = min((line for line, _ in table.named(*_FETCHING)), default=len(script.lines))
     for line, name in names:
-        if re.search(r"[$`*?{}~\0]|770000", name) or script.find(name) is not None:
+        if re.search(r"[$`*?{}~\0]", name) or UNKNOWN.search(name) or script.find(name):
             continue
         if re.search(rf"(?:>|\btee)\s*[\"']?{re.escape(name)}", script.text):  # the job writes it
             continue
-        if name.endswith("bin/activate") and any(at <= line for at in made):
-            continue
-        still = Path(name).is_absolute() or moved is None or moved >= line
-        if still and judged(Path(name)):
+        made_here = name.endswith("bin/activate") and any(at <= line for at in venvs)
+        still = Path(name).is_absolute() or fetched >= line
+        if still and not made_here and judged(Path(name)):
             yield Hit(
                 line,
                 f"{name} is not there",
@@ -193,10 +170,7 @@ def no_file(job: Job) -> Iterator[Hit]:
 
 def _contained(step: Step) -> bool:
     """True of what runs in a container, where other files may be, or in a file of its own."""
-    outside = {"uv", "conda", "mamba", "micromamba", "poetry", "pipenv", "pixi", "hatch", "rye"}
-    outside |= {"nsys", "ncu", "rocprof", "rocprofv3", "vtune"}
-    image = {"container-image", "container", "image", "uenv"} & {*(step.srun or {})}
-    return bool(set(step.program.inside) - outside or image)
+    return bool({*step.program.inside} - _OUTSIDE or _IMAGES & {*(step.srun or {})})
 
 
 @rule("RK168", "error", "a signal that ends the run")
@@ -218,11 +192,10 @@ def signals(job: Job) -> Iterator[Hit]:
     ```
     """
     option = job.script.option("signal")
-    match = _TOLD.fullmatch(option.value or "") if option else None
+    match = _SIGNAL.fullmatch(option.value or "") if option else None
     if option is None or match is None:
         return
-    shell, name, before = "B" in (match[1] or ""), match[2].upper(), int(match[3] or 60)
-    name = _NUMBERS.get(name, name)
+    shell, name, before = "B" in (match[1] or ""), _signal(match[2]), int(match[3] or 60)
     limit = job.table.allocation.seconds
     if limit and before >= limit:
         yield Hit(
@@ -233,39 +206,35 @@ def signals(job: Job) -> Iterator[Hit]:
         return
     if not job.steps or name not in _ENDING:
         return
-    traps = [line for line, words in job.table.traps if name in map(_signal, words[1:])]
-    if shell and not traps:
-        if not _guarded(job, name):
+    traps = [line for line, words in job.table.named("trap") if name in map(_signal, words[2:])]
+    # A line may trap it that was not come to: in a task, or in a function.
+    guarded = bool(traps) or any(re.search(rf"\btrap\b.*{name}", line) for line in job.script.lines)
+    if shell and traps and not job.last.background:
+        yield Hit(
+            job.last.line,
+            f"bash runs the trap of line {traps[0]} only when this has ended: behind the kill",
+            "put & behind it, and wait in a line of its own",
+        )
+    elif shell and not guarded:
+        yield Hit(
+            option.line,
+            f"{name} goes to the batch shell, which has no trap for it: it ends the job "
+            f"{before} s before its time",
+            f"trap '…' {name} above the run, and srun … & wait; or --signal={name}@{before}",
+        )
+    elif not shell and all(step.srun is None for step in job.steps) and not job.spread:
+        yield Hit(
+            option.line,
+            f"{name} goes to what srun starts, and nothing is started by srun",
+            f"srun in front of the run; or --signal=B:{name}@{before} and a trap",
+            level="warning",
+        )
+    elif not shell and any(step.srun is not None for step in job.steps) and not guarded:
+        text, script = job.content(job.last), job.last.program.script
+        if text and not _HANDLED.search(text):
             yield Hit(
                 option.line,
-                f"{name} goes to the batch shell, which has no trap for it: it ends the job "
-                f"{before} s before its time",
-                f"trap '…' {name} above the run, and srun … & wait; or --signal={name}@{before}",
-            )
-    elif shell:
-        step = _last(job)
-        command = job.command(step.line)
-        if command is not None and not command.background and not command.function:
-            yield Hit(
-                step.line,
-                f"bash runs the trap of line {traps[0]} only when this has ended: behind the kill",
-                "put & behind it, and wait in a line of its own",
-            )
-    elif not any(one.srun is not None for one in job.steps):
-        if not job.spread:
-            yield Hit(
-                option.line,
-                f"{name} goes to what srun starts, and nothing is started by srun",
-                f"srun in front of the run; or --signal=B:{name}@{before} and a trap",
-                level="warning",
-            )
-    else:
-        step = _last(job)
-        text = job.content(step)
-        if text and not traps and not _HANDLED.search(text) and not _guarded(job, name):
-            yield Hit(
-                option.line,
-                f"{name} goes to every process of the run, and {step.program.script} has no "
+                f"{name} goes to every process of the run, and {script} has no "
                 f"handler for it: it ends {before} s before its time",
                 "signal.signal(…) in the script, which saves and ends; rankup.Deadline does that",
                 level="warning",
@@ -274,12 +243,7 @@ def signals(job: Job) -> Iterator[Hit]:
 
 def _signal(word: str) -> str:
     word = word.upper().removeprefix("SIG")
-    return _NUMBERS.get(word, word)
-
-
-def _guarded(job: Job, name: str) -> bool:
-    """True where a line may trap a signal that was not come to: in a task, or a function."""
-    return any(re.search(rf"\btrap\b.*{name}", line) for line in job.script.lines)
+    return _SIGNALS.get(word, word)
 
 
 @rule("RK170", "error", "a job that does not wait for its processes", whole=True)
@@ -294,13 +258,9 @@ def not_waited(job: Job) -> Iterator[Hit]:
     +wait
     ```
     """
-    waits = [one.line for one in job.script.commands if one.name() in ("wait", "tail", "while")]
-    waits += job.table.waits
-    for step in job.single():
-        command = job.command(step.line)
-        if command is None or not command.background or command.function:
-            continue
-        if not any(at > step.line for at in waits):
+    waits = [line for line, _ in job.table.named("wait", "tail", "sleep")]
+    for step in job.single:
+        if step.background and not any(at > step.line for at in waits):
             yield Hit(
                 step.line,
                 "nothing waits for what is started in the background: Slurm kills it",
@@ -323,22 +283,18 @@ def no_hook(job: Job) -> Iterator[Hit]:
      srun python train.py
     ```
     """
-    first = job.script.lines[0]
-    if re.search(r"\s-\w*[li]|--login", first):
+    if re.search(r"\s-\w*[li]|--login", job.script.lines[0]):
         return
-    for line, words in sorted(job.table.setup):
-        if words[0].rpartition("/")[2] in ("conda", "mamba", "micromamba"):
-            if words[1:2] != ("activate",):
-                return  # its hook
-            if not any(at < line for at, _, _ in job.table.sourced):
-                yield Hit(
-                    line,
-                    f"`{words[0]} activate` before {words[0]}'s hook: a batch shell reads no "
-                    "~/.bashrc, so that it ends with CommandNotFoundError",
-                    'eval "$(conda shell.bash hook)" above it, or source …/etc/profile.d/conda.sh',
-                )
-            return
-        return  # a module may bring it
+    # A module may bring it, and so may a file.
+    prepared = [(line, words) for line, words in job.table.setup] + job.table.named("source")
+    for line, words in sorted(prepared)[:1]:
+        if words[0].rpartition("/")[2] in _CONDA and words[1:2] == ("activate",):
+            yield Hit(
+                line,
+                f"`{words[0]} activate` before {words[0]}'s hook: a batch shell reads no "
+                "~/.bashrc, so that it ends with CommandNotFoundError",
+                'eval "$(conda shell.bash hook)" above it, or source …/etc/profile.d/conda.sh',
+            )
 
 
 @rule("RK190", "warning", "a variable that nothing sets")
@@ -354,12 +310,11 @@ def nothing_sets(job: Job) -> Iterator[Hit]:
      srun torchrun --standalone --nnodes=1 --nproc-per-node=$gpus train.py
     ```
     """
-    for step in job.single():
-        named = [one for one in step.unset if not _NOT_OURS.match(one)]
-        if named:
-            names = ", ".join(f"${one}" for one in dict.fromkeys(named))
+    for step in job.single:
+        names = dict.fromkeys(f"${name}" for name in step.unset if not _NOT_OURS.match(name))
+        if names:
             yield Hit(
                 step.line,
-                f"nothing sets {names}: it is empty",
+                f"nothing sets {', '.join(names)}: it is empty",
                 "set it above, or write the value",
             )

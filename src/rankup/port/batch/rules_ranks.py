@@ -10,9 +10,9 @@ from .job import Job
 from .table import Step
 
 _LOCAL_RANK = re.compile(rb"""add_argument\(\s*["']--local[_-]rank["']""")
-_UNDERSCORE = re.compile(rb"""["']--local_rank["']""")
 _DASH = re.compile(rb"""["']--local-rank["']""")
 _LIGHTNING = re.compile(rb"^\s*(?:from|import)\s+(?:pytorch_)?lightning\b", re.MULTILINE)
+_VISIBLE = re.compile(r"\s*(?:export\s+)?CUDA_VISIBLE_DEVICES=[\"']?(\d+(?:,\d+)*)[\"']?\s*(?:#|$)")
 
 
 def _plural(count: int, name: str) -> str:
@@ -36,42 +36,45 @@ def nobody_tells(job: Job) -> Iterator[Hit]:
     +srun torchrun --standalone --nproc-per-node=4 ddp.py
     ```
     """
-    for step in job.single():
-        text, one = job.content(step), step.program
-        seen = step.tasks[0].environment
-        if one.kind == "python" and step.sure:
-            if job.distributed(step) and not {"RANK", "PMI_RANK"} & {*seen}:
-                by = "srun sets SLURM_PROCID and" if step.srun is not None else "python sets"
+    for step in job.single:
+        text, started = job.content(step), step.program
+        if started.kind == "python" and step.sure:
+            yield from _untold(job, step, text)
+        elif started.elastic and _LOCAL_RANK.search(text) and b"LOCAL_RANK" not in text:
+            if started.kind != "launch" or "use-env" in started.options:
                 yield Hit(
                     step.line,
-                    f"{one.script} reads RANK and LOCAL_RANK; {by} neither of them",
-                    "start it by torchrun, or set them within srun bash -c "
-                    "'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS …'",
-                )
-            several = (step.allocation.tasks or 1) > 1
-            if step.srun is None and several and _LIGHTNING.search(text):
-                yield Hit(
-                    step.line,
-                    f"without srun one process starts, and Lightning waits for all "
-                    f"{step.allocation.tasks} tasks of the job",
-                    "put srun in front of it",
-                )
-        elif one.elastic and (match := _LOCAL_RANK.search(text)) and b"LOCAL_RANK" not in text:
-            old = one.kind == "launch" and "use-env" not in one.options
-            if not old:
-                yield Hit(
-                    step.line,
-                    f"{one.script} takes --local_rank, which {one.kind} does not pass: all ranks "
-                    "of a node take the same GPU",
+                    f"{started.script} takes --local_rank, which {started.kind} does not pass: all "
+                    "ranks of a node take the same GPU",
                     'int(os.environ["LOCAL_RANK"]) in the script',
                 )
-            elif _UNDERSCORE.search(match[0]) and not _DASH.search(text):
+            elif not _DASH.search(text):
                 yield Hit(
                     step.line,
-                    f"since torch 2.0 it passes --local-rank, which {one.script} does not know "
+                    f"since torch 2.0 it passes --local-rank, which {started.script} does not know "
                     "(it takes --local_rank)",
                     'start it by torchrun, and int(os.environ["LOCAL_RANK"]) in the script',
                 )
+
+
+def _untold(job: Job, step: Step, text: bytes) -> Iterator[Hit]:
+    """A plain python whose script waits for what nobody sets, or for ranks that do not come."""
+    if job.distributed(step) and not {"RANK", "PMI_RANK"} & {*step.environment}:
+        by = "srun sets SLURM_PROCID and" if step.srun is not None else "python sets"
+        yield Hit(
+            step.line,
+            f"{step.program.script} reads RANK and LOCAL_RANK; {by} neither of them",
+            "start it by torchrun, or set them within srun bash -c "
+            "'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS …'",
+        )
+    tasks = step.allocation.tasks or 1
+    if step.srun is None and tasks > 1 and _LIGHTNING.search(text):
+        yield Hit(
+            step.line,
+            f"without srun one process starts, and Lightning waits for all {tasks} tasks of the "
+            "job",
+            "put srun in front of it",
+        )
 
 
 @rule("RK161", "warning", "GPUs asked for and not used", whole=True)
@@ -97,15 +100,21 @@ def idle_gpus(job: Job) -> Iterator[Hit]:
     gpus = job.table.allocation.gpus
     if not gpus or not job.steps or job.spread or any(nobody_tells.look(job)):
         return
-    yield from _hidden(job, gpus)
-    used: list[tuple[int, Step]] = []
+    for line, text in enumerate(job.script.lines, 1):
+        match = _VISIBLE.match(text)
+        if match and (hidden := gpus - match[1].count(",") - 1) > 0:
+            yield Hit(
+                line,
+                f"CUDA_VISIBLE_DEVICES={match[1]} hides {hidden} of the {gpus} GPUs of a node",
+                "remove the line; torchrun gives each rank its GPU",
+            )
+            break
     for step in job.steps:
-        count = None if step.ranks is None or step.each is None else step.ranks * step.each
         alone = step.program.kind == "python" and job.many(step)
-        if count is None or alone or not step.sure or job.background(step):
+        if step.on_node is None or alone or not step.sure or step.background:
             return
-        used.append((count, step))
-    most, step = max(used, key=lambda pair: pair[0])
+    step = max(job.steps, key=lambda step: step.on_node or 0)
+    most = step.on_node or 0
     if most < gpus:
         what = "one process" if most == 1 else f"{most} processes"
         todo = "torchrun --nproc-per-node=gpu" if step.program.elastic else "a task for each GPU"
@@ -114,20 +123,6 @@ def idle_gpus(job: Job) -> Iterator[Hit]:
             step.line,
             f"{_plural(gpus, 'GPU')} for {what} on each node: {idle}",
             f"{todo}; or ask for {most}",
-        )
-
-
-def _hidden(job: Job, gpus: int) -> Iterator[Hit]:
-    """A list of visible GPUs in the file that leaves some out."""
-    line = job.line_of(r"^\s*(?:export\s+)?CUDA_VISIBLE_DEVICES=", 0)
-    text = job.script.lines[line - 1].partition("CUDA_VISIBLE_DEVICES=")[2] if line else ""
-    match = re.match(r"[\"']?(\d+(?:,\d+)*)[\"']?\s*(?:#|$)", text)
-    if match and match[1].count(",") + 1 < gpus:
-        yield Hit(
-            line,
-            f"CUDA_VISIBLE_DEVICES={match[1]} hides {gpus - match[1].count(',') - 1} of the {gpus} "
-            "GPUs of a node",
-            "remove the line; torchrun gives each rank its GPU",
         )
 
 
@@ -150,12 +145,14 @@ def too_many_ranks(job: Job) -> Iterator[Hit]:
          --nproc-per-node=gpu train.py
     ```
     """
-    for step in job.single():
-        ranks, each, gpus, one = step.ranks, step.each, step.gpus, step.program
+    for step in job.single:
+        ranks, each, gpus, started = step.ranks, step.each, step.gpus, step.program
         whole = step.node_gpus
         if not step.sure or each is None:
             continue
-        if one.elastic and each > 1 and not _apart(step):
+        if started.elastic and each > 1:
+            if gpus and whole and gpus * each <= whole and step.agents == step.count:
+                continue  # each torchrun of a node has GPUs of its own, and is counted
             what = f", each with {_plural(ranks, 'rank')}" if ranks else ""
             many = f": {each * ranks} ranks on {_plural(whole, 'GPU')}" if ranks and whole else ""
             yield Hit(
@@ -163,37 +160,24 @@ def too_many_ranks(job: Job) -> Iterator[Hit]:
                 f"srun starts {each} torchruns on each node{what}{many}",
                 "--ntasks-per-node=1, of sbatch or srun: torchrun starts the ranks",
             )
-        elif not gpus or ranks is None:
-            continue
-        elif one.kind != "python" and ranks > gpus:
+        elif started.kind != "python" and gpus and ranks and ranks > gpus:
             sees = f"its task sees {_plural(gpus, 'GPU')}"
-            if step.allocation.asked.get("gpus") and step.srun is not None:
+            if "gpus" in step.allocation.asked and step.srun is not None:
                 sees = f"--gpus is of the whole job, and a node has {gpus} of them"
             yield Hit(
                 step.line,
                 f"{_plural(ranks, 'rank')} on a node, and {sees}",
                 f"{ranks} GPUs for each node (--gpus-per-node={ranks}), or --nproc-per-node=gpu",
             )
-        elif one.kind == "python" and job.by_local_rank(step) and each > gpus:
+        elif started.kind == "python" and gpus and each > gpus and job.by_local_rank(step):
             local = {task.environment.get("LOCAL_RANK") for task in step.tasks}
             if local - {"0"} or (whole and each > whole):
                 yield Hit(
                     step.line,
                     f"{_plural(each, 'task')} on a node, each sees {_plural(gpus, 'GPU')}, and "
-                    f"{one.script} chooses one by its local rank",
+                    f"{started.script} chooses one by its local rank",
                     "ask for the GPUs of the node (--gpus-per-node) in place of --gpus-per-task",
                 )
-
-
-def _apart(step: Step) -> bool:
-    """True where each torchrun of a node has GPUs of its own and is counted."""
-    return bool(
-        step.gpus
-        and step.node_gpus
-        and step.each
-        and step.gpus * step.each <= step.node_gpus
-        and step.agents == step.count
-    )
 
 
 @rule("RK163", "error", "nodes asked for and not used", whole=True)
@@ -213,40 +197,35 @@ def idle_nodes(job: Job) -> Iterator[Hit]:
     +    --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py
     ```
     """
-    nodes = job.table.allocation.nodes
-    alone = all(one.srun is None for one in job.steps)
-    if any(nobody_tells.look(job)):
+    nodes = job.table.allocation.nodes or 1
+    if not job.steps or any(nobody_tells.look(job)):
         return
-    if nodes and nodes > 1 and job.steps and alone and not job.spread:
-        yield Hit(
-            job.steps[0].line,
-            f"{nodes} nodes are asked for, and without srun this runs on the first one alone",
-            "put srun in front of it",
-        )
+    if nodes > 1 and all(step.srun is None for step in job.steps):
+        if not job.spread:
+            yield Hit(
+                job.steps[0].line,
+                f"{nodes} nodes are asked for, and without srun this runs on the first one alone",
+                "put srun in front of it",
+            )
         return
-    seen: set[int] = set()
-    for step in job.single():
-        agents, group = step.agents, job.group(step)
-        counts = [one.nodes for one in group]
-        if not step.sure or agents is None or agents == 1 or None in counts or step.line in seen:
+    seen = {step.line for step in job.serial}
+    for step in job.single:
+        together = [step]  # with what runs at the same time in the background, of the same launch
+        if step.background:
+            together = [other for other in job.steps if other.background
+                        and other.program.script == step.program.script]  # fmt: skip
+        reached, agents = sum(other.nodes or 0 for other in together), step.agents
+        known = step.sure and all(other.nodes is not None for other in together)
+        if not known or step.line in seen or not step.program.launches or agents in (None, 1):
             continue
-        if step.program.kind == "python" or _one_after_another(job, step):
+        seen |= {other.line for other in together}
+        if agents in (reached, step.count) or step.each not in (1, agents):
             continue
-        seen |= {one.line for one in group}
-        names = "--num_machines" if step.program.kind == "accelerate" else "--nnodes"
-        reached = sum(one or 0 for one in counts)
-        if step.each not in (1, agents) or agents == reached or agents == step.count:
-            continue
+        names = "--nnodes" if step.program.elastic else "--num_machines"
         place = "it runs on one" if reached == 1 else f"it runs on {reached}"
+        waits = ": it waits for nodes that do not come" if (agents or 0) > reached else ""
         yield Hit(
             step.line,
-            f"{names}={agents}, and {place}"
-            + (": it waits for nodes that do not come" if agents > reached else ""),
+            f"{names}={agents}, and {place}{waits}",
             f"{names}=$SLURM_NNODES, and srun on all nodes, one task on each",
         )
-
-
-def _one_after_another(job: Job, step: Step) -> bool:
-    from .rules_meet import one_after_another
-
-    return step.line in {one.line for one in one_after_another(job)}

@@ -1,9 +1,10 @@
-"""A batch script, read: its directives, its commands, its variables, and what it starts."""
+"""A batch script, read: its lines, its directives, and the files that its job would find."""
 
 from __future__ import annotations
 
-import itertools
 import re
+import shutil
+import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,15 +17,15 @@ from ...script.roles import Script
 from ...script.source import read
 from ...script.understand import understand
 from .options import Directive, Option, directive
-from .shell import Command, UnreadableError, commands, rejected
 
 LARGEST = 128 * 1024  # bytes; what people write is a hundredth of it
-SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".job", ".batch", ".sub")
-BASH = re.compile(r"#!.*\b(?:ba|da)?sh\b")
+_SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".job", ".batch", ".sub")
+_BASH = re.compile(r"#!.*\b(?:ba|da)?sh\b")
 _SHELL_SCRIPT = re.compile(rb"#!\s*\S*(/env\s+)?\S*\b(ba|z|k|da)?sh\b")
 _DIRECTIVE = re.compile(rb"^#+\s*SBATCH\b", re.MULTILINE)
 _CONFLICT = re.compile(r"(<{7}|>{7}|\|{7})( |$)|={7}$")
 _HETERO = re.compile(r"^#SBATCH\s+(?:hetjob|packjob)\b", re.MULTILINE)
+_REJECTED = re.compile(r"line (\d+): (.*)")
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,9 @@ class BatchScript:
     """A batch script, read.
 
     Attributes:
-        conflicts: lines with git's conflict markers; the commands are not read then.
+        conflicts: lines with git's conflict markers.
         first: line of the first command, behind which sbatch reads no directive.
-        rejected: line and message of bash, which cannot read it; there are no commands then.
-        unread: lines of statements that are bash, but that the parser here cannot read.
+        rejected: line and message of bash, which cannot read it.
     """
 
     path: Path
@@ -44,14 +44,7 @@ class BatchScript:
     directives: tuple[Directive, ...]
     conflicts: tuple[int, ...]
     first: int | None
-    commands: tuple[Command, ...] = ()
     rejected: tuple[int, str] | None = None
-    unread: tuple[int, ...] = ()
-
-    @cached_property
-    def starts(self) -> list[int]:
-        """The offset at which each line begins."""
-        return _starts(self.lines)
 
     @property
     def hetero(self) -> bool:
@@ -61,20 +54,17 @@ class BatchScript:
     @cached_property
     def options(self) -> tuple[Option, ...]:
         """The options that sbatch reads, in order."""
-        return tuple(option for one in self.directives if one.read for option in one.options)
+        return tuple(option for line in self.directives if line.read for option in line.options)
 
     def option(self, *names: str) -> Option | None:
         """Return the last of them with one of these long names."""
-        return next((one for one in reversed(self.options) if one.name in names), None)
+        return next((option for option in reversed(self.options) if option.name in names), None)
 
-    def asked(self, *names: str) -> str | None:
-        """Return its value; None without one."""
-        found = self.option(*names)
-        return None if found is None else found.value or ""
-
-    def number(self, name: str) -> int | None:
-        """Return the same as a whole number; None where there is none, or no plain one."""
-        return _whole((self.asked(name) or "").strip())
+    def line_of(self, pattern: str, otherwise: int, begin: int = 1) -> int:
+        """The first line from `begin` on with a pattern."""
+        lines = enumerate(self.lines[begin - 1 :], begin)
+        hits = (at for at, text in lines if re.search(pattern, text) and text[:1] != "#")
+        return next(hits, otherwise)
 
     def find(self, name: str) -> Path | None:
         """Return a file that the job would find."""
@@ -106,7 +96,8 @@ class BatchScript:
     @cached_property
     def folders(self) -> Sequence[Path]:
         """The folders that the job may start in."""
-        chdir = self.asked("chdir", "workdir") or ""
+        option = self.option("chdir", "workdir")
+        chdir = (option and option.value) or ""
         return self._beside if "$" in chdir else [start / chdir for start in self._beside]
 
     @cached_property
@@ -118,7 +109,7 @@ def is_batch(path: Path) -> bool:
     """Return True for a file for sbatch: by its name, as a shell script, or by its directives."""
     if path.suffix in (".py", ".ipynb", ".pyw"):
         return False
-    if path.suffix in SUFFIXES:
+    if path.suffix in _SUFFIXES:
         return True
     try:
         with open_regular(path) as file:
@@ -132,7 +123,7 @@ def load(path: Path) -> BatchScript:
     """Read a batch script.
 
     Raises:
-        UserError: it is not there, not a file of text, or far too long or deep to be one.
+        UserError: it is not there, not a file of text, or far too long to be one.
     """
     try:
         with open_regular(path) as file:
@@ -144,55 +135,48 @@ def load(path: Path) -> BatchScript:
     if b"\0" in data:
         raise UserError(f"{path} is not text; name a batch script, or a Python script (.py)")
     try:
-        return parse(path, data.decode())
+        text = data.decode()
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8; store it as UTF-8 text") from None
-    except UnreadableError as error:
-        raise UserError(f"{path}: {error}; that is no batch script") from None
-
-
-def parse(path: Path, text: str) -> BatchScript:
-    """Return the parts of a batch script; `path` is only kept.
-
-    Raises:
-        UnreadableError: it is nested too deeply, or takes too long to parse.
-    """
     lines = tuple(text.split("\n"))  # a CR at their end is a finding
-    conflicts = tuple(
-        number for number, line in enumerate(lines, 1) if _CONFLICT.match(line.rstrip("\r"))
-    )
-    found: list[Command] = []
-    unread: list[int] = []
+    numbered = list(enumerate(lines, 1))
+    conflicts = tuple(at for at, line in numbered if _CONFLICT.match(line.rstrip("\r")))
+    commands = (
+        at for at, line in numbered
+        if line.strip() and not line.lstrip().startswith("#") and not _CONFLICT.match(line)
+    )  # fmt: skip
+    first = next(commands, None)
+    directives = (directive(at, line, first is None or at < first) for at, line in numbered)
     wrong = None
-    if not conflicts:
-        data = text.replace("\r\n", "\n").encode()
-        # zsh and ksh have words of their own, of which bash knows nothing.
-        if not lines[0].startswith("#!") or BASH.match(lines[0]):
-            wrong = rejected(data)
-        if wrong is None:
-            found, unread = commands(data)
-    first = _first(lines)
-    directives = tuple(
-        one
-        for number, (line, start) in enumerate(zip(lines, _starts(lines), strict=True), 1)
-        if (one := directive(number, start, line, first is None or number < first))
-    )
-    return BatchScript(
-        path, text, lines, directives, conflicts, first, tuple(found), wrong, tuple(unread)
-    )
+    # zsh and ksh have words of their own, of which bash knows nothing.
+    if not conflicts and (not lines[0].startswith("#!") or _BASH.match(lines[0])):
+        wrong = rejected(text.replace("\r\n", "\n"))
+    kept = tuple(line for line in directives if line is not None)
+    return BatchScript(path, text, lines, kept, conflicts, first, wrong)
 
 
-def _starts(lines: Sequence[str]) -> list[int]:
-    return [0, *itertools.accumulate(len(line) + 1 for line in lines[:-1])]
+def rejected(text: str, *, strictly: bool = False) -> tuple[int, str] | None:
+    """Return the line at which bash itself cannot read a script, and its words; None if it can.
 
-
-def _first(lines: Sequence[str]) -> int | None:
-    """Return the line at which sbatch stops: neither empty nor a comment."""
-    for number, line in enumerate(lines, 1):
-        if line.strip() and not line.lstrip().startswith("#") and not _CONFLICT.match(line):
-            return number
-    return None
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
+    Args:
+        strictly: a here-document without an end, of which bash only warns, is rejected, too.
+    """
+    bash = shutil.which("bash")
+    if bash is None:
+        return None
+    try:
+        # `-n` runs nothing, and without BASH_ENV no other file is read.
+        result = subprocess.run(
+            [bash, "--norc", "--noprofile", "-n"],
+            input=text.encode(),
+            env={"LC_ALL": "C"},
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+    except (subprocess.TimeoutExpired, OSError):
+        return 1, "bash does not come to an end with it"
+    if result.returncode == 0 and not (strictly and result.stderr):
+        return None
+    match = _REJECTED.search(result.stderr.decode(errors="replace"))
+    return (int(match[1]), match[2]) if match else (1, "bash crashes when it reads it")

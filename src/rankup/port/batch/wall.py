@@ -20,29 +20,29 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 SECONDS = 2.0  # in which a file that asks, starts and records nothing is given up
 _LONGEST = 5.0
 _PROCESSES = 400  # subshells of all files that were tried need a tenth
 _MEMORY = 1 << 29
 _MOST = 4 << 20  # bytes that are recorded
-RECORD, REPLY, TOKEN, FREE = 230, 231, 232, 233  # descriptors of the recorder in bash
+_RECORD, _REPLY, _TOKEN, _FREE = 230, 231, 232, 233  # descriptors of the recorder in bash
 
 _NO_NEW_PRIVS, _SET_FILTER = 38, 1
 _LISTENER = (1 << 3 | 1 << 5, 1 << 3)  # if it can be: no signal but a deadly one ends a question
-_ALLOW, _ERRNO, _ASK, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
 _RECEIVE, _SEND, _ADD = 0xC0502100, 0xC0182101, 0x40182103
 _EPERM, _EACCES, _EAGAIN, _ENOTTY, _ENOSYS, _CONTINUE = 1, 13, 11, 25, 38, 1
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 0x400000  # O_TMPFILE
 _EMPTY_PATH = 0x1000
 
+# For a machine: its column in the table of calls, its name and its number of `seccomp`.
+_MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}
 # Calls by name: for x86_64 and for aarch64; None where a machine has no such call.
-_CALLS: dict[str, tuple[int | None, int | None]] = {
+_ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "read": (0, 63), "write": (1, 64), "close": (3, 57), "lseek": (8, 62), "mmap": (9, 222),
     "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134),
     "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "pread64": (17, 67),
@@ -68,99 +68,72 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "poll": (7, None), "access": (21, None), "sched_getaffinity": (204, 123),
     "restart_syscall": (219, 128), "waitid": (247, 95), "sendmsg": (46, 211),
 }  # fmt: skip
-_SPECIAL: dict[str, tuple[int | None, int | None]] = {
-    "open": (2, None), "openat": (257, 56), "clone": (56, 220), "clone3": (435, 435),
-    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
-    "ioctl": (16, 29),
-}  # fmt: skip
-_MACHINES = {"x86_64": (0, 0xC000003E, 317, 157), "aarch64": (1, 0xC00000B7, 277, 167)}
+
+# Lines of the filter: code, where to go on if true and if false, operand.
+_Lines = tuple[tuple[int, int, int, int], ...]
 
 
-@dataclass(frozen=True)
-class Started:
-    """A program that a process behind the wall wanted to start by a path.
-
-    Attributes:
-        words: as it was called.
-        environment: what it would have had.
-    """
-
-    words: tuple[str, ...]
-    environment: dict[str, str]
+def _load(offset: int) -> _Lines:
+    return ((0x20, 0, 0, offset),)
 
 
-@dataclass
-class Watcher:
-    """What is done about that which comes from behind the wall.
-
-    Attributes:
-        record: takes the fields of a record; what it returns is answered, None is not.
-        starts: takes a program that would be started.
-    """
-
-    record: Callable[[list[str]], str | None]
-    starts: Callable[[Started], None]
+def _unless(code: int, operand: int) -> _Lines:
+    """Pass over the next line where the loaded word is not equal to, or has no bit of, this."""
+    return ((code, 0, 1, operand),)
 
 
-@cache
-def _call(machine: str, name: str) -> int | None:
-    return {**_CALLS, **_SPECIAL}[name][_MACHINES[machine][0]]
+def _end(verdict: int) -> _Lines:
+    return ((0x06, 0, 0, verdict),)
 
 
-def _program(machine: str) -> bytes:
+def _refuse(error: int) -> _Lines:
+    return _end(0x00050000 | error)
+
+
+_EQUAL, _BITS = 0x15, 0x45
+_ALLOW, _ASK, _KILL = _end(0x7FFF0000), _end(0x7FC00000), _end(0x80000000)
+
+
+def _asked_if_written(flags: int) -> _Lines:
+    """A file that is opened for writing, by the argument of that number, is asked about."""
+    return (*_load(16 + 8 * flags), *_unless(_BITS, _WRITES), *_ASK, *_ALLOW)
+
+
+# Calls that are asked about, and others with a verdict of their own.
+_JUDGED: dict[str, tuple[tuple[int | None, int | None], _Lines]] = {
+    "open": ((2, None), _asked_if_written(1)),
+    "openat": ((257, 56), _asked_if_written(2)),
+    "execve": ((59, 221), _ASK),
+    # By a descriptor alone: how bash itself is started, and never starts anything.
+    "execveat": (
+        (322, 281),
+        (*_load(16 + 8 * 4), *_unless(_EQUAL, _EMPTY_PATH), *_ALLOW, *_refuse(_EACCES)),
+    ),
+    "clone": ((56, 220), _ASK),
+    "fork": ((57, None), _ASK),
+    "vfork": ((58, None), _ASK),
+    "clone3": ((435, 435), _refuse(_ENOSYS)),
+    "ioctl": ((16, 29), _refuse(_ENOTTY)),
+}
+
+
+def _filter(column: int, arch: int) -> bytes:
     """The filter, as the kernel takes it."""
-    at, arch, _, _ = _MACHINES[machine]
-    lines: list[tuple[int, int, int, int]] = [
-        (0x20, 0, 0, 4),  # the machine of the call
-        (0x15, 1, 0, arch),
-        (0x06, 0, 0, _KILL),
-        (0x20, 0, 0, 0),  # its number
-    ]
-
-    def on(name: str, *then: tuple[int, int, int, int]) -> None:
-        number = _SPECIAL[name][at]
-        if number is not None:
-            lines.append((0x15, 0, len(then), number))
-            lines.extend(then)
-
-    def argument(number: int) -> int:
-        return 16 + 8 * number
-
-    on("execve", (0x06, 0, 0, _ASK))
-    on(
-        "execveat",  # by a descriptor alone: how bash itself is started, and never starts anything
-        (0x20, 0, 0, argument(4)),
-        (0x15, 0, 1, _EMPTY_PATH),
-        (0x06, 0, 0, _ALLOW),
-        (0x06, 0, 0, _ERRNO | _EACCES),
-    )
-    for name, flags in (("openat", 2), ("open", 1)):
-        on(
-            name,
-            (0x20, 0, 0, argument(flags)),
-            (0x45, 0, 1, _WRITES),
-            (0x06, 0, 0, _ASK),
-            (0x06, 0, 0, _ALLOW),
-        )
-    for name in ("clone", "fork", "vfork"):
-        on(name, (0x06, 0, 0, _ASK))
-    on("clone3", (0x06, 0, 0, _ERRNO | _ENOSYS))
-    on("ioctl", (0x06, 0, 0, _ERRNO | _ENOTTY))
-    for numbers in _CALLS.values():
-        if numbers[at] is not None:
-            lines.append((0x15, 0, 1, numbers[at] or 0))
-            lines.append((0x06, 0, 0, _ALLOW))
-    lines.append((0x06, 0, 0, _ERRNO | _EPERM))
+    lines = [*_load(4), (_EQUAL, 1, 0, arch), *_KILL, *_load(0)]
+    calls = [*_JUDGED.values(), *((numbers, _ALLOW) for numbers in _ALLOWED.values())]
+    for numbers, then in calls:
+        if (number := numbers[column]) is not None:
+            lines += [(_EQUAL, 0, len(then), number), *then]
+    lines += _refuse(_EPERM)
     return b"".join(struct.pack("HBBI", *line) for line in lines)
 
 
-def _raise_wall(machine: str, program: bytes) -> int:
+def _raise_wall(number: int, program: bytes) -> int:
     """Put this process behind the wall; return the descriptor by which it asks."""
     libc = ctypes.CDLL(None, use_errno=True)
     code = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
     held = ctypes.create_string_buffer(head, len(head))
-    number = _MACHINES[machine][2]
     if libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
     libc.syscall.restype = ctypes.c_long
@@ -173,8 +146,20 @@ def _raise_wall(machine: str, program: bytes) -> int:
     raise OSError(ctypes.get_errno(), "seccomp")
 
 
-def run(text: str, words: Sequence[str], environment: Mapping[str, str], watcher: Watcher) -> bool:
-    """Let bash execute a text behind the wall; True where it came to its end.
+class Watcher(Protocol):
+    """What is done about that which comes from behind the wall."""
+
+    def record(self, fields: list[str]) -> str:
+        """Take the fields of a record; return what bash is answered."""
+
+    def starts(self, words: list[str], environment: dict[str, str]) -> None:
+        """Take a program that would be started by a path, and what its environment would be."""
+
+
+def run(
+    text: str, words: Sequence[str], environment: Mapping[str, str], watcher: Watcher
+) -> int | None:
+    """Let bash execute a text behind the wall; its exit status, None where it did not end.
 
     Raises:
         OSError: there is no wall to be had here, or no bash; nothing was executed.
@@ -182,31 +167,31 @@ def run(text: str, words: Sequence[str], environment: Mapping[str, str], watcher
     machine, bash = platform.machine(), shutil.which("bash")
     if machine not in _MACHINES or bash is None:
         raise OSError(_ENOSYS, "no wall for this machine, or no bash")
-    program = _program(machine)
+    column, arch, seccomp = _MACHINES[machine]
+    program = _filter(column, arch)
     ours, theirs = socket.socketpair()
-    ends = [os.pipe() for _ in range(3)]
-    (records, to_us), (to_them, replies), (token, free) = ends
+    (records, to_us), (to_them, replies), (token, free) = (os.pipe() for _ in range(3))
     opened = os.open(bash, os.O_RDONLY)
     null = os.open(os.devnull, os.O_RDWR)
 
     def enter() -> None:
-        for at, fd in ((RECORD, to_us), (REPLY, to_them), (TOKEN, token), (FREE, free)):
+        for at, fd in ((_RECORD, to_us), (_REPLY, to_them), (_TOKEN, token), (_FREE, free)):
             os.dup2(fd, at, inheritable=True)
-        limits = (
+        for which, most in (
             (resource.RLIMIT_CPU, int(SECONDS)),
             (resource.RLIMIT_AS, _MEMORY),
             (resource.RLIMIT_FSIZE, 0),
             (resource.RLIMIT_CORE, 0),
-        )
-        for which, most in limits:
+        ):
             resource.setrlimit(which, (most, most))
-        listener = _raise_wall(machine, program)
+        listener = _raise_wall(seccomp, program)
         socket.send_fds(theirs, [b"."], [listener])
         called = ["bash", "--norc", "--noprofile", "-c", text, *words]
         os.execve(opened, called, dict(environment))  # noqa: S606
 
     try:
         os.write(free, b".")
+        os.set_blocking(replies, False)
         child = subprocess.Popen(
             [bash],
             stdin=null,
@@ -220,15 +205,14 @@ def run(text: str, words: Sequence[str], environment: Mapping[str, str], watcher
     else:
         os.close(to_us)
         to_us = -1
-        _, listeners, _, _ = socket.recv_fds(ours, 1, 1)
+        _, [listener], _, _ = socket.recv_fds(ours, 1, 1)
         try:
-            watch = _Watch(machine, listeners[0], records, replies, null, watcher)
-            return watch.until(child)
+            return _Watch(column, listener, records, replies, null, watcher).until(child)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-            os.close(listeners[0])
+            os.close(listener)
     finally:
         ours.close()
         theirs.close()
@@ -241,14 +225,15 @@ class _Watch:
     """What comes from behind the wall, until it ends or its time is over."""
 
     def __init__(
-        self, machine: str, listener: int, records: int, replies: int, null: int, watcher: Watcher
+        self, column: int, listener: int, records: int, replies: int, null: int, watcher: Watcher
     ) -> None:
-        self._machine, self._listener, self._null = machine, listener, null
+        self._calls = {numbers[column]: name for name, (numbers, _) in _JUDGED.items()}
+        self._listener, self._null = listener, null
         self._records, self._replies, self._watcher = records, replies, watcher
         self._forks = self._size = 0
         self._rest = b""
 
-    def until(self, child: subprocess.Popen[bytes]) -> bool:
+    def until(self, child: subprocess.Popen[bytes]) -> int | None:
         end = time.monotonic() + _LONGEST
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
@@ -256,15 +241,14 @@ class _Watch:
         while time.monotonic() < end and self._size < _MOST and self._forks <= _PROCESSES:
             events = dict(poll.poll(SECONDS * 1000))
             if not events:  # it goes round, or waits for what does not come
-                return False
+                return None
             if events.get(self._listener, 0) & select.POLLIN:
                 self._asked()
             elif events.get(self._records, 0) & select.POLLIN:
                 self._recorded()
             else:  # the last process behind the wall has ended
-                child.wait()
-                return True
-        return False
+                return child.wait()
+        return None
 
     def _recorded(self) -> None:
         data = os.read(self._records, 1 << 16)
@@ -275,9 +259,10 @@ class _Watch:
             if not fields[at].isdigit() or at + 1 + int(fields[at]) > len(fields):
                 break
             first, at = at + 1, at + 1 + int(fields[at])
-            reply = self._watcher.record([one.decode(errors="replace") for one in fields[first:at]])
-            if reply is not None:
-                os.write(self._replies, reply.replace("\0", "").encode()[:4000] + b"\0")
+            words = [text.decode(errors="replace") for text in fields[first:at]]
+            reply = self._watcher.record(words).replace("\0", "").encode()[:4000]
+            with suppress(BlockingIOError):  # a file that writes here by itself, and reads nothing
+                os.write(self._replies, reply + b"\0")
         self._rest = b"\0".join([*fields[at:], self._rest])
 
     def _asked(self) -> None:
@@ -288,11 +273,12 @@ class _Watch:
             return
         number, pid, _, call, _, _, *arguments = struct.unpack("=QIIiIQ6Q", asked.tobytes())
         value, error, flags = 0, 0, 0
-        if call in (_call(self._machine, "open"), _call(self._machine, "openat")):
+        name = self._calls.get(call, "")
+        if name in ("open", "openat"):
             value, error = self._nothing(number)
-        elif call == _call(self._machine, "execve"):
+        elif name == "execve":
             with suppress(OSError, ValueError):
-                self._watcher.starts(_started(pid, arguments[1], arguments[2]))
+                self._watcher.starts(*_started(pid, arguments[1], arguments[2]))
             error = -_EACCES
         else:
             self._forks += 1
@@ -309,14 +295,14 @@ class _Watch:
             return 0, -_EACCES
 
 
-def _started(pid: int, words: int, environment: int) -> Started:
+def _started(pid: int, words: int, environment: int) -> tuple[list[str], dict[str, str]]:
     """What a process asks the kernel to start, from its memory."""
     with Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
 
         def texts(at: int) -> list[str]:
-            found: list[str] = []
-            while len(found) < 4096:
-                memory.seek(at + 8 * len(found))
+            listed: list[str] = []
+            while len(listed) < 4096:
+                memory.seek(at + 8 * len(listed))
                 (place,) = struct.unpack("=Q", memory.read(8))
                 if not place:
                     break
@@ -325,8 +311,8 @@ def _started(pid: int, words: int, environment: int) -> Started:
                     memory.seek(place + len(text))
                     # Not over the end of a page: the next one may not be there.
                     text += memory.read(4096 - (place + len(text)) % 4096)
-                found.append(text.partition(b"\0")[0].decode(errors="replace"))
-            return found
+                listed.append(text.partition(b"\0")[0].decode(errors="replace"))
+            return listed
 
-        pairs = (one.partition("=") for one in texts(environment))
-        return Started(tuple(texts(words)), {name: value for name, _, value in pairs})
+        pairs = (text.partition("=") for text in texts(environment))
+        return texts(words), {name: value for name, _, value in pairs}

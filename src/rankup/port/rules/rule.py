@@ -64,7 +64,7 @@ class Rule:
             rule's page, `docs/rules/CODE.md`, with examples that are tested.
         frameworks: whether it holds also where a framework (fastai, Lightning, …) trains.
         whole: whether it draws a conclusion from commands of a batch file that are not there, so
-            that it is left out where a statement could not be parsed.
+            that it is left out where bash did not come to the end, or something unknown decided.
     """
 
     code: str

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from . import recorder
+from .leaving import TRAINING
 from .state import Call, State, fingerprint, from_json, main_frame, stack_of, to_json
 from .verdict import verdict
 
@@ -98,6 +99,9 @@ class Watch(threading.Thread):
         if not still:
             self._counts, self._moved = counts, now
         if (still or ticks % _IDLE_POLL == 0) and self._asked():
+            return True
+        if still and (text := TRAINING.missing(self._store, self._rank, self._size)):
+            self._end(text)
             return True
         # A stack costs nothing; all else is read only where nothing has moved for long.
         self._timeout = recorder.timeout(dist.group.WORLD) or self._timeout
@@ -198,6 +202,16 @@ class Watch(threading.Thread):
         finally:
             self._end_silent(states)
             self._store.set(f"{_PREFIX}/done", "1")
+            _leave()
+
+    def _end(self, text: str) -> None:
+        """Say why this rank waits in vain, and end it."""
+        if self._tell is not None:
+            self._tell(text)
+            return
+        try:
+            _publish(text)
+        finally:
             _leave()
 
     def _gather(self, number: int, states: dict[int, State]) -> None:
