@@ -35,7 +35,7 @@ for epoch in range(2):
     acc = (out.argmax(1) == y).sum().item() / len(y)
     print(f"epoch {epoch}: acc {acc:.4f}")
     tell("pictures", len(draw(model, n=x.shape[0])))
-    history.append(out.detach().numpy()[:2])
+    history.append(out.detach().numpy()[-2:])
     means.append(x.mean().item())
 np.save("history.npy", np.stack(history))
 torch.save({"shown": x, "made": out.detach(), "epoch": epoch}, "shown.pt")
@@ -44,7 +44,7 @@ with open("means.pkl", "wb") as file:
     pickle.dump({"means": means, "epochs": 2}, file)
 with open("means.csv", "w") as table:
     table.write(f"{means[-1]:.4f}\n")
-Image.fromarray((255 * x[:2].numpy()).astype("uint8")).save("picture.png")
+Image.fromarray((255 * x[-2:].numpy()).astype("uint8")).save("picture.png")
 plt.plot(means)
 plt.savefig("means.pdf")
 torch.save(model.state_dict(), "model.pt")

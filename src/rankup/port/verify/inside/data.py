@@ -15,7 +15,7 @@ from ....sandbox.inside.devices import change_arguments, not_pinned
 from ....sandbox.inside.hooks import replaces
 from ..protocol import Run
 from .cut import at_most, is_index, scale, shorten_samplers, shuffles, spread
-from .draws import Progress, fingerprints, restore, seed, states, states_differ
+from .draws import Progress, fingerprints, restore, seed, states
 
 NUMBER = "_rankup_number"  # attribute of a data set that was cut
 _STEPS = 12  # samples after which their scales come again
@@ -340,9 +340,6 @@ class Data:
             raise
         finally:
             drawn, self._drawn = self._drawn, None
-        placed = any(isinstance(one[1], int) for one in drawn or ())
-        if placed and not self._run.free and states_differ(kept):
-            progress.leave("random numbers that a collate function or a sampler draws for a batch")
         grad = torch.is_grad_enabled()
         samples = [one for number, *one in drawn or () if number == drawing.dataset]
         progress.batch, progress.calls = [place for place, _ in samples], 0

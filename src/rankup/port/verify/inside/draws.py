@@ -118,18 +118,6 @@ def restore(kept: tuple[Any, Any, Any]) -> None:
     torch.set_rng_state(kept[2])
 
 
-def states_differ(kept: tuple[Any, Any, Any]) -> bool:
-    """True where something was drawn since `states` returned these."""
-    import numpy as np
-    import torch
-
-    return (
-        kept[0] != random.getstate()
-        or pickle.dumps(kept[1]) != pickle.dumps(np.random.get_state())
-        or not torch.equal(kept[2], torch.get_rng_state())
-    )
-
-
 def seed(key: object) -> None:
     """Seed Python, NumPy and torch by the text of a key."""
     import numpy as np
