@@ -440,6 +440,14 @@ def test_what_passes_is_not_compared(one: str, other: str) -> None:
     assert (a.words, a.numbers) == (b.words, b.numbers)
 
 
+def test_a_number_of_many_digits_is_no_date() -> None:
+    one, other = (
+        lines.parse(f'{{"loss": {loss}, "time": 1795958041.4756265}}')
+        for loss in (5.623811721801758, 5.623812437057495)
+    )
+    assert (one.words, len(one.numbers)) == (other.words, 2)
+
+
 @pytest.mark.parametrize("unit", ["min", "s", "sec", "seconds", "ms"])
 def test_a_number_before_a_word_that_may_be_a_unit_is_a_number(unit: str) -> None:
     one, other = (lines.parse(f"valid {value} {unit} 0.5") for value in ("0.91", "0.97"))

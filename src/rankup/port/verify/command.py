@@ -147,7 +147,7 @@ def _compared(
 
 def _cut(made: start.Made, planned: int) -> str:
     """Why not all runs were made; empty where they were."""
-    if made.why == "time":
+    if made.why == "time" and len(made.outcomes) < planned:
         done = len(made.outcomes)
         return f"time: {done} of {planned} runs were made in {made.limits.seconds:.0f} s"
     if made.why == "memory":

@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])")
-_DAY = r"\d{4}-?\d\d-?\d\d"
+_DAY = r"\d{4}-\d\d-\d\d"
 _TIME = r"\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?"
 # Dates, times of day, addresses, speeds: no two runs print the same. A duration stays a number: the
 # script's own clock goes by its calls, and `0.91 min 0.7` may be a minimum.
 _PASSING = re.compile(
-    rf"{_DAY}[T _-]\d{{6}}|{_DAY}|{_TIME}|0x[0-9a-f]+|"
+    rf"(?<![\d.])\d{{8}}[T_-]\d{{6}}(?!\d)|{_DAY}|{_TIME}|0x[0-9a-f]+|"
     r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?\s?(?:it/s|s/it|samples/s|img/s)\b",
     re.IGNORECASE,
 )

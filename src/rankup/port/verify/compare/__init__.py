@@ -11,7 +11,6 @@ from ..verdict import CHECKS, Result, differs, merged
 from . import output, samples, training
 from .output import Known
 from .said import NOTHING, Said
-from .saved import saved
 
 _BROKEN = (
     "the process that starts the ranks has ended, in this run or the one before: killed by one of "
@@ -61,7 +60,7 @@ def _of_port(original: Seen, port: Seen, known: Known) -> dict[str, Result]:
         "evaluation": output.evaluation(original, port, known),
         "output": output.output(original, port, known),
     }
-    return found if port.run.free else {**found, "saved": saved(original, port, known)}
+    return found if port.run.free else {**found, "saved": output.saved(original, port, known)}
 
 
 def _failed(why: str) -> dict[str, Result]:

@@ -1,4 +1,4 @@
-"""Checks 4 and 5: what is evaluated, printed and written is what the original leaves.
+"""Checks 4 to 6: what is evaluated, printed, written and saved is what the original leaves.
 
 A port promises the original's numbers, but for those of which `port` says that they are of rank 0's
 part of the batches. These are told from wrong ones by a further run, in which the parts of each
@@ -21,6 +21,7 @@ from ..verdict import Result, differs
 from .said import NOTHING, Said
 from .samples import evaluations, unreached
 
+_SHOWN = 3  # values of a file that are named
 # A number of a line: the file it is in ("" for what is printed), the line's words, its place there.
 Place = tuple[str, str, int]
 
@@ -141,6 +142,40 @@ def output(original: Seen, port: Seen, known: Known) -> Result:
     if not files and not lines and not original.ranks[0].written():
         return Result("-", "prints nothing")
     return Result("same", f"{words(files, 'file', 'files')}, {words(lines, 'line', 'lines')}")
+
+
+def saved(original: Seen, port: Seen, known: Known) -> Result:
+    """What the ranks have compared; what none of them could is not seen."""
+    events = [event for rank in port.ranks for event in rank.of("compared")]
+    opened = openings(original)
+    wrong: list[str] = []
+    own: list[str] = []
+    unseen: list[str] = []
+    values = models = 0
+    for event in events:
+        path = event["path"]
+        unseen += [f"{path}: {why}" for why in event["unseen"]]
+        values += event.get("values", 0)
+        models += event.get("models", 0)
+        bad: list[str] = []
+        for place, why, array in event.get("wrong", ()):
+            right = array or known.apart is None or (path, place) not in known.apart
+            said = known.said.covers(opened.get(path, ())) or known.said.written
+            text = f"{path}: {place} {why}" if place else f"{path} {why}"
+            (own if port.world > 1 and right and said else bad).append(text)
+        wrong += bad[:_SHOWN]
+        if len(bad) > _SHOWN:
+            wrong.append(f"{path}: {len(bad) - _SHOWN} more of its values differ")
+    more = tuple(dict.fromkeys(unseen))
+    if wrong:
+        return Result("differs", "", tuple(wrong), unseen=more)
+    if own:
+        return Result("rank 0's", words(len(own), "value", "values"), tuple(own), unseen=more)
+    if not values:
+        return Result("not seen" if more else "-", "" if more else "saves nothing", unseen=more)
+    files = words(sum(bool(event.get("values")) for event in events), "file", "files")
+    shown = words(models, "model", "models") if models else words(values, "value", "values")
+    return Result("same", f"{files}, {shown}", unseen=more)
 
 
 def differences(original: Seen, port: Seen) -> list[Unlike]:

@@ -34,6 +34,7 @@ _ARRAY = 2e-3  # relative, of all values of an array together
 _SHADES, _PIXELS = 8, 1e-3  # of 256; the share of a picture's values that may be further apart
 _RANDOM_STATES = {("uint8", (5056,)), ("uint8", (16,)), ("uint32", (624,))}
 _MODULE = "module."
+_OPTIMIZER = {"state", "param_groups"}  # of a state dict
 _FEW = 3  # names that are shown
 _SAFE = {
     "builtins": "bool bytearray bytes complex dict float frozenset int list object set slice str "
@@ -232,8 +233,7 @@ def compare(
         folders: in which both have run, the original's first.
     """
     found = Comparison()
-    inner = _Groups(found)
-    left, right = inner.take(ours), inner.take(theirs)
+    left, right = _groups(ours), _groups(theirs)
     for place in left.keys() & right.keys():
         _models(found, place, left[place], right[place])
     for place in left.keys() - right.keys():
@@ -269,37 +269,31 @@ def _at(place: str) -> str:
     return f"at {place}" if place else "in it"
 
 
-class _Groups:
-    """Tensors that are compared together: those of a model, and of an optimizer those of a kind."""
-
-    def __init__(self, found: Comparison) -> None:
-        self._found = found
-
-    def take(self, value: Any, place: str = "", depth: int = 0) -> dict[str, dict[str, Any]]:
-        """Return the groups below a value, by their places."""
-        if isinstance(value, Kept) and isinstance(value.state, Mapping):
-            if "_parameters" in value.state and "_modules" in value.state:
-                return {place: dict(_state_of(value))}
-            return {}
-        if not isinstance(value, Mapping) or depth > _DEPTH:
-            return {}
-        if _is_state(value):
-            return {place: {str(name): one for name, one in value.items()}}
-        if value.keys() >= {"state", "param_groups"}:
-            kinds: dict[str, dict[str, Any]] = defaultdict(dict)
-            for number, one in value["state"].items() if _is_dict(value["state"]) else ():
-                for name, tensor in one.items() if _is_dict(one) else ():
-                    if getattr(tensor, "shape", ()):
-                        kinds[f"{place}['state'][...][{name!r}]"][str(number)] = tensor
-            return kinds
-        found: dict[str, dict[str, Any]] = {}
+def _groups(value: Any, place: str = "", depth: int = 0) -> dict[str, dict[str, Any]]:
+    """Tensors that are compared together, by their places: a model's, an optimizer's of a kind."""
+    if isinstance(value, Kept) and isinstance(value.state, Mapping):
+        whole = "_parameters" in value.state and "_modules" in value.state
+        return {place: dict(_state_of(value))} if whole else {}
+    if not isinstance(value, Mapping) or depth > _DEPTH:
+        return {}
+    if _is_state(value):
+        return {place: {str(name): one for name, one in value.items()}}
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    if value.keys() >= _OPTIMIZER:
+        for number, name, one in _kept_by(value["state"]):
+            if getattr(one, "shape", ()):
+                found[f"{place}['state'][...][{name!r}]"][str(number)] = one
+    else:
         for key, one in value.items():
-            found |= self.take(one, f"{place}[{key!r}]", depth + 1)
-        return found
+            found |= _groups(one, f"{place}[{key!r}]", depth + 1)
+    return found
 
 
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, Mapping)
+def _kept_by(state: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """What an optimizer keeps: the parameter's number, a name, and the value."""
+    for number, kept in state.items() if isinstance(state, Mapping) else ():
+        for name, value in kept.items() if isinstance(kept, Mapping) else ():
+            yield number, name, value
 
 
 def _is_state(value: Mapping[Any, Any]) -> bool:
@@ -373,36 +367,29 @@ def _flat(
     if depth > _DEPTH:
         found.unseen.append(f"{place}: it lies too deep")
         return
-    inner: Iterable[tuple[str, Any]]
     if isinstance(value, Mapping):
-        optimizer = value.keys() >= {"state", "param_groups"}
         for key, one in value.items():
-            if optimizer and key == "state":
-                yield from _steps(one, f"{place}['state']")
+            where = f"{place}[{key!r}]"
+            if key == "state" and value.keys() >= _OPTIMIZER:
+                for number, name, kept in _kept_by(one):
+                    if not getattr(kept, "shape", ()):
+                        yield f"{where}[{number!r}][{name!r}]", kept
             else:
-                yield from _flat(one, taken, found, f"{place}[{key!r}]", depth + 1)
+                yield from _flat(one, taken, found, where, depth + 1)
         return
     if isinstance(value, list | tuple | deque):
-        inner = ((f"{place}[{number}]", one) for number, one in enumerate(value))
+        inner = [(f"{place}[{number}]", one) for number, one in enumerate(value)]
     elif isinstance(value, set | frozenset):
-        inner = ((f"{place}[{number}]", one) for number, one in enumerate(sorted(value, key=repr)))
+        inner = [(f"{place}[{number}]", one) for number, one in enumerate(sorted(value, key=repr))]
     elif isinstance(value, Kept):
         yield f"{place}.__class__", value.path
         parts = {"()": value.given, "": value.state, "[]": value.items}
-        inner = ((place + name, one) for name, one in parts.items() if one)
+        inner = [(place + name, one) for name, one in parts.items() if one]
     else:
         yield place, value
         return
     for where, one in inner:
         yield from _flat(one, taken, found, where, depth + 1)
-
-
-def _steps(state: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """What an optimizer keeps that is no tensor of a parameter's shape."""
-    for number, one in state.items() if _is_dict(state) else ():
-        for name, value in one.items() if _is_dict(one) else ():
-            if not getattr(value, "shape", ()):
-                yield f"{place}[{number!r}][{name!r}]", value
 
 
 def _array(value: Any) -> Any:
