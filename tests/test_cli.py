@@ -131,7 +131,7 @@ def test_usage(rankup_here: RunRankup, tmp_path: Path, words: list[str], said: s
     ("words", "said"),
     [
         ("--strategy fsdp bare", r"stands behind .* \[OPTIONS\] bare --strategy "),
-        ("--no-reshard bare", r"\[OPTIONS\] bare --no-reshard "),
+        ("--no-async-checkpoints bare", r"\[OPTIONS\] bare --no-async-checkpoints "),
         ("--vocab=byte language-model", r"\[OPTIONS\] language-model --vocab "),
         ("--vocab byte train.py", r"\[OPTIONS\] language-model --vocab "),
         ("--vocab byte bare", "No such option: --vocab"),

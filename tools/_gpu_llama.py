@@ -114,9 +114,9 @@ def strict(number: int, reached: list[int]) -> Iterator[None]:
     """In step `number` every wait of the host for the GPU is an error."""
     import torch
 
-    from rankup.train.step import Stepper
+    from rankup.train.step import Trainer
 
-    inner = Stepper.take
+    inner = Trainer.take
 
     @functools.wraps(inner)
     def take(self: Any, step: Any, stop: Any) -> Any:
@@ -131,11 +131,11 @@ def strict(number: int, reached: list[int]) -> Iterator[None]:
             if torch.cuda.is_available():
                 torch.cuda.set_sync_debug_mode("default")
 
-    Stepper.take = take  # type: ignore[method-assign]
+    Trainer.take = take  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Stepper.take = inner  # type: ignore[method-assign]
+        Trainer.take = inner  # type: ignore[method-assign]
 
 
 def tried(words: list[str], data: Path, directory: Path, world: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rankup.base import gone
 from rankup.base.errors import UserError
 from rankup.launch import weights as module
 from rankup.launch.weights import export
-from rankup.runtime.folder import fingerprint
+from rankup.runtime.restore import fingerprint
 from rankup.runtime.world import World
 from rankup.site import rundir
 from rankup.train.checkpoint import Saved, Saver

@@ -149,7 +149,7 @@ def test_the_job_script_is_that_of_the_file(
     written.write_text(out)
     log = next(line for line in out.splitlines() if line.startswith("#SBATCH --output="))
     Path(log.partition("=")[2]).parent.mkdir(parents=True)
-    assert user.run(written.name, verb="check").stdout.splitlines()[-1] == "nothing found"
+    assert user.run(written.name, verb="check").stdout.splitlines()[-1].startswith("nothing found")
 
 
 def test_directives_have_their_own_options_or_go_through(user: User) -> None:
@@ -284,6 +284,10 @@ def test_check_names_the_way_out_of_an_error(user: User) -> None:
     user.file.write_text(f"#!/bin/bash\n{ONE}#SBATCH --cpus-per-task=8\n{ALONE}\n")
     lines = user.run("job.sbatch", verb="check", code=1).stdout.splitlines()
     assert lines[-1] == "found 1 warning"
+    # Where it would refuse, it is not named.
+    user.file.write_text(f"{TIME}{ONE}accelerate launch --num_processes 8 train.py\n")
+    lines = user.run("job.sbatch", verb="check", code=1).stdout.splitlines()
+    assert lines[-1] == "found 1 error"
 
 
 PROBE = """

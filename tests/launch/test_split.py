@@ -96,13 +96,13 @@ def test_ranks_without_a_micro_batch_are_counted_with_their_groups() -> None:
     ("args", "said"),
     [
         (["--pp-schedule", "gpipe"], "--pp-schedule gpipe does nothing without --pp"),
-        (["--no-reshard"], "--no-reshard does nothing where weights are not sharded"),
+        (["--zero", "2"], "--zero 2 does nothing where weights are not sharded"),
         (
             ["--strategy", "pp", "--global-batch", "8", "--micro-batch", "8"],
             "each pipeline has 1 micro-batches at a time for 2 stages, so most stages wait",
         ),
     ],
-    ids=["schedule", "reshard", "empty pipeline"],
+    ids=["schedule", "zero", "empty pipeline"],
 )
 def test_what_does_nothing_is_said(args: list[str], said: str) -> None:
     [note] = request.split_notes(_job("--global-batch", "32", *args), 1, 2)

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from rankup.base.errors import UserError
 from rankup.parallel.build import Built, build
@@ -22,8 +24,9 @@ Batch = tuple[torch.Tensor, ...]
 
 
 class Stack(nn.Sequential):
-    def tensor_plan(self) -> dict[str, str]:
-        return {"0": "column-gathered", "2": "column", "4": "row"}
+    def tensor_plan(self) -> dict[str, ParallelStyle]:
+        gathered = ColwiseParallel(output_layouts=Replicate())
+        return {"0": gathered, "2": ColwiseParallel(), "4": RowwiseParallel()}
 
 
 def _stack() -> nn.Module:

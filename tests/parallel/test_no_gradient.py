@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 
 from rankup.parallel.build import build
 from rankup.parallel.choices import Choices
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
+from rankup.parallel.tensor.styles import Replicated
 from rankup.runtime.world import World
 from rankup.train.options import TrainOptions
 from tests.pool import RankPool
@@ -49,7 +51,8 @@ class Spare(SmallLM):
         for name in self.without:
             model.get_parameter(name).requires_grad_(False)
         plan = model.tensor_plan()  # type: ignore[operator]
-        more = {"blocks.0.feed_forward.gate": "column", "blocks.0.spare": "replicate"}
+        gate = ColwiseParallel()
+        more = {"blocks.0.feed_forward.gate": gate, "blocks.0.spare": Replicated()}
         model.tensor_plan = lambda: {**plan, **more}
         return model
 

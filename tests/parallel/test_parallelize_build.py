@@ -152,20 +152,20 @@ def _unused(world: World) -> list[str]:
     forget()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        parallelize(stack, sgd, "ddp", plan={}, reshard=False)
+        parallelize(stack, sgd, "ddp", plan={}, zero=2)
     return [str(warning.message) for warning in caught if "does nothing" in str(warning.message)]
 
 
 def test_options_that_do_nothing_are_named_once(ranks: RankPool) -> None:
     said, others = ranks.run(2, _unused)
-    assert [text.split()[0] for text in said] == ["plan", "reshard=False"]
+    assert [text.split()[0] for text in said] == ["plan", "zero=2"]
     assert others == []
 
 
 def _other_code(world: World) -> None:
     forget()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rankup.runtime.probe.fingerprint", lambda: {"torch": str(world.rank)})
+        patch.setattr("rankup.runtime.world.fingerprint", lambda: {"torch": str(world.rank)})
         with pytest.raises(RuntimeError, match="the ranks run different code"):
             parallelize(stack, sgd, "fsdp")
 
@@ -253,11 +253,10 @@ def test_a_break_makes_more_graphs(ranks: RankPool, strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_what_is_not_compiled_is_warned_of_once(ranks: RankPool, strategy: str) -> None:
-    kind = "Broken" if strategy == "ddp" else "Breaking"
     (graphs, warned), other = ranks.run(2, _compiled, strategy, True)
     assert graphs == 0
     assert warned == [
-        f"compile=True: torch made no graph of a {kind} as a whole (TORCHDYNAMO_DISABLE=1 is set: "
+        "compile=True: torch made no graph of a Breaking as a whole (TORCHDYNAMO_DISABLE=1 is set: "
         "unset it), so that it may run as it is"
     ]
     assert other == (0, [])

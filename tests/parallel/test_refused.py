@@ -15,7 +15,7 @@ from rankup.base.errors import UserError
 from rankup.runtime.world import World
 from rankup.train.options import TrainOptions
 from tests.pool import RankPool
-from tests.train.runs import Report, train_images, train_task
+from tests.train.runs import Report, final_model, train_images, train_task
 
 from .tasks import SmallLM
 from .test_same_run import SGD
@@ -56,7 +56,7 @@ def test_unused_parameters_are_named(ranks: RankPool, tmp_path: Path) -> None:
 
 def test_what_a_sharded_model_does_not_use_stays_as_it_was(ranks: RankPool, tmp_path: Path) -> None:
     assert _refused(ranks, tmp_path, _Unused, strategy="fsdp") == ""
-    state = torch.load(tmp_path / "model-final.pt", weights_only=True)
+    state = final_model(tmp_path)
     assert state["spare.weight"].isfinite().all()
 
 

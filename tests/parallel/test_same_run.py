@@ -15,7 +15,7 @@ from rankup.parallel.choices import Choices
 from rankup.parallel.initial import initialize
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
-from rankup.runtime.folder import SafeReader
+from rankup.runtime.restore import SafeReader
 from rankup.runtime.world import World
 from rankup.train.optimizer import build_optimizer
 from rankup.train.options import TrainOptions
@@ -63,13 +63,13 @@ REST = [
     _case("dp x pp, interleaved", 2, 2, 1, 1, pp_schedule="interleaved"),
     _case("tp x pp, gpipe", 2, 1, 1, 2, pp_schedule="gpipe"),
     _case(
-        "fsdp, kept, half recomputed", 1, 1, 2, 1, reshard=False,
+        "fsdp, zero 2, half recomputed", 1, 1, 2, 1, zero="2",
         activation_checkpointing="selective",
     ),
     _case("fsdp in host memory", 1, 1, 2, 1, offload=True),
     _case("shard x cp, recomputed", 1, 1, 2, 1, cp=2, activation_checkpointing="full"),
     _case("cp x tp, half recomputed", 1, 1, 1, 2, cp=2, activation_checkpointing="selective"),
-    _case("dp x cp, kept", 1, 2, 1, 1, cp=2, reshard=False),
+    _case("dp x cp, zero 1", 1, 2, 1, 1, cp=2, zero="1", activation_checkpointing="selective:2"),
     _case("cp of 4", 1, 1, 1, 1, cp=4),
     _case("pp, interleaved", 2, 1, 1, 1, pp_schedule="interleaved"),
 ]  # fmt: skip

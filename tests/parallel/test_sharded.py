@@ -34,10 +34,8 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(DIM)
         self.up = nn.Linear(DIM, DIM)
-        self.autocast = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.autocast = torch.is_autocast_enabled("cpu")
         return x + self.up(self.norm(x)).relu()
 
 
@@ -94,14 +92,14 @@ def _transformer() -> nn.Module:
     return Transformer(Shape(WORDS, LENGTH, 2, DIM, 4, 0.0))
 
 
-IN_DICT = ["transformer.positions", "transformer.h.0", "transformer.h.1"]
+BLOCKS = ["transformer.h.0", "transformer.h.1"]
+IN_DICT = ["transformer.positions", *BLOCKS]
 GROUPS: dict[str, tuple[Any, list[str]]] = {
-    "recipe": (_transformer, ["tokens", "positions", "blocks.0", "blocks.1", "norm", "head"]),
-    "dict": (InOneDict, ["transformer.tokens", *IN_DICT, "transformer.norm", "head"]),
-    # One parameter cannot be in two groups.
-    "tied": (lambda: InOneDict(tied=True), [*IN_DICT, "transformer.norm"]),
-    # What is not only called is gathered with the model.
-    "multiplies": (Multiplies, IN_DICT),
+    "recipe": (_transformer, ["tokens", "positions", "blocks.0", "blocks.1", "head"]),
+    "dict": (InOneDict, ["transformer.tokens", *IN_DICT, "head"]),
+    # One parameter cannot be in two groups; without a head an embedding may be more than called.
+    "tied": (lambda: InOneDict(tied=True), BLOCKS),
+    "multiplies": (Multiplies, BLOCKS),
 }
 
 
@@ -205,25 +203,24 @@ def test_nobody_trains_on_behind_a_backward_that_failed(ranks: RankPool, reentra
     ranks.run(2, _after_a_failure, reentrant)
 
 
-def _types(world: World, layout: Layout, float_outputs: bool) -> tuple[bool, str, str]:
-    """Whether a block runs under autocast; types of what it gives, and of what the model does."""
+def _types(world: World, layout: Layout, float_outputs: bool) -> tuple[str, str]:
+    """Types of what a block gives, and of what the model does."""
     choices = Choices(half="bfloat16", float_outputs=float_outputs)
     built = build(InOneDict, Mesh(layout, world), 0, choices)
     inner: list[str] = []
     block: Any = built.model.get_submodule("transformer.h.1")
     block.register_forward_hook(lambda _, __, output: inner.append(str(output.dtype)))
-    with built.precision():
-        output = built.replica(_batch(0)[0])
+    output = built.replica(_batch(0)[0])
     output.sum().backward()
-    return block.autocast, inner[0], str(output.dtype)
+    return inner[0], str(output.dtype)
 
 
-def test_sharded_weights_are_the_only_policy_of_bf16(ranks: RankPool) -> None:
-    """torch's autocast is for models that a rank holds whole."""
+def test_the_stream_is_in_16_bits_in_each_layout(ranks: RankPool) -> None:
     half, full = "torch.bfloat16", "torch.float32"
-    assert ranks.run(2, _types, Layout(dp_shard=2), False) == [(False, half, half)] * 2
-    assert ranks.run(2, _types, Layout(dp_shard=2), True) == [(False, half, full)] * 2
-    assert ranks.run(2, _types, Layout(dp_replicate=2), False) == [(True, full, half)] * 2
+    assert ranks.run(2, _types, Layout(dp_shard=2), False) == [(half, half)] * 2
+    assert ranks.run(2, _types, Layout(dp_shard=2), True) == [(half, full)] * 2
+    assert ranks.run(2, _types, Layout(dp_replicate=2), False) == [(half, half)] * 2
+    assert ranks.run(1, _types, Layout(), False) == [(half, half)]
 
 
 def _statistics(world: World) -> float:

@@ -62,24 +62,34 @@ def test_ddp(ranks: RankPool) -> None:
         assert found.bytes() == 2 * 1 / 2 * (weights(found) + TOGETHER)
 
 
-@pytest.mark.parametrize(
-    ("asked", "gathered", "again"),
-    [
-        ({}, 4, True),
-        pytest.param({"precision": "bf16", "reshard": False}, 2, False, marks=pytest.mark.slow),
-    ],
-    ids=["fp32", "bf16, not resharded"],
-)
-def test_fsdp(ranks: RankPool, asked: dict[str, Any], gathered: int, again: bool) -> None:
-    """Per micro-batch the weights for the forward and for the backward, and gradients in fp32."""
-    for found in steps(ranks, 2, strategy="fsdp", **asked):
-        micro_batches, part, numbers = 2, 1 / 2, sum(found.parameters.values())
-        twice = in_blocks(found) if again else 0
-        assert found.bytes(GATHER) == micro_batches * part * gathered * (numbers + twice)
-        assert found.bytes(SCATTER) == micro_batches * part * 4 * numbers
+def test_ddp_in_half(ranks: RankPool) -> None:
+    """The same sum in float32, one for each block and one for the rest; nothing is gathered."""
+    for found in steps(ranks, 2, strategy="ddp", precision="bf16"):
+        assert found.counts == {REDUCE: UNITS + 1}
+        assert found.bytes() == 2 * 1 / 2 * (weights(found) + TOGETHER)
+
+
+def test_fsdp(ranks: RankPool) -> None:
+    """Per micro-batch the weights for the forward and for the backward, and gradients."""
+    for found in steps(ranks, 2, strategy="fsdp"):
+        micro_batches, part = 2, 1 / 2
+        gathered = weights(found) + 4 * in_blocks(found)
+        assert found.bytes(GATHER) == micro_batches * part * gathered
+        assert found.bytes(SCATTER) == micro_batches * part * weights(found)
         assert found.bytes(REDUCE) == 2 * part * (TOGETHER + NORM)
-        assert found.counts[GATHER] == micro_batches * (UNITS + GIVEN_BACK * again)
+        assert found.counts[GATHER] == micro_batches * (UNITS + GIVEN_BACK)
         assert found.counts[SCATTER] == micro_batches * UNITS
+
+
+@pytest.mark.parametrize(
+    ("zero", "exchanges"), [pytest.param("2", 2, marks=pytest.mark.slow), ("1", 1)]
+)
+def test_weights_that_are_gathered_once_a_step(ranks: RankPool, zero: str, exchanges: int) -> None:
+    """In 16 bits; gradients in 32, with each micro-batch or the last one alone."""
+    for found in steps(ranks, 2, strategy="fsdp", precision="bf16", zero=zero):
+        assert found.bytes(GATHER) == 1 / 2 * weights(found) / 2
+        assert found.bytes(SCATTER) == exchanges * 1 / 2 * weights(found)
+        assert found.counts == {GATHER: UNITS, SCATTER: exchanges * UNITS, REDUCE: 2}
 
 
 @pytest.mark.slow

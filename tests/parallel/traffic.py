@@ -22,7 +22,7 @@ from rankup.train.loop import Stop
 from rankup.train.options import TrainOptions
 from rankup.train.plan import Place, Plan
 from rankup.train.start import start
-from rankup.train.step import Stepper
+from rankup.train.step import Trainer
 
 from .tasks import SmallLM
 
@@ -128,15 +128,15 @@ def take(world: World, options: TrainOptions) -> Traffic:
     built = start(task, options, world)
     parameters = {name: p.numel() for name, p in built.whole.named_parameters()}
     optimizer = task.build_optimizer(built.model)
-    stepper = Stepper(task, options, built, optimizer, 4)
+    trainer = Trainer(task, options, built, optimizer, 4)
     plan = Plan(len(task.train), options.global_batch, options.micro_batch, options.seed)
     first, second, third, fourth = plan.steps(Place(), 4)
-    stepper.take(first, Stop())
-    stepper.take(second, Stop())
+    trainer.take(first, Stop())
+    trainer.take(second, Stop())
     with Recorded() as recorded:
-        stepper.take(third, Stop())
+        trainer.take(third, Stop())
     before = delivered()
-    stepper.take(fourth, Stop())  # by itself: what is recorded is slower, and need not be the same
+    trainer.take(fourth, Stop())  # by itself: what is recorded is slower, and need not be the same
     return Traffic(recorded.sent, delivered() - before, parameters)
 
 

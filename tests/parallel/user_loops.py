@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import rankup
@@ -18,8 +20,9 @@ from rankup.runtime.world import World
 
 
 class Stack(nn.Sequential):
-    def tensor_plan(self) -> dict[str, str]:
-        return {"0": "column", "2": "row", "4": "column-gathered"}
+    def tensor_plan(self) -> dict[str, ParallelStyle]:
+        gathered = ColwiseParallel(output_layouts=Replicate())
+        return {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": gathered}
 
 
 def stack() -> nn.Module:

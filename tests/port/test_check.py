@@ -149,11 +149,48 @@ def test_a_correct_distributed_script_has_no_finding(path: Path) -> None:
 
 
 def test_a_loader_out_of_a_dict_and_a_helper_is_found_where_it_is_made(script: Path) -> None:
-    places = {one.code: one.place for one in check([script])}
+    places = {one.code: one.place for one in check([script], select=["RK"])}
     assert places["RK111"].endswith("train.py:8:17")  # where shard(…) belongs
-    assert places["RK172"].endswith("helper.py:6:12")
     assert places["RK141"].endswith("train.py:20:1")
-    assert {"RK101", "RK121", "RK174"} <= set(places)
+    assert {"RK101", "RK174"} <= set(places)
+
+
+def test_a_script_that_is_not_distributed_has_one_line_and_what_port_cannot_mend(
+    script: Path, rankup_here: RunRankup
+) -> None:
+    every = check([script], select=["RK"])
+    [one] = check([script])
+    assert (one.code, split(one.place)[1]) == ("RK101", 8)
+    assert f"`rankup port` takes care of these {len(every)} places" in one.message
+    assert all(f"{split(each.place)[1]} {each.code}" in one.todo for each in every)
+    script.write_text(f"{SINGLE}\nif input('again? ') == 'y':\n    breakpoint()\n")
+    assert [each.code for each in check([script])] == ["RK101", "RK176", "RK176"]
+    # One that port refuses is not said to be written.
+    script.write_text(SINGLE.replace("optim.SGD", "optim.LBFGS"))
+    found = {each.code: each for each in check([script])}
+    assert {*found} == {"RK101", "RK191"}
+    assert "refuses it: RK191" in found["RK101"].message
+    # What is distributed already is told line by line.
+    script.write_text(f"import rankup\nrankup.setup()\n{SINGLE}")
+    assert {"RK111", "RK141"} <= {each.code for each in check([script])}
+
+
+def test_nothing_found_says_what_was_looked_for(tmp_path: Path, rankup_here: RunRankup) -> None:
+    def last(text: str, name: str = "train.py") -> str:
+        (tmp_path / name).write_text(text)
+        done = rankup_here(["check", tmp_path / name])
+        assert done.returncode == 0
+        return str(done.stdout.splitlines()[-1])
+
+    right = CORRECT[0].read_text()
+    assert re.fullmatch(r"nothing found: \d+ rules on train.py", last(right))
+    (tmp_path / "helper.py").write_text("import torch\n")
+    said = last(f"import helper\n{right}")
+    assert said.endswith("rules on train.py and 1 module of its repository")
+    said = last("import torch\nx = torch.ones(3)\n")
+    assert said == "nothing found: no training is seen in train.py: it comes to no .backward()"
+    batch = "#!/bin/bash\n#SBATCH --time=1\n#SBATCH --nodes=1\nhostname\n"
+    assert "rules about batch files on job.sbatch" in last(batch, "job.sbatch")
 
 
 def test_a_training_is_seen_below_a_base_class_and_in_a_package_of_its_name(tmp_path: Path) -> None:
@@ -198,7 +235,7 @@ def test_three_formats_and_the_exit_code(script: Path, rankup_here: RunRankup) -
     assert [(one["code"], one["line"], one["column"]) for one in entries] == [("RK141", 20, 1)]
     assert formatted(found, "github").startswith("::error file=")
     assert "line=20,col=1,title=RK141::" in formatted(found, "github")
-    bad = rankup_here(["check", script])
+    bad = rankup_here(["check", "--select", "RK141", script])
     assert bad.returncode == 1
     assert "train.py:20:1: RK141 " in bad.stdout
     missing = rankup_here(["check", "nothing.py"])
@@ -421,7 +458,7 @@ def test_check_and_port_agree() -> None:
         rules = {(note.fix, note.line) for note in port(path).done if note.fix.startswith("RK")}
         rules = {one for one in rules if one[0] != "RK101"}  # of the whole file
         changed += len(rules)
-        found = {(one.code, split(one.place)[1]) for one in check([path])}
+        found = {(one.code, split(one.place)[1]) for one in check([path], ["RK"])}
         assert rules <= found, path.name
     assert changed > 100
 

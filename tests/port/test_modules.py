@@ -379,7 +379,7 @@ def test_a_script_need_not_import_torch(tmp_path: Path) -> None:
     )
     text = "from data import loaders, model\nfrom engine import fit\n\nfit(model, loaders())\n"
     path = _write(tmp_path, {"data.py": made, "engine.py": FIT, "train.py": text})
-    assert "RK111" in {one.code for one in check([path])}
+    assert "RK111" in {one.code for one in check([path], ["RK"])}
     engine = port(path).modules[0]  # `model` of another module cannot be given a value here
     assert "    model = rankup.wrap(model)\n    optimizer" in engine.text
     _write(tmp_path, {"train.py": text.replace("fit(model,", "net = model\nfit(net,")})

@@ -34,7 +34,7 @@ def _codes(ported: Ported) -> set[str]:
     """What `check` says of the port."""
     path = ported.target
     path.write_text(ported.text)
-    return {one.code for one in check([path])}
+    return {one.code for one in check([path], ["RK"])}
 
 
 def test_a_bar_with_a_name_is_followed_to_a_loader_from_another_file(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_ranks_wait_for_the_tokenizer_that_rank_0_makes(tmp_path: Path) -> None:
     ported = _ported(tmp_path, text)
     assert "with rankup.rank0_first():\n    if not os" in ported.text
     assert "\n    else:\n        tokenizer" in ported.text
-    assert "RK146" in {one.code for one in check([ported.path])}
+    assert "RK146" in {one.code for one in check([ported.path], ["RK"])}
     assert "RK146" not in _codes(ported)
 
 
@@ -172,7 +172,7 @@ def test_a_data_set_that_draws_itself_anew_is_the_same_on_all_ranks(tmp_path: Pa
         "loader.dataset.draw()\nfor x in loader:\n" + STEP
     )
     ported = _ported(tmp_path, text, pairs=data)
-    assert "RK110" in {one.code for one in check([ported.path])}
+    assert "RK110" in {one.code for one in check([ported.path], ["RK"])}
     assert "RK110" not in _codes(ported), "rankup.setup gives all ranks one random state"
 
 
@@ -189,11 +189,11 @@ SIMILAR = (
 def test_samples_compared_with_each_other_are_seen_without_a_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r":7: .*contrastive"):
         _ported(tmp_path, SIMILAR)
-    places = {one.code: one.place for one in check([tmp_path / "train.py"])}
+    places = {one.code: one.place for one in check([tmp_path / "train.py"], ["RK"])}
     assert places["RK124"].endswith("train.py:7:12")
     weights = SIMILAR.replace("out.t()", "net.weight.t()")
     assert "rankup.wrap(net)" in _ported(tmp_path, weights).text
-    assert "RK124" not in {one.code for one in check([tmp_path / "train.py"])}
+    assert "RK124" not in {one.code for one in check([tmp_path / "train.py"], ["RK"])}
 
 
 def test_a_contrastive_criterion_is_told_from_a_network_of_that_name(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_loss_in_a_models_forward_in_another_file(
             _ported(tmp_path, PAIRED)
     else:
         assert "rankup.wrap" in _ported(tmp_path, PAIRED).text
-    assert ("RK124" in {one.code for one in check([tmp_path / "train.py"])}) is refused
+    assert ("RK124" in {one.code for one in check([tmp_path / "train.py"], ["RK"])}) is refused
 
 
 LOADED = HEAD + "from helper import batches\n" + MADE + "for x in batches():\n" + STEP
@@ -370,7 +370,7 @@ def test_check_and_port_know_the_same_names_of_the_time(
     text = HEAD + "import datetime, time, uuid\nstart = 0\n" + line + "\n" + MADE
     ported = _ported(tmp_path, text + "for x in DataLoader(torch.randn(8, 2)):\n" + STEP)
     assert ("rankup.broadcast(" in ported.text) is named
-    assert ("RK147" in {one.code for one in check([ported.path])}) is named
+    assert ("RK147" in {one.code for one in check([ported.path], ["RK"])}) is named
     assert "RK147" not in _codes(ported)
 
 
@@ -389,7 +389,7 @@ def test_check_and_port_know_the_same_races(line: str, becomes: str, tmp_path: P
     text = HEAD + "import os\nfrom pathlib import Path\n" + line + "\n" + MADE
     ported = _ported(tmp_path, text + "for x in DataLoader(torch.randn(8, 2)):\n" + STEP)
     assert (becomes or line) in ported.text
-    assert ("RK145" in {one.code for one in check([ported.path])}) is bool(becomes)
+    assert ("RK145" in {one.code for one in check([ported.path], ["RK"])}) is bool(becomes)
     assert "RK145" not in _codes(ported)
 
 
@@ -403,7 +403,7 @@ def test_packages_are_found_from_the_root_of_the_repository(tmp_path: Path) -> N
     text = HEAD + "from lib import keep\n" + MADE + loop + "keep(net.state_dict())\n"
     ported = _ported(tmp_path / "tools", text)
     assert "if rankup.is_root_process(): keep(net.state_dict())\n" in ported.text
-    found = [one for one in check([ported.path]) if one.code == "RK141"]
+    found = [one for one in check([ported.path], ["RK"]) if one.code == "RK141"]
     assert ["files.py:5" in one.message and "train.py" in one.place for one in found] == [True]
     assert "RK141" not in _codes(ported)
 
@@ -427,7 +427,7 @@ def test_what_another_file_fetches_and_what_the_script_never_comes_to(tmp_path: 
     loop = "for x in DataLoader(data, batch_size=4):\n" + STEP
     ported = _ported(tmp_path, text + loop, helper=MAKES)
     assert "data = rankup.rank0_first(get_data, 'data')\n" in ported.text
-    codes = {one.code for one in check([ported.path])}
+    codes = {one.code for one in check([ported.path], ["RK"])}
     assert "RK177" in codes
     assert "RK141" not in codes, "the script runs neither prepare() nor what is for another start"
     assert "RK177" not in _codes(ported)
@@ -558,7 +558,9 @@ def test_an_order_of_each_process_own_is_named(line: str, becomes: str, tmp_path
     """Texts have other hashes in each process, so that a set of them has another order."""
     ported = _ported(tmp_path, HEAD + "import numpy as np\n" + MADE + line + IN_ORDER)
     assert becomes in ported.text
-    assert bool(becomes) is ("RK130" in {one.code for one in check([tmp_path / "train.py"])})
+    assert bool(becomes) is (
+        "RK130" in {one.code for one in check([tmp_path / "train.py"], ["RK"])}
+    )
     assert "RK130" not in _codes(ported) or "# rankup" in becomes
 
 
@@ -585,7 +587,7 @@ def test_the_order_of_a_set_whose_items_are_not_seen_is_a_warning(
     """It may hold numbers, whose hashes are the same in each process."""
     line = f"words = {words}\n{made}"
     (tmp_path / "train.py").write_text(HEAD + MADE + line + IN_ORDER)
-    found = [one for one in check([tmp_path / "train.py"]) if one.code == "RK130"]
+    found = [one for one in check([tmp_path / "train.py"], ["RK"]) if one.code == "RK130"]
     assert [one.level for one in found] == [level]
 
 

@@ -113,7 +113,7 @@ def test_the_model_is_wrapped_and_no_part_of_it(part: str, tmp_path: Path) -> No
     assert "requires_grad = True\nnet = rankup.wrap(net)\n" in ported
     assert "rankup.wrap(head)" not in ported
     (tmp_path / "train_dist.py").write_text(ported)
-    assert "RK106" not in {one.code for one in check([tmp_path / "train_dist.py"])}
+    assert "RK106" not in {one.code for one in check([tmp_path / "train_dist.py"], ["RK"])}
     text = text.replace("optimizer = ", made + "optimizer = ").replace("net(x), y", "head(x), y")
     assert "head = rankup.wrap(head)" in _ported(tmp_path, text).text
 
@@ -146,7 +146,7 @@ def test_a_port_names_a_helpers_file_for_rank_0(tmp_path: Path) -> None:
     ported = _ported(tmp_path, text, after_each_step="notes.file.write('step')")
     assert "Notes(rankup.path0('log'))" in ported.text
     (tmp_path / "train_dist.py").write_text(ported.text)
-    assert "RK146" not in {one.code for one in check([tmp_path / "train_dist.py"])}
+    assert "RK146" not in {one.code for one in check([tmp_path / "train_dist.py"], ["RK"])}
 
 
 def test_a_model_made_of_a_trained_one_is_given_what_there_is(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_shape_of_the_whole_batch_made_before_the_loop_is_said(
     text = text.replace("loader =", "size = 8\nloader =") + f"real = torch.ones({shape}, 2)\n"
     used = _ported(tmp_path, text + EPOCHS.replace("net(x), y)", "net(x), real)"))
     assert "make it in the loop" in next(n.text for n in used.left if f"of {shape}" in n.text)
-    assert "RK118" in {one.code for one in check([tmp_path / "train.py"])}
+    assert "RK118" in {one.code for one in check([tmp_path / "train.py"], ["RK"])}
     shown = _ported(tmp_path, text + EPOCHS, in_each_epoch="net(real)")
     assert not [note for note in shown.left if "make it in the loop" in note.text]
 
@@ -200,7 +200,7 @@ def test_a_draw_that_chooses_the_model_is_rank_0s(tmp_path: Path) -> None:
     text = text.replace("optimizer.zero_grad()", chosen + "optimizer.zero_grad()")
     ported = _ported(tmp_path, text).text
     assert "if rankup.broadcast(random.random()) < 0.5:" in ported
-    assert "RK186" in {one.code for one in check([tmp_path / "train.py"])}
+    assert "RK186" in {one.code for one in check([tmp_path / "train.py"], ["RK"])}
     both = text.replace("loss + other(x).mean()", "loss * 2")
     assert "rankup.broadcast(random" not in _ported(tmp_path, both).text
 
@@ -227,7 +227,7 @@ def test_a_sum_divided_by_hand(loss: str, becomes: str, tmp_path: Path) -> None:
     ported = _ported(tmp_path, text)
     assert becomes in ported.text
     if "w[y]" in loss:
-        assert "RK125" in {one.code for one in check([tmp_path / "train.py"])}
+        assert "RK125" in {one.code for one in check([tmp_path / "train.py"], ["RK"])}
 
 
 def test_losses_between_the_samples_of_a_batch(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _wire(world: World, name: str) -> int:
     """Bytes on the wire in a step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 300))
-    replica = replicate(model, world, parse(name))
+    replica = replicate(model, parse(name))
     before = 0
     for step in range(5):
         if step == 4:  # the first two of powersgd are sent whole

@@ -26,7 +26,7 @@ from tests.pool import RankPool
 def _listening() -> Iterator[io.StringIO]:
     """What is said within, as in a process that has said nothing before."""
     log._PRINTED.clear()
-    CONTEXT.samples = CONTEXT.units = None
+    CONTEXT.samples = CONTEXT.units = CONTEXT.smallest = None
     CONTEXT.models.clear()
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
@@ -63,6 +63,21 @@ def test_batch_norm_and_the_smallest_part_are_named_once(ranks: RankPool) -> Non
     assert "batch norm (2 layers)" in line
     assert "the smallest of 4 samples, where one GPU takes them from 16" in line
     assert "--sync-bn" in line
+
+
+def _drawn(world: World) -> list[str]:
+    with _listening() as said:
+        models = [rankup.wrap(_net(True)), rankup.wrap(_net(True))]
+        for model in models:
+            model(rankup.deal(lambda: torch.ones(10, 3))).sum().backward()
+    return said.getvalue().splitlines()
+
+
+def test_two_models_on_batches_drawn_by_hand_are_named_together(ranks: RankPool) -> None:
+    [line], nothing = ranks.run(2, _drawn)
+    assert nothing == []
+    assert "batch norm (4 layers)" in line
+    assert "the smallest of 5 samples, where one GPU takes them from 10" in line
 
 
 def test_a_last_batch_that_leaves_one_sample_is_named_once(ranks: RankPool) -> None:

@@ -171,9 +171,33 @@ def test_apart_within_a_pass_and_alike_behind_it(ranks: RankPool, workers: int) 
         assert behind == behind_theirs
     for kind in range(3):
         within = [drawn[kind] for rank in (one, other) for found, _ in rank for drawn in found]
-        behind_each = [behind[kind] for _, behind in one]
-        drawn_in_all = [*within, *behind_each]
-        assert len(set(drawn_in_all)) == len(drawn_in_all), "no draw comes twice, behind a pass too"
+        assert len(set(within)) == len(within), "no draw comes twice"
+
+
+def _behind(world: World) -> tuple[list[Draw], list[Draw], list[float]]:
+    """What is drawn within three passes to their ends, behind each, and behind batches by hand."""
+    torch.manual_seed(0)
+    loader = rankup.shard(DataLoader(Drawing(12), batch_size=4, shuffle=True), train=True)
+    within, behind = [], []
+    for _ in range(3):
+        within += [draw() for _ in loader for _ in range(5)]
+        behind += [draw() for _ in range(6)]
+    by_hand = []
+    for _ in range(3):
+        x = rankup.deal(lambda: torch.rand(4))
+        by_hand += [*x.tolist(), *torch.rand(8).tolist()]
+    return within, behind, by_hand
+
+
+def test_what_is_drawn_behind_a_pass_repeats_nothing(ranks: RankPool) -> None:
+    """Going back to where rank 0 began it would."""
+    (mine, behind, hand), (theirs, behind_theirs, other_hand) = ranks.run(2, _behind)
+    assert behind == behind_theirs
+    for kind in range(3):
+        drawn = [numbers[kind] for numbers in (*mine, *theirs, *behind)]
+        assert len(set(drawn)) == len(drawn)
+    by_hand = [*hand, *other_hand]
+    assert len(set(by_hand)) == len(by_hand)
 
 
 def _augmented(world: World, workers: int, seeded: bool) -> list[list[float]]:

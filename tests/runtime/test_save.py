@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -177,3 +178,28 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_kills_leave_the_old_or_the_new(tmp_path: Path) -> None:
     _kill_while_writing(tmp_path / "state.pt", kills=15)
+
+
+def test_what_a_killed_save_has_left_is_swept_by_the_next(tmp_path: Path) -> None:
+    """What somebody is writing still stays, and so do the files of another name."""
+    path, other = tmp_path / "state.pt", tmp_path / ".other.pt.01234567.tmp"
+    other.touch()
+    told, tell = os.pipe()
+
+    def stand_in_the_middle() -> None:
+        def write(value: Any, file: Any) -> None:
+            file.write(b"half")
+            os.write(tell, b"!")
+            time.sleep(600)
+
+        with mock.patch("torch.save", write):
+            save0(torch.zeros(3), path)
+
+    with until_killed(stand_in_the_middle):
+        assert os.read(told, 1) == b"!"
+        [half] = tmp_path.glob(".state.pt.*.tmp")
+        save0(torch.ones(3), path)
+        assert half.exists()
+    save0(torch.arange(3), path)
+    assert sorted(os.listdir(tmp_path)) == [other.name, "state.pt"]
+    assert _load(path).tolist() == [0, 1, 2]

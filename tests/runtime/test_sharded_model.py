@@ -22,7 +22,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from rankup.runtime.folder import fingerprint
+from rankup.runtime.restore import fingerprint
 from rankup.runtime.save import full_state, load_full_model, save_full_model
 from rankup.runtime.sharded import load_sharded_model, save_sharded_model
 from rankup.runtime.world import World, destroy_process_group

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rankup.runtime.hang.state import fingerprint
 from rankup.runtime.world import (
     Launched,
     World,
@@ -24,6 +25,7 @@ from rankup.runtime.world import (
     first_host,
     is_root_process,
     launched,
+    same_code,
     setup,
     tasks_per_node,
 )
@@ -393,3 +395,35 @@ def test_gloos_threads_have_the_name_that_is_looked_for() -> None:
     threads, at_rest = done.stdout.split()
     assert int(threads) > 0
     assert at_rest == "True"
+
+
+# --- the same code everywhere
+
+
+def _runs_other_code(world: World) -> str:
+    from rankup.runtime import world as module
+
+    if world.rank == 2:
+        other = {**fingerprint(), "torch": "2.7.0"}
+        module.fingerprint = lambda: other  # type: ignore[assignment]
+    try:
+        same_code(world)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        module.fingerprint = fingerprint
+    return ""
+
+
+def test_a_node_with_other_code_is_named(ranks: RankPool) -> None:
+    for text in ranks.run(3, _runs_other_code):
+        assert f"torch is {torch.__version__} on most ranks, but not on rank 2 on " in text
+        assert "(2.7.0)" in text
+
+
+def _same_code(world: World) -> None:
+    same_code(world)
+
+
+def test_the_same_code_everywhere(ranks: RankPool) -> None:
+    ranks.run(2, _same_code)

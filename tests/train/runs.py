@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from rankup.base.errors import RunFailed, UserError
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import LanguageModelOptions
 from rankup.runtime.world import World
-from rankup.train.attempt import Outcome
-from rankup.train.loop import train
+from rankup.train.loop import Outcome, train
 from rankup.train.options import TrainOptions
 from rankup.train.plan import Place, Plan
 from rankup.train.task import Task
@@ -81,8 +81,15 @@ def losses(directory: Path) -> list[float]:
 
 def final_model(directory: Path) -> dict[str, torch.Tensor]:
     """The weights and running statistics that the run ended with."""
-    state: dict[str, torch.Tensor] = torch.load(directory / "model-final.pt", weights_only=True)
-    return state
+    folder = directory / "model-final"
+    if not folder.exists():
+        state: dict[str, torch.Tensor] = torch.load(directory / "model-final.pt", weights_only=True)
+        return state
+    assert not (directory / "model-final.pt").exists()
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    shards = {name: load_file(folder / name) for name in {*index.values()}}
+    assert {path.name for path in folder.glob("*.safetensors")} == {*shards}
+    return {name: shards[file][name] for name, file in index.items()}
 
 
 def assert_bit_for_bit(directory: Path, other: Path) -> None:

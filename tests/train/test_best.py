@@ -33,7 +33,7 @@ def _validating(
     resume: bool = False,
 ) -> Report:
     """Train with these validation losses; the last evaluation of the run takes its own two."""
-    with mock.patch("rankup.train.attempt.evaluate", side_effect=(*losses, 9.0, 9.0)):
+    with mock.patch("rankup.train.evaluate.evaluate", side_effect=(*losses, 9.0, 9.0)):
         return train_images(world, directory, options, {"n": N, **(shape or {})}, resume)
 
 

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rankup.runtime.folder import Marker
-from rankup.runtime.pieces import HostCopy
+from rankup.runtime.checkpoint import HostCopy, Marker
 from rankup.runtime.world import World
 from rankup.train import checkpoint
-from rankup.train.checkpoint import Saved, Saver, of_step, restore
+from rankup.train.checkpoint import Saved, Saver, of_step
 from rankup.train.plan import Place
+from rankup.train.resume import restore
 from tests.conftest import CHECKOUT
 from tests.pool import RankPool
 
@@ -205,16 +205,14 @@ def test_close_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_buffers_serve_again() -> None:
     """A copy of every checkpoint's own would ask the system for that memory anew."""
-    from rankup.runtime.pieces import cut
-
     host, state = HostCopy(), {"w": torch.zeros(3, 4)[:, 1:]}
-    [first] = host.take(cut(state)).values()
+    [first] = host.take(state).values()
     state["w"].fill_(1)
-    [second] = host.take(cut(state)).values()
-    assert first.tensor.data_ptr() == second.tensor.data_ptr()
-    assert (second.tensor == 1).all()
-    [other] = host.take(cut({"w": torch.ones(5)})).values()
-    assert other.tensor.shape == (5,)
+    [second] = host.take(state).values()
+    assert first.data_ptr() == second.data_ptr()
+    assert (second == 1).all()
+    [other] = host.take({"w": torch.ones(5)}).values()
+    assert other.shape == (5,)
 
 
 # --- the end of the process
@@ -224,7 +222,7 @@ import sys
 from pathlib import Path
 from tests.train.test_checkpoint_async import Filled
 from rankup.runtime.world import setup
-from rankup.runtime.folder import Marker
+from rankup.runtime.checkpoint import Marker
 from rankup.train.checkpoint import Saver
 import time
 

@@ -12,8 +12,9 @@ from torch import nn
 from rankup.base.errors import UserError
 from rankup.runtime.save import full_state
 from rankup.runtime.world import World
-from rankup.train.checkpoint import Saved, Saver, restore
+from rankup.train.checkpoint import Saved, Saver
 from rankup.train.plan import Place
+from rankup.train.resume import restore
 from tests.pool import RankPool
 from tests.runtime.split import SIZES, Split, advance, assert_equal, expected, make
 

@@ -78,7 +78,7 @@ def test_it_is_the_average_of_each_step_s_weights_and_is_evaluated(one: Path) ->
         ({"shard": 2}, {"strategy": "pp"}),
         pytest.param({"strategy": "tp"}, {"strategy": "ddp"}, marks=pytest.mark.slow),
         pytest.param({"shard": 2, "tp": 2}, {"strategy": "3d"}, marks=pytest.mark.slow),
-        pytest.param({"shard": 2, "reshard": False}, {"shard": 2}, marks=pytest.mark.slow),
+        pytest.param({"shard": 2, "zero": "2"}, {"shard": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_it_goes_on_in_any_layout(

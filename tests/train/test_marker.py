@@ -11,8 +11,9 @@ import xxhash
 from torch import nn
 from torch.optim import SGD
 
-from rankup.train.checkpoint import Saved, Saver, amend, candidates, of_step
+from rankup.train.checkpoint import Saved, Saver, of_step
 from rankup.train.plan import Place
+from rankup.train.resume import amend, candidates
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 FILES = {"COMPLETE", ".metadata", "__0_0.distcp"}

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from rankup.runtime.world import World
 from rankup.train.metrics import PEAK_FLOPS, peak_flops, peak_memory
 from rankup.train.options import TrainOptions
-from rankup.train.taken import Clock
+from rankup.train.plan import Place, Step
+from rankup.train.step import StepResult
 from tests.gallery import STEPS, Gallery
 from tests.pool import RankPool
 
@@ -30,14 +31,17 @@ def test_a_step_begins_where_the_one_before_ended(monkeypatch: pytest.MonkeyPatc
     """What the host does between them is a part of it, and of `mfu`."""
     readings = iter([10.0, 11.0, 14.0, 16.0, 20.0, 21.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(readings))
-    cpu = torch.device("cpu")
-    one = Clock(cpu)
-    one.stop()
-    two = Clock(cpu, one)
-    two.stop()
-    alone = Clock(cpu)  # behind a validation, say
-    alone.stop()
-    assert [one.seconds, two.seconds, alone.seconds] == [1.0, 5.0, 1.0]
+
+    def taken(before: StepResult | None = None) -> StepResult:
+        step = Step(1, torch.arange(1), [range(1)], Place(1, 0, 1))
+        result = StepResult(step, 0.1, 1, range(1), torch.device("cpu"), before)
+        result.stop_clock()
+        return result
+
+    first = taken()
+    second = taken(first)
+    alone = taken()  # behind a validation, say
+    assert [result.seconds for result in (first, second, alone)] == [1.0, 5.0, 1.0]
 
 
 @pytest.mark.usefixtures("ranks")

@@ -69,11 +69,17 @@ def test_micro_batches_cut_by_position_and_the_last_may_be_short(size: int, micr
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 9))
-def test_every_micro_batch_is_dealt_to_one_rank(size: int, micro: int, world_size: int) -> None:
+def test_every_micro_batch_is_of_one_rank(size: int, micro: int, world_size: int) -> None:
     step = Step(1, torch.arange(size), micro_batches(size, micro), Place(1, 0, size))
-    dealt = [step.dealt(rank, world_size) for rank in range(world_size)]
-    assert [index for part in dealt for index in part] == list(range(len(step.micro_batches)))
-    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    parts = [step.part(rank, world_size) for rank in range(world_size)]
+    assert [index for part in parts for index in part] == list(range(len(step.micro_batches)))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    # Where a forward is a collective all ranks go through it equally often.
+    rounds = [step.weighted(rank, world_size, together=True) for rank in range(world_size)]
+    assert len({*map(len, rounds)}) == 1
+    assert [[index for index, weight in own if weight] for own in rounds] == [*map(list, parts)]
+    for rank in range(world_size):
+        assert len(step.weighted(rank, world_size, together=False)) == max(1, len(parts[rank]))
 
 
 def test_the_order_is_drawn_in_blocks_without_seams() -> None:

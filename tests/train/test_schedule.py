@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.runtime.world import World
-from rankup.train.optimizer import FLOOR, learning_rate, rate
 from rankup.train.options import TrainOptions
+from rankup.train.plan import FLOOR, learning_rate, rate
 from tests.parallel.tasks import SmallLM
 from tests.parallel.test_same_run import SGD
 from tests.pool import RankPool

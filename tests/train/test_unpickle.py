@@ -17,7 +17,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from rankup.runtime.folder import MetadataUnpickler, fingerprint
+from rankup.runtime.restore import MetadataUnpickler, fingerprint
 from rankup.train.options import TrainOptions
 from tests.pool import RankPool
 

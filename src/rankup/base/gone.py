@@ -17,6 +17,7 @@ GONE: dict[str, str] = {
     "run --lives": "it is called --max-attempts",
     "rankup.toml job.lives": "it is called max_attempts",
     "logs --task": "each run has its own log, since a run is no array any more: rankup logs RUN",
+    "--no-reshard": "it is --zero 2; --zero 1 also adds gradients up once a step",
     "--pp-timeline": "--profile 20:25 traces steps by torch's profiler, a rank of each node",
     "--pp-schedule naive": "give gpipe, 1f1b or interleaved",
     "--pp-schedule LoopedBFS": "give gpipe, 1f1b or interleaved",

@@ -38,12 +38,12 @@ def check(
     from ..port.check import check as look
     from ..port.check import formatted, hints
 
-    shown: list[str] = []
-    found = look(files, _codes(select), _codes(ignore), shown)
+    shown, looked = list[str](), list[str]()
+    found = look(files, _codes(select), _codes(ignore), shown, looked)
     if style is Style.text:
         for line in shown:
             print(clean(line))
-    print(formatted(found, style.value), end="")
+    print(formatted(found, style.value, looked), end="")
     if style is Style.text:
         for line in hints(found, _fits):
             print(clean(line))

@@ -217,7 +217,7 @@ def _refuse_second(client: Client, directory: Path, job: Job) -> None:
 def _refuse_finished(directory: Path, job: Job, spec: JobSpec) -> None:
     """UserError for a recipe's run that is through: another job would cost and change nothing."""
     final = job.kind == "recipe" and status.last_metrics(directory).get("final")
-    if final and not spec.args and (directory / "model-final.pt").exists():
+    if final and not spec.args and rundir.has_final_model(directory):
         raise UserError(
             f"{directory} is through, with its final model written. To train longer: "
             f"rankup run --resume {job.id} {job.target} --steps N"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..recipes.llama import LlamaShape
-    from ..train.checkpoint import Candidate
+    from ..train.resume import Candidate
 
 _PREFIX = "model."
 SUFFIXES = {"safetensors": ".safetensors", "torch": ".pt", "hf": "-hf"}
@@ -251,7 +251,7 @@ def checkpoint(root: Path, step: int | None, best: bool) -> Candidate:
     """
     if best and step is not None:
         raise UserError("--best and --step name two models; give one of them")
-    from ..train.checkpoint import candidates
+    from ..train.resume import candidates
 
     found, passed, _ = candidates(root)
     for line in passed:
@@ -311,7 +311,7 @@ def read(candidate: Candidate, ema: bool = False) -> dict[str, torch.Tensor]:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    from ..runtime.folder import SafeReader
+    from ..runtime.restore import SafeReader
     from ..train.ema import PREFIX as AVERAGE
 
     reader = SafeReader(candidate.directory)

@@ -55,6 +55,10 @@ class Thresholds:
     # computes swings more between forward, backward and optimizer
     spin_traffic: float = 0.10  # of what the same GPU receives over PCIe while it computes
 
+    # A step that stalls (training.py). Ours: a pause of a few seconds is any file system's
+    stall_least: float = 30.0  # s, and
+    stall_times: float = 10.0  # x the median step
+
     # Data (training.py).
     data_wait: float = 0.15  # of the time; ours: below it nothing worth a change is won
     saw_low: float = 5.0  # % and

@@ -1,7 +1,10 @@
 """From a model file to a model on all ranks, always in the same order.
 
-pipeline cut → tensor parallel → shared sequences → activation checkpointing → compile → FSDP2 or
-DDP → values
+pipeline cut → tensor parallel → shared sequences → activation checkpointing → compile → FSDP2 →
+values
+
+FSDP2 stands around every model that is split, or computes in 16 bits. Alone stay float32 on one
+rank, where there is nothing to do, and plain replicas of float32, which DDP exchanges.
 """
 
 from __future__ import annotations
@@ -29,13 +32,11 @@ from torch.utils.checkpoint import (
 
 from ..base.errors import RunFailed, UserError
 from ..runtime.compression import Compression
-from ..runtime.keys import derive
 from ..runtime.model import exchange_by, no_buffer_sync
-from ..runtime.world import World
 from .choices import Choices, Recompute, check
 from .context import PACKS, SharedSequence, share
 from .gradients import finish_gradients
-from .initial import Initial, initialize, materialize
+from .initial import Initial, materialize
 from .layout import Layout
 from .mesh import Mesh
 from .pipeline.cut import costs, cut, links
@@ -44,9 +45,8 @@ from .pipeline.schedule import placement
 from .pipeline.stage import StageModule, Ties, carve, copies, find_ties
 from .sharded import beside_blocks, blocks, has_statistics, shard
 from .tensor.apply import apply, loss_context, plain
-from .tensor.plan import plan_of
-from .tensor.words import check as check_plan
-from .tensor.words import named
+from .tensor.plan import Plan, named, plan_of
+from .tensor.plan import check as check_plan
 
 Batch = tuple[torch.Tensor, ...]
 # By which a user switches torch's compiler off.
@@ -91,8 +91,10 @@ class Built:
         ties, copies: parameters that stages share; names of this rank's further copies -> the name
             they are kept under.
         plan: how modules are cut over the tensor axis.
+        partial: parameters whose gradients the tensor axis adds up behind the last backward.
         draws_apart: what random draws of this rank depend on beside the micro-batch.
-        autocast: the type that forward and loss are autocast to, None where they are not.
+        zero: as of `Choices`; 1 where each rank holds its part of the model whole.
+        sum_of_gradients: what makes a sum of what the exchange computes; DDP takes a mean.
     """
 
     model: nn.Module
@@ -102,9 +104,11 @@ class Built:
     pipeline: Pipeline | None = None
     ties: Ties | None = None
     copies: Mapping[str, str] = field(default_factory=dict)
-    plan: Mapping[str, str] = field(default_factory=dict)
+    plan: Plan = field(default_factory=dict)
+    partial: set[str] = field(default_factory=set)
     draws_apart: tuple[int | str, ...] = ()
-    autocast: torch.dtype | None = None
+    zero: int = 3
+    sum_of_gradients: int = 1
     uncompiled: set[str] = field(default_factory=set)
 
     @property
@@ -130,25 +134,26 @@ class Built:
         return isinstance(self.replica, DistributedDataParallel)
 
     def exchange_at(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Around a micro-batch: DDP exchanges gradients in the backward of the last one alone.
+        """Around a micro-batch: replicas exchange gradients in the backward of the last one alone.
 
-        FSDP shares them out in each, since what is not would lie on every rank whole.
+        Sharded ones are shared out in each, since what is not would lie on every rank whole, unless
+        `zero` has it so.
         """
         if isinstance(self.replica, DistributedDataParallel):
             return contextlib.nullcontext() if last else self.replica.no_sync()
-        if isinstance(self.replica, FSDPModule) and self.mesh.at_step.dp_replicate > 1:
-            # Between copies the parts can wait until the last: they are added up where they are.
-            self.replica.set_requires_all_reduce(last)
+        if isinstance(self.replica, FSDPModule):
+            if self.zero <= 2:
+                self.replica.set_reshard_after_backward(last)
+            if self.zero == 1:
+                self.replica.set_requires_gradient_sync(last)
+            elif self.mesh.at_step.dp_replicate > 1:
+                # Between copies the parts can wait until the last: they add up where they are.
+                self.replica.set_requires_all_reduce(last)
         return contextlib.nullcontext()
 
     def computing(self) -> contextlib.AbstractContextManager[Any]:
         """Around forward, loss and backward."""
         return loss_context(self.plan)
-
-    def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Around forward and loss: the type of number they compute in."""
-        kind = self.mesh.world.device.type
-        return torch.autocast(kind, self.autocast or torch.bfloat16, self.autocast is not None)
 
     def plain(self, loss: torch.Tensor) -> torch.Tensor:
         """A loss as an ordinary tensor."""
@@ -171,9 +176,9 @@ class Built:
         )
 
     def finish_gradients(self) -> None:
-        """What is left to do with the gradients of a step before they are used."""
+        """What is left to do with the gradients of a step, once, before they are used."""
         if self.mesh.layout.tp > 1:
-            finish_gradients(self.model)
+            finish_gradients(self.model, self.partial, self.mesh.group("tp"))
         if self.ties is not None:
             self.ties.sum_gradients()
 
@@ -201,8 +206,6 @@ def build(
     """
     if not mesh.apart:  # what comes from the options of a run, and was checked with them
         check(mesh.layout, choices)
-    if mesh.layout.only_replicas:
-        return _replicas(build_model, mesh, seed, choices)
     layout, device = mesh.layout, mesh.world.device
     initial = Initial(build_model, mesh.world, seed, choices.by_name)
     built, stages = split(initial.shapes(), mesh, choices, example)
@@ -214,7 +217,10 @@ def build(
     built.draws_apart += ("context", mesh.cp) if layout.cp > 1 else ()
     if layout.pp > 1:
         group = mesh.group("pp")
-        built.pipeline = Pipeline(stages, group, device, choices.schedule, built.precision)
+        built.pipeline = Pipeline(stages, group, device, choices.schedule)
+    elif mesh.at_step.dp_replicate > 1 and not isinstance(built.model, FSDPModule):
+        built.replica = replicate(built.model, choices.compression)
+        built.sum_of_gradients = mesh.world.world_size
     return built
 
 
@@ -226,13 +232,14 @@ def split(
 ) -> tuple[Built, list[StageModule]]:
     """Return a rank's part of a model on meta, and its pipeline stages.
 
-    Other arguments and errors are those of `build`; the layout has more than replicas.
+    Other arguments and errors are those of `build`.
     """
     layout = mesh.layout
     refuse(model, layout)
     units = blocks(model)
     beside = beside_blocks(model, units)
     built = Built(model, model, copy.deepcopy(model), mesh)
+    built.zero = choices.zero if layout.shard_size > 1 else 1
     if layout.tp > 1:
         built.plan = plan_of(model, choices.plan)
         check_plan(model, built.plan, layout.tp)
@@ -241,20 +248,18 @@ def split(
         stages = _cut(built, choices.schedule, example)
         roots = list[nn.Module](stages)
     if layout.tp > 1:
-        apply(model, built.plan, mesh.device_mesh["tp"])
+        built.partial = apply(model, built.plan, mesh.device_mesh["tp"], choices.once)
     if isinstance(mesh.sequence, SharedSequence):
         share(model, mesh.sequence)
     # Torch 2.13 mixes up what a compiled block keeps for its backward where tensors are cut and
     # random states are among it; on GPUs these are no tensors, and all is well.
     keep_draws = bool(choices.compiled) and layout.tp > 1 and mesh.world.device.type == "cpu"
-    recompute(units, choices.recompute, keep_draws)
+    prepare(model, units, choices, built.uncompiled, keep_draws)
     if choices.compiled:
-        _compile(units, choices, built.uncompiled, fullgraph=choices.unbroken)
         _await_outputs(model, built.plan, units)
-    sharded = mesh.at_step.dp_replicate * layout.shard_size > 1 or choices.offload
     half = None if choices.half is None else getattr(torch, choices.half)
-    built.autocast = None if sharded else half
-    if sharded:
+    exchanged = not layout.only_replicas and mesh.at_step.dp_replicate * layout.shard_size > 1
+    if exchanged or half is not None or choices.offload:
         shard(
             roots,
             units,
@@ -264,13 +269,33 @@ def split(
             float_outputs=choices.float_outputs,
             sums=torch.bfloat16 if choices.compression else torch.float32,
             offload=choices.offload,
-            reshard=choices.reshard,
+            reshard=built.zero == 3,
         )
     return built, stages
 
 
-def recompute(units: list[nn.Module], how: Recompute, keep_draws: bool = False) -> None:
+def prepare(
+    model: nn.Module,
+    units: Sequence[nn.Module],
+    choices: Choices,
+    uncompiled: set[str],
+    keep_draws: bool = False,
+) -> None:
+    """Let the blocks of a model recompute and be compiled as asked, in place.
+
+    Args:
+        uncompiled: where the kinds of those are noted that run as they are all the same.
+        keep_draws: see `recompute`.
+    """
+    recompute(units, choices.recompute, keep_draws)
+    if choices.compiled:
+        _compile(units or [model], choices, uncompiled)
+
+
+def recompute(units: Sequence[nn.Module], how: Recompute, keep_draws: bool = False) -> None:
     """Let each unit keep its inputs alone (`full`), or matrix products as well (`selective`).
+
+    With `selective:2` every second one keeps its inputs alone, and the others all they have.
 
     The modules stay what they are, so that parameter names do: torch's own wrapper would change
     them. Random draws are the same in both computations; with `keep_draws` none is made twice.
@@ -282,7 +307,7 @@ def recompute(units: list[nn.Module], how: Recompute, keep_draws: bool = False) 
     if kept or keep_draws:
         policy = functools.partial(_policy, kept, keep_draws)
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
-    for unit in units:
+    for unit in units[1::2] if how == "selective:2" else units:
         unit.forward = _recomputed(unit.forward, options)  # type: ignore[method-assign]
 
 
@@ -307,19 +332,12 @@ def _policy(
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _compile(
-    units: Sequence[nn.Module], choices: Choices, uncompiled: set[str], fullgraph: bool
-) -> None:
-    """Compile each part by itself, in place: parameter names stay.
-
-    Args:
-        uncompiled: where the kinds of those are noted that run as they are all the same.
-        fullgraph: each in one graph; what would break one is an error, which says where.
-    """
+def _compile(units: Sequence[nn.Module], choices: Choices, uncompiled: set[str]) -> None:
+    """Compile each part by itself, in place: parameter names stay."""
     for unit in units:
         kind = type(unit).__name__
         unit.forward = _watched(unit.forward, kind, uncompiled, choices.unbroken)  # type: ignore[method-assign]
-        unit.compile(mode=choices.compiled, fullgraph=fullgraph)
+        unit.compile(mode=choices.compiled, fullgraph=choices.unbroken)
     # Each block that differs from the others is another graph, in training and in evaluation. Torch
     # keeps 8, and would leave the rest of the model as it is.
     config = torch._dynamo.config
@@ -356,7 +374,7 @@ def _watched(
     return forward
 
 
-def _await_outputs(model: nn.Module, plan: Mapping[str, str], units: Sequence[nn.Module]) -> None:
+def _await_outputs(model: nn.Module, plan: Plan, units: Sequence[nn.Module]) -> None:
     """Let parts beside the compiled ones, an embedding as a rule, give what has arrived.
 
     What a collective still brings is a tensor of a kind of its own, and a graph would be made for
@@ -403,46 +421,11 @@ def refuse(model: nn.Module, layout: Layout) -> None:
         )
 
 
-def whole(
-    build_model: Callable[[], nn.Module],
-    device: torch.device,
-    seed: int,
-    choices: Choices,
-    uncompiled: set[str],
-) -> nn.Module:
-    """Return a model that a rank holds all of; arguments as of `build` and `_compile`."""
-    torch.manual_seed(derive(seed, "construction"))
-    model = build_model()
-    if choices.by_name:
-        initialize(model, seed)
-    model.to(device)
-    recompute(blocks(model), choices.recompute)
-    if choices.compiled:
-        # Within DDP torch cuts the graph at the buckets, so there may be several.
-        _compile([model], choices, uncompiled, fullgraph=False)
-    return model
-
-
-def _replicas(
-    build_model: Callable[[], nn.Module], mesh: Mesh, seed: int, choices: Choices
-) -> Built:
-    """Each rank holds the whole model; DDP where there are several."""
-    uncompiled: set[str] = set()
-    model = whole(build_model, mesh.world.device, seed, choices, uncompiled)
-    half = None if choices.half is None else getattr(torch, choices.half)
-    built = Built(model, model, model, mesh, autocast=half, uncompiled=uncompiled)
-    if not mesh.apart:
-        built.replica = replicate(model, mesh.world, choices.compression)
-    return built
-
-
-def replicate(model: nn.Module, world: World, compression: Compression) -> nn.Module:
+def replicate(model: nn.Module, compression: Compression) -> DistributedDataParallel:
     """DDP without its own buffer exchange: the loop averages running statistics itself.
 
     Gradients become their mean over the ranks, compressed or not.
     """
-    if world.world_size == 1:
-        return model
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
     exchange_by(replica, compression)
     return replica

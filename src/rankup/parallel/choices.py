@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..base import gone
 from ..base.errors import UserError, nearest
 from ..runtime.compression import Compression
 from .layout import SELDOM, Layout
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "selective:2", "full"]
 Half = Literal["bfloat16", "float16"]
 # How options are written: a name, and its value where that matters.
 Spelling = Callable[..., str]
@@ -45,21 +45,25 @@ class Choices:
     """The choices by which a model is built on a mesh.
 
     Attributes:
-        half: torch's name of a type of 16 bits to compute in: sharded parameters are gathered in
-            it, and everything a model does is in it, as after `model.bfloat16()`; where a rank
-            holds its part of the model whole, torch's autocast chooses. Weights and sums of
+        half: torch's name of a type of 16 bits to compute in: parameters are gathered in it, and
+            everything a model does is in it, as after `model.bfloat16()`. Weights and sums of
             gradients are float32.
         float_outputs: cast what a model returns to float32, as the loss of a script expects; the
             loss of a task casts by itself, and a few rows of logits at a time.
-        compiled: mode in which torch compiles each block, or the model where every rank holds it
-            whole; None leaves them as they are.
+        compiled: mode in which torch compiles each block, or a model that has none; None leaves
+            them as they are.
         unbroken: what breaks the graph of a block, or keeps torch from making one, is an error;
             else such a block runs in several, and a warning names those that have none.
         recompute: what the backward computes again.
-        offload, reshard: see `sharded.shard`.
+        offload: see `sharded.shard`.
+        zero: what is shared out of a sharded model beside the optimizer's state, and gathered or
+            added up when: 3, weights for each part of a micro-batch; 2, weights once a step; 1,
+            gradients once a step, too, in the last backward.
         schedule: of the pipeline.
         by_name: draw each parameter by its name; False keeps the constructor's own values.
-        plan: how modules are cut for tensor parallelism, where the model does not bring it.
+        plan: patterns of module names -> styles of tensor parallelism, where the model does not
+            bring it.
+        once: gradients are finished once a step; a script's own loop may do so in between.
         compression: of the gradients that ranks send each other; of sharded ones bf16 alone.
     """
 
@@ -69,10 +73,11 @@ class Choices:
     unbroken: bool = True
     recompute: Recompute = "none"
     offload: bool = False
-    reshard: bool = True
+    zero: int = 3
     schedule: str = "1f1b"
     by_name: bool = True
-    plan: Mapping[str, str] | None = None
+    plan: Mapping[str, Any] | None = None
+    once: bool = True
     compression: Compression = field(default_factory=Compression)
 
 
@@ -115,10 +120,10 @@ def check(
             f"{compress} is of gradients, and under {spell('strategy', strategy)} copies send what "
             f"they have learned, whole and seldom; leave one of them away"
         )
-    if choices.compression.kind == "powersgd" and not layout.only_replicas:
+    if choices.compression.kind == "powersgd" and (choices.half or not layout.only_replicas):
         raise UserError(
-            f"{compress} is for whole gradients, those of ddp; leave it out, or give bf16, which "
-            f"goes with sharded ones as well"
+            f"{compress} is for whole gradients in float32, those of ddp; leave it out, or give "
+            f"{spell('compress', 'bf16')}, which goes with sharded ones and 16 bits as well"
         )
 
 
@@ -134,9 +139,13 @@ def without_effect(layout: Layout, choices: Choices, spell: Spelling = as_flag) 
     if choices.compression and alone:
         compress = spell("compress", str(choices.compression))
         found.append(f"{compress} does nothing where one rank has every gradient for itself")
-    if not choices.reshard and (layout.only_replicas or alone):
+    if choices.zero < 3 and (layout.shard_size == 1 or layout.pp > 1):
         found.append(
-            f"{spell('reshard', False)} does nothing where weights are not sharded "
-            f"({spell('shard')})"
+            f"{spell('zero', choices.zero)} does nothing "
+            + (
+                "in a pipeline, which gathers once a step anyway"
+                if layout.pp > 1
+                else f"where weights are not sharded ({spell('shard')})"
+            )
         )
     return found

@@ -80,11 +80,7 @@ def packs(x: torch.Tensor, head_size: int) -> bool:
     Args:
         x: what queries, keys and values are computed from.
     """
-    if not (PACKS and x.is_cuda):
-        return False
-    autocast = torch.is_autocast_enabled("cuda")
-    kind = torch.get_autocast_dtype("cuda") if autocast else x.dtype
-    return _has_flash(x.device, kind, head_size)
+    return PACKS and x.is_cuda and _has_flash(x.device, x.dtype, head_size)
 
 
 def _has_flash(device: torch.device, kind: torch.dtype, head_size: int) -> bool:

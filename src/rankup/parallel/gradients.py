@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -11,41 +11,59 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from ..runtime.state import local
+from .layout import Layout
 from .mesh import Mesh
-
-Key = tuple[dist.ProcessGroup, torch.dtype]
 
 
 @torch.no_grad()
-def finish_gradients(model: nn.Module) -> None:
-    """Give every gradient the placements of its parameter, in place, once a step.
+def finish_gradients(
+    model: nn.Module, partial: Collection[str] = (), group: dist.ProcessGroup | None = None
+) -> None:
+    """Add gradients up over the tensor axis that each rank has of its own part, in place.
 
-    A parameter that each rank applied to its own part of the sequence has a gradient that is still
-    to be added up (`Partial`). All of those travel in one all-reduce. Under `fully_shard`, which
-    adds them up itself, there is nothing left to do.
+    All travel in one all-reduce: those named `partial`, which is right once a step, and any that
+    says itself (`Partial`) that it is still to be added up.
+
+    Args:
+        group: the tensor axis.
     """
-    pending: dict[Key, list[tuple[nn.Parameter, DTensor, torch.Tensor]]] = {}
-    for parameter in model.parameters():
+    pending: list[tuple[nn.Parameter, DTensor]] = []
+    for name, parameter in model.named_parameters():
         gradient = parameter.grad
         if not isinstance(parameter, DTensor) or not isinstance(gradient, DTensor):
             continue
-        if gradient.placements == parameter.placements:
-            continue
-        whole = parameter.placements == (Replicate(),)
-        if whole and gradient.placements == (Partial(),):
-            local = gradient.to_local()
-            key = (gradient.device_mesh.get_group(), local.dtype)
-            pending.setdefault(key, []).append((parameter, gradient, local))
-        else:
+        if name in partial or (
+            parameter.placements == (Replicate(),) and gradient.placements == (Partial(),)
+        ):
+            pending.append((parameter, gradient))
+        elif gradient.placements != parameter.placements:
             parameter.grad = gradient.redistribute(placements=parameter.placements)
-    for (group, _), parts in pending.items():
-        flat = torch.cat([local.reshape(-1) for _, _, local in parts])
-        dist.all_reduce(flat, group=group)
-        sums = flat.split([local.numel() for _, _, local in parts])
-        for (parameter, gradient, local), total in zip(parts, sums, strict=True):
+    for parts in _alike(pending):
+        own = [gradient.to_local() for _, gradient in parts]
+        flat = torch.cat([part.reshape(-1) for part in own])
+        dist.all_reduce(flat, group=group or parts[0][1].device_mesh.get_group())
+        sums = flat.split([part.numel() for part in own])
+        for (parameter, gradient), part, total in zip(parts, own, sums, strict=True):
+            assert isinstance(parameter, DTensor)
             parameter.grad = DTensor.from_local(
-                total.view_as(local), gradient.device_mesh, [Replicate()], run_check=False
+                total.view_as(part),
+                gradient.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
             )
+
+
+_Pending = list[tuple[nn.Parameter, DTensor]]
+
+
+def _alike(pending: _Pending) -> Iterator[_Pending]:
+    """Those of one type and device after the other."""
+    kinds: dict[tuple[torch.dtype, torch.device], _Pending] = {}
+    for parameter, gradient in pending:
+        kinds.setdefault((gradient.dtype, gradient.device), []).append((parameter, gradient))
+    yield from kinds.values()
 
 
 def global_norm(
@@ -53,13 +71,13 @@ def global_norm(
 ) -> torch.Tensor:
     """Norm of the gradient over every axis of the mesh, a scalar equal on all ranks.
 
-    One small all-reduce. What several ranks hold alike is counted once: ranks of the data and
-    tensor axes that a parameter is not cut over each bring their fraction of it.
+    One small all-reduce, where ranks hold parts. What several hold alike is counted once: ranks of
+    the data and tensor axes that a parameter is not cut over each bring their fraction of it.
 
     Args:
         copies: `id`s of parameters that another stage holds too, and counts.
     """
-    layout = mesh.at_step
+    layout = mesh.at_step if mesh.together else Layout()
     by_share: dict[int, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is None or id(parameter) in copies:
@@ -76,7 +94,8 @@ def global_norm(
     for alike, gradients in by_share.items():
         norms = torch.stack(torch._foreach_norm([g for g in gradients if g.numel()] or [total]))
         total += norms.to(total.device, torch.float64).square().sum() / alike
-    dist.all_reduce(total, group=mesh.step_group)
+    if mesh.together:
+        dist.all_reduce(total, group=mesh.step_group)
     return total.sqrt()
 
 

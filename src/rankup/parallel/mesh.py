@@ -50,6 +50,10 @@ class Mesh:
         layout: sizes of the axes.
         world: this process among all.
         pp, dp_replicate, dp_shard, cp, tp: where this rank stands on each axis.
+        data_rank, data_size: which part of a global batch this rank computes, of how many.
+        together: a forward is a collective, which no rank may enter alone.
+        copies: the ranks that hold what this one holds, in other copies; None for all ranks.
+        sequence: the part of each sequence that this rank has.
         at_step: sizes of the axes over which a step is one: all, or those of a copy.
         step_group: the ranks that take a step together; None for all.
     """
@@ -60,9 +64,13 @@ class Mesh:
         self.layout, self.world, self.apart = layout, world, apart
         self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp = layout.coordinates(world.rank)
         self.at_step = layout.copy if apart else layout
-        if not layout.only_replicas:
-            _ = self.device_mesh  # its groups are made by all ranks together, here
-        self._context = group_among(self.lines("cp"), "mesh_cp") if layout.cp > 1 else None
+        self.data_rank, self.data_size = layout.data_rank(world.rank), layout.data_size
+        self.together = not layout.only_replicas
+        # The groups of `device_mesh` are made by all ranks together, here.
+        self.copies = self.group("dp_replicate") if self.together else None
+        self.sequence = WholeSequence()
+        if layout.cp > 1 and (context := group_among(self.lines("cp"), "mesh_cp")):
+            self.sequence = SharedSequence(self.cp, layout.cp, context)
         self.step_group = self._group_of_my_copy() if apart else None
 
     def _group_of_my_copy(self) -> dist.ProcessGroup | None:
@@ -90,30 +98,9 @@ class Mesh:
                     dist.distributed_c10d._set_pg_timeout(patience, made.get_group(axis))
         return made
 
-    @property
-    def copies(self) -> dist.ProcessGroup | None:
-        """The ranks that hold what this one holds, in other copies; None for all ranks."""
-        return None if self.layout.only_replicas else self.group("dp_replicate")
-
     def group(self, axis: str) -> dist.ProcessGroup:
         """The ranks that differ from this one on `axis` of `device_mesh` alone."""
         return self.device_mesh.get_group(axis)
-
-    @cached_property
-    def sequence(self) -> WholeSequence:
-        """The part of each sequence that this rank has."""
-        if self._context is None:
-            return WholeSequence()
-        return SharedSequence(self.cp, self.layout.cp, self._context)
-
-    @property
-    def data_rank(self) -> int:
-        """Which part of a global batch this rank computes, of `data_size`."""
-        return self.layout.data_rank(self.world.rank)
-
-    @property
-    def data_size(self) -> int:
-        return self.layout.data_size
 
     def lines(self, axis: str) -> list[list[int]]:
         """The global ranks of every group along `axis`."""
@@ -123,13 +110,3 @@ class Mesh:
             place = self.layout.coordinates(rank)
             groups.setdefault((*place[:where], *place[where + 1 :]), []).append(rank)
         return list(groups.values())
-
-    @property
-    def sum_of_gradients(self) -> int:
-        """What makes a sum of what the gradient exchange computes: DDP takes a mean."""
-        return self.at_step.world_size if self.layout.only_replicas else 1
-
-    @property
-    def together(self) -> bool:
-        """Whether a forward is a collective, which no rank may enter alone."""
-        return not self.layout.only_replicas

@@ -1,11 +1,12 @@
-"""FSDP2: each parameter lives in parts over the data axes, and is whole only while it is used."""
+"""FSDP2 over the data axes: parts of parameters, the precision, the sum of gradients.
+
+A parameter lies in parts over `dp_shard`, and is whole only while it is used. Where that axis is of
+one rank, each has all of it: nothing is gathered, and gradients are added up over the replicas.
+"""
 
 from __future__ import annotations
 
-import ast
 import functools
-import inspect
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from .mesh import Mesh
 # What holds modules side by side, and leaves the calling to others.
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (*_LISTS, nn.Sequential)
+# What models call the map from their stream to logits.
+HEADS = ("head", "lm_head", "output", "embed_out")
 # Fewer numbers are not worth collectives of their own, which take as long for one as for these.
 SMALL = 2**20
 
@@ -56,67 +59,23 @@ def _is_list(module: nn.Module) -> bool:
 def beside_blocks(model: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
     """The parts of a model beside its blocks that are gathered by themselves, in order.
 
-    Embeddings and the head, as a rule. Each has `SMALL` numbers or more, shares no parameter with
-    another part, and the model does nothing with it but call it: a model that multiplies with
-    `self.embedding.weight` would find a shard. Where its code does not say so, a part is left out.
+    Its head, which is known by its name (`HEADS`), and its embeddings, each of `SMALL` numbers or
+    more that no other part has. A model without a head of its own may multiply with the weight of
+    its embedding, and would find a shard there: of such a model nothing is gathered by itself.
     """
-    found: list[tuple[str, nn.Module]] = []
-    owners: list[nn.Module] = []
-
-    def look(module: nn.Module) -> None:
-        owners.append(module)
-        for name, child in module.named_children():
-            if child in units:
-                continue
-            if _is_list(child) or any(unit in units for unit in child.modules()):
-                look(child)
-            elif sum(parameter.numel() for parameter in child.parameters()) >= SMALL:
-                found.append((name, child))
-
-    look(model)
-    called = _only_called(owners)
+    inside = {module for unit in units for module in unit.modules()}
     names = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
 
-    def owns(part: nn.Module) -> bool:
-        own = Counter(id(p) for _, p in part.named_parameters(remove_duplicate=False))
-        return all(names[parameter] == number for parameter, number in own.items())
+    def is_apart(name: str, part: nn.Module) -> bool:
+        own = list(part.parameters(recurse=False))
+        head = isinstance(part, nn.Linear) and name.rpartition(".")[2] in HEADS
+        shared = any(names[id(parameter)] > 1 for parameter in own)
+        large = sum(parameter.numel() for parameter in own) >= SMALL
+        return (head or isinstance(part, nn.Embedding)) and large and not shared
 
-    return [child for name, child in found if name in called and owns(child)]
-
-
-def _only_called(owners: Sequence[nn.Module]) -> set[str]:
-    """Names of attributes that the forwards of some modules call, and use in no other way.
-
-    Read are `forward` and `chain`, and whatever of the modules' classes these come to.
-    """
-    classes = {kind for owner in owners for kind in type(owner).__mro__}
-    functions: dict[str, list[Any]] = {}
-    for kind in classes - {nn.Module, *_LISTS, object}:
-        for name, value in vars(kind).items():
-            functions.setdefault(name, []).append(getattr(value, "fget", value))
-    if any("forward" in vars(owner) for owner in owners):  # not the code of its class
-        return set()
-    called: set[str] = set()
-    used: set[str] = set()
-    todo = ["forward", "chain"]
-    while todo:
-        for function in filter(inspect.isfunction, functions.pop(todo.pop(), [])):
-            try:
-                tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-            except (OSError, SyntaxError):
-                return set()
-            nodes = list(ast.walk(tree))
-            attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-            calls = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-            of_names = {id(node.value) for node in attributes}
-            own = next(iter(inspect.signature(function).parameters), None)
-            for node in nodes:
-                if isinstance(node, ast.Name) and node.id == own and id(node) not in of_names:
-                    return set()  # the module itself is handed on
-            for attribute in attributes:
-                (called if id(attribute) in calls else used).add(attribute.attr)
-                todo.append(attribute.attr)
-    return called - used
+    named = [(name, part) for name, part in model.named_modules() if part not in inside]
+    apart = [part for name, part in named if is_apart(name, part)]
+    return apart if any(isinstance(part, nn.Linear) for part in apart) else []
 
 
 def shard(
@@ -139,7 +98,7 @@ def shard(
         roots: the models, or a rank's pipeline stages; what is left of each is one group, which
             stays whole between its forward and its backward, as the backward begins with it.
         units, beside: its blocks, and other parts that are gathered one at a time.
-        half: gather and compute in this type, for which no autocast is needed.
+        half: gather and compute in this type.
         float_outputs: cast what the roots return to float32. Logits of a large vocabulary take 12
             bytes each in place of 4 then, with their gradient.
         sums: the type in which gradients are sent and added up.
@@ -169,7 +128,7 @@ def shard(
             fully_shard(child, reshard_after_forward=reshard and child not in behind, **options)
         kept = {} if reshard else {"reshard_after_forward": False}
         fully_shard(root, **options | kept | last)
-        if reshard and mesh.layout.pp == 1:  # a pipeline holds and releases all of it itself
+        if mesh.layout.pp == 1:  # a pipeline holds and releases all of it itself
             root.register_forward_hook(_after_forward)
         for part in sharded_parts(root):
             _sum_gradients(part)

@@ -212,6 +212,8 @@ def recomputed(work: Work, layout: Layout, framework: Framework) -> float:
     """Return the seconds of forwards done again in a backward: all of a layer's, or attention's."""
     if layout.recompute == "full":
         return work.forward
+    if layout.recompute == "selective:2":  # of every second layer
+        return work.forward / 2
     if layout.recompute == "selective":
         if framework.selective is None:
             return 0.0 if framework.fused_attention else work.attention

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "selective:2", "full"]
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
 
 

@@ -29,6 +29,9 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
     """
     tokens, t, h = layout.micro_batch * shape.seq / layout.cp, layout.tp, shape.hidden
     split = t if layout.sequence_parallel else 1
+    if layout.recompute == "selective:2":  # every second layer keeps all, the others their input
+        both = (replace(layout, recompute=how) for how in ("none", "full"))
+        return sum(activations(shape, one, framework) for one in both) / 2
     if layout.recompute == "full":
         return layout.value_bytes * tokens * h / split
     if framework is not None and framework.recipe:

@@ -30,7 +30,7 @@ _ONE_WORD = ("ddp", "fsdp", *SELDOM)  # strategies that say all of a mesh
 
 def layout_text(layout: Layout) -> str:
     """Return the strategy of a layout, or its sizes where they say more."""
-    kept = ["zero 2"] if layout.zero == 2 else []
+    kept = [f"zero {layout.zero}"] if layout.zero in (1, 2) else []
     if layout.strategy in ("ddp", "fsdp") and layout.cp == 1:
         return ", ".join([layout.strategy, *kept])
     sizes = {"dp": layout.dp_replicate, "shard": layout.dp_shard, "cp": layout.cp}
@@ -48,7 +48,7 @@ def layout_of(options: LanguageModelOptions, gpus: int, mesh: Mesh) -> Layout:
     if options.strategy in SELDOM:
         strategy = options.strategy
         every = int(options.sync_every) if options.sync_every.isdigit() else 1
-    sharded = 3 if options.reshard or mesh.pp > 1 else 2
+    sharded = 3 if mesh.pp > 1 else int(options.zero)
     return Layout(
         gpus=gpus,
         strategy=strategy,
@@ -157,6 +157,7 @@ def layout_words(layout: Layout, target: Target) -> list[str]:
     words |= {name: has[name] for name in names if has[name] != 1}
     if layout.pp > 1 and layout.schedule != "1f1b":
         words["--pp-schedule"] = layout.schedule
+    words |= {"--zero": layout.zero} if layout.zero in (1, 2) else {}
     words["--micro-batch"] = layout.micro_batch
     if layout.recompute != "none":
         words["--activation-checkpointing"] = layout.recompute

@@ -104,7 +104,7 @@ class Recipe:
             refuse_other_model(options)
 
     def option_names(self) -> frozenset[str]:
-        """The names of all options as they are written: `--lr`, `--no-reshard`."""
+        """The names of all options as they are written: `--lr`, `--no-async-checkpoints`."""
         return flags.names(self._options())
 
     def help(self) -> str:

@@ -25,7 +25,8 @@ from ..runtime.order import Order
 from ..runtime.world import setup
 from ..train.loop import train
 from ..train.optimizer import build_optimizer
-from ..train.task import Batch, Named, Task, read_ahead
+from ..train.plan import read_ahead
+from ..train.task import Batch, Named, Task
 from . import Asked, llama_weights, lora
 from .loss import IGNORED, compiled_cross_entropy, cross_entropy
 from .models.llama import Llama

@@ -49,6 +49,7 @@ class ShardContext:
         samples: of the batch that is trained on, this rank's and those of all ranks; None before
             the first one, and behind the last.
         last: the same of the batch that was given out last, in an evaluation too.
+        smallest: samples in the smallest part of a batch in the last training pass of a loader.
         units: what `count` was given since the last backward; None where it was not called.
         counted: what `count` was given for the present batch, also after its backward.
         sums: what `rankup.backward` adds up over the ranks, while it is under way.
@@ -59,6 +60,7 @@ class ShardContext:
     def __init__(self) -> None:
         self.samples: tuple[int, int] | None = None
         self.last: tuple[int, int] | None = None
+        self.smallest: int | None = None
         self.units: float | None = None
         self.counted: float | None = None
         self.sums: UnitSums | None = None

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .context import ENGINE, ShardContext, Weight
+from .notices import say_batch_norm
 from .statistics import RunningStatistics
 from .world import after_first_step
 
@@ -110,12 +111,19 @@ class Exchange:
         if self._unchecked:
             _require_same(self._unchecked, self._device)
             self._unchecked = {}
+            self._say_batch_norm()
         self.weight.begin(self._complete)
         self._reached.clear()
         # Collective once, behind the first backward: buckets in the order of the gradients.
         ddp.reducer._rebuild_buckets()
         ddp.reducer.prepare_for_backward([])
         self.begun = True
+
+    def _say_batch_norm(self) -> None:
+        parts, samples = self._context.place().size, self._context.samples
+        if parts > 1 and samples is not None:
+            smallest = self._context.smallest or max(1, samples[1] // parts)
+            say_batch_norm(self._context.models, smallest, samples[1])
 
     def _give_up(self) -> None:
         """End an exchange that has begun and not come to its end; with other ranks, by an error."""

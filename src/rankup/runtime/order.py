@@ -11,8 +11,6 @@ from .keys import derive
 ROUNDS = 10
 # Slices are permuted in pieces that stay in a core's cache.
 _PIECE = 1 << 15
-# A slice of the order costs about a millisecond whatever its length, so it is drawn in blocks.
-_BLOCK = 1 << 14
 _WORD = 0xFFFFFFFF
 
 
@@ -95,29 +93,3 @@ def _permute(values: torch.Tensor, bits: int, keys: list[int]) -> torch.Tensor:
         values = mixed.bitwise_or_(right.bitwise_left_shift_(high))
         low, high = high, low
     return values
-
-
-class Window:
-    """Slices of the orders of one run's epochs, which are asked for one after another.
-
-    Keeps the block that the run is in, so that a short slice costs next to nothing.
-
-    Args:
-        n, seed: see `Order`.
-    """
-
-    def __init__(self, n: int, seed: int) -> None:
-        self.n = n
-        self.seed = seed
-        # Epoch, first position and samples: replaced in one piece, since threads may share this.
-        self._at = (-1, 0, torch.empty(0, dtype=torch.int64))
-
-    def slice(self, epoch: int, start: int, stop: int) -> torch.Tensor:
-        """Samples at positions [start, stop) of an epoch, int64; a view, not to be written to."""
-        at, first, block = self._at
-        if epoch != at or not first <= start <= stop <= first + len(block):
-            first = start
-            order = Order(self.n, self.seed, epoch)
-            block = order(torch.arange(start, min(self.n, max(stop, start + _BLOCK))))
-            self._at = (epoch, first, block)
-        return block[start - first : stop - first]

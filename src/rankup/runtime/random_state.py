@@ -3,9 +3,11 @@
 Whatever a script draws outside a training loop (a split, a fold, initial values, negative samples)
 has to be the same on all ranks; noise, dropout and augmentation of their parts of a batch must not.
 So `setup` gives all ranks rank 0's states; within a pass over a training loader each rank draws
-from streams of its own; and when the pass ends, every rank goes back to the states in common,
-which no rank has drawn from meanwhile, rank 0 neither: what comes behind the pass repeats nothing.
-What follows a batch that the script draws itself (`deal`) counts as a pass.
+from streams of its own, rank 0 from the one in common, as a single process would. When all ranks
+have come to the end of the pass, all go on from where rank 0 is, which repeats nothing; where a
+pass is left early, at which ranks cannot wait for each other, from where it began.
+What follows a batch that the script draws itself (`deal`) counts as a pass, which is never ended
+together: there rank 0, too, has a stream of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import torch.distributed as dist
 from .keys import derive
 
 States = dict[str, Any]
+DRAWN = "drawn by hand"  # stands for a pass: what follows a batch from `deal`
 
 
 def capture() -> States:
@@ -67,7 +70,7 @@ class RandomStreams:
     exhausted): the first to begin sets the common states aside, the last to end takes them back.
     What this rank draws in a later pass goes on where it ended in the one before, so that epochs
     differ, until the script gives torch another seed. Seeds that it gives Python or NumPy between
-    passes are not seen in the passes.
+    passes are not seen in the passes of ranks but the first.
     """
 
     def __init__(self) -> None:
@@ -107,17 +110,28 @@ class RandomStreams:
         origin = (rank, torch.initial_seed())
         if self._own is not None and self._begun_from == origin:
             restore(self._own)
-        else:
+        elif rank or token == DRAWN:
             draw_apart(rank)
         self._own, self._begun_from = None, origin
 
-    def end(self, token: object) -> None:
-        """End a training pass; with the last one this rank goes back to the common states."""
+    def end(self, token: object, together: bool = False) -> None:
+        """End a training pass; with the last one this rank goes back to the common states.
+
+        Args:
+            together: all ranks come here, and go on from rank 0's states. Collective then.
+        """
         if token not in self._open:
             return
         self._open.discard(token)
-        if not self._open and self._common is not None:
-            self._own = capture()
+        if self._open or self._common is None:
+            return
+        self._own = capture()
+        if together:
+            self._common = None
+            self.synchronize()
+            if not dist.get_rank():
+                self._own = None  # it goes on with the common states
+        else:
             restore(self._common)
             self._common = None
 
@@ -148,4 +162,3 @@ class RandomStreams:
 
 
 STREAMS = RandomStreams()
-DRAWN = "drawn by hand"  # stands for a pass: what follows a batch from `deal`

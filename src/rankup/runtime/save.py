@@ -6,10 +6,14 @@ state dict, which plain PyTorch loads into the single-GPU model.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import glob
 import logging
 import os
 import pickle
+import re
 import secrets
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
@@ -25,13 +29,12 @@ from .collectives import all_gather_object, broadcast
 from .model import strip_prefixes, unwrap
 from .state import (
     DamagedError,
-    Held,
-    OptimizerState,
+    NamedTensors,
     everywhere,
     of_model,
+    of_optimizer,
     parts,
     refuse_other,
-    to_fill,
     union,
 )
 from .world import is_root_process, rank_and_size, setup
@@ -61,11 +64,14 @@ def save0(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) ->
 def write(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) -> None:
     """What `save0` does on rank 0, here, and with `value` as it is."""
     path = Path(path)
+    _sweep(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
         with temporary.open("xb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             torch.save(value, file)
             file.flush()
             os.fsync(file.fileno())
@@ -86,6 +92,16 @@ def write(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) ->
         raise
     finally:
         torch.serialization.set_crc32_options(checksums)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed saves of this file have left; who is alive holds a lock on his."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        if pattern.fullmatch(left.name):
+            with contextlib.suppress(OSError), left.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
 
 
 def _plain(value: Any, pickled: bool) -> Any:
@@ -202,7 +218,7 @@ def load_full_model(
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
     refuse_other(shapes, held.shapes(), "model", f"{path}", "file")
     if optimizer is not None:
-        _load_optimizer(content["optimizer"], held, optimizer, f"{path}")
+        _load_optimizer(content["optimizer"], model, held, optimizer, f"{path}")
     _fill(held, weights)
     return {k: v for k, v in content.items() if k not in ("model", "optimizer")}
 
@@ -234,7 +250,7 @@ def full_optimizer_state(
     Of the form of `optimizer.state_dict()`, with names in place of numbers.
     """
     held = of_model(model, copies)
-    whole = dict(_stream(OptimizerState(optimizer, held).held.tensors))
+    whole = dict(_stream(of_optimizer(optimizer, held).tensors))
     groups = _merged_groups(
         [
             {key: value for key, value in group.items() if key not in ("params", "param_names")}
@@ -261,8 +277,8 @@ def _merged_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return merged
 
 
-def _whole(value: torch.Tensor) -> torch.Tensor:
-    """A tensor put together from all ranks' parts."""
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor put together from all ranks' parts, on each of those that share it."""
     if not hasattr(value, "full_tensor"):
         return value
     # It warns that a tensor cut twice along one dimension takes two collectives, as it has to.
@@ -284,7 +300,7 @@ def _stream(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Te
     for name, (shape, dtype, device) in union(about).items():
         value = tensors.get(name)
         if value is not None:
-            value = _whole(value)
+            value = whole(value)
         if holders[name] and rank == holders[name]:
             assert value is not None
             dist.send(value.contiguous(), 0)
@@ -361,10 +377,17 @@ def _named_as(
 
 
 def _load_optimizer(
-    content: Mapping[str, Any], model: Held, optimizer: torch.optim.Optimizer, place: str
+    content: Mapping[str, Any],
+    model: nn.Module,
+    held: NamedTensors,
+    optimizer: torch.optim.Optimizer,
+    place: str,
 ) -> None:
+    # With it comes torch's distributed checkpoint, which a script that only saves does not need.
+    from .restore import allocated, settle_optimizer
+
     weights = {
-        f"{model.aliases.get(name, name)}.{key}": value
+        f"{held.aliases.get(name, name)}.{key}": value
         for name, state in content["state"].items()
         for key, value in state.items()
     }
@@ -374,17 +397,17 @@ def _load_optimizer(
             f"{place} has {len(groups)} parameter groups, this optimizer "
             f"{len(optimizer.param_groups)}"
         )
-    state = everywhere(partial(to_fill, optimizer, model))
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    refuse_other(shapes, state.held.shapes(), "optimizer", place, "file")
-    _fill(state.held, weights)
-    state.settle(weights)
+    with allocated(optimizer, model, held) as state:
+        refuse_other(shapes, state.shapes(), "optimizer", place, "file")
+        _fill(state, weights)
+        settle_optimizer(optimizer, held, state, weights)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         group |= {key: value for key, value in saved.items() if key != "params"}
 
 
 @torch.no_grad()
-def _fill(held: Held, weights: Mapping[str, torch.Tensor]) -> None:
+def _fill(held: NamedTensors, weights: Mapping[str, torch.Tensor]) -> None:
     """Copy into each tensor the part of the whole one that this rank holds."""
     for name, value in held.tensors.items():
         if name not in weights:

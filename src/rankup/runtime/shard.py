@@ -30,7 +30,7 @@ from .collectives import broadcast
 from .context import CONTEXT, Place, ShardContext
 from .hang.leaving import TRAINING
 from .log import print_once
-from .notices import checked, say_batch_norm, say_last_batch
+from .notices import checked, say_last_batch
 from .random_state import DRAWN, STREAMS, States, draw_apart
 from .world import World, setup
 
@@ -93,8 +93,9 @@ def shard(
     the loader itself stays as it is on one GPU.
 
     Within a pass over a training loader each rank draws random numbers of its own (noise, dropout,
-    augmentation, with workers and without): from Python, NumPy and torch. When the pass ends, also
-    early, all ranks go back to the states in common, from which none has drawn meanwhile.
+    augmentation, with workers and without): from Python, NumPy and torch, rank 0 as a single
+    process would. Behind the last batch all ranks go on from rank 0's states; behind a loop that is
+    left early, from those in common when it began.
 
     With a model from `parallelize` that is split in other ways than by copying it, the ranks that
     compute one batch together get the same part. There every forward is a collective, so that in
@@ -285,6 +286,11 @@ class _Pass:
     def _drawn(self) -> tuple[Any, int, int, int, bool]:
         try:
             batch = next(self._batches)
+        except StopIteration:
+            # All ranks train on equally many batches, and come here together; but beside the
+            # collectives of their main threads those of another one would come in any order.
+            self.close(together=threading.current_thread() is threading.main_thread())
+            raise
         except BaseException:
             self.close()
             raise
@@ -321,11 +327,15 @@ class _Pass:
             "before the loop, or shard(loader, train=True) where it is to stay in eval()"
         )
 
-    def close(self, exhausted: bool = True) -> None:
-        """End the pass: what follows the last of several may not have been dealt by anybody."""
+    def close(self, exhausted: bool = True, together: bool = False) -> None:
+        """End the pass: what follows the last of several may not have been dealt by anybody.
+
+        Args:
+            together: all ranks end it here, in a training pass. Collective then.
+        """
         assignment = self._assignment
         if assignment.apart:
-            STREAMS.end(assignment)
+            STREAMS.end(assignment, together)
         STREAMS.rewind(assignment.marked)
         assignment.marked = None
         trained = self._weighs and self._log is not None
@@ -422,8 +432,7 @@ class _Parts(BatchSampler):
     def _say_parts(self, size: int) -> None:
         """Say what a training pass makes of small batches; its first one has `size` samples."""
         parts, last = self.place.size, self._last_size() or size
-        smallest = max(1, min(size, last) // parts)
-        say_batch_norm(self._context.models, smallest, size)
+        self._context.smallest = max(1, min(size, last) // parts)
         if size < parts:
             print_once(
                 f"rankup: shard: a batch of {size} for {parts} ranks leaves {parts - size} of them "

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -19,14 +19,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from .checkpoint import MARKER, Marker, Writer, cause, named
 from .collectives import broadcast
-from .folder import MARKER, Marker, Target, Writer, load, named, nothing
+from .restore import damage, load, read_marker
 from .state import DamagedError, everywhere
 from .world import before_leaving, is_root_process
 
 # What torch's schedulers note in a parameter group, beside what its optimizer has there.
 _SCHEDULED = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
-_TAKEN = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
+_IN_USE = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -66,15 +67,11 @@ def save_sharded_model(
     extra = everywhere(partial(_as_json, extra))
     tensors, aliases = everywhere(partial(named, model, optimizer, copies))
     root = Path(directory)
-    target = _Replaced(root, root / broadcast(f"parts-{secrets.token_hex(4)}"), asynchronous)
+    parts = broadcast(f"parts-{secrets.token_hex(4)}")
     groups = [] if optimizer is None else [_numbers(group) for group in optimizer.param_groups]
-    about = {
-        "parts": target.parts.name,
-        "optimizer": optimizer is not None,
-        "groups": groups,
-        "extra": extra,
-    }
-    done = _WRITER.save(target, tensors, aliases, about, asynchronous)
+    about = {"optimizer": optimizer is not None, "groups": groups, "extra": extra}
+    around = _replacing(root, root / parts, asynchronous)
+    done = _WRITER.save(root, parts, around, tensors, aliases, about, asynchronous)
     if not asynchronous:
         done.result()
     return done
@@ -104,10 +101,10 @@ def load_sharded_model(
     """
     _WRITER.close()
     root = Path(directory)
-    marker = broadcast(everywhere(partial(_marker_of, root) if is_root_process() else nothing))
+    marker = broadcast(everywhere(lambda: _marker_of(root) if is_root_process() else None))
     assert marker is not None
-    if damage := marker.damage():
-        raise DamagedError(f"{root} is damaged: {'; '.join(damage)}")
+    if found := damage(marker):
+        raise DamagedError(f"{root} is damaged: {'; '.join(found)}")
     about = marker.about
     if optimizer is not None and not about.get("optimizer", True):
         raise ValueError(f"load_sharded_model: {root} holds no optimizer, only a model")
@@ -150,69 +147,67 @@ def _marker_of(root: Path) -> Marker:
     if not root.is_dir():
         raise FileNotFoundError(2, "there is no such folder", str(root))
     try:
-        return Marker.read(root)
+        return read_marker(root)
     except DamagedError as error:
         raise DamagedError(f"{root} holds no complete model: {error}") from None
 
 
-class _Replaced(Target):
-    """A folder whose parts are replaced by new ones, by one process at a time.
+@contextlib.contextmanager
+def _replacing(folder: Path, parts: Path, asynchronous: bool) -> Iterator[None]:
+    """Around the writing of new parts, which replace those that count, by one process at a time.
 
     The lock is the kernel's, so none outlives its process; its empty file `.lock` stays. A file
     system without locks gives a warning.
     """
-
-    def __init__(self, folder: Path, parts: Path, asynchronous: bool) -> None:
-        super().__init__(folder, parts)
-        self._asynchronous = asynchronous
-        self._lock: int | None = None
-
-    def begin(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._lock = os.open(self.folder / ".lock", flags, 0o666)
+    with _locked(folder):
+        parts.mkdir()
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+            for path in folder.glob("parts-*"):
+                if path != parts:
+                    shutil.rmtree(path, ignore_errors=True)
+        except BaseException as error:
+            # It may have come after the marker was written: these parts are then the only ones.
+            if not _may_count(folder, parts):
+                shutil.rmtree(parts, ignore_errors=True)
+            if asynchronous:  # who does not ask the future would not know
+                line = f"rankup: {folder} could not be written: {cause(error)}"
+                print(line, file=sys.stderr, flush=True)
+            raise
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in _TAKEN:
+            if error.errno in _IN_USE:
                 why = "another process is saving into this folder"
-                raise OSError(errno.EAGAIN, why, str(self.folder)) from None
+                raise OSError(errno.EAGAIN, why, str(folder)) from None
             if error.errno not in _NO_LOCKS:
                 raise
             warnings.warn(
-                f"{self.folder} is on a file system without locks: see to it that no two processes "
+                f"{folder} is on a file system without locks: see to it that no two processes "
                 "save there at once",
                 stacklevel=2,
             )
-        self.parts.mkdir()
+        yield
+    finally:
+        # A process forked meanwhile has the descriptor too; closing ours would leave it locked.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)
 
-    def commit(self, marker: Marker) -> None:
-        super().commit(marker)
-        for path in self.folder.glob("parts-*"):
-            if path != self.parts:
-                shutil.rmtree(path, ignore_errors=True)
 
-    def undo(self, error: BaseException) -> None:
-        # It may have come after the marker was written: these parts are then the only ones.
-        if not self._may_count():
-            shutil.rmtree(self.parts, ignore_errors=True)
-        if self._asynchronous:  # who does not ask the future would not know
-            line = f"rankup: {self.folder} could not be written: {error}"
-            print(line, file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self._lock is not None:
-            # A process forked meanwhile has the descriptor too; closing ours would leave it locked.
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
-            os.close(self._lock)
-
-    def _may_count(self) -> bool:
-        """Return True where the marker names these parts, or cannot be asked."""
-        try:
-            return bool(Marker.read(self.folder).about["parts"] == self.parts.name)
-        except Exception:
-            return (self.folder / MARKER).exists()
+def _may_count(folder: Path, parts: Path) -> bool:
+    """Return True where the marker names these parts, or cannot be asked."""
+    try:
+        return bool(read_marker(folder).about["parts"] == parts.name)
+    except Exception:
+        return (folder / MARKER).exists()
 
 
 _WRITER = Writer()

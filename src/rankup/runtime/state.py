@@ -7,22 +7,20 @@ tensor that stands in several places is listed once, under its first (canonical)
 
 from __future__ import annotations
 
-import inspect
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from .collectives import all_gather_object, broadcast
+from .collectives import broadcast
 from .model import unwrap
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
-State = dict[torch.Tensor, dict[str, Any]]  # of each parameter of an optimizer
 
 _MOST_LINES = 5
 # What torch.compile and activation checkpointing of a part put into the names inside it.
@@ -30,24 +28,33 @@ _WRAPPINGS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 @dataclass
-class Held:
-    """The tensors that this rank holds.
+class NamedTensors:
+    """The tensors that this rank holds of a model or an optimizer.
 
     Attributes:
         tensors: canonical name -> the tensor itself, not a copy.
         twins: further tensors of this rank that have to equal `tensors[name]`.
         aliases: other name -> canonical name, where a whole model's state dict has both.
         names: id of a parameter -> its canonical name.
+        elsewhere: canonical names of parameters that another pipeline stage holds, and writes.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     twins: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    elsewhere: set[str] = field(default_factory=set)
 
     def shapes(self) -> dict[str, Shape]:
         """Return whole shapes, also of tensors of which this rank has a part."""
         return {name: tuple(value.shape) for name, value in self.tensors.items()}
+
+    def add(self, name: str, value: torch.Tensor) -> None:
+        """Take a tensor, the first one of its name or a twin of that."""
+        if name in self.tensors:
+            self.twins.append((name, value.detach()))
+        else:
+            self.tensors[name] = value.detach()
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -56,7 +63,7 @@ class Held:
             twin.copy_(self.tensors[name])
 
 
-def of_model(model: nn.Module, copies: Mapping[str, str] | None = None) -> Held:
+def of_model(model: nn.Module, copies: Mapping[str, str] | None = None) -> NamedTensors:
     """Return parameters and persistent buffers.
 
     Args:
@@ -64,10 +71,13 @@ def of_model(model: nn.Module, copies: Mapping[str, str] | None = None) -> Held:
             another pipeline stage holds.
     """
     copies = copies or {}
-    held = Held(aliases=dict(copies))
+    held = NamedTensors(aliases=dict(copies))
     first: dict[int, str] = {}
+    own = set()
+    if isinstance(model, DistributedDataParallel) or "_orig_mod" in model._modules:
+        model = unwrap(model)
     # The state dict, because FSDP makes its parameters the sharded ones for it.
-    for raw, value in unwrap(model).state_dict(keep_vars=True).items():
+    for raw, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, torch.Tensor):
             continue
         name = plain_name(raw)
@@ -77,140 +87,46 @@ def of_model(model: nn.Module, copies: Mapping[str, str] | None = None) -> Held:
             continue
         canonical = copies.get(name, name)
         first[id(value)] = held.names[id(value)] = canonical
-        if canonical in held.tensors:
-            held.twins.append((canonical, value.detach()))
-        else:
-            held.tensors[canonical] = value.detach()
+        held.add(canonical, value)
+        if name == canonical:
+            own.add(name)
+    held.elsewhere = {*copies.values()} - own
     return held
 
 
-class OptimizerState:
-    """The state of an optimizer, entry by entry: `<parameter's name>.<key>`.
+def of_optimizer(optimizer: torch.optim.Optimizer, model: NamedTensors) -> NamedTensors:
+    """Return the state of an optimizer, entry by entry: `<parameter's name>.<key>`.
 
-    Numbers among it (a step count) are shown as tensors without dimensions; `settle` writes those
-    back.
-
-    Args:
-        state: of each parameter; by default what the optimizer has.
+    Numbers among it (a step count) are shown as tensors without dimensions.
 
     Raises:
         TypeError: an entry is neither tensor nor number.
         ValueError: a parameter that has state is none of the model's.
     """
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, model: Held, state: State | None = None
-    ) -> None:
-        self.held = Held()
-        self._optimizer = optimizer
-        self._state: State = optimizer.state if state is None else state
-        self._entries: list[tuple[torch.Tensor, str, str]] = []
-        self._numbers: list[tuple[torch.Tensor, str, str, type]] = []
-        for parameter, entries in self._state.items():
-            if id(parameter) not in model.names:
-                raise ValueError(
-                    f"the optimizer trains a parameter of shape {list(parameter.shape)} that is "
-                    "not the model's; make the optimizer from the parameters of this model"
-                )
-            for key, value in entries.items():
-                self._add(parameter, f"{model.names[id(parameter)]}.{key}", key, value)
-
-    def _add(self, parameter: torch.Tensor, name: str, key: str, value: Any) -> None:
-        if value is None:
-            return
-        if isinstance(value, bool | int | float):
-            self._numbers.append((parameter, key, name, type(value)))
-            value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"{type(self._optimizer).__name__} keeps a {type(value).__name__} as {name!r}; "
-                "tensors and numbers can be saved"
+    held = NamedTensors()
+    for parameter, entries in optimizer.state.items():
+        if id(parameter) not in model.names:
+            raise ValueError(
+                f"the optimizer trains a parameter of shape {list(parameter.shape)} that is "
+                "not the model's; make the optimizer from the parameters of this model"
             )
-        self._entries.append((parameter, key, name))
-        if name in self.held.tensors:
-            self.held.twins.append((name, value.detach()))
-        else:
-            self.held.tensors[name] = value.detach()
-
-    def settle(self, loaded: Collection[str]) -> None:
-        """After the tensors were filled: give the optimizer the state, without entries that were
-        not `loaded`.
-
-        A parameter that never had a gradient has no state, neither in a file nor, then, here.
-        """
-        self.held.settle()
-        for parameter, key, name, kind in self._numbers:
-            self._state[parameter][key] = kind(self.held.tensors[name].item())
-        for parameter, key, name in self._entries:
-            if name not in loaded:
-                self._state[parameter].pop(key)
-        for parameter, entries in list(self._state.items()):
-            if entries:
-                self._optimizer.state[parameter] = entries
-            else:
-                self._optimizer.state.pop(parameter, None)
-
-
-def allocate(optimizer: torch.optim.Optimizer) -> State:
-    """Return all the state that the optimizer will ever have, for a file to be read into.
-
-    Of a parameter that has none yet it is what the first step of a copy of the optimizer makes of
-    zeros of the same shape and layout. Optimizer and parameters stay as they are.
-
-    Raises:
-        TypeError: the optimizer's step takes arguments, so that there is no telling.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # An optimizer that holds another one would take that one's step.
-    gradients = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    state: State = {}
-    try:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                found = optimizer.state.get(parameter, {})
-                if all(value is None for value in found.values()) and parameter.requires_grad:
-                    found = _first_state(optimizer, group, parameter)
-                if found:
-                    state[parameter] = found
-    finally:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-    return state
-
-
-def to_fill(optimizer: torch.optim.Optimizer, model: Held) -> OptimizerState:
-    """Return the state to read a file into; the optimizer has it once it is settled."""
-    return OptimizerState(optimizer, model, allocate(optimizer))
-
-
-def _first_state(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
-) -> dict[str, Any]:
-    """Return the state of a parameter after its first step."""
-    kind = type(optimizer)
-    if any(
-        one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        for one in list(inspect.signature(kind.step).parameters.values())[1:]
-    ):
-        raise TypeError(
-            f"{kind.__name__} cannot be loaded: its step takes arguments (a closure), and what it "
-            "keeps is known after one step only; load the model alone"
-        )
-    zeros = torch.zeros_like(parameter, requires_grad=True)
-    zeros.grad = torch.zeros_like(parameter)
-    copied = object.__new__(kind)
-    vars(copied).update(vars(optimizer))
-    # A scheduler puts a step of its own there, which is the optimizer's.
-    vars(copied).pop("step", None)
-    copied.state = defaultdict(dict)
-    own = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items()}
-    copied.param_groups = [{**own, "params": [zeros]}]
-    copied._optimizer_step_pre_hooks = OrderedDict()
-    copied._optimizer_step_post_hooks = OrderedDict()
-    copied.step()
-    return dict(copied.state.get(zeros, {}))
+        owner = model.names[id(parameter)]
+        for key, value in entries.items():
+            name = f"{owner}.{key}"
+            if value is None:
+                continue
+            if isinstance(value, bool | int | float):
+                kind = torch.float64 if isinstance(value, float) else None
+                value = torch.tensor(value, dtype=kind)
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(
+                    f"{type(optimizer).__name__} keeps a {type(value).__name__} as {name!r}; "
+                    "tensors and numbers can be saved"
+                )
+            held.add(name, value)
+            if owner in model.elsewhere:
+                held.elsewhere.add(name)
+    return held
 
 
 def plain_name(name: str) -> str:
@@ -228,8 +144,7 @@ def parts(value: torch.Tensor) -> Iterator[tuple[torch.Tensor, Shape]]:
         return
     for chunk in chunks():
         if 0 not in chunk.sizes or 0 in value.shape:
-            offsets = tuple(chunk.offsets)
-            yield local(value), offsets
+            yield local(value), tuple(chunk.offsets)
 
 
 def local(value: torch.Tensor) -> torch.Tensor:
@@ -249,18 +164,29 @@ class DamagedError(ValueError):
     """A file or folder that was never whole, or is not as it was written."""
 
 
+def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Return every rank's picklable value, in rank order."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
 def agree(error: BaseException | None, group: dist.ProcessGroup | None = None) -> None:
     """Raise on every rank when one failed; collective.
 
     Raises:
         the first failed rank's error, as far as it can be sent; OSError stays OSError.
     """
-    mine = None if error is None else _sendable(error)
-    for rank, found in enumerate(all_gather_object(mine, group)):
-        if found is not None:
+    failures = gather(None if error is None else _sendable(error), group)
+    for rank, failure in enumerate(failures):
+        if failure is not None:
             if error is not None:
                 raise error
-            raise found if isinstance(found, OSError) else type(found)(f"rank {rank}: {found}")
+            if isinstance(failure, OSError):
+                raise failure
+            raise type(failure)(f"rank {rank}: {failure}")
 
 
 def everywhere(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
@@ -294,7 +220,7 @@ def union(here: Mapping[str, T]) -> dict[str, T]:
     """
     merged = dict(broadcast(dict(here)))
     rest = {name: value for name, value in here.items() if merged.get(name) != value}
-    for part in all_gather_object(rest):
+    for part in gather(rest):
         merged |= part
     return merged
 

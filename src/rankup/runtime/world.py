@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from torch.utils.data import get_worker_info
 
 from .hang import recorder
 from .hang.leaving import TRAINING
+from .hang.state import differing, fingerprint
 from .hang.watch import Watch, stop_watching
 from .random_state import STREAMS
 from .written import WRITTEN
@@ -119,6 +120,24 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
             f"launch variables speak of {place.world_size}; leave init_process_group to setup()"
         )
     return World(place.local_rank, dist.get_rank(), device, dist.get_world_size())
+
+
+def same_code(world: World) -> None:
+    """Compare what the ranks run. Call it on every rank, once; costs two small collectives.
+
+    Raises:
+        RuntimeError: on every rank, where Python, torch, rankup or the script differ; names what
+            differs and on which ranks.
+    """
+    if world.world_size == 1:
+        return
+    everyone: list[Any] = [None] * world.world_size
+    dist.all_gather_object(everyone, (world.node, fingerprint()))
+    if text := differing(everyone):
+        raise RuntimeError(
+            f"the ranks run different code: {text}; give every node the same environment and "
+            "the same checkout"
+        )
 
 
 def before_leaving(call: Callable[[], None]) -> None:

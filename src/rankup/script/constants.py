@@ -79,6 +79,7 @@ class Constants(Flow):
         self._options: Mapping[str, Value] = {}
         self._options = _options(self, args)
         self._known.clear()
+        self._known_names.clear()
 
     def of(self, file: File, node: ast.AST | None, depth: int = 0) -> Value:
         """The values of an expression."""

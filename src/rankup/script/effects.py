@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 from .downloads import fetches
-from .flow import Flow, argument, call_name, first_argument, is_none, literal, receiver
+from .flow import Flow, argument, call_name, first_argument, is_backward, is_none, literal, receiver
 from .names import Function, calls_in, walk
 from .roles import Script, Site
 from .source import File
@@ -409,13 +409,13 @@ def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
     """True where running these nodes reaches a backward, here or in another file."""
     known = _trainers(script)
     for call in calls_in(*nodes):
-        if call_name(call) == "backward" and not file.names.called(call):
+        if is_backward(script.flow, file, call):
             return True
         found = callee(script.flow, file, call)
         if found is not None and found[1] not in known:
             known[found[1]] = any(
-                call_name(one) == "backward"
-                for _, function in leads_to(script.flow, *found)
+                is_backward(script.flow, where, one)
+                for where, function in leads_to(script.flow, *found)
                 for one in calls_in(*function.body)
             )
         if found is not None and known[found[1]]:

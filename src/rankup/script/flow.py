@@ -58,6 +58,8 @@ class Flow(Modules):
     def __init__(self, files: Sequence[File], notes: Sequence[str] = ()) -> None:
         super().__init__(files, notes)
         self._known: dict[ast.AST, tuple[Origin, ...]] = {}
+        self._known_names: dict[Binding, tuple[Origin, ...]] = {}
+        self._possible: dict[tuple[Binding, int], list[Binding]] = {}
         self._budget = 0
         self.run: dict[ast.Call, tuple[File, Function] | None] = {}
 
@@ -65,7 +67,7 @@ class Flow(Modules):
     def exactly(self) -> Flow:
         """The same files, with `exact`."""
         found = copy(self)
-        found.exact, found._known = True, {}
+        found.exact, found._known, found._known_names = True, {}, {}
         return found
 
     def class_of(self, file: File, node: ast.AST) -> tuple[File, ast.ClassDef] | None:
@@ -91,8 +93,14 @@ class Flow(Modules):
 
     def possible(self, file: File, bindings: Sequence[Binding]) -> Sequence[Binding]:
         """Those of a name's bindings that may have given it its value."""
-        kept = _wrapped_alone([one.node for one in bindings])
-        return [one for one in bindings if one.node in kept]
+        if len(bindings) < 2:
+            return bindings
+        key = bindings[0], len(bindings)
+        found = self._possible.get(key)
+        if found is None:
+            kept = {*_wrapped_alone([one.node for one in bindings])}
+            found = self._possible[key] = [one for one in bindings if one.node in kept]
+        return found
 
     def calls_of(self, file: File, function: Function) -> Sequence[tuple[File, ast.Call]]:
         """The calls that may have run a function."""
@@ -102,10 +110,20 @@ class Flow(Modules):
 
     def origins(self, file: File, node: ast.AST) -> tuple[Origin, ...]:
         """Where the value of an expression may come from; itself where it cannot be followed."""
-        if node not in self._known:
+        if node in self._known:
+            return self._known[node]
+        # All places of a name in one scope have the same origins.
+        names, bound = file.names, list[Binding]()
+        if isinstance(node, ast.Name):
+            _, bound = names.bindings(node.id, names.scope(node))
+        found = self._known_names.get(bound[0]) if bound else None
+        if found is None:
             self._budget = _STEPS
-            self._known[node] = tuple(self._follow(file, node, frozenset(), _DEPTH))[:_MOST]
-        return self._known[node]
+            found = tuple(self._follow(file, node, frozenset(), _DEPTH))[:_MOST]
+            if bound and all(one.node is not node for one in found):
+                self._known_names[bound[0]] = found
+        self._known[node] = found
+        return found
 
     def _follow(self, file: File, node: ast.AST, path: Path, left: int) -> list[Origin]:
         if left == 0 or node in path or self._budget == 0:
@@ -155,6 +173,8 @@ class Flow(Modules):
     ) -> list[Origin]:
         found: list[Origin] = []
         for one in self.possible(file, bindings):
+            if len(found) >= _MOST or self._budget == 0:
+                break
             if one.target not in path:
                 found += self._binding(file, scope, one, path | {one.target}, left)
         return found
@@ -360,12 +380,31 @@ def method_calls(nodes: Iterable[ast.AST], *names: str) -> Iterator[tuple[ast.Ca
                 yield one, owner
 
 
-def is_backward(call: ast.Call) -> bool:
-    """`loss.backward()`, `accelerator.backward(loss)`, `torch.autograd.backward(loss)`."""
+def is_backward(flow: Flow, file: File, call: ast.Call) -> bool:
+    """`loss.backward()`, `accelerator.backward(loss)`, `torch.autograd.backward(loss)`.
+
+    Not a method `backward` of a class of these files, whose own calls count, nor what a function
+    of torch.autograd does in its own.
+    """
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
         return False
-    receiver = call.func.value
-    return not (isinstance(receiver, ast.Name) and receiver.id in ("self", "ctx", "super"))
+    owner = call.func.value
+    if isinstance(owner, ast.Call) and call_name(owner) == "super":
+        return False
+    if isinstance(owner, ast.Name) and owner.id in ("self", "ctx"):
+        return False
+    around = file.names.enclosing(call, ast.ClassDef)
+    if around is not None and _differentiates(flow, file, around):
+        return False
+    return "backward" not in flow.methods or flow.method(file, owner, "backward") is None
+
+
+def _differentiates(flow: Flow, file: File, owner: ast.ClassDef) -> bool:
+    """True of a `torch.autograd.Function`, which says itself how it is differentiated."""
+    return any(
+        base.startswith("torch.autograd.") and base.endswith("Function")
+        for base in flow.bases(file, owner)
+    )
 
 
 def given(call: ast.Call) -> list[ast.expr]:

@@ -23,7 +23,7 @@ def find_loops(flow: Flow, models: Iterable[Role]) -> tuple[tuple[Loop, ...], tu
     reached: dict[LoopNode, tuple[File, list[Backward]]] = {}
     for file in flow.files:
         for call in file.names.all(ast.Call):
-            if is_backward(call):
+            if is_backward(flow, file, call):
                 for where, node in _loops_of(flow, file, call, _DEPTH):
                     reached.setdefault(node, (where, []))[1].append((file, call))
     train = [

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 
 from .flow import Flow, Origin, call_name, first_argument, method_calls, receiver
-from .names import walk
+from .names import calls_in, walk, written
 from .roles import Role, RoleKind, unique
 from .source import File
 from .torch_names import LOADERS, OPTIMIZERS, SCHEDULES, last, words
@@ -82,6 +82,7 @@ def with_parameters(
 ) -> list[tuple[File, ast.expr]]:
     """`model` of each `model.parameters()` in an expression, or in what it is made from."""
     found = [(file, one) for one in _parameter_calls(node)]
+    found = found or [(file, one) for one in _asked(flow, file, node)]
     if depth == _DEEPEST:
         return found
     seen = {part for owner in _parameter_calls(node) for part in walk(owner)}
@@ -127,6 +128,23 @@ def _filled_over(file: File, name: ast.Name) -> list[ast.expr]:
 
 def _parameter_calls(node: ast.AST) -> list[ast.expr]:
     return [owner for _, owner in method_calls(walk(node), *_PARAMETERS)]
+
+
+def _asked(flow: Flow, file: File, node: ast.AST) -> list[ast.expr]:
+    """`net` of `net.groups(0.1)`, a method of a model that gives its parameters in groups."""
+    found = list[ast.expr]()
+    for call in calls_in(node):
+        owner = receiver(call)
+        if not isinstance(owner, ast.Name | ast.Attribute) or file.names.dotted(owner):
+            continue
+        made = flow.class_of(file, owner)
+        if made is not None:
+            whole = flow.member(*made, "forward") is not None
+        else:  # of a library: a model is what is called itself
+            whole = any(written(one.func) == written(owner) for one in file.names.all(ast.Call))
+        if whole and written(owner) not in ("", "self"):
+            found.append(owner)
+    return found
 
 
 def _whole(node: ast.expr) -> ast.expr:

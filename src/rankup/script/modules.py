@@ -7,6 +7,7 @@ at all, and which function or class of these files a call runs.
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from ..base.errors import UserError
 from .names import Binding, Function, Scope, words_in
-from .source import File, from_bytes, imports_in, module_names, reached, read, roots
+from .source import File, from_bytes, imports_in, module_names, reached, read, search_path
 from .torch_names import RETURNS_SELF
 
 _MOST_FILES = 200
@@ -61,12 +62,16 @@ class Modules:
     def __init__(self, files: Sequence[File], notes: Sequence[str] = ()) -> None:
         self.files = tuple(files)
         self.notes = tuple(notes)
-        tops = roots(self.files[0].path.parent)
+        tops = search_path(self.files[0])
         names = {one: module_names(one.path, tops) for one in reversed(self.files)}
         self._by_name = {name: one for one, several in names.items() for name in several if name}
         self._first_names = {name.split(".")[0] for name in self._by_name}
         self._names = {one: several[-1] for one, several in names.items()}
         self._names[self.files[0]] = _MAIN
+        self._at = {
+            os.path.abspath(one.path): next(filter(None, reversed(several)), "")
+            for one, several in names.items()
+        }
 
     def name(self, file: File) -> str:
         """The name a file is imported by; `__main__` of the script."""
@@ -78,6 +83,13 @@ class Modules:
         level = len(dotted) - len(rest)
         if not level:
             return dotted
+        folder, words = file.path.parent.joinpath(*[".."] * (level - 1)), rest.split(".")
+        for end in range(len(words), 0, -1) if rest else ():
+            base = folder.joinpath(*words[:end])
+            for path in (base.with_suffix(".py"), base / "__init__.py"):
+                name = self._at.get(os.path.abspath(path))
+                if name:
+                    return ".".join([name, *words[end:]])
         parts = [part for part in self.name(file).split(".") if part and part != _MAIN]
         above = level if file.path.name != "__init__.py" else level - 1
         return ".".join([*parts[: max(0, len(parts) - above)], *([rest] if rest else [])])
@@ -197,12 +209,12 @@ class Modules:
         self, file: File, name: str, scope: Scope, seen: frozenset[tuple[File, str]] = frozenset()
     ) -> tuple[File, Definition] | None:
         _, bindings = file.names.bindings(name, scope)
-        for one in bindings:
-            if one.kind in ("function", "class"):
-                assert isinstance(one.node, Definition)
-                return file, one.node
-            if one.kind == "import":
-                return self._imported(file, one.dotted, seen)
+        one = file.names.first_of(bindings, "function", "class", "import")
+        if one is not None and one.kind == "import":
+            return self._imported(file, one.dotted, seen)
+        if one is not None:
+            assert isinstance(one.node, Definition)
+            return file, one.node
         if not bindings:
             for star in file.names.stars:
                 found = self._imported(file, f"{star}.{name}", seen)

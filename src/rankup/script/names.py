@@ -81,6 +81,7 @@ class Names:
         self._by_type: dict[type, list[ast.AST]] = {}
         self._dotted: dict[ast.AST, str] = {}
         self._function: dict[ast.AST, Function | None] = {}
+        self._first: dict[tuple[Binding | None, int, tuple[Kind, ...]], Binding | None] = {}
         self._walk()
 
     def all(self, kind: type[N]) -> list[N]:
@@ -151,6 +152,13 @@ class Names:
                 return at, []
             at = self._scopes[at]
 
+    def first_of(self, bindings: Sequence[Binding], *kinds: Kind) -> Binding | None:
+        """The first of a name's bindings that is of some kinds; sought once for all its places."""
+        key = bindings[0] if bindings else None, len(bindings), kinds
+        if key not in self._first:
+            self._first[key] = next((one for one in bindings if one.kind in kinds), None)
+        return self._first[key]
+
     @property
     def scopes(self) -> list[Scope]:
         """All scopes: the module, its classes and functions, and comprehensions."""
@@ -182,9 +190,9 @@ class Names:
         if not isinstance(node, ast.Name):
             return ""
         _, found = self.bindings(node.id, self.scope(node))
-        for one in found:
-            if one.kind == "import":
-                return one.dotted
+        imported = self.first_of(found, "import")
+        if imported is not None:
+            return imported.dotted
         if found:
             return ""
         if node.id in self.starred:

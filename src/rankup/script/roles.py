@@ -186,7 +186,8 @@ class Script:
         others = self.files[1:]
         found = set(self.also)
         for file in others:
-            backwards = [call for call in file.names.all(ast.Call) if is_backward(call)]
+            calls = file.names.all(ast.Call)
+            backwards = [call for call in calls if is_backward(self.flow, file, call)]
             if any(self.comes_to(file, call) for call in backwards):
                 found.add(file)
             if file.path.stem != "__init__" and self.imports_of(file, self.file):

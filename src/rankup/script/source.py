@@ -240,7 +240,7 @@ def local_modules(script: File, known: dict[str, File] | None = None) -> tuple[F
     """
     readable = (one for one in reached(script, known) if one.error is None)
     found = tuple(itertools.islice(readable, _MOST_MODULES))
-    _hand_on_names([script, *found], roots(script.path.parent))
+    _hand_on_names([script, *found], search_path(script))
     return found
 
 
@@ -252,7 +252,7 @@ def reached(script: File, known: dict[str, File] | None = None) -> Iterator[File
     known = {} if known is None else known
     seen = {os.path.realpath(script.path)}
     waiting = deque([script])
-    tops = roots(script.path.parent)
+    tops = search_path(script)
     while waiting:
         at = waiting.popleft()
         for dotted in at.names.imported:
@@ -301,6 +301,56 @@ def _hand_on_names(files: Sequence[File], tops: Sequence[Path]) -> None:
                     other = known.get(os.path.realpath(path))
                     if other is not None and other is not file:
                         file.names.starred.update(other.names.handed_on)
+
+
+def search_path(script: File) -> tuple[Path, ...]:
+    """Where the imports of a script start: its roots, and what it puts on `sys.path` as a literal.
+
+    `sys.path.append("../lib")`, and what is joined of literals and the script's own folder.
+    """
+    folder, found = script.path.parent, list[Path]()
+    changes = "sys.path" in script.text and script.error is None
+    for call in script.names.all(ast.Call) if changes else ():
+        if script.names.called(call) in ("sys.path.append", "sys.path.insert") and call.args:
+            value = _path_of(script, call.args[-1])
+            if value is not None:
+                found.append(Path(os.path.normpath(folder / value)))
+    first, *others = roots(folder)
+    return tuple(dict.fromkeys((first, *found, *others)))
+
+
+def _path_of(script: File, node: ast.expr) -> Path | None:
+    """The path of a literal, of `__file__`, and of what `os.path` and `pathlib` make of them."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return Path(text)
+        case ast.Name(id="__file__"):
+            return Path(script.path.name)
+        case ast.Attribute(value=inner, attr="parent"):
+            path = _path_of(script, inner)
+            return None if path is None else _above(path)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            parts = [_path_of(script, left), _path_of(script, right)]
+            return None if None in parts else Path(*parts)  # type: ignore[arg-type]
+        case ast.Call(func=ast.Attribute(value=inner, attr="resolve" | "absolute"), args=[]):
+            return _path_of(script, inner)
+        case ast.Call(func=func, args=[_, *_] as arguments):
+            name = script.names.dotted(func)
+            parts = [_path_of(script, one) for one in arguments]
+            if None in parts:
+                return None
+            if name == "os.path.join":
+                return Path(*parts)  # type: ignore[arg-type]
+            if name == "os.path.dirname":
+                return _above(parts[0])  # type: ignore[arg-type]
+            same = ("os.path.abspath", "os.path.realpath", "builtins.str", "pathlib.Path")
+            return parts[0] if name in same else None
+    return None
+
+
+def _above(path: Path) -> Path:
+    """The folder around a path that is seen from the script's own."""
+    return Path(os.path.normpath(path / ".."))
 
 
 def roots(folder: Path) -> tuple[Path, ...]:

@@ -1,7 +1,7 @@
 """The run directory: everything about one run, made before anything starts.
 
 <runs>/<name>/<id>/   job.json · job.sh · log/ · metrics.jsonl · monitor/ · checkpoints/ ·
-                     model-final.pt · report.html · report.pdf · report.txt
+                     model-final.pt or model-final/ · report.html · report.pdf · report.txt
 
 `job.json` and `job.sh` may hold what the user gave as arguments, so only the user reads them.
 """
@@ -199,6 +199,12 @@ def metrics(path: Path, most: int) -> list[dict[str, Any]]:
             if isinstance(record, dict):
                 found.append(record)
     return found
+
+
+def has_final_model(path: Path) -> bool:
+    """Return whether a recipe's run has written the model that it came to (`train/final.py`)."""
+    index = path / "model-final" / "model.safetensors.index.json"
+    return (path / "model-final.pt").exists() or index.exists()
 
 
 def slurm_jobs(path: Path, job: Job) -> list[str]:

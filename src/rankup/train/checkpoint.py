@@ -1,4 +1,4 @@
-"""Checkpoints of a run: a folder per step, written by all ranks, trusted by its marker alone.
+"""Checkpoints of a run: when they are written, which are kept, and which one is the best.
 
 checkpoints/step-00000200/__0_0.distcp   tensors of the model and the optimizer
                           .metadata      which tensor lies where (torch's)
@@ -8,35 +8,30 @@ checkpoints/step-00000200/__0_0.distcp   tensors of the model and the optimizer
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import xxhash
 from torch import nn
 
-from ..base.errors import UserError
-from ..runtime.collectives import broadcast
-from ..runtime.folder import MARKER, OPTIMIZER, Marker, Target, Writer, fingerprint, load, named
-from ..runtime.log import print0
-from ..runtime.state import DamagedError, OtherModelError
-from ..runtime.world import is_root_process
+from ..base.errors import RunFailed
+from ..parallel.build import Built
+from ..runtime.checkpoint import MARKER, OPTIMIZER, Writer, named
 from .ema import Average
-from .options import refuse_other_run
+from .metrics import Metrics, Silence
+from .options import TrainOptions
 from .plan import Place
 
 # What the end of a failing run gives a checkpoint that is being written.
 GRACE_SECONDS = 60.0
 _NAME = re.compile(r"step-\d{8,}")
 _EXCHANGE = "exchange."
-_MOST = 10**15  # steps, samples
 
 
 @dataclass(frozen=True)
@@ -59,135 +54,99 @@ class Saved:
     loss_scale: tuple[float, int] | None = None
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A checkpoint with a readable marker.
-
-    Attributes:
-        aliases: other name -> name in the checkpoint, of what the model has under several names.
-    """
-
-    marker: Marker
-    saved: Saved
-    aliases: dict[str, str]
-
-    @property
-    def directory(self) -> Path:
-        return self.marker.folder
-
-    def damaged(self) -> list[str]:
-        """Return what is wrong with the files, as all ranks find it together."""
-        return self.marker.damage(_hash_like)
+# --- what is kept
 
 
-def _read(directory: Path) -> Candidate | str:
-    """Return the candidate, or why it is none."""
-    try:
-        marker = Marker.read(directory)
-        about = marker.about.get("extra", marker.about)  # the first version had no `extra`
-        place = Place(**{name: _whole(number) for name, number in about["place"].items()})
-        if directory.name != of_step(directory.parent, place.step).name:
-            raise ValueError(f"it is of step {place.step}")
-        best, identity = _best(about["best"], place.step), dict(about["identity"])
-        scale = _scale(about.get("loss_scale"))
-        saved = Saved(place, identity, best, bool(about["unvalidated"]), scale)
-        aliases = {str(n): str(first) for n, first in marker.about.get("aliases", {}).items()}
-    except DamagedError as error:
-        return str(error)
-    except Exception as error:  # whatever somebody, or a disk, has made of it
-        return f"its marker {MARKER} is damaged: {error}"
-    return Candidate(marker, saved, aliases)
-
-
-def _hash_like(path: Path, like: str) -> str:
-    """Return the hash of a file, of the kind of another: the first version had XXH3-64."""
-    if ":" in like:
-        return fingerprint(path)[1]
-    code = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while block := file.read(1 << 24):
-            code.update(block)
-    return code.hexdigest()
-
-
-def candidates(root: Path) -> tuple[list[Candidate], list[str], bool]:
-    """Return the checkpoints with a readable marker, newest first, lines on the others, and
-    whether one of those was whole once.
-
-    Raises:
-        UserError: `root` is a link to nowhere.
-    """
-    if root.is_symlink() and not root.exists():
-        raise UserError(f"{root} is a link to {root.readlink()}, which is not there")
-    found, passed, spoiled = [], [], False
-    for directory in reversed(_steps(root)):
-        candidate = _read(directory)
-        if isinstance(candidate, Candidate):
-            found.append(candidate)
-        else:
-            passed.append(f"checkpoint {directory.name} is torn ({candidate}); passed over")
-            spoiled = spoiled or (directory / MARKER).exists()
-    return found, passed, spoiled
-
-
-def restore(
-    root: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    identity: Mapping[str, Any],
-    copies: Mapping[str, str] | None = None,
-    carried: Carried | None = None,
-) -> Saved | None:
-    """Load the newest whole checkpoint on all ranks, whatever layout and world size wrote it.
-
-    Torn or changed ones are passed over, with a printed line each. None when none was ever whole.
+class CheckpointManager:
+    """Keeps what one attempt of a run has come to; make, use and close it on all ranks.
 
     Args:
-        copies: name of a parameter here -> name under which its tied copies were saved once.
+        directory: of the run.
         carried: what this rank's copy of the model has beside it.
+        best: lowest validation loss of the attempts before, and its step.
 
-    Raises:
-        UserError: the checkpoint is of another run or model (the message names what differs), or
-            all that once were whole are damaged.
+    Attributes:
+        best: lowest validation loss so far and its step, whose checkpoint is kept.
+        newest: step of the newest checkpoint that was asked for.
+        under_way: the step of the checkpoint that is being written, for how many seconds the run
+            stood for it, and until when; None where none is, or it was noted.
     """
-    nothing: tuple[list[Candidate], list[str], bool] = ([], [], False)
-    here = candidates(root) if is_root_process() else nothing
-    found, passed, spoiled = broadcast(here)
-    for line in passed:
-        print0(line, flush=True)
-    carried = carried or Carried()
-    for candidate in found:
-        refuse_other_run(candidate.saved.identity, identity)
-        why = "; ".join(candidate.damaged())
-        if not why:
-            try:
-                beside = load(
-                    candidate.marker,
-                    model,
-                    optimizer,
-                    copies,
-                    carried.optimizer_among,
-                    carried.wanted,
-                )
-            except OtherModelError as error:
-                raise UserError(
-                    f"checkpoint {error}\n"
-                    "resume with the options the run was started with, or start a new run"
-                ) from None
-            except (DamagedError, OSError) as error:
-                why = f"{error}"
-            else:
-                carried.resume(beside)
-                # What is said to be best has to be there: else the next validation is the best.
-                saved, there = candidate.saved, {other.saved.place.step for other in found}
-                return saved if saved.best and saved.best[1] in there else replace(saved, best=None)
-        print0(f"checkpoint {candidate.directory.name} is torn ({why}); passed over", flush=True)
-    if found or spoiled:
-        raise UserError(
-            f"every checkpoint in {root} is damaged; bring the folder back from a copy, or start a "
-            "new run"
+
+    def __init__(
+        self,
+        directory: Path,
+        options: TrainOptions,
+        built: Built,
+        optimizer: torch.optim.Optimizer,
+        metrics: Metrics | Silence,
+        carried: Carried | None = None,
+        best: tuple[float, int] | None = None,
+    ) -> None:
+        self._directory, self._options, self._built = directory, options, built
+        self._optimizer, self._metrics, self._carried = optimizer, metrics, carried
+        self._saver = Saver(directory / "checkpoints", options.keep, options.async_checkpoints)
+        self.under_way: tuple[int, float, float] | None = None
+        self.best, self._second = best, best  # and what was the best before it
+        self.newest = 0
+        self._lost = ""  # why that one was not written
+
+    def consider(self, loss: float, step: int) -> None:
+        """See whether a finite validation loss is the best so far."""
+        if self.is_best(self.newest):  # what it is compared with has to be there
+            self.settle()
+        if self.best is None or loss < self.best[0]:
+            self._second, self.best = self.best, (loss, step)
+
+    def is_best(self, step: int) -> bool:
+        """Return True if this step, as the last one considered, was better than all before it."""
+        return self.best is not None and self.best[1] == step
+
+    def save(self, saved: Saved, began: float) -> None:
+        """Copy what a checkpoint holds; it is written beside the training. A full disk costs this
+        checkpoint, not the training.
+
+        Args:
+            began: `time.perf_counter()` when the run began to stand for it.
+        """
+        self.settle()
+        self._lost, self.newest = "", saved.place.step
+        self._saver.save(
+            self._built.model, self._optimizer, saved, self._built.copies, self._carried
         )
-    return None
+        self.under_way = saved.place.step, time.perf_counter() - began, time.time()
+        if not self._options.async_checkpoints:
+            self.settle()
+
+    def settle(self) -> bool:
+        """Wait for the checkpoint under way; return whether the newest one was written."""
+        why = self._saver.wait()
+        self.look()
+        if why:
+            self._say_lost(why)
+        return not self._lost
+
+    def look(self) -> float:
+        """Note the checkpoint under way, if it is written by now; return the seconds that the
+        longest one so far took to be written."""
+        if self.under_way and self._saver.written:
+            self._metrics.checkpoint(*self.under_way)
+            self.under_way = None
+        return self._saver.seconds
+
+    def _say_lost(self, why: str) -> None:
+        if not self._directory.is_dir():
+            raise RunFailed(f"the run directory {self._directory} was removed")
+        self._lost = why
+        if self.is_best(self.newest):
+            self.best = self._second
+        self._metrics.say(
+            f"checkpoint at step {self.newest} could not be written ({why}); training goes on"
+        )
+
+    def close(self) -> None:
+        """Let a checkpoint that is being written come to its end, within bounds."""
+        self._saver.close()
+        self.look()
 
 
 # --- writing
@@ -209,7 +168,7 @@ class Saver:
         self._root, self._keep = root, keep
         self._asynchronous, self._writer = asynchronous, Writer()
         self._done: Future[None] = Future()
-        self._told = True
+        self._reported = True
         self.seconds = 0.0
 
     def save(
@@ -222,7 +181,7 @@ class Saver:
     ) -> None:
         """Write a checkpoint; returns once model and optimizer may be changed again.
 
-        A save that is still being written is waited for. What fails on the way to the disk is told
+        A save that is still being written is waited for. What fails on the way to the disk is said
         by the next `wait`. A kill at any moment leaves the earlier checkpoints as they were.
 
         Args:
@@ -237,22 +196,26 @@ class Saver:
 
         carried = carried or Carried()
         tensors, aliases = named(model, optimizer, copies, carried.optimizer)
-        target = _Step(self._root, saved, self._keep)
-        about = {"extra": asdict(saved)}
         self._done = self._writer.save(
-            target, tensors | carried.state(), aliases, about, self._asynchronous
+            of_step(self._root, saved.place.step),
+            "",
+            self._around(saved),
+            carried.own(tensors),
+            aliases,
+            {"extra": asdict(saved)},
+            self._asynchronous,
         )
-        self._told = False
+        self._reported = False
         self._done.add_done_callback(ended)
 
     def wait(self) -> str:
         """Wait for the last save: empty, or why it was not written; the same on every rank.
 
-        Each failure is told once.
+        Each failure is said once.
         """
         self._writer.wait()
-        told, self._told = self._told, True
-        error = None if told else self._done.exception()
+        reported, self._reported = self._reported, True
+        error = None if reported else self._done.exception()
         return f"{type(error).__name__}: {error}".splitlines()[0] if error else ""
 
     @property
@@ -264,47 +227,25 @@ class Saver:
         """Let a save that is being written come to its end, within bounds, and leave the group."""
         self._writer.close(GRACE_SECONDS)
 
-
-class _Step(Target):
-    """The folder of a step, and those before it that go when it is there."""
-
-    def __init__(self, root: Path, saved: Saved, keep: int) -> None:
-        directory = of_step(root, saved.place.step)
-        super().__init__(directory, directory)
-        self._keep = keep
-        self._best = saved.best and of_step(root, saved.best[1])
-        self._complete = False
-
-    def begin(self) -> None:
-        self.folder.parent.mkdir(exist_ok=True)
-        if self.folder.is_symlink() or self.folder.exists():
-            remove(self.folder)
-        for path in _steps(self.folder.parent):
+    @contextlib.contextmanager
+    def _around(self, saved: Saved) -> Iterator[None]:
+        """Make a step's folder, and remove those that go when it is there."""
+        directory = of_step(self._root, saved.place.step)
+        self._root.mkdir(exist_ok=True)
+        if directory.is_symlink() or directory.exists():
+            remove(directory)
+        for path in steps(self._root):
             if not (path / MARKER).exists():
                 remove(path)
-        self.folder.mkdir()
-
-    def commit(self, marker: Marker) -> None:
-        super().commit(marker)
-        self._complete = True
-        prune(self.folder, self._keep, self._best)
-
-    def undo(self, error: BaseException) -> None:
-        # A peer that dies after the marker takes nothing with it.
-        if not self._complete:
-            with contextlib.suppress(OSError):
-                (self.folder / MARKER).unlink(missing_ok=True)
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def amend(root: Path, saved: Saved) -> None:
-    """Replace, old or new, what the complete checkpoint of this place says of itself.
-
-    Raises:
-        OSError, DamagedError: it could not be written; what it said before is unchanged.
-    """
-    marker = Marker.read(of_step(root, saved.place.step))
-    replace(marker, about={**marker.about, "extra": asdict(saved)}).write()
+        directory.mkdir()
+        try:
+            yield
+        except BaseException:
+            # A peer that dies after the marker takes nothing with it.
+            if not (directory / MARKER).exists():
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
+        prune(directory, self._keep, saved.best and of_step(self._root, saved.best[1]))
 
 
 def of_step(root: Path, step: int) -> Path:
@@ -317,7 +258,7 @@ def prune(newest: Path, keep: int, best: Path | None = None) -> None:
 
     Later ones are of a future that was abandoned when the run fell back; they go too.
     """
-    others = [path for path in _steps(newest.parent) if path != newest]
+    others = [path for path in steps(newest.parent) if path != newest]
     before = [path for path in others if _number(path) < _number(newest)]
     for path in {*others} - {*before[max(0, len(before) - (keep - 1)) :], best}:
         with contextlib.suppress(OSError):  # the new one is whole, whatever becomes of this
@@ -336,7 +277,7 @@ def remove(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
-def _steps(root: Path) -> list[Path]:
+def steps(root: Path) -> list[Path]:
     """Return the folders of checkpoints, oldest first; not what else somebody keeps beside them."""
     found = [path for path in root.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=_number)
@@ -344,30 +285,6 @@ def _steps(root: Path) -> list[Path]:
 
 def _number(directory: Path) -> int:
     return int(directory.name.removeprefix("step-"))
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int or not 0 <= value < _MOST:
-        raise ValueError(f"{value!r:.40} is no count")
-    return value
-
-
-def _best(value: Any, step: int) -> tuple[float, int] | None:
-    if value is None:
-        return None
-    loss, at = value
-    if not math.isfinite(loss := float(loss)) or not 0 < _whole(at) <= step:
-        raise ValueError(f"its best is {value!r:.60}")
-    return loss, at
-
-
-def _scale(value: Any) -> tuple[float, int] | None:
-    if value is None:
-        return None
-    factor, since = value
-    if not 0 < (factor := float(factor)) < math.inf:
-        raise ValueError(f"its loss scale is {value!r:.60}")
-    return factor, _whole(since)
 
 
 # --- beside the model
@@ -415,11 +332,16 @@ class Carried:
         there = sorted(copies)
         return _prefix(self._copy if self._copy in there else there[self._copy % len(there)])
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of exchange and average, to be saved."""
+    def own(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what this copy has to save, given the tensors of model and optimizer.
+
+        Copies meet before they are saved, so the first one has what all of them have.
+        """
+        if self._copy:
+            return {name: t for name, t in tensors.items() if name.startswith(self.optimizer)}
         state = {} if self._exchange is None else self._exchange.state()
-        found = {_EXCHANGE + name: value for name, value in state.items()}
-        return found | (self.average.state() if self.average else {})
+        exchanged = {_EXCHANGE + name: value for name, value in state.items()}
+        return {**tensors, **exchanged, **(self.average.state() if self.average else {})}
 
     def wanted(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the tensors to be filled from a checkpoint of these names."""

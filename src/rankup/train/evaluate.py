@@ -12,8 +12,9 @@ import torch.distributed as dist
 from ..parallel.build import Built
 from ..runtime.collectives import all_reduce
 from ..runtime.deadline import Deadline
-from .plan import micro_batches
-from .task import Batch, Feed, Split, to_device
+from .ema import Average
+from .plan import Feed, micro_batches, to_device
+from .task import Batch, Named, Split
 
 
 class Stopped(Exception):  # noqa: N818 - no error: somebody wished it
@@ -25,6 +26,47 @@ class Stopped(Exception):  # noqa: N818 - no error: somebody wished it
 
 
 Loss = Callable[[Any, Batch], torch.Tensor]
+_ASK = 10  # micro-batches after which ranks that go through them together ask each other
+
+
+def losses(
+    name: str,
+    split: Split | Named,
+    loss: Loss,
+    built: Built,
+    micro_batch: int,
+    stop: Deadline | None = None,
+    average: Average | None = None,
+) -> dict[str, float]:
+    """Return the mean losses of a split as a line of the metrics has them: `valid_loss`.
+
+    Those of its named parts end with their names (`valid_loss_web`), and those of the averaged
+    weights with `_ema`. What has no samples has no loss.
+
+    Raises:
+        Stopped: on all ranks, when any was asked to stop before it was through.
+    """
+    parts = split.parts if isinstance(split, Named) else {"": split}
+
+    def of_weights(end: str) -> dict[str, float]:
+        found: dict[str, float] = {}
+        total = count = 0.0
+        for own, part in parts.items():
+            value = evaluate(loss, part, built, micro_batch, stop)
+            if value is None:
+                continue
+            found[f"{name}_loss{'_' * bool(own)}{own}{end}"] = value
+            targets = part.count(torch.arange(len(part)))
+            total, count = total + value * targets, count + targets
+        if isinstance(split, Named):
+            found = {f"{name}_loss{end}": total / count, **found}
+        return found
+
+    found = of_weights("")
+    if average is not None:
+        with average.in_place():
+            found |= of_weights("_ema")
+    return found
 
 
 @torch.no_grad()
@@ -50,21 +92,22 @@ def evaluate(
     modes = [(module, module.training) for module in built.model.modules()]
     built.model.eval()
     total = torch.zeros(3, dtype=torch.float64, device=device)  # of losses, targets, wishes to stop
-    turns = _turns(micro_batches(len(split), micro_batch), built)
+    groups = _groups(micro_batches(len(split), micro_batch), built)
     with closing(Feed(split)) as feed:
-        feed.begin(_samples(positions) for turn in turns for positions, _ in turn)
-        for turn in turns:
-            wish = float(stop.wish) if stop is not None else 0.0
-            if mesh.together and stop is not None:  # no rank may leave the others in a collective
-                wish = all_reduce(wish, "max")
+        feed.begin(_samples(positions) for group in groups for positions, _ in group)
+        for number, group in enumerate(groups):
+            wish = 0.0
+            if stop is not None and (number % _ASK == 0 or not mesh.together):
+                # Where a forward is a collective no rank may leave the others in it.
+                wish = all_reduce(stop.wish, "max") if mesh.together else stop.wish
             if wish:
                 total[2] = wish
                 break
-            samples = [_samples(positions) for positions, _ in turn]
+            samples = [_samples(positions) for positions, _ in group]
             batches = [to_device(feed.batch(part), device) for part in samples]
-            losses = built.losses(loss, batches)
+            values = built.losses(loss, batches)
             if built.counts:
-                for value, part, (_, weight) in zip(losses, samples, turn, strict=True):
+                for value, part, (_, weight) in zip(values, samples, group, strict=True):
                     if weight:
                         total[0] += value.double()
                         total[1] += split.count(part) if built.counts_samples else 0
@@ -82,7 +125,7 @@ def _samples(positions: range) -> torch.Tensor:
     return torch.arange(positions.start, positions.stop)
 
 
-def _turns(parts: list[range], built: Built) -> list[list[tuple[range, bool]]]:
+def _groups(parts: list[range], built: Built) -> list[list[tuple[range, bool]]]:
     """What this rank evaluates at a time, each part with whether it counts.
 
     A pipeline takes two micro-batches per stage at a time, so that its stages have work; what is
@@ -99,7 +142,7 @@ def _turns(parts: list[range], built: Built) -> list[list[tuple[range, bool]]]:
     own = [(part, True) for part in whole[mesh.data_rank :: mesh.data_size]]
     own += [(parts[0], False)] * (rounds - len(own))
     at_once = 2 * mesh.layout.pp if built.pipeline is not None else 1
-    turns = [own[start : start + at_once] for start in range(0, len(own), at_once)]
+    groups = [own[start : start + at_once] for start in range(0, len(own), at_once)]
     if len(whole) < len(parts):
-        turns.append([(parts[-1], mesh.data_rank == 0)])
-    return turns
+        groups.append([(parts[-1], mesh.data_rank == 0)])
+    return groups

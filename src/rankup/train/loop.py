@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..base.errors import RunFailed
-from ..runtime.collectives import all_gather_object, all_reduce
-from ..runtime.deadline import END, Deadline
-from ..runtime.state import local
+from ..runtime.collectives import all_gather_object
+from ..runtime.deadline import END, Deadline, ask_for_next_attempt
+from ..runtime.state import gather, local
 from ..runtime.world import World, after_first_step
-from . import checkpoint
-from .attempt import Attempt, Outcome
+from .checkpoint import Carried, CheckpointManager, Saved
 from .ema import Average
-from .evaluate import Stopped
-from .keeper import Keeper
-from .metrics import Metrics, Silence, Trace, step_record
+from .evaluate import Stopped, losses
+from .final import write_final
+from .local_sgd import Copies
+from .metrics import Metrics, Silence, Trace
 from .optimizer import LossScale
 from .options import TrainOptions
 from .plan import Place, Plan
 from .profile import Profile
-from .rounds import rounds, taker
+from .resume import amend, candidates, resume
 from .start import fill, start
-from .step import Stepper
-from .taken import Taken
-from .task import Task
+from .step import StepResult, Trainer
+from .task import Named, Split, Task
 
+_OFTEN = 5  # validations and checkpoints in a run that does not say how many
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Of attention, the fastest first; the last one is for where there is no other.
 _KERNELS = [
@@ -69,6 +72,24 @@ class Stop(Deadline):
             self._wish = END
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        place: how far it came.
+        finished: False when it was asked to stop before its last step.
+        valid_loss, test_loss: of the final model, per target; None when unfinished or no data.
+        measures: further losses, as `valid_loss_web` of one text and `valid_loss_ema`.
+    """
+
+    place: Place
+    finished: bool
+    valid_loss: float | None = None
+    test_loss: float | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
+
+
 # For all of a run: what a backward computes again has to find the same kernel.
 @sdpa_kernel(_KERNELS, set_priority=True)
 def train(
@@ -76,124 +97,131 @@ def train(
 ) -> Outcome:
     """Train `task` on all ranks; call on every rank.
 
-    Leaves `metrics.jsonl`, `checkpoints/` and `model-final.pt` in `directory`.
+    Leaves `metrics.jsonl`, `checkpoints/` and the final model (`final.py`) in `directory`.
     With `resume` it goes on from the newest whole checkpoint there, at any world size.
 
     Raises:
         UserError: the checkpoint belongs to another model or another run.
         RunFailed: the loss is no longer finite; says at which step and on which ranks.
     """
-    run = _Run(task, options, world, directory, resume)
+    attempt = Attempt(task, options, world, directory, resume)
     try:
         with Stop().listening() as stop:
-            outcome = run.loop(stop)
-        if run.stepper.profile is not None:  # not where it failed: a GPU may hang
-            run.stepper.profile.close()
+            outcome = attempt.run(stop)
+        if attempt.trainer.profile is not None:  # not where it failed: a GPU may hang
+            attempt.trainer.profile.close()
         return outcome
     finally:
-        run.stepper.garbage.release()
-        run.stepper.feed.close()
-        run.keeper.close()
-        run.metrics.close()
+        attempt.close()
 
 
-class _Run:
-    """One attempt of a run: everything the loop holds between its steps."""
+class Attempt:
+    """One attempt of a run: everything the loop holds between its steps.
+
+    Attributes:
+        place: how far the run is.
+        unvalidated: the evaluation that belongs to this place was left when the run was stopped.
+    """
 
     def __init__(
-        self, task: Task, options: TrainOptions, world: World, directory: Path, resume: bool
+        self, task: Task, options: TrainOptions, world: World, directory: Path, again: bool
     ) -> None:
         self.task, self.options, self.world, self.directory = task, options, world, directory
-        self.plan = Plan.of(task, options)
+        self.identity, self.plan = options.identity, Plan.of(task, options)
         self.last = options.steps or self.plan.steps_per_epoch * (options.epochs or 1)
         options.refuse_profile_beyond(self.last)
+        often = max(1, -(-self.last // _OFTEN))
+        self.every_valid = options.valid_every or often
+        self.every_checkpoint = options.checkpoint_every or often
         self.built = start(task, options, world)
         # Before the optimizer and copies of the model take what it begins with.
-        if not (resume and checkpoint.candidates(directory / "checkpoints")[0]):
+        root = directory / "checkpoints"
+        if not (again and candidates(root)[0]):
             fill(task, self.built)
         self.optimizer = task.build_optimizer(self.built.model)
-        self.place = Place()
-        self.unvalidated = False
-        self.stepper = Stepper(task, options, self.built, self.optimizer, self.last)
-        self.taker = taker(self.stepper, self.built, options, self.plan.n)
+        self.trainer = Trainer(task, options, self.built, self.optimizer, self.last)
+        self.copies, carried = None, Carried()
+        if self.built.mesh.apart:
+            self.copies = Copies(self.built, options, self.plan.n)
+            carried = Carried(self.built.mesh.dp_replicate, self.copies.exchange)
         if options.ema is not None:
-            average = Average(self.built, options.ema)
-            self.stepper.average = self.taker.carried.average = average
-        self.keeper = Keeper(
-            directory,
-            options,
-            self.built,
-            self.optimizer,
-            lambda text: self.metrics.say(text),
-            lambda *stood: self.metrics.checkpoint(*stood),
-            self.taker.carried,
-        )
-        saved = self.keeper.restore(self.last) if resume else None
+            carried.average = self.trainer.average = Average(self.built, options.ema)
+        saved, self.place, self.unvalidated = None, Place(), False
+        if again:
+            saved = resume(root, self.built, self.optimizer, self.identity, carried, self.last)
         if saved is not None:
             self.place, self.unvalidated = saved.place, saved.unvalidated
-            if self.stepper.scale is not None and saved.loss_scale is not None:
-                self.stepper.scale = LossScale(*saved.loss_scale)
-        self.stepper.feed.begin(self.stepper.coming(self.plan.steps(self.place, self.last)))
-        self.stepper.trace = Trace(options.trace_samples, world, self.place.step)
+            if self.trainer.scale is not None and saved.loss_scale is not None:
+                self.trainer.scale = LossScale(*saved.loss_scale)
+        self.done = self.place.step  # when this attempt began
         self.metrics: Metrics | Silence = Silence()
         if world.is_root:
-            self.metrics = Metrics(directory, task.unit, self.last, self.place.step, options)
-        self.stepper.profile = Profile.wanted(options, directory, world, self.place.step)
-        self.attempt = Attempt(
-            task,
-            options,
-            self.stepper,
-            self.keeper,
-            self.metrics,
-            directory,
-            self.last,
-            self.place.step,
+            self.metrics = Metrics(directory, task.unit, self.last, self.done, options)
+        best = None if saved is None else saved.best
+        self.checkpoints = CheckpointManager(
+            directory, options, self.built, self.optimizer, self.metrics, carried, best
         )
+        self.trainer.feed.begin(self.trainer.coming(self.plan.steps(self.place, self.last)))
+        self.trainer.trace = Trace(options.trace_samples, world, self.done)
+        self.trainer.profile = Profile.wanted(options, directory, world, self.done)
         self.flops = task.flops_per_unit(self.built.whole)
-        self.unread: list[Taken] = []
+        self.unread: list[StepResult] = []
+        self._stepped = False
 
-    def loop(self, stop: Deadline) -> Outcome:
+    def run(self, stop: Deadline) -> Outcome:
         """All steps that are left; validation, checkpoints and a wish to stop between them."""
         wishes = 0.0  # over all ranks, so the same on each
         if self.unvalidated:
             wishes = self._validate(None, stop)
-            self.keeper.amend(self.place, self.unvalidated, self._loss_scale)
-        first = self.place.step + 1
-        steps = self.plan.steps(self.place, self.last)
-        for number, steps_of_round in enumerate(rounds(steps, self.taker.meets)):
-            if number == 0 and first > 1 and self.built.has_buckets:
-                self.stepper.settle_buckets(steps_of_round[0])
-            before = self.place.step
-            taken = self.taker.take(steps_of_round, stop)
+            self._amend()
+        results: list[StepResult] = []  # since all ranks held the same model
+        for step in self.plan.steps(self.place, self.last):
+            if step.number == self.done + 1 > 1 and self.built.has_buckets:
+                self.trainer.settle_buckets(step)
+            results.append(self.trainer.take(step, stop))
+            if self.copies is not None:
+                if step.number < self.last and not self.copies.due(step, len(results), stop):
+                    stop.tick()
+                    continue
+                self.copies.meet(results)
             wishes += self._report()
-            self.unread, self.place = taken, taken[-1].step.after
-            if number == 1:
-                after_first_step()  # the first round's numbers are here: every rank has done it
-            if self._passed(self.attempt.every_valid, before):
-                wishes += self._validate(taken[-1], stop)
-                self.stepper.pause()
-            if self.taker.at_once:
+            before, self.place = self.place.step, step.after
+            self.unread, results = results, []
+            if self._passed(self.every_valid, before):
+                wishes += self._validate(self.unread[-1], stop)
+                self.trainer.pause()
+            if self.copies is not None:  # what they brought together is here
                 wishes += self._report()
             if (
-                self._passed(self.attempt.every_checkpoint, before)
+                self._passed(self.every_checkpoint, before)
                 or wishes
-                or self.keeper.is_best(self.place.step)
+                or self.checkpoints.is_best(self.place.step)
             ):
                 # A step is known to be sound before it is kept.
                 wishes += self._report()
                 with stop.saving():
-                    self._checkpoint(stop)
-                self.stepper.pause()
+                    self._checkpoint()
+                self.trainer.pause()
                 if wishes and self.place.step < self.last:
-                    return self.attempt.stopped(self.place, wishes < END, stop)
-            self.keeper.look()
+                    return self._stopped(wishes < END)
+            if self.checkpoints.under_way:
+                stop.saved_in(self.checkpoints.look())
             stop.tick()
         self._report()
-        return self.attempt.finish(self.place, stop)
+        return self._finish(stop)
+
+    def close(self) -> None:
+        """Let go of what the attempt holds."""
+        self.trainer.garbage.release()
+        self.trainer.feed.close()
+        self.checkpoints.close()
+        self.metrics.close()
 
     def _passed(self, every: int, before: int) -> bool:
         """Whether a multiple of `every` lies in the steps since `before`, or the end."""
         return self.place.step // every > before // every or self.place.step == self.last
+
+    # --- numbers
 
     def _report(self) -> float:
         """Write the lines of the steps whose numbers are here by now; the ranks' wishes to stop.
@@ -201,78 +229,142 @@ class _Run:
         All ranks read the same sums, so what they decide here they decide together.
         """
         unread, self.unread = self.unread, []
-        return sum(self._report_step(taken) for taken in unread)
+        for result in unread:
+            if result.fails:
+                self._refuse_nonfinite(result)
+            self.metrics.step(result.record(self.task.unit, self.flops, self.world))
+        if unread and not self._stepped:
+            after_first_step()  # a round's numbers are here: every rank has done it
+            self._stepped = True
+        return sum(result.read().wishes for result in unread)
 
-    def _report_step(self, taken: Taken) -> float:
-        loss_sum, nonfinite, wishes, waited, norm = taken.late.read()
-        if nonfinite or taken.fails(norm):
-            self._stop_at_nonfinite(taken)
-        self.metrics.step(
-            step_record(
-                taken,
-                loss_sum,
-                waited,
-                norm,
-                self.task.unit,
-                self.flops,
-                self.world,
-            )
-        )
-        return wishes
-
-    def _stop_at_nonfinite(self, taken: Taken) -> None:
+    def _refuse_nonfinite(self, result: StepResult) -> None:
         """Say whose loss it was. Every rank comes here at the same step."""
-        first, last = taken.dealt.start, taken.dealt.stop - 1
-        which = f"micro-batches {first}..{last}" if taken.dealt else "without work in this step"
-        finite = all(bool(torch.isfinite(loss)) for loss in taken.losses)
+        first, last = result.micro_batches.start, result.micro_batches.stop - 1
+        which = "without work in this step"
+        if result.micro_batches:
+            which = f"micro-batches {first}..{last}"
+        computed = result.losses + result.spare_losses
+        finite = all(bool(torch.isfinite(loss)) for loss in computed)
         everyone = all_gather_object((finite, self.world.node, which))
         guilty = [
-            f"rank {rank} on {node} ({dealt})"
-            for rank, (finite, node, dealt) in enumerate(everyone)
+            f"rank {rank} on {node} ({which})"
+            for rank, (finite, node, which) in enumerate(everyone)
             if not finite
         ]
         what = f"the loss on {', '.join(guilty)}" if guilty else "the gradient norm"
         raise RunFailed(
-            f"step {taken.step.number}: {what} is no longer finite; all ranks stopped. "
+            f"step {result.step.number}: {what} is no longer finite; all ranks stopped. "
             "The checkpoints before it are sound. Try a smaller --lr, a --warmup or a lower --clip"
         )
 
-    def _validate(self, taken: Taken | None, stop: Deadline) -> float:
-        """Evaluate into the step's line; the wishes when asked to stop."""
-        begun = time.perf_counter()
+    # --- evaluations
+
+    def _losses(self, name: str, split: Split | Named, stop: Deadline) -> dict[str, float]:
+        trainer, size = self.trainer, self.options.micro_batch
+        return losses(name, split, trainer.loss, self.built, size, stop, trainer.average)
+
+    def _validate(self, result: StepResult | None, stop: Deadline) -> float:
+        """Evaluate into the step's line, and see whether it is the best so far; the wishes when
+        asked to stop."""
+        began = time.perf_counter()
         try:
-            found = self.attempt.validate(self.place, stop)
+            found = self._losses("valid", self.task.valid, stop)
         except Stopped as stopped:
             self.unvalidated = True
             return stopped.wishes
         self.unvalidated = False
-        if taken is not None:
-            taken.validation = {**found, "valid_seconds": round(time.perf_counter() - begun, 4)}
+        loss = found.get("valid_loss")
+        if loss is not None and math.isfinite(loss):
+            with stop.saving():  # it may wait for the checkpoint under way
+                self.checkpoints.consider(loss, self.place.step)
+        if result is not None:
+            result.validation = {**found, "valid_seconds": round(time.perf_counter() - began, 4)}
         return 0.0
 
-    def _checkpoint(self, stop: Deadline) -> None:
+    # --- checkpoints
+
+    def _checkpoint(self) -> None:
         """What stands beside a checkpoint is on disk before it is."""
-        begun = time.perf_counter()
+        began = time.perf_counter()
         self._refuse_nonfinite_weights()
         self.metrics.sync()
-        self.stepper.trace.sync()
-        self.keeper.save(self.place, self.unvalidated, stop, begun, self._loss_scale)
+        self.trainer.trace.sync()
+        self.checkpoints.save(self._saved(), began)
 
-    @property
-    def _loss_scale(self) -> tuple[float, int] | None:
-        scale = self.stepper.scale
-        return None if scale is None else (scale.value, scale.since)
+    def _saved(self) -> Saved:
+        scale = self.trainer.scale
+        factor = None if scale is None else (scale.value, scale.since)
+        return Saved(self.place, self.identity, self.checkpoints.best, self.unvalidated, factor)
+
+    def _amend(self) -> None:
+        """Tell the checkpoint that was resumed from of the validation that it had still to get."""
+        try:
+            if self.world.is_root:
+                amend(self.directory / "checkpoints", self._saved())
+        except (OSError, ValueError, TypeError) as error:  # a later attempt validates again
+            self.metrics.say(f"the validation of this checkpoint was not noted ({error})")
 
     def _refuse_nonfinite_weights(self) -> None:
         """The loss was finite before the update; the weights have to be so after it."""
-        held = [local(parameter) for parameter in self.stepper.parameters]
+        held = [local(parameter) for parameter in self.trainer.parameters]
         held = [tensor for tensor in held if tensor.numel()]  # of a few rows not each rank has one
         norms = torch._foreach_norm(held) if held else []
         sound = not norms or bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
-        if self.built.mesh.together:  # each rank sees its own part alone
-            sound = all_reduce(float(sound), "min") > 0
-        if not sound:
+        if not all(gather(sound)):  # each rank may see its own part alone
             raise RunFailed(
                 f"step {self.place.step}: the update left weights that are no longer finite; all "
                 "ranks stopped. The checkpoints before it are sound. Try a smaller --lr"
             )
+
+    # --- the end
+
+    def _stopped(self, to_go_on: bool) -> Outcome:
+        """End this attempt; where nobody ended the run, the job goes on in a next one."""
+        saved = self.checkpoints.settle()
+        if to_go_on:
+            self._ask_for_next_attempt(saved)
+        where = f"stopped at step {self.place.step} of {self.last}"
+        self.metrics.say(where + (", to go on in a next attempt" if to_go_on else ""))
+        return Outcome(self.place, finished=False)
+
+    def _finish(self, stop: Deadline) -> Outcome:
+        """Evaluate the model as it is now, and write it."""
+        try:
+            found = self._losses("valid", self.task.valid, stop)
+            found |= self._losses("test", self.task.test, stop)
+        except Stopped as stopped:
+            if stopped.wishes < END:
+                if self.place.step <= self.done:  # the next attempt would come no further
+                    raise RunFailed(
+                        "the time limit is too short for the last evaluation; --resume with more"
+                    ) from None
+                self._ask_for_next_attempt(self.checkpoints.settle())
+            self.metrics.say("stopped in the last evaluation; the next attempt does it again")
+            return Outcome(self.place, finished=False)
+        both = found.pop("valid_loss", None), found.pop("test_loss", None)
+        record: dict[str, Any] = {"step": self.place.step}
+        record |= {"valid_loss": both[0], "test_loss": both[1], **found}
+        if not self.checkpoints.settle():
+            self.metrics.say(
+                f"the checkpoint of step {self.checkpoints.newest} was not kept; --resume would go "
+                "on from an older one, if there is any"
+            )
+        if self.checkpoints.best:
+            record["best_valid_loss"], record["best_step"] = self.checkpoints.best
+        self.metrics.final(record)
+        if missing := write_final(self.built, self.directory, self.metrics.say):
+            raise RunFailed(
+                f"{self.directory} has no {missing}; make room, and if checkpoints/ holds a "
+                "whole checkpoint, --resume writes it from there"
+            )
+        return Outcome(self.place, True, *both, found)
+
+    def _ask_for_next_attempt(self, saved: bool) -> None:
+        if not saved:  # the next attempt would come no further
+            raise RunFailed(
+                f"the time limit came at step {self.place.step} of {self.last} and no checkpoint "
+                "could be written; make room, and --resume goes on from the newest whole one"
+            )
+        if self.world.is_root:
+            ask_for_next_attempt()

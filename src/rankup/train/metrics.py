@@ -7,7 +7,6 @@ import contextlib
 import errno
 import functools
 import json
-import math
 import os
 import re
 import resource
@@ -30,7 +29,6 @@ from ..runtime.collectives import all_gather_object
 from ..runtime.world import World
 from .options import TrainOptions
 from .plan import Step
-from .taken import Taken
 from .trackers import Trackers
 
 # Peak dense bfloat16 FLOP/s by the name the driver gives (vendors' data sheets; MI250X per die).
@@ -65,45 +63,6 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def step_record(
-    taken: Taken,
-    loss_sum: float,
-    waited: float,
-    norm: float,
-    unit: str,
-    flops_per_unit: float,
-    world: World,
-) -> dict[str, Any]:
-    """A step's line of `metrics.jsonl`.
-
-    `seconds` is what the step took and `data_wait` the mean over ranks of the share of it spent
-    waiting for data; `peak_memory` is rank 0's in bytes, `mfu` is null where the GPU is not known.
-    The validation that followed the step took `valid_seconds`. Under float16 a step is `skipped`
-    whose gradient overflowed at its `loss_scale`.
-    """
-    seconds = taken.clock.seconds
-    rate = taken.count / seconds
-    peak = peak_flops(world.device)
-    record: dict[str, Any] = {
-        "step": taken.step.number,
-        "epoch": taken.step.after.epoch,
-        "loss": loss_sum / max(1, taken.count),
-        "lr": taken.lr,
-        f"{unit}_per_s": round(rate, 1),
-        "seconds": round(seconds, 6),
-        "data_wait": round(waited / world.world_size / seconds, 4),
-        "peak_memory": peak_memory(world.device),
-        "mfu": rate * flops_per_unit / (peak * world.world_size) if peak else None,
-        "grad_norm": norm if math.isfinite(norm) else None,
-        "time": round(taken.ended, 3),
-    }
-    if taken.loss_scale is not None:
-        record |= {"loss_scale": taken.loss_scale, "skipped": not math.isfinite(norm)}
-    if taken.cost is not None:
-        record |= taken.cost.record()
-    return {**record, **(taken.validation if "valid_loss" in taken.validation else {})}
 
 
 class Lines:
@@ -214,15 +173,18 @@ class Metrics:
             )
             self._task = self._bar.add_task("", total=last_step, completed=resumed_at)
             self._bar.start()
-        self._trackers = Trackers(
-            options.trackers, directory, resumed_at, asdict(options), self.say
-        )
+        self._trackers: Trackers | None = None
+        if options.trackers:
+            self._trackers = Trackers(
+                options.trackers, directory, resumed_at, asdict(options), self.say
+            )
         self._lines = Lines(self._path, resumed_at, self.say)
 
     def step(self, record: dict[str, Any]) -> None:
         """Append a step's line and show it, at most a few times per second."""
         self._lines.write(record)
-        self._trackers.step(record)
+        if self._trackers is not None:
+            self._trackers.step(record)
         now = time.monotonic()
         done = record["step"] == self._last_step
         pause = _REFRESH_SECONDS if self._bar else _LINE_SECONDS
@@ -269,7 +231,8 @@ class Metrics:
         if self._bar:
             self._bar.refresh()
             self._bar.stop()
-        self._trackers.close()
+        if self._trackers is not None:
+            self._trackers.close()
         self._lines.close()
 
 

@@ -1,4 +1,4 @@
-"""The optimizers a recipe offers, their rate step by step, and the loss scale of float16."""
+"""The optimizers a recipe offers, and the loss scale of float16."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..parallel.sharded import blocks
 from ..runtime.state import local
+from .muon import Muon
 from .options import TrainOptions
 
 _SECOND_BETA = 0.95  # of AdamW
 _MOST_SCALE = 2.0**24  # of float16's losses
-FLOOR = 0.1  # the cosine ends at this part of the peak
 
 
 def build_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
-    """AdamW or SGD for what is trained; matrices decay, norms and biases do not."""
+    """AdamW, SGD or Muon for what is trained; matrices decay, norms and biases do not.
+
+    Muon is for the matrices of the blocks; embeddings, the head and all else have AdamW.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.dim() >= 2]
     vectors = [p for p in trained if p.dim() < 2]
@@ -26,52 +30,24 @@ def build_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Opti
         {"params": matrices, "weight_decay": options.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    if options.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
     # One kernel: on a GPU it saves launches, on a CPU five of six passes through memory.
     fused = {p.device.type for p in trained} in ({"cuda"}, {"cpu"}) or None
     betas = (options.momentum, _SECOND_BETA)
+    if options.optimizer == "muon":
+        inside = {id(p) for unit in blocks(model) for p in unit.parameters() if p.dim() == 2}
+        groups[0]["params"] = [p for p in matrices if id(p) not in inside]
+        return Muon(
+            [p for p in matrices if id(p) in inside],
+            groups,
+            weight_decay=options.weight_decay,
+            momentum=options.momentum,
+            lr=options.lr,
+            betas=betas,
+            fused=fused,
+        )
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
     return torch.optim.AdamW(groups, lr=options.lr, betas=betas, fused=fused)
-
-
-def rate(step: int, last: int, options: TrainOptions) -> float:
-    """The learning rate of step `step` (from 1) of a run of `last` steps."""
-    if options.schedule == "wsd":
-        return warmup_stable_decay(step, last, options.lr, options.warmup, options.decay)
-    return learning_rate(step, last, options.lr, options.warmup, options.schedule)
-
-
-def learning_rate(step: int, last: int, peak: float, warmup: int, schedule: str) -> float:
-    """Learning rate of step `step` (from 1) of a run of `last` steps.
-
-    Linear from `peak / warmup` to `peak`, then a half cosine down to `FLOOR * peak` (Loshchilov and
-    Hutter, "SGDR", 2017, a single cycle), or constant.
-    """
-    if step <= warmup:
-        return peak * step / warmup
-    if schedule == "constant":
-        return peak
-    progress = (step - warmup) / max(1, last - warmup)
-    return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
-def warmup_stable_decay(step: int, last: int, peak: float, warmup: int, decay: float) -> float:
-    """Learning rate that rises, stays at its peak, and falls (Hu et al., "MiniCPM", 2024).
-
-    It falls linearly, and would be 0 one step after the last. Where a short run makes the two lines
-    cross, the lower one counts.
-
-    Args:
-        decay: part of the run that it falls in; from 1 on, steps.
-    """
-    falling = max(1, round(decay if decay >= 1 else decay * last))
-    return peak * min(1.0, step / max(1, warmup), (last + 1 - step) / falling)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Take the next step with this learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
 
 
 class LossScale:

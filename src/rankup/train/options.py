@@ -27,10 +27,12 @@ class TrainOptions:
     micro_batch: int = flag(8, "samples per forward and backward pass", least=1)
     steps: int | None = flag(None, "optimizer steps; default one epoch", least=1)
     epochs: int | None = flag(None, "passes over the training data, instead of --steps", least=1)
-    optimizer: Literal["adamw", "sgd"] = flag("adamw", "optimizer")
+    optimizer: Literal["adamw", "sgd", "muon"] = flag(
+        "adamw", "optimizer; muon: of the blocks' matrices, the rest has adamw"
+    )
     lr: float = flag(1e-3, "peak learning rate", least=0)
-    weight_decay: float = flag(0.01, "decoupled (adamw) or plain (sgd) weight decay", least=0)
-    momentum: float = flag(0.9, "momentum of sgd, first beta of adamw", least=0)
+    weight_decay: float = flag(0.01, "decoupled (adamw, muon) or plain (sgd) weight decay", least=0)
+    momentum: float = flag(0.9, "momentum of sgd and muon, first beta of adamw", least=0)
     warmup: int = flag(0, "steps of linear warm-up", least=0)
     schedule: Literal["cosine", "wsd", "constant"] = flag(
         "cosine", "learning rate after the warm-up; wsd: stable, then --decay"
@@ -78,11 +80,16 @@ class TrainOptions:
     tp: int | None = flag(None, "ranks that share each matrix product (tensor parallel)", least=1)
     pp: int | None = flag(None, "pipeline stages that the layers are cut into", least=1)
     pp_schedule: str = flag("1f1b", "order of a pipeline's chunks: gpipe, 1f1b, interleaved")
-    activation_checkpointing: Literal["none", "selective", "full"] = flag(
-        "none", "compute activations again in the backward instead of keeping them"
+    activation_checkpointing: Literal["none", "selective", "selective:2", "full"] = flag(
+        "none",
+        "compute activations again in the backward: of all blocks; selective keeps their matrix "
+        "products, selective:2 leaves every second block as it is",
     )
     offload: bool = flag(False, "keep sharded weights and optimizer state in host memory")
-    reshard: bool = flag(True, "free gathered weights between forward and backward (sharded)")
+    zero: Literal["1", "2", "3"] = flag(
+        "3",
+        "with --shard: 2 keeps gathered weights for a step, 1 adds gradients up in its last pass",
+    )
     async_checkpoints: bool = flag(True, "write checkpoints beside the training")
     sync_every: str = flag("10", "steps between exchanges of local-sgd and diloco, or `epoch`")
     outer_lr: float = flag(0.7, "step size of diloco's outer optimizer", least=0)
@@ -159,7 +166,7 @@ class TrainOptions:
                 f"--outer-momentum {self.outer_momentum:g} never forgets; give less than 1, "
                 "0.9 for example"
             )
-        if self.optimizer == "adamw" and self.momentum >= 1:
+        if self.optimizer != "sgd" and self.momentum >= 1:
             raise UserError(
                 f"--momentum {self.momentum:g} is adamw's first beta, and with 1 or more it never "
                 "takes a gradient in; give less than 1, 0.9 for example"
@@ -249,7 +256,7 @@ class TrainOptions:
             compiled=self.compile_mode if self.compile else None,
             recompute=self.activation_checkpointing,
             offload=self.offload,
-            reshard=self.reshard,
+            zero=int(self.zero),
             schedule=self.pp_schedule,
             compression=self.compression,
         )

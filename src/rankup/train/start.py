@@ -12,8 +12,7 @@ from torch import nn
 from ..base.errors import RunFailed, UserError, nearest
 from ..parallel.build import Built, Loss, build
 from ..parallel.mesh import Mesh
-from ..runtime.probe import probe, same_code
-from ..runtime.world import World
+from ..runtime.world import World, same_code
 from .options import TrainOptions
 from .task import Batch, Task
 
@@ -23,11 +22,10 @@ def start(task: Task, options: TrainOptions, world: World) -> Built:
 
     Raises:
         UserError: the sizes do not come out, or the model cannot be cut so.
-        RunFailed: ranks run different code, or the backend does not compute what it should.
+        RunFailed: ranks run different code.
     """
     try:
         same_code(world)
-        probe(world)
     except RuntimeError as error:
         raise RunFailed(str(error)) from None
     layout = options.layout(world.world_size, world.local_world_size)

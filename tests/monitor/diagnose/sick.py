@@ -89,6 +89,21 @@ def hang(
     return spun.but(step_seconds=took)
 
 
+def late(trace: Trace, seconds: float, begin: float = 900.0) -> Trace:
+    """Three GPUs spin in a collective for a while until GPU 2 comes, which is idle meanwhile."""
+
+    def channel(spins: float, idles: float, before: float, noise: float) -> Any:
+        def values(t: Numbers, gpu: Numbers, draw: Draw) -> Numbers:
+            inside = (t >= begin) & (t < begin + seconds)
+            usual = before + noise * draw.standard_normal((len(t), gpu.shape[1])).clip(-2, 2)
+            return np.where(inside, np.where(gpu == 2, idles, spins), usual)
+
+        return values
+
+    power = channel(0.25 * GPU_POWER, 0.15 * GPU_POWER, 0.8 * GPU_POWER, 12)
+    return hang(trace, seconds, begin=begin).with_gpu(util=channel(100, 0, 95.5, 1), power=power)
+
+
 def starve(wait: float, workers_cpu: float = 390.0, workers: int = 4, **changes: Any) -> Trace:
     """Ranks that wait for data for a share of each step; their GPUs do nothing meanwhile."""
     busy = 1 - wait
@@ -264,9 +279,11 @@ def cases() -> list[Case]:
         ),
         case("RK706", "ten minutes", hang(run(), 600)),
         case("RK706", "three minutes", hang(run(), minute + 60)),
-        case("RK706", "a minute", hang(run(), minute - 60), False),
+        case("RK706", "a minute", hang(run(), minute - 60), False, "RK727"),
         case("RK706", "without steps, ten minutes", silent(hang(run(), 600))),
-        case("RK706", "slow steps at 60 % power", hang(run(), 600, power=0.6), False),
+        case("RK706", "a slow step at 60 % power", hang(run(), 600, power=0.6), False, "RK727"),
+        case("RK727", "one rank came late", late(run(), 60)),
+        case("RK727", "20 s", late(run(), 18), False),
         case("RK708", "99 %", memory(0.99)),
         case("RK708", "97.5 %", memory(0.975)),
         case("RK708", "95 %", memory(0.95), False),
@@ -366,6 +383,8 @@ def cases() -> list[Case]:
             "RK702",
             "20 minutes without a step",
             hang(run(seconds=3600, limit=4000.0), 1200, 0.15, util=0.0),
+            True,
+            "RK727",
         ),
     ]
 

@@ -93,7 +93,6 @@ def test_the_first_page_is_enough_to_decide(one_used: Path) -> None:
         *("NVIDIA A100-SXM4-40GB", "rankup run --nodes 1 train.py", "Over time"),
         f"{100 * paid.efficiency:.0f} %",
         "196 core-h",
-        "The 4 GPUs",
         "jrc0001:3",
     ):
         assert words in text, words

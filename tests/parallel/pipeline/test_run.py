@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from tests.parallel.pipeline.models import (
-    Batch,
     alone,
     chained,
     piped,
@@ -89,32 +87,6 @@ def test_fewer_chunks_than_stages(ranks: RankPool) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_four_ranks_compute_what_one_does(ranks: RankPool, schedule: str) -> None:
     _agree(ranks, 4, schedule, [2] * 7 + [1], blocks=7, tied=True)
-
-
-def half_loss(model: Any, batch: Batch) -> torch.Tensor:
-    """As a recipe in half precision has it: the whole loss under autocast."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return token_loss(model, batch)
-
-
-def _half(world: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
-    model = chained(blocks=4)
-    assert dist.group.WORLD is not None
-    half = functools.partial(torch.autocast, "cpu", torch.bfloat16)
-    pipeline, _ = piped(world, model, "1f1b", dist.group.WORLD, 2, precision=half)
-    losses = pipeline.step(token_batches([3, 3]), [1.0, 1.0], half_loss)
-    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return [x.item() for x in losses], grads
-
-
-def test_half_precision_is_that_of_one_process(ranks: RankPool) -> None:
-    batches, weights = token_batches([3, 3]), [1.0, 1.0]
-    losses, grads = alone(chained(blocks=4), batches, weights, half_loss)
-    (_, first), (found, second) = ranks.run(2, _half)
-    assert found == pytest.approx(losses, rel=1e-6)
-    assert losses != pytest.approx(alone(chained(blocks=4), batches, weights)[0], rel=1e-6)
-    for name, grad in (first | second).items():
-        torch.testing.assert_close(grad, grads[name], rtol=1e-5, atol=1e-6)
 
 
 def _refused(world: Any) -> str:

@@ -13,11 +13,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from rankup.parallel.gradients import finish_gradients
 from rankup.parallel.tensor.apply import apply, loss_context, plain
-from rankup.parallel.tensor.plan import plan_of
-from rankup.parallel.tensor.words import check
+from rankup.parallel.tensor.plan import check, plan_of
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.runtime.world import World
 
@@ -53,8 +53,8 @@ def mesh_of(world: World, tp: int, shard: int = 1, replicate: int = 1) -> Device
 
 
 def split(
-    model: nn.Module, mesh: DeviceMesh, given: Mapping[str, str] | None = None
-) -> dict[str, str]:
+    model: nn.Module, mesh: DeviceMesh, given: Mapping[str, ParallelStyle] | None = None
+) -> dict[str, ParallelStyle]:
     plan = plan_of(model, given)
     check(model, plan, mesh["tp"].size())
     apply(model, plan, mesh["tp"])
@@ -90,7 +90,7 @@ def assert_same(
     shards: int = 1,
     replicas: int = 1,
     sharded: bool = False,
-    given: Mapping[str, str] | None = None,
+    given: Mapping[str, ParallelStyle] | None = None,
     loss: Loss = per_token,
     accumulate: int = 2,
     steps: int = 2,

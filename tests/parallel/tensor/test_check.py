@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from rankup.base.errors import UserError
-from rankup.parallel.tensor.plan import plan_of
-from rankup.parallel.tensor.words import check
+from rankup.parallel.tensor.plan import check, plan_of
+from rankup.parallel.tensor.styles import EmbeddingToSequence, PartOfDropout, Replicated
 
 from .same import transformer
 
 
-def refusal(model: nn.Module, plan: dict[str, str], tp: int = 2) -> str:
+def refusal(model: nn.Module, plan: dict[str, ParallelStyle], tp: int = 2) -> str:
     with pytest.raises(UserError) as refused:
         check(model, plan, tp)
     return str(refused.value)
@@ -33,38 +35,39 @@ def test_our_transformer_passes_and_its_plan_is_its_own() -> None:
 
 def test_a_pattern_that_names_nothing_names_the_nearest() -> None:
     model = transformer()
-    plan = {"blocks.*.attention.querry": "column"}
+    plan = {"blocks.*.attention.querry": ColwiseParallel()}
     assert "blocks.*.attention.query" in refusal(model, plan)
 
 
 def test_a_star_is_one_part_of_a_name() -> None:
-    assert "names no module" in refusal(transformer(), {"*.query": "column"})
+    assert "names no module" in refusal(transformer(), {"*.query": ColwiseParallel()})
 
 
-def test_an_unknown_word_names_the_nearest() -> None:
-    assert "did you mean column" in refusal(stack(), {"0": "colum"})
+def test_a_word_of_0_2_is_told_what_it_is_now() -> None:
+    with pytest.raises(UserError, match=r"'column' for '0' is no style; .* ColwiseParallel\(\)"):
+        plan_of(stack(), {"0": "column"})  # type: ignore[dict-item]
 
 
-def test_two_words_for_one_module() -> None:
-    message = refusal(stack(), {"0": "column", "*": "replicate"})
-    assert "'column' by '0'" in message
-    assert "'replicate' by '*'" in message
+def test_two_patterns_for_one_module() -> None:
+    message = refusal(stack(), {"0": ColwiseParallel(), "*": Replicated()})
+    assert "is named by '0' and by '*'" in message
 
 
-def test_a_word_that_is_for_another_type() -> None:
-    assert "nn.Embedding" in refusal(stack(), {"0": "embedding"})
+def test_a_style_that_is_for_another_type() -> None:
+    assert "nn.Embedding" in refusal(stack(), {"0": EmbeddingToSequence()})
 
 
 @pytest.mark.parametrize(
     ("plan", "tp", "parts"),
     [
-        ({"0": "column"}, 3, ("8 outputs", "'0'", "1, 2, 4, 8")),
-        ({"2": "row"}, 3, ("8 inputs", "'2'")),
-        ({"0": "column heads=2"}, 4, ("2 heads", "1, 2")),
-        ({"2": "column-gathered"}, 4, ("3 outputs", "none")),
+        ({"0": ColwiseParallel()}, 3, ("8 outputs", "'0'", "1, 2, 4, 8")),
+        ({"2": RowwiseParallel()}, 3, ("8 inputs", "'2'")),
+        ({"2": ColwiseParallel(output_layouts=Replicate())}, 4, ("3 outputs", "none")),
     ],
 )
-def test_sizes_that_do_not_come_out(plan: dict[str, str], tp: int, parts: tuple[str, ...]) -> None:
+def test_sizes_that_do_not_come_out(
+    plan: dict[str, ParallelStyle], tp: int, parts: tuple[str, ...]
+) -> None:
     message = refusal(stack(), plan, tp)
     assert all(part in message for part in parts), message
 
@@ -90,8 +93,10 @@ def test_a_dropout_that_is_forgotten_where_the_sequence_is_cut() -> None:
 
 def test_a_mask_of_another_kind_is_not_cut() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.AlphaDropout(0.1), nn.Linear(8, 3))
-    message = refusal(model, {"0": "column", "1": "dropout", "2": "row"})
-    assert message == "tensor plan: '1' is 'dropout', which is for nn.Dropout; it is a AlphaDropout"
+    plan = {"0": ColwiseParallel(), "1": PartOfDropout(-1), "2": RowwiseParallel()}
+    assert refusal(model, plan) == (
+        "tensor plan: '1' is PartOfDropout, which is for nn.Dropout; it is a AlphaDropout"
+    )
 
 
 class Packed(nn.Module):
@@ -103,14 +108,16 @@ class Packed(nn.Module):
 
 @pytest.mark.parametrize("name", ["attention", "attention.out_proj"])
 def test_multihead_attention_is_refused(name: str) -> None:
-    message = refusal(Packed(), {name: "row"})
+    message = refusal(Packed(), {name: RowwiseParallel()})
     assert "in_proj_weight" in message
     assert "separate query, key and value" in message
 
 
 def test_multihead_attention_may_stay_whole() -> None:
-    check(Packed(), {"up": "column-gathered"}, 2)
+    check(Packed(), {"up": ColwiseParallel(output_layouts=Replicate())}, 2)
 
 
 def test_a_recurrent_net_is_refused() -> None:
-    assert "LSTM" in refusal(nn.Sequential(nn.LSTM(4, 4), nn.Linear(4, 4)), {"1": "column"})
+    assert "LSTM" in refusal(
+        nn.Sequential(nn.LSTM(4, 4), nn.Linear(4, 4)), {"1": ColwiseParallel()}
+    )

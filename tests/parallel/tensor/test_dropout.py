@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from rankup.base.errors import UserError
 from rankup.parallel.tensor.apply import loss_context, plain
+from rankup.parallel.tensor.styles import PartOfDropout
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
@@ -19,7 +21,8 @@ def masks(world: World, tp: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 8), nn.Dropout(0.5))
     if tp > 1:
-        split(model, mesh_of(world, tp), {"0": "column", "1": "dropout", "2": "row"})
+        plan = {"0": ColwiseParallel(), "1": PartOfDropout(-1), "2": RowwiseParallel()}
+        split(model, mesh_of(world, tp), plan)
     torch.manual_seed(5)
     mine = model[1](torch.ones(4, 16 // tp))
     again = model[1](torch.ones(4, 16 // tp))

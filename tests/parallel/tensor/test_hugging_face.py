@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from rankup.base.errors import UserError
-from rankup.parallel.tensor.plan import plan_of
-from rankup.parallel.tensor.words import check
+from rankup.parallel.tensor.plan import check, plan_of
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
@@ -49,13 +50,15 @@ def test_a_llama_by_its_own_plan(ranks: RankPool) -> None:
     ranks.run(2, trains)
 
 
-def test_its_plan_in_our_words() -> None:
+def test_its_plan_in_styles() -> None:
     with torch.device("meta"):
         model = llama()
     plan = plan_of(model)
-    assert plan["model.layers.*.self_attn.q_proj"] == "column"
-    assert plan["model.layers.*.mlp.down_proj"] == "row"
-    assert plan["lm_head"] == "column-gathered"
+    assert isinstance(plan["model.layers.*.self_attn.q_proj"], ColwiseParallel)
+    assert isinstance(plan["model.layers.*.mlp.down_proj"], RowwiseParallel)
+    head = plan["lm_head"]
+    assert isinstance(head, ColwiseParallel)
+    assert head.output_layouts == (Replicate(),)
     check(model, plan, 2)
     with pytest.raises(UserError, match=r"2 heads of 'model\.layers\.0\.self_attn\.k_proj'"):
         check(model, plan, 4)

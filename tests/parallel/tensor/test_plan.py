@@ -6,18 +6,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from rankup.base.errors import UserError
-from rankup.parallel.tensor.plan import plan_of
-from rankup.parallel.tensor.words import check
+from rankup.parallel.tensor.plan import check, plan_of
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
 from .same import assert_same
 
+GATHERED = ColwiseParallel(output_layouts=Replicate())
+
 
 def test_given_goes_first() -> None:
-    assert plan_of(nn.Linear(2, 2), {"x": "column"}) == {"x": "column"}
+    given = {"x": ColwiseParallel()}
+    assert plan_of(nn.Linear(2, 2), given) == given
 
 
 def test_no_plan_says_the_ways_out() -> None:
@@ -36,8 +40,8 @@ class Residual(nn.Module):
         self.down = nn.Linear(12, 6)
         self.head = nn.Linear(6, 5)
 
-    def tensor_plan(self) -> dict[str, str]:
-        return {"up": "column", "down": "row", "head": "column-gathered"}
+    def tensor_plan(self) -> dict[str, ParallelStyle]:
+        return {"up": ColwiseParallel(), "down": RowwiseParallel(), "head": GATHERED}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.head(x + self.down(self.act(self.up(self.norm(x)))))
@@ -81,7 +85,11 @@ def stacks(world: World) -> None:
         assert_same(
             world, Outside, rows, tp=2, loss=classes, given=inside, within=1e-9, sharded=sharded
         )
-    split = {"body.head": "loss-parallel", "body.up": "column-gathered", "body.down": "row-split"}
+    split = {
+        "body.head": ColwiseParallel(use_local_output=False),
+        "body.up": GATHERED,
+        "body.down": RowwiseParallel(input_layouts=Replicate()),
+    }
     assert_same(world, Outside, rows, tp=2, loss=classes, given=split, within=1e-6)
 
 
@@ -98,4 +106,4 @@ def test_an_attention_that_counts_its_heads_is_refused() -> None:
             self.query, self.output = nn.Linear(8, 8), nn.Linear(8, 8)
 
     with pytest.raises(UserError, match="makes the heads of a Attention, which has heads"):
-        check(Attention(), {"query": "column", "output": "row"}, 2)
+        check(Attention(), {"query": ColwiseParallel(), "output": RowwiseParallel()}, 2)

@@ -126,6 +126,31 @@ RIGHT: list[tuple[str, str, int | None]] = [
     ("a log, a pipe, errors that end it",
      f"{TIME}{TWO}set -euo pipefail\nmkdir -p out; cd $SLURM_SUBMIT_DIR || exit 1\n{MEET}"
      f"srun torchrun --nnodes=2 --nproc-per-node=4 {ENDPOINT} train.py 2>&1 | tee out/log\n", 8),
+    ("accelerate in a string, its rank in the task",
+     f'{TIME}{TWO}{MEET}L="accelerate launch --num_processes $((SLURM_NNODES * 4)) '
+     "--num_machines $SLURM_NNODES --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
+     '"\nsrun bash -c "$L --machine_rank \\$SLURM_PROCID train.py"\n', 8),
+    ("defaults, a trap at the end, functions",
+     f"{TIME}{TWO}set -euo pipefail\n{MEET}N=${{SLURM_NNODES:-1}}\n: ${{GPUS:=4}}\n"
+     'die() { echo "$@" >&2; exit 1; }\n[[ -n $N ]] || die none\ntrap "rm -f x" EXIT\n'
+     'main() {\n  srun torchrun --nnodes="$N" --nproc-per-node="$GPUS" '
+     f'{ENDPOINT} train.py "${{@:-}}"\n  echo through\n}}\nmain "$@"\n', 8),
+    ("a trap that hands the signal on and puts the job back",
+     f"{TIME}{ONE}#SBATCH --signal=B:USR1@120\n{MEET}"
+     'again() { kill -TERM "$p"; wait "$p"; scontrol requeue "$SLURM_JOB_ID"; exit 0; }\n'
+     f'trap again USR1\nsrun {ALONE} &\np=$!\nwait "$p"\nrc=$?\nexit $rc\n', 4),
+    ("a run that is tried again",
+     f"{TIME}{ONE}for i in 1 2; do\n  {ALONE} && break\n  sleep 60\ndone\n", 4),
+    ("the first node's address, and seeds one after the other",
+     f"{TIME}{TWO}{MEET}ip=$(getent hosts $MASTER_ADDR | awk '{{ print $1 }}')\n"
+     "for s in 1 2; do\n  srun torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d "
+     "--rdzv-id=$s --rdzv-endpoint=$ip:$MASTER_PORT train.py --seed $s\ndone\necho through\n", 8),
+    ("words that may be left empty", f"{TIME}{ONE}{ALONE} $EXTRA --epochs 3 ${{MORE}}\n", 4),
+    ("words in an array, by exec",
+     f'{TIME}{ONE}set -eu\nA=("--nnodes=1" "--nproc-per-node=4")\n'
+     'exec torchrun --standalone "${A[@]}" train.py "$@"\n', 4),
+    ("a failed run is asked about",
+     f"{TIME}{ONE}if ! {ALONE}; then\n  echo failed\n  exit 1\nfi\necho through\n", 4),
 ]  # fmt: skip
 
 
@@ -200,6 +225,20 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("a number in a variable of the batch shell", "RK157", 8,
      f"{TIME}{TWO}{MEET}NODE_RANK=$SLURM_NODEID\n"
      f"srun torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$NODE_RANK {STATIC} train.py\n"),
+    ("a container on each node by itself", "RK164", 7,
+     f"{TIME}{TWO}{MEET}srun apptainer exec --nv a.sif {ALONE}\n"),
+    ("hostname as a default in the task", "RK164", 7,
+     f"{TIME}{FOUR}{MEET}srun bash -c 'unset MASTER_ADDR; "
+     f"export MASTER_ADDR=${{MASTER_ADDR:-$(hostname)}}; {TOLD} python train.py'\n"),
+    ("ranks that the batch shell sets", "RK157", 7,
+     f"{TIME}{FOUR}{MEET}export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=8\n"
+     "srun python train.py\n"),
+    ("a run that fails unseen, in a function", "RK160", 5,
+     f"{TIME}{ONE}main() {{\n  {ALONE}\n  echo through\n}}\nmain\n"),
+    ("a pipe, and set -e alone", "RK160", 5, f"{TIME}{ONE}set -e\n{ALONE} | tee log\n"),
+    ("a trap behind a function in the foreground", "RK168", 9,
+     f"{TIME}{ONE}#SBATCH --signal=B:USR1@300\n{MEET}trap 'echo' USR1\n"
+     f"run() {{ srun {ALONE}; }}\nrun\n"),
     ("a signal without a trap", "RK168", 4, f"{TIME}{ONE}#SBATCH --signal=B:USR1@300\n{ALONE}\n"),
     ("a trap for another signal", "RK168", 4,
      f"{TIME}{ONE}#SBATCH --signal=B:USR2@300\ntrap 'echo' USR1\n{ALONE} &\nwait\n"),
@@ -263,6 +302,11 @@ def test_a_job_of_several_parts_is_said_not_to_be_read(tmp_path: Path) -> None:
     shown, findings = examine(written(tmp_path, text))
     assert "heterogeneous job, whose parts are not read" in shown[0]
     assert not findings
+
+
+def test_what_another_sbatch_reads_is_no_directive_of_the_file(tmp_path: Path) -> None:
+    text = f"#!/bin/bash\nset -x\nsbatch <<EOT\n{TIME}srun python train.py\nEOT\n"
+    assert examine(written(tmp_path, text))[1] == []
 
 
 def test_of_a_file_that_goes_round_nothing_is_concluded(tmp_path: Path) -> None:

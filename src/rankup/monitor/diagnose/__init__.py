@@ -80,8 +80,15 @@ _TABLE = (
         training.spinning,
         "spinning in a collective",
         "The run hung in a collective",
-        explains=("RK702", "RK705"),
+        explains=("RK702", "RK705", "RK727"),
         failure=True,
+    ),
+    Code(
+        "RK727",
+        training.stalled,
+        "a step stalled",
+        "Steps stood still",
+        section="progress",
     ),
     Code(
         "RK715",

@@ -22,6 +22,7 @@ from .common import (
     Diagnosis,
     Look,
     Mask,
+    Pause,
     Values,
     Window,
     lasts,
@@ -255,6 +256,50 @@ def spinning(look: Look) -> Iterator[Diagnosis]:
         gpus=columns,
         share=1.0,
     )
+
+
+def stalled(look: Look) -> Iterator[Diagnosis]:
+    """RK727: a step took many times what its neighbours take, and nobody says what for."""
+    recording, usual = look.recording, _usual(look.recording)
+    if usual is None:
+        return
+    least = max(LIMITS.stall_least, LIMITS.stall_times * usual)
+    stalls = [p for p in look.pauses if p.why == "stall" and p.end - p.begin >= least]
+    if not stalls:
+        return
+    worst = max(stalls, key=lambda pause: pause.end - pause.begin)
+    took, steps = worst.end - worst.begin, recording.steps
+    number = int(steps.step[np.argmin(np.abs(steps.time - worst.end))])
+    lost = sum(pause.end - pause.begin for pause in stalls)
+    more = f"; {len(stalls)} such steps, {words.duration(lost)} in all" if len(stalls) > 1 else ""
+    yield Diagnosis(
+        "RK727",
+        "warning",
+        "steps",
+        f"step {number:,} took {words.duration(took)}, {words.window(worst.begin, worst.end)}, "
+        f"where others take {usual:.2g} s{_who_waited(look, worst)}{more}",
+        f"`rankup logs {words.argument(recording.facts)}` has what was printed then; look for "
+        "files that come late, and for what one rank does by itself: an evaluation, a download",
+        windows=merged((pause.begin, pause.end) for pause in stalls),
+        share=1.0,
+    )
+
+
+def _who_waited(look: Look, pause: Pause) -> str:
+    """Say which GPUs spun in a collective during a pause, and which were fewer and did not."""
+    recording = look.recording
+    inside = (recording.times > pause.begin) & (recording.times < pause.end)
+    if not inside.any() or not look.billed.any():
+        return ""
+    with np.errstate(invalid="ignore"):
+        use = np.nanmean(recording.gpu["util"].mean[inside], axis=0)
+        power = np.nanmean(look.power_share[inside], axis=0)
+        waited = look.billed & (use >= LIMITS.spin_util) & (power < LIMITS.spin_power)
+    late = look.billed & ~waited & np.isfinite(use)
+    if not waited.any() or not late.any() or late.sum() >= waited.sum():
+        return ""
+    names = [words.gpus(recording, places(which)) for which in (waited, late)]
+    return f": {names[0]} waited in a collective for {names[1]}"
 
 
 def _usual(recording: Recording) -> float | None:

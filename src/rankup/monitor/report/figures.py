@@ -1,6 +1,6 @@
 """The figures of a run, each built once: traces and layout as Plotly has them, of numpy arrays.
 
-Plotly draws them on the page (`page/page.js`), matplotlib in the PDF (`paper.py`). Time is in
+Plotly draws them on the page (`page/page.js`), matplotlib in the PDF (`drawing.py`). Time is in
 milliseconds of the run's local clock, as Plotly's axes of dates take it. Beside Plotly's own keys
 a line may have `low` and `high`, the edges of the band around it. A colour such as "--one" is a
 variable of the page's style. Texts from elsewhere are escaped, since Plotly reads HTML in them.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from ...base.errors import UserError
 from ..sharded import release
-from .schedule import Entry, Precision, Schedule, Stage, hold, padded
+from .schedule import Entry, Schedule, Stage, hold, padded
 from .stage import StageModule
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -34,7 +33,6 @@ class Pipeline:
         stages: those of this rank, ascending, as `schedule.placement` deals them.
         group: the ranks along the pp axis.
         schedule: gpipe, 1f1b or interleaved.
-        precision: stands around each stage and the loss.
     """
 
     def __init__(
@@ -43,10 +41,9 @@ class Pipeline:
         group: dist.ProcessGroup,
         device: torch.device,
         schedule: str = "1f1b",
-        precision: Precision = nullcontext,
     ) -> None:
         self.stages, self.group, self.device = list(stages), group, device
-        self.schedule, self.precision = schedule, precision
+        self.schedule = schedule
         self.has_last = any(stage.is_last for stage in self.stages)
         self._schedules: OrderedDict[tuple[Any, ...], Schedule] = OrderedDict()
         # What the chunks of the call under way are looked up in.
@@ -137,7 +134,7 @@ class Pipeline:
         if key not in self._schedules:
             stages = [
                 Stage(
-                    Entry(stage, self._args_of, self.precision),
+                    Entry(stage, self._args_of),
                     stage,
                     self.device,
                     self.group,
@@ -157,8 +154,7 @@ class Pipeline:
 
     def _loss_of(self, output: Any, index: int) -> torch.Tensor:
         assert self._loss is not None
-        with self.precision():
-            value = loss_of(self._loss, output, self._batches[index])
+        value = loss_of(self._loss, output, self._batches[index])
         self._losses[index] = value.detach()
         # Zero times the gradient of a mean over nothing would be no number.
         return value * self._weights[index] if self._weights[index] else _nothing(output)

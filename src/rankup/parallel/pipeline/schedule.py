@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,11 +21,9 @@ from ..choices import stages_per_rank, torch_name
 from ..sharded import sharded_parts
 from .stage import StageModule
 
-Precision = Callable[[], AbstractContextManager[Any]]
-
 
 class Entry(nn.Module):
-    """What torch's stage calls: a stage in its precision, the first on what belongs to a number.
+    """What torch's stage calls: a stage, the first one on what belongs to a number.
 
     It hides the stage's modules from torch, which else exchanges the gradients of sharded ones
     itself, once per call of a schedule, and clears them as it looks for shapes.
@@ -36,11 +33,10 @@ class Entry(nn.Module):
         self,
         stage: StageModule,
         args_of: Callable[[int], tuple[Any, ...]],
-        precision: Precision,
     ) -> None:
         super().__init__()
         self._stage = (stage,)  # in a tuple, it is no submodule
-        self._args_of, self._precision = args_of, precision
+        self._args_of = args_of
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         return self._stage[0].parameters(recurse)
@@ -49,8 +45,7 @@ class Entry(nn.Module):
         (stage,) = self._stage
         if stage.is_first:
             values = self._args_of(int(values[0]))
-        with self._precision():
-            return stage(*values)
+        return stage(*values)
 
 
 class Stage(PipelineStage):

@@ -31,13 +31,6 @@ def replace_forward(model: nn.Module, around: Callable[..., Any], *own: Any) -> 
     model.forward = changed  # type: ignore[method-assign]
 
 
-def in_half(forward: Forward, kind: str, *args: Any, **kwargs: Any) -> Any:
-    """Compute in bfloat16 and give float32, in which the script's loss is computed."""
-    with torch.autocast(kind, torch.bfloat16):
-        output = forward(*args, **kwargs)
-    return map_tensors(output, lambda t: t.float() if t.dtype == torch.bfloat16 else t)
-
-
 class Peers:
     """The ranks of a tensor-parallel group, which have to compute one forward together.
 

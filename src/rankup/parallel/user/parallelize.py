@@ -5,24 +5,24 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from ...base.errors import UserError
 from ...runtime.context import CONTEXT, Place
 from ...runtime.keys import derive, reseed
 from ...runtime.model import wrap
-from ...runtime.probe import probe, same_code
-from ...runtime.world import World, setup
-from ..build import Built, build, whole
+from ...runtime.world import same_code, setup
+from ..build import Built, build, prepare
 from ..choices import Choices, Recompute, as_keyword, check, without_effect
 from ..layout import SELDOM, Layout, choose, crossing
 from ..mesh import Mesh
-from ..sharded import release
-from .forward import Peers, draws, in_half, replace_forward
+from ..sharded import blocks, release
+from .forward import Peers, draws, replace_forward
 from .gradients import Gradients, Weights, no_sync, refuse_after_failure
 
 BuildOptimizer = Callable[[Any], torch.optim.Optimizer]
@@ -59,8 +59,8 @@ def parallelize(
     activation_checkpointing: Recompute = "none",
     compile: bool = False,
     offload: bool = False,
-    reshard: bool = True,
-    plan: Mapping[str, str] | None = None,
+    zero: int = 3,
+    plan: Mapping[str, ParallelStyle] | None = None,
     **others: object,
 ) -> Parallel:
     """Split a model over all ranks; the loop stays that of one GPU. Call on every rank.
@@ -90,25 +90,26 @@ def parallelize(
         seed: of the constructor's draws and, from here on, of torch's generators on each rank; with
             None these stay as the script has them, for a model that is there already (`lambda:
             model`).
-        precision: fp32, or bf16: compute in bfloat16, with weights and outputs in float32.
-        activation_checkpointing: none, selective or full.
-        compile: compile each block; where the model is only copied, the model. What breaks a graph
-            makes several; of what torch does not compile at all a warning says so.
+        precision: fp32, or bf16: compute in bfloat16, with weights and outputs in float32. Copies
+            go by FSDP then, too.
+        activation_checkpointing: none, selective, selective:2 (every second block) or full.
+        compile: compile each block, or a model without blocks. What breaks a graph makes several;
+            of what torch does not compile at all a warning says so.
         offload: under FSDP, keep all in host memory.
-        reshard: under FSDP, free a block between its forward and its backward.
-        plan: name patterns -> words of `rankup.parallel.tensor.words`; by default the model's own.
+        zero: under FSDP, 3 frees a block between its forward and its backward, 2 keeps it. For 1,
+            put `model.no_sync()` around all backwards but the last.
+        plan: name patterns -> styles of `torch.distributed.tensor.parallel`, and of
+            `rankup.parallel.tensor.styles`; by default the model's own.
         others: none; what version 0.2 took is refused with a sentence.
 
     Raises:
         UserError: the layout does not come out, the model cannot be split so, or an option does not
             go with the layout; says the way out.
-        RuntimeError: ranks run different code (Python, torch, rankup or the script), or the backend
-            does not compute what it should.
+        RuntimeError: ranks run different code (Python, torch, rankup or the script).
     """
     _refuse(strategy, others)
     world = setup()
     same_code(world)
-    probe(world)
     layout = choose(world.world_size, world.local_world_size, strategy, dp=dp, shard=shard, tp=tp)
     choices = Choices(
         half="bfloat16" if precision == "bf16" else None,
@@ -117,11 +118,12 @@ def parallelize(
         unbroken=False,
         recompute=activation_checkpointing,
         offload=offload,
-        reshard=reshard,
+        zero=zero,
         by_name=False,
         plan=plan,
+        once=False,
     )
-    _check_words(precision, activation_checkpointing)
+    _check_words(precision, activation_checkpointing, zero)
     check(layout, choices, strategy, as_keyword)
     for warning in _notes(layout, choices, world.local_world_size) if world.is_root else ():
         warnings.warn(warning, stacklevel=2)
@@ -129,7 +131,7 @@ def parallelize(
     CONTEXT.assign(Place(mesh.data_rank, mesh.data_size, mesh.together))
     # Values that are there already are not drawn, and the script's own draws go on.
     with contextlib.nullcontext() if seed is not None else draws(0, world.device):
-        if not mesh.together:
+        if layout.only_replicas and choices.half is None:
             return _copied(build_model, build_optimizer, mesh, seed or 0, choices)
         built = build(build_model, mesh, seed or 0, choices)
         return _dressed(built, build_optimizer, seed or 0)
@@ -156,11 +158,10 @@ def _copied(
     seed: int,
     choices: Choices,
 ) -> Parallel:
-    """Each rank holds the whole model, in `wrap`."""
-    world: World = mesh.world
-    model = whole(build_model, world.device, seed, choices, set())
-    if choices.half:
-        replace_forward(model, in_half, world.device.type)
+    """Each rank holds the whole model in float32, in `wrap`."""
+    torch.manual_seed(derive(seed, "construction"))
+    model = build_model().to(mesh.world.device)
+    prepare(model, blocks(model), choices, set())
     wrapped = wrap(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
 
@@ -170,7 +171,7 @@ def _copied(
     # On the wrapper, which passes everything else on to the model.
     vars(wrapped)["clip_grad_norm_"] = clip_grad_norm_
     optimizer = _optimizer(build_optimizer, model)
-    reseed(derive(seed, "draws", mesh.data_rank), world.device)
+    reseed(derive(seed, "draws", mesh.data_rank), mesh.world.device)
     return Parallel(wrapped, optimizer)
 
 
@@ -178,8 +179,6 @@ def _dress(built: Built, gradients: Gradients, seed: int) -> None:
     """Let a split model look like the one on one GPU."""
     model, mesh = built.model, built.mesh
     vars(model).update(clip_grad_norm_=gradients.clip, no_sync=lambda: no_sync(model))
-    if built.autocast is not None:
-        replace_forward(model, in_half, mesh.world.device.type)
     if mesh.layout.tp > 1:
         replace_forward(model, Peers(mesh, seed).compute)
     if mesh.data_size > 1:
@@ -208,13 +207,14 @@ def _optimizer(build_optimizer: BuildOptimizer, model: nn.Module) -> torch.optim
     return optimizer
 
 
-def _check_words(precision: str, recompute: str) -> None:
+def _check_words(precision: str, recompute: str, zero: int) -> None:
     for name, value, known in (
         ("precision", precision, ("fp32", "bf16")),
-        ("activation_checkpointing", recompute, ("none", "selective", "full")),
+        ("zero", zero, (2, 3)),
+        ("activation_checkpointing", recompute, get_args(Recompute)),
     ):
         if value not in known:
-            raise UserError(f"{name}={value!r} is unknown; known are: {', '.join(known)}")
+            raise UserError(f"{name}={value!r} is unknown; known are: {', '.join(map(str, known))}")
 
 
 def _refuse(strategy: str | None, others: Mapping[str, object]) -> None:
@@ -237,6 +237,8 @@ def _refuse(strategy: str | None, others: Mapping[str, object]) -> None:
             "methods= is gone in 0.3: let the model's forward call the method, as "
             "model(x, part='encode')"
         )
+    if "reshard" in others:
+        raise UserError("reshard=False is zero=2 in 0.3, and reshard=True the default, zero=3")
     if others:
         raise UserError(f"parallelize takes no {', '.join(others)}; see help(rankup.parallelize)")
 

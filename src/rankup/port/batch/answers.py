@@ -68,9 +68,12 @@ def _of_machine(
             return [host]
         case "nslookup" | "getent" | "host" | "dig":
             asked = rest[-1].split(".")[0] if rest else host
+            if asked.removesuffix("i") not in hosts(allocation.nodelist):
+                return None
             address = f"10.0.0.{re.sub(r'[^0-9]', '', asked)}"
-            known = asked.removesuffix("i") in hosts(allocation.nodelist)
-            return [f"Address: {address}", f"{address} {asked}"] if known else None
+            forms = {"getent": f"{address} {asked}", "dig": address, "host": f"{asked} has address "
+                     f"{address}", "nslookup": f"Address: {address}"}  # fmt: skip
+            return [forms[name]]
         case "nproc" if allocation.cpus:
             return [str(allocation.cpus)]
         case "nvidia-smi" if allocation.gpus:

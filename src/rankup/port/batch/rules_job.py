@@ -311,10 +311,23 @@ def nothing_sets(job: Job) -> Iterator[Hit]:
     ```
     """
     for step in job.single:
-        names = dict.fromkeys(f"${name}" for name in step.unset if not _NOT_OURS.match(name))
+        names = [
+            f"${name}" for name in dict.fromkeys(step.unset)
+            if not (_NOT_OURS.match(name) or _left_empty(step.raw, name))
+        ]  # fmt: skip
         if names:
             yield Hit(
                 step.line,
                 f"nothing sets {', '.join(names)}: it is empty",
                 "set it above, or write the value",
             )
+
+
+def _left_empty(raw: str, name: str) -> bool:
+    """True of a word of its own, behind no option: `python train.py $EXTRA` may mean nothing."""
+    used = re.findall(rf"(\S+)\s+(\S*\$\{{?{name}\b\S*)", f" . {raw}")
+    alone = rf"[\"']*\$(?:{name}|\{{{name}\}})[\"']*"
+    return all(
+        re.fullmatch(alone, word) and not re.fullmatch(r"--?\w[^=]*", before)
+        for before, word in used
+    )

@@ -25,6 +25,7 @@ _SHELL_SCRIPT = re.compile(rb"#!\s*\S*(/env\s+)?\S*\b(ba|z|k|da)?sh\b")
 _DIRECTIVE = re.compile(rb"^#+\s*SBATCH\b", re.MULTILINE)
 _CONFLICT = re.compile(r"(<{7}|>{7}|\|{7})( |$)|={7}$")
 _HETERO = re.compile(r"^#SBATCH\s+(?:hetjob|packjob)\b", re.MULTILINE)
+_HERE_DOCUMENT = re.compile(r"^[^#]*(?<!<)<<-?\s*[\\'\"]?(\w+)")
 _REJECTED = re.compile(r"line (\d+): (.*)")
 
 
@@ -146,13 +147,28 @@ def load(path: Path) -> BatchScript:
         if line.strip() and not line.lstrip().startswith("#") and not _CONFLICT.match(line)
     )  # fmt: skip
     first = next(commands, None)
-    directives = (directive(at, line, first is None or at < first) for at, line in numbered)
+    held = _in_here_documents(lines)
+    directives = (
+        directive(at, line, first is None or at < first) for at, line in numbered if at not in held
+    )
     wrong = None
     # zsh and ksh have words of their own, of which bash knows nothing.
     if not conflicts and (not lines[0].startswith("#!") or _BASH.match(lines[0])):
         wrong = rejected(text.replace("\r\n", "\n"))
     kept = tuple(line for line in directives if line is not None)
     return BatchScript(path, text, lines, kept, conflicts, first, wrong)
+
+
+def _in_here_documents(lines: Sequence[str]) -> set[int]:
+    """The lines of here-documents: what another sbatch reads has directives of its own."""
+    held, end = set[int](), ""
+    for at, line in enumerate(lines, 1):
+        if end:
+            held.add(at)
+            end = "" if line.strip() == end else end
+        elif match := _HERE_DOCUMENT.search(line):
+            end = match[1]
+    return held
 
 
 def rejected(text: str, *, strictly: bool = False) -> tuple[int, str] | None:

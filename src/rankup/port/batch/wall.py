@@ -25,8 +25,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-SECONDS = 2.0  # in which a file that asks, starts and records nothing is given up
-_LONGEST = 5.0
+_SECONDS = (
+    2  # of the CPU for a process; and in which one that sleeps, and asks nothing, is given up
+)
+_LONGEST = 20.0  # however much else the machine has to do
 _PROCESSES = 400  # subshells of all files that were tried need a tenth
 _MEMORY = 1 << 29
 _MOST = 4 << 20  # bytes that are recorded
@@ -178,7 +180,7 @@ def run(
         for at, fd in ((_RECORD, to_us), (_REPLY, to_them), (_TOKEN, token), (_FREE, free)):
             os.dup2(fd, at, inheritable=True)
         for which, most in (
-            (resource.RLIMIT_CPU, int(SECONDS)),
+            (resource.RLIMIT_CPU, _SECONDS),
             (resource.RLIMIT_AS, _MEMORY),
             (resource.RLIMIT_FSIZE, 0),
             (resource.RLIMIT_CORE, 0),
@@ -239,15 +241,18 @@ class _Watch:
         poll.register(self._listener, select.POLLIN)
         poll.register(self._records, select.POLLIN)
         while time.monotonic() < end and self._size < _MOST and self._forks <= _PROCESSES:
-            events = dict(poll.poll(SECONDS * 1000))
-            if not events:  # it goes round, or waits for what does not come
-                return None
+            events = dict(poll.poll(_SECONDS * 1000))
+            if not events:
+                if _runs(child.pid):  # until its time of the CPU is over
+                    continue
+                return None  # it waits for what does not come
             if events.get(self._listener, 0) & select.POLLIN:
                 self._asked()
             elif events.get(self._records, 0) & select.POLLIN:
                 self._recorded()
             else:  # the last process behind the wall has ended
-                return child.wait()
+                status = child.wait()
+                return status if status >= 0 else None
         return None
 
     def _recorded(self) -> None:
@@ -293,6 +298,16 @@ class _Watch:
             return fcntl.ioctl(self._listener, _ADD, entry, True), 0
         except OSError:
             return 0, -_EACCES
+
+
+def _runs(session: int) -> bool:
+    """True where a process of a session computes, or would if it had a CPU."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, _, _, of, *_ = path.read_text().rpartition(")")[2].split()
+            if int(of) == session and state in "RD":
+                return True
+    return False
 
 
 def _started(pid: int, words: int, environment: int) -> tuple[list[str], dict[str, str]]:

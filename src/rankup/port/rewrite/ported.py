@@ -19,7 +19,7 @@ from ..rules import RULES
 from ..rules.decisions import broadcast_decisions, metrics_of_one_rank
 from ..rules.loaders import CALLED_BY_NAME, UNSEEN
 from ..rules.metrics import training_numbers
-from ..rules.rule import refuse
+from ..rules.rule import REFUSED, refuse
 from ..rules.steering import decided_alike
 from ..rules.unfit import BY_HAND
 from .context import Context, Note, NotPortable, Options
@@ -31,7 +31,6 @@ from .start import import_rankup, join
 from .training import training_in
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
-_REFUSED = ("RK124", "RK191")  # what no change of loaders makes data-parallel
 # Of these one in any module is an edit.
 _OTHERS = ("RK130", "RK103", "RK104", "RK105", "RK141", "RK145", "RK146", "RK147")
 _RULES = {rule.code: rule for rule in RULES}
@@ -387,7 +386,7 @@ def _refuse(port: list[Context]) -> None:
         raise UserError(
             f"{path} is no training script: it comes to no .backward(). Name the script that trains"
         )
-    for rule in (_RULES[code] for code in _REFUSED):
+    for rule in (_RULES[code] for code in REFUSED):
         for context in port:
             file = context.script.file
             for hit in rule.look(file, context.script.understood):
@@ -432,7 +431,7 @@ def _refuse_unfollowed(script: Script) -> None:
     """Raise UserError where a module has a backward that the script is not seen to come to."""
     for file in script.flow.files:
         for call in file.names.all(ast.Call):
-            if is_backward(call) and not file.only_started(call):
+            if is_backward(script.flow, file, call) and not file.only_started(call):
                 raise UserError(
                     f"{script.file.path} is not seen to train: {file.path}:{file.line(call)[0]} "
                     "has a .backward(), but how the script comes to it cannot be followed. Let "

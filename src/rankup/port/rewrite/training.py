@@ -45,7 +45,9 @@ class Training:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.backwards = [call for call in script.all(ast.Call) if is_backward(call)]
+        self.backwards = [
+            call for call in script.all(ast.Call) if is_backward(script.flow, script.file, call)
+        ]
         own = set(script.functions)
         self.elsewhere = [
             call

@@ -10,14 +10,30 @@ from functools import partial
 
 from ...script.effects import leads_to
 from ...script.flow import Origin, argument, call_name, first_argument, given, literal, receiver
-from ...script.names import Function, calls_in, inside
+from ...script.names import (
+    Function,
+    assigned,
+    calls_in,
+    inside,
+    mentioned,
+    parameters,
+    walk,
+)
 from ...script.roles import LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import SEEDING, SEEDS, SPLITS, is_draw, root, words
+from ..match import calls
 from ..rewrite.context import Context
 from ..rewrite.script import ITEMS
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, bindings, calls, guard, names_rank, ported, with_origins
+from .facts import (
+    anywhere,
+    bindings,
+    guard,
+    names_rank,
+    ported,
+    with_origins,
+)
 from .rule import Hit, rule
 
 # What two processes have different whatever their random states are.
@@ -109,18 +125,82 @@ def _seeded(script: Script) -> frozenset[str]:
     """The random states that the script gives the same seed on all ranks."""
     if ported(script):  # rankup.setup gives all ranks rank 0's random states
         return frozenset({"torch", "numpy", "random"})
-    found: set[str] = set()
-    for file in script.files:
-        for call, dotted in calls(file, *SEEDS):
-            seed = first_argument(call)
-            if seed is not None and any(
-                of_process(where, one) or any(_drawing(where, one)) or names_rank(one)
-                for where, one in with_origins(script, file, seed)
-            ):
-                continue
-            every = call_name(call) in ("seed_everything", "set_seed", "fix_seed")
-            found |= {"torch", "numpy", "random"} if every else {root(dotted)}
-    return frozenset(found)
+    return frozenset(
+        family
+        for file in script.files
+        for call, dotted in calls(file, *SEEDS)
+        if script.flow.callee(file, call) is None and _same_seed(script, file, call)
+        for family in _families(call, dotted)
+    )
+
+
+def _families(call: ast.Call, dotted: str) -> frozenset[str]:
+    """The random states that a call seeds."""
+    every = call_name(call) in ("seed_everything", "set_seed", "fix_seed")
+    return frozenset({"torch", "numpy", "random"} if every else {root(dotted)})
+
+
+def _same_seed(script: Script, file: File, call: ast.Call) -> bool:
+    """True where a call seeds all ranks alike: not by a clock, a draw or the rank."""
+    seed = first_argument(call)
+    return seed is None or not any(
+        of_process(where, one) or any(_drawing(where, one)) or names_rank(one)
+        for where, one in with_origins(script, file, seed)
+    )
+
+
+def _seeded_for(script: Script, file: File, call: ast.Call, family: str) -> bool:
+    """True where what a call draws from has one seed on all ranks.
+
+    The last seed above it in its own function decides, else any in the script.
+    """
+    place, scope = file.line(call), file.names.function(call)
+    above = [
+        (file.line(one), same)
+        for one in file.names.all(ast.Call)
+        if file.names.function(one) is scope and file.line(one) < place
+        for same in [_seeds_alike(script, file, one, family)]
+        if same is not None
+    ]
+    return max(above)[1] if above else family in _seeded(script)
+
+
+def _seeds_alike(script: Script, file: File, call: ast.Call, family: str) -> bool | None:
+    """True where a call gives all ranks one seed, False another to each; None where it seeds not.
+
+    Also a call of a function of the script's own, in whose body the rank may be added.
+    """
+    found = script.flow.callee(file, call)
+    if found is None:
+        known = call_name(call) in SEEDS and family in _families(call, file.names.called(call))
+        return _same_seed(script, file, call) if known else None
+    where, function = found
+    seeds = [
+        one
+        for one, dotted in calls(where, *SEEDS)
+        if where.names.function(one) is function and family in _families(one, dotted)
+    ]
+    return not any(_by_rank(file, call, function, one) for one in seeds) if seeds else None
+
+
+def _by_rank(file: File, call: ast.Call, function: Function, seeding: ast.Call) -> bool:
+    """True where a call of a function seeds by the rank: `set_seed(42 + rank)`, `seed += rank`."""
+    every = [one.arg for one in parameters(function.args)]
+    made: list[ast.Assign | ast.AugAssign] = [
+        *inside(function, kinds=(ast.Assign,)),
+        *inside(function, kinds=(ast.AugAssign,)),
+    ]
+    parts, names = list(given(seeding)), mentioned(*given(seeding))
+    while more := [
+        one.value for one in made if mentioned(*assigned(one)) & names and one.value not in parts
+    ]:
+        parts += more
+        names |= mentioned(*more)
+    own = [one for part in parts for one in walk(part) if isinstance(one, ast.Name | ast.Attribute)]
+    if any(names_rank(one) for one in own if getattr(one, "id", "") not in every):
+        return True
+    passed = [argument(call, name, at) for at, name in enumerate(every) if name in names]
+    return any(one is not None and names_rank(one) for one in passed)
 
 
 def _handed_out(file: File, script: Script, call: ast.Call) -> bool:
@@ -143,7 +223,6 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
 
     Nothing: behind `rankup.setup()` all ranks have rank 0's random states.
     """
-    seeded = _seeded(script)
     for call in file.names.all(ast.Call):
         dotted, name = file.names.called(call), call_name(call)
         if name in SPLITS:
@@ -158,7 +237,7 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
             family = root(dotted)
         else:
             continue
-        if not fixed and family not in seeded:
+        if not fixed and not _seeded_for(script, file, call, family):
             yield Hit(
                 call,
                 f"each rank would draw {what} of its own"

@@ -19,12 +19,36 @@ from ...script.names import calls_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
+from ..match import Pattern
 from ..rewrite.context import Context
-from .facts import anywhere, by_hand, calls, integer, loops_in, ranked, string, strings, wrapped
+from .facts import (
+    anywhere,
+    by_hand,
+    integer,
+    loops_in,
+    ranked,
+    string,
+    strings,
+    wrapped,
+)
 from .rule import Hit, rule
 
 _FIXED = re.compile(r"(?:cuda|xpu|hip):\d+")
 _BEGUN = re.compile(r"(?:cuda|xpu|hip):(?:%d|%s|\{\})?")
+_PARALLEL = Pattern(
+    "torch.nn.DataParallel(module=_)",
+    "torch.nn.parallel.DataParallel(module=_)",
+    "torch.nn.parallel.data_parallel.DataParallel(module=_)",
+)
+# `x.cuda(0)`, `torch.device("cuda", 0)` and alike, with the number.
+_GIVEN = Pattern(
+    "_.cuda(device=_number)",
+    "_.to(device=_number)",
+    "torch.cuda.set_device(device=_number)",
+    "torch.cuda.device(device=_number)",
+    "torch.device(type=_, index=_number)",
+    "torch.device(type=_number)",
+)
 _TODO = "use the local rank's: `device = world.device` of rankup.setup(), or plain 'cuda' after it"
 _DONE = "this rank's own GPU instead of a numbered one"
 _TAKE_DEVICES = ("device", "to", "cuda", "set_device")
@@ -145,18 +169,11 @@ def _numbered_texts(file: File) -> Iterator[tuple[ast.expr, ast.expr | None]]:
 
 def _numbers_given(file: File) -> Iterator[tuple[ast.Call, ast.expr]]:
     """`n` of `x.cuda(n)`, `torch.cuda.set_device(n)`, `torch.device("cuda", n)`, `x.to(0)`."""
-    for call, dotted in calls(file, *_TAKE_DEVICES):
-        name = call_name(call)
-        if name in ("set_device", "device") and not dotted.startswith("torch."):
-            continue
-        if name in ("cuda", "to") and (dotted or not isinstance(call.func, ast.Attribute)):
-            continue  # a function of the script's own
-        given = argument(call, "index", 1) if name == "device" else argument(call, "device", 0)
-        if given is None and name == "device":
-            given = argument(call, "type", 0)
-            given = given if integer(given) else None
-        if given is not None and (name != "to" or integer(given)):
-            yield call, given
+    for match in _GIVEN.find(file):
+        number, name = match["number"], call_name(match.call)
+        plain = name == "to" or (name == "device" and argument(match.call, "index", 1) is None)
+        if integer(number) or not plain:
+            yield match.call, number
 
 
 def _known_device(script: Script, file: File, device: ast.expr) -> bool:
@@ -183,14 +200,13 @@ def data_parallel(file: File, script: Script) -> Iterator[Hit]:
 
     Removes it, and wraps the model with `rankup.wrap`.
     """
-    for call, dotted in calls(file, "DataParallel"):
-        if (not dotted or dotted.startswith("torch")) and first_argument(call) is not None:
-            yield Hit(
-                call,
-                "DataParallel drives all GPUs of a node from one process; ranks have one GPU each",
-                "remove it; `model = rankup.wrap(model)` trains on all ranks",
-                partial(_bare, call=call),
-            )
+    for match in _PARALLEL.find(file):
+        yield Hit(
+            match.call,
+            "DataParallel drives all GPUs of a node from one process; ranks have one GPU each",
+            "remove it; `model = rankup.wrap(model)` trains on all ranks",
+            partial(_bare, call=match.call),
+        )
 
 
 def _bare(context: Context, call: ast.Call) -> str:

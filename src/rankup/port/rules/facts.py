@@ -16,6 +16,7 @@ from ...script.names import Binding, Function, calls_in, mentioned, parameters, 
 from ...script.roles import Loop, Role, Script, Site
 from ...script.source import File
 from ...script.torch_names import EXITS, OUR_COLLECTIVES, words
+from ..match import calls, starred
 
 # Names that tell the rank or the number of ranks: `local_rank`, `get_world_size`, `shard_id`; not
 # `lora_rank`, nor rankup itself, nor `rank0_first`, whose value is the same on all ranks.
@@ -41,29 +42,13 @@ _RANK = re.compile(
     re.IGNORECASE,
 )
 _NOT_ZERO = re.compile(
-    r"!=\s*0|>\s*0|^\s*\(?not\s+(?!torch|dist)\w*\.?\w*(?:is_|main|root|master|rank0)",
+    r"!=\s*0|\bnot\s+in\b|>\s*0|^\s*\(?not\s+(?!torch|dist)\w*\.?\w*(?:is_|main|root|master|rank0)",
     re.IGNORECASE,
 )
 _DECORATOR = re.compile(r"rank_?(?:zero|0)|main_(?:process|rank)|master", re.IGNORECASE)
 _NO_RANK = re.compile(r"(?:==|<|is)\s*None|is_initialized|is_available|world_?size")
 _FIRST = ("rank0_first", "main_process_first", "rank_zero_first")
 _DEPTH = 3
-
-
-def calls(file: File, *names: str) -> Iterator[tuple[ast.Call, str]]:
-    """Calls by the last word of what is called, with the dotted name."""
-    known = _by_word(file)
-    for _, call in sorted(found for name in {*names} for found in known.get(name, ())):
-        yield call, file.names.called(call)
-
-
-@lru_cache(maxsize=64)
-def _by_word(file: File) -> dict[str, list[tuple[int, ast.Call]]]:
-    """The calls of a file by the last word of what they call, each with its place among all."""
-    found: dict[str, list[tuple[int, ast.Call]]] = {}
-    for at, call in enumerate(file.names.all(ast.Call)):
-        found.setdefault(call_name(call), []).append((at, call))
-    return found
 
 
 def anywhere(script: Script, *names: str) -> bool:
@@ -225,13 +210,6 @@ def true(node: ast.AST | None) -> bool:
     return literal(node) is True
 
 
-def starred(call: ast.Call) -> bool:
-    """True where arguments are passed on by `*` or `**`."""
-    return any(isinstance(one, ast.Starred) for one in call.args) or any(
-        keyword.arg is None for keyword in call.keywords
-    )
-
-
 def parameters_of(call: ast.Call, function: Function, names: set[str]) -> set[str]:
     """The parameters of a function that a call gives something made of these names."""
     every = [one.arg for one in parameters(function.args)]
@@ -250,6 +228,14 @@ def caught(file: File, node: ast.AST) -> bool:
         if isinstance(up, ast.Try):
             return bool(up.handlers)
     return False
+
+
+def either_or(file: File, one: ast.AST, other: ast.AST) -> bool:
+    """True where two places stand in different branches of one `if`, or `a if test else b`."""
+    around = {other, *file.names.up(other)}
+    chain = itertools.pairwise([one, *file.names.up(one)])
+    below, up = next((pair for pair in chain if pair[1] in around), (one, None))
+    return isinstance(up, ast.If | ast.IfExp) and below not in around
 
 
 def ends(*nodes: ast.AST) -> bool:
@@ -279,41 +265,46 @@ def shares(file: File, call: ast.Call) -> bool:
     return is_reduction(file, call) or call_name(call) in ("broadcast", "broadcast_object_list")
 
 
-def guard(file: File, script: Script, node: ast.AST, depth: int = _DEPTH) -> Guard:
-    """For whom a place runs: everybody (""), rank 0, rank 0 of each node, all but rank 0."""
+def guard(file: File, script: Script, node: ast.AST) -> Guard:
+    """For whom a place runs: everybody (""), rank 0, rank 0 of each node, all but rank 0.
+
+    Everybody, too, where the calls of its function do not agree (`guards`).
+    """
+    kinds = guards(file, script, node)
+    return next(iter(kinds)) if len(kinds) == 1 else ""
+
+
+def guards(file: File, script: Script, node: ast.AST, depth: int = _DEPTH) -> frozenset[Guard]:
+    """For whom a place runs, on each way that calls of its function have."""
     child = node
     function: Function | None = None
     for up in file.names.up(node):
         kind = _left_before(file, script, child)
         if kind:
-            return kind
+            return frozenset({kind})
         if isinstance(up, (ast.If, ast.IfExp)):
             kind = _of_test(file, script, up.test)
             if kind and child is not up.test:
                 otherwise = up.orelse if isinstance(up.orelse, list) else [up.orelse]
-                return _turned(kind) if child in otherwise else kind
+                return frozenset({_turned(kind) if child in otherwise else kind})
         elif isinstance(up, ast.BoolOp) and isinstance(up.op, ast.And):
             for value in up.values:
                 if value is child:
                     break
                 if kind := _of_test(file, script, value):
-                    return kind
+                    return frozenset({kind})
         elif isinstance(up, Function):
             function = up
             if any(
                 _DECORATOR.search(file.code(one.func if isinstance(one, ast.Call) else one))
                 for one in up.decorator_list
             ):
-                return "rank0"
+                return frozenset({"rank0"})
             break
         child = up
-    if function is None or depth == 0:
-        return ""
-    kinds = {
-        guard(where, script, call, depth - 1)
-        for where, call in script.flow.callers.get(function, ())
-    }
-    return kinds.pop() if len(kinds) == 1 else ""
+    calls = script.flow.callers.get(function, ()) if function is not None and depth else ()
+    ways = (guards(where, script, call, depth - 1) for where, call in calls)
+    return frozenset().union(*ways) or frozenset({""})
 
 
 def by_every_rank(script: Script, site: Site) -> bool:

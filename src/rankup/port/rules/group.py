@@ -7,14 +7,22 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name
+from ...script.flow import argument, call_name, receiver
 from ...script.loops import taken_from
 from ...script.names import assigned, calls_in, elements, walk
 from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import COLLECTIVES, OUR_COLLECTIVES, words
+from ..match import Pattern, calls
 from ..rewrite.training import training_in
-from .facts import anywhere, calls, guard, loops_in, true
+from .facts import (
+    anywhere,
+    guard,
+    guards,
+    loops_in,
+    true,
+)
+from .model import in_fsdp
 from .rule import Hit, rule
 
 # Names of the runtime that torch has not.
@@ -23,13 +31,23 @@ _OURS = words(
     "load_full_model load_sharded_model shard wrap quiet log_metrics Deadline Order"
 )
 _COLLECTIVES = (COLLECTIVES | OUR_COLLECTIVES) - {"rank0_first"}
+# Methods that wait for all ranks, with the classes of which an object has them.
+_OF_OBJECTS: dict[str, frozenset[str]] = {
+    **dict.fromkeys(
+        words("gather gather_for_metrics reduce pad_across_processes wait_for_everyone"),
+        words("Accelerator"),
+    ),
+    **dict.fromkeys(words("all_gather all_reduce barrier broadcast"), words("Fabric")),
+    "state_dict": words("FullyShardedDataParallel FSDP"),
+}
+_JOINS, _SETS_UP = Pattern("__.init_process_group()"), Pattern("rankup.setup()")
 _JOINING = ("torch.distributed", "rankup", "distributed_utils")
 _GLOBAL_RANK = re.compile(r"get_rank\(\)|['\"](?:RANK|SLURM_PROCID)['\"]")
 _LOCAL_RANK = re.compile(r"['\"](?:LOCAL_RANK|SLURM_LOCALID)['\"]|get_node_local_rank\(\)")
 _WRAPS_ROUND = re.compile(r"%|device_count|local", re.IGNORECASE)
 
 
-@rule("RK101", "error", "no process group", frameworks=True)
+@rule("RK101", "error", "no process group", frameworks=True, by_port=True)
 def no_group(file: File, script: Script) -> Iterator[Hit]:
     """A training that never joins the other ranks; for fastai a `Learner` that trains outside of
     `distrib_ctx`; beside a framework a use of rankup without `rankup.setup()`.
@@ -96,10 +114,10 @@ def not_destroyed(file: File, script: Script) -> Iterator[Hit]:
     leaves = ("destroy_process_group", "cleanup_distributed")
     if any(name in one.text for name in leaves for one in script.files):
         return
-    for call, dotted in calls(file, "init_process_group"):
-        if not dotted.startswith("rankup"):
+    for match in _JOINS.find(file):
+        if not file.names.called(match.call).startswith("rankup"):
             yield Hit(
-                call,
+                match.call,
                 "joins a process group that is never destroyed: NCCL warns, or hangs at the end",
                 "call torch.distributed.destroy_process_group() at the end; rankup.setup() does",
             )
@@ -189,8 +207,8 @@ def setup_unpacked(file: File, script: Script) -> Iterator[Hit]:
 
     Nothing: it writes `rankup.setup()` alone.
     """
-    for call, dotted in calls(file, "setup"):
-        for target in assigned(file.names.parents[call]) if dotted == "rankup.setup" else ():
+    for match in _SETS_UP.find(file):
+        for target in assigned(file.names.parents[match.call]):
             names = elements(target)
             starred = any(isinstance(one, ast.Starred) for one in names)
             if names != [target] and len(names) != 4 and not (starred and len(names) <= 5):
@@ -221,9 +239,11 @@ def ours_on_torch(file: File, script: Script) -> Iterator[Hit]:
             yield Hit(node, message, f"write rankup.{node.attr}(…)")
 
 
-@rule("RK182", "error", "a collective on one rank")
+@rule("RK182", "error", "a collective on one rank", frameworks=True)
 def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
-    """`all_reduce`, `barrier`, `rankup.mean` under a condition on the rank.
+    """`all_reduce`, `barrier`, `rankup.mean` under a condition on the rank; `gather` of an
+    `Accelerator` or a `Fabric` there; the `state_dict()` of a model in FullyShardedDataParallel,
+    which puts the ranks' parts together.
 
     It waits for all ranks, and only some come: the job hangs.
 
@@ -237,13 +257,14 @@ def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
 
     Nothing: it never puts a collective under a condition.
     """
-    if not script.distributed:
+    if not script.distributed and not script.frameworks:
         return
     for call in file.names.all(ast.Call):
         name = call_name(call)
-        if name not in _COLLECTIVES or not file.names.called(call).startswith(_JOINING):
+        if not _waits_for_all(file, script, call, name):
             continue
-        if guard(file, script, call) and not _both_ways(file, script, call, name):
+        ranks = guards(file, script, call) - {""}
+        if ranks and not _both_ways(file, script, call, name):
             yield Hit(
                 call,
                 f"{name} waits for all ranks, and only some come here: the job hangs",
@@ -251,11 +272,27 @@ def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
+def _waits_for_all(file: File, script: Script, call: ast.Call, name: str) -> bool:
+    """True of a collective: of torch.distributed and rankup, of a framework, of a sharded model."""
+    if name in _COLLECTIVES and file.names.called(call).startswith(_JOINING):
+        return True
+    owner = receiver(call)
+    if owner is None or name not in _OF_OBJECTS:
+        return False
+    if name == "state_dict":
+        return in_fsdp(script, file, owner)
+    return any(
+        isinstance(one.node, ast.Call) and call_name(one.node) in _OF_OBJECTS[name]
+        for one in script.flow.origins(file, owner)
+    )
+
+
 def _both_ways(file: File, script: Script, call: ast.Call, name: str) -> bool:
     """True where the other ranks meet it elsewhere (`if rank != 0: barrier()`, then rank 0's)."""
+    own = guard(file, script, call)
     here = calls_in(file.names.function(call) or file.tree)
     other = [one for one in here if one is not call and call_name(one) == name]
-    return any(guard(file, script, one) not in ("", guard(file, script, call)) for one in other)
+    return any(guard(file, script, one) not in ("", own) for one in other)
 
 
 @rule("RK183", "error", "a collective in a loop that ranks go round unequally often")

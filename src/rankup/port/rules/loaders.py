@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import partial
 
 from ...script.flow import argument, call_name, given, literal, method_calls
-from ...script.roles import Loop, LoopNode, Script
+from ...script.names import calls_in, walk
+from ...script.roles import Loop, LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import LOADER_WRAPPERS
+from ..match import Pattern
 from ..rewrite.context import Context
 from ..rewrite.training import Training, training_in
 from .chance import drawn_batches
-from .facts import by_hand, calls, in_parts, loop_sharded, samplers, sharded_loader, true
+from .facts import (
+    by_hand,
+    in_parts,
+    is_reduction,
+    loop_sharded,
+    names_rank,
+    samplers,
+    sharded_loader,
+    true,
+    wrapped,
+)
 from .rule import Hit, refuse, rule
-from .unfit import not_data_parallel, stream_of
+from .unfit import data_of, not_data_parallel, stream_of
 
 _SHARD = "`for batch in rankup.shard(loader):` gives each rank its part of every batch"
 _EVERYTHING = "every rank would train on all of this data, the same again"
@@ -35,6 +48,15 @@ _WORKERS = "go over the DataLoader itself: with num_workers it prepares batches 
 _WRAPPED = "this loop is given `{}`, and rankup.shard takes a DataLoader"
 _OVER = "let it go over the DataLoader, or put rankup.shard around that by hand"
 _DEEPEST = 4
+_SAMPLERS = Pattern(
+    "__.DistributedSampler(dataset=[_], num_replicas=[_], rank=[_], shuffle=[_shuffle])"
+)
+_EVEN = (
+    "give all ranks equal numbers of samples, or pack it, `rankup pack`: rankup.data.PackedDataset "
+    "has positions that rankup.shard deals"
+)
+# `with Join([model]):` and `model.join()` let ranks end at different times.
+_END = re.compile(r"\bJoin\(|\.join\(\s*\)|with_epoch|resampled")
 
 
 @rule("RK111", "error", "data not sharded over the ranks")
@@ -276,11 +298,10 @@ def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
     if any(".set_epoch(" in one.text for one in script.files):
         return
     trains = {node for loader in script.train_loaders for _, node in samplers(script, loader)}
-    for call, _ in calls(file, "DistributedSampler"):
-        shuffle = argument(call, "shuffle", 3)
-        if call in trains and literal(shuffle) is not False:
+    for match in _SAMPLERS.find(file):
+        if match.call in trains and literal(match.get("shuffle")) is not False:
             yield Hit(
-                call,
+                match.call,
                 "without set_epoch this sampler gives the same order in every epoch",
                 "sampler.set_epoch(epoch) at the top of each epoch; rankup.shard needs none",
             )
@@ -331,28 +352,38 @@ def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
-@rule("RK117", "error", "a stream that every rank reads")
-def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
-    """A loader over an `IterableDataset`, or a streaming data set, that nothing splits.
+@rule("RK117", "error", "a stream that ranks do not share")
+def stream_not_shared(file: File, script: Script) -> Iterator[Hit]:
+    """A loader over an `IterableDataset`, or a streaming data set, that nothing splits, or that
+    ranks split into parts of different lengths while a wrapper waits for all of them.
 
-    A stream has no positions that a sampler could deal. All ranks read the same samples.
+    A stream has no positions that a sampler could deal: all ranks read the same samples. Where each
+    takes every N-th of them, one may have a batch more, and waits for the others at the end.
 
     ```diff
      class Lines(torch.utils.data.IterableDataset):
          def __iter__(self):
     -        return iter(open("lines.txt"))
     +        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    +        return itertools.islice(open("lines.txt"), rank, None, world_size)
+    +        lines = open("lines.txt").readlines()
+    +        return iter(lines[rank : len(lines) // world_size * world_size : world_size])
 
      loader = DataLoader(Lines(), batch_size=64)
      for x in loader:
          model(x).mean().backward()
     ```
 
-    Nothing: it refuses, since `rankup.shard` has no positions to cut by.
+    Nothing: it refuses, since `rankup.shard` has no positions to cut by. What `rankup pack` writes
+    has positions: `rankup.data.PackedDataset` reads it.
     """
     for loader in script.train_loaders:
-        if loader.file is not file or sharded_loader(script, loader):
+        if loader.file is not file:
+            continue
+        if sharded_loader(script, loader):
+            uneven = _uneven_parts(script, loader)
+            if uneven:
+                message = f"ranks may have different numbers of batches of {uneven}: one waits"
+                yield Hit(loader.node, f"{message} at the end for the others", _EVEN)
             continue
         if any(loop_sharded(script, loop) for loop in script.train_loops if loader in loop.loaders):
             continue
@@ -361,5 +392,50 @@ def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
             yield Hit(
                 loader.node,
                 f"{made} is read in full by every rank: a stream has no positions to shard by",
-                "let it give every world_size-th item from the rank on (split_dataset_by_node)",
+                _EVEN,
             )
+
+
+def _uneven_parts(script: Script, loader: Role) -> str:
+    """The stream of the script's own of which ranks may have parts of different lengths.
+
+    Empty where something evens them: a number of steps, whole multiples of the number of ranks, a
+    stream without an end, `Join`, or where no wrapper waits.
+    """
+    waits = {kind for kinds in wrapped(script).values() for kind in kinds} & {"ddp", "fsdp"}
+    loops = [one for one in script.train_loops if loader in one.loaders]
+    if not waits or any(_END.search(one.text) for one in script.files):
+        return ""
+    if any(_steps_counted(one) for one in loops):
+        return ""
+    for origin in data_of(script.flow, loader.file, loader.node):
+        owner = script.flow.class_of(origin.file, origin.node)
+        if owner is None or not stream_of(script.flow, loader):
+            continue
+        places = [(origin.file, origin.node), *script.flow.family(*owner)]
+        if not any(_evened(where, one) for where, at in places for one in walk(at)):
+            return owner[1].name
+    return ""
+
+
+def _evened(file: File, node: ast.AST) -> bool:
+    """True of `count // world_size`, `count % world_size`, and of what goes round for ever.
+
+    Not of `number % world_size == rank`, by which a rank only chooses.
+    """
+    match node:
+        case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=right):
+            return names_rank(right) and not isinstance(file.names.parents[node], ast.Compare)
+        case ast.While(test=ast.Constant(value=value)):
+            return bool(value)
+        case ast.Call():
+            return call_name(node) in ("cycle", "repeat", "count", "divmod")
+    return False
+
+
+def _steps_counted(loop: Loop) -> bool:
+    """True of a loop that ends after a number of batches, or where ranks agree on its end."""
+    head = loop.node.iter if not isinstance(loop.node, ast.While) else loop.node.test
+    cut = {call_name(one) for one in calls_in(head)} & {"islice", "zip", "range", "trange"}
+    agreed = any(is_reduction(loop.file, one) for one in calls_in(*loop.body))
+    return bool(cut) or agreed or any(isinstance(one, ast.Break) for one in walk(*loop.body))

@@ -22,12 +22,17 @@ from ...script.names import (
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
+from ..match import calls
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, MaskedMean, differentiated
 from ..rewrite.means import NotSeen, check_mean, declared, masked_means, takes_together
 from ..rewrite.script import Script as Source
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, parameters_of, single
+from .facts import (
+    anywhere,
+    parameters_of,
+    single,
+)
 from .kept import kept
 from .rule import Hit, refuse, rule
 

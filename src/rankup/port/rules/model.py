@@ -10,7 +10,6 @@ from itertools import chain
 
 from ...script.flow import (
     Origin,
-    argument,
     call_name,
     first_argument,
     given,
@@ -19,14 +18,21 @@ from ...script.flow import (
     model_wrapper,
 )
 from ...script.loops import gradients_off
-from ...script.names import walk, words_in
+from ...script.models import with_parameters
+from ...script.names import calls_in, walk, words_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
+from ..match import Pattern
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, guard, string, wrapped
+from .facts import (
+    anywhere,
+    either_or,
+    guard,
+    wrapped,
+)
 from .rule import Hit, rule
 
 # What a module has by itself, or what DistributedDataParallel hands on.
@@ -42,6 +48,12 @@ _SILENT = _OF_MODULES | {"__class__", "__dict__", "config", "save_pretrained"}
 _MODULE = re.compile(r"class\s+\w+\([\w., ]*\bModule\b")
 _BUFFERS = re.compile(r"register_buffer|BatchNorm|torchvision|timm|transformers|hub\.load")
 _WITH_BATCH_NORM = re.compile(r"(?:Lazy)?BatchNorm[123]d|resnet\d+")
+_TO_CPU = Pattern("_model.cpu(memory_format=ABSENT)", "_model.to(device='cpu')")
+_THAWS = Pattern("_.requires_grad_(requires_grad=ABSENT)", "_.requires_grad_(requires_grad=True)")
+_CLIPS = Pattern(
+    "torch.nn.utils.clip_grad_norm_(parameters=_parameters)",
+    "torch.nn.utils.clip_grad.clip_grad_norm_(parameters=_parameters)",
+)
 _FROZEN = re.compile(r"requires_grad\s*=\s*False|requires_grad_\(False\)")
 
 
@@ -70,12 +82,46 @@ def bypasses_forward(file: File, script: Script) -> Iterator[Hit]:
         if inner is None or not _in_a_step(training, call):
             continue
         kinds = set().union(*(around.get(o.node, set()) for o in script.flow.origins(file, inner)))
-        if kinds & {"ddp", "rankup"}:
+        if kinds & {"ddp", "rankup"} and not _exchanged_later(script, file, call, inner):
             yield Hit(
                 call,
                 "computes past the wrapper: these gradients stay each rank's own, without an error",
                 "call the wrapped model itself; rankup.wrap lets model.encode(x) through",
             )
+
+
+def _exchanged_later(script: Script, file: File, call: ast.Call, model: ast.expr) -> bool:
+    """True of `model.module(x)` where `model(x)` follows before the optimizer's step.
+
+    Gradients add up until then, and the wrapper's forward exchanges the sums: all but the last of
+    several backwards go past it to save time. Not where each round either takes the one or the
+    other, and steps.
+    """
+    names = file.names
+    around = names.function(call) or file.tree
+    inner = next((up for up in names.up(call) if up is around or isinstance(up, LoopNode)), around)
+    through = [
+        one
+        for one in calls_in(around)
+        if file.code(one.func) == file.code(model)
+        and _in_loops_of(file, one, call)
+        and not any(gradients_off(file, up) for up in names.up(one))
+    ]
+    stepped = any(
+        any(role.kind == "optimizer" for role in script.of(file, owner))
+        and not any(isinstance(up, ast.If) for up in names.up(one) if names.inside(up, inner))
+        for one, owner in method_calls(calls_in(inner), "step")
+    )
+    return any(
+        not stepped or (names.inside(one, inner) and not either_or(file, one, call))
+        for one in through
+    )
+
+
+def _in_loops_of(file: File, node: ast.AST, other: ast.AST) -> bool:
+    """True where one place runs in all loops but the innermost of another."""
+    loops = [up for up in file.names.up(other) if isinstance(up, LoopNode)]
+    return not loops[1:] or loops[1] in file.names.up(node)
 
 
 def _in_a_step(training: Training, node: ast.AST) -> bool:
@@ -128,7 +174,7 @@ def custom_attribute(file: File, script: Script) -> Iterator[Hit]:
     Nothing: `rankup.wrap` keeps them.
     """
     around = wrapped(script)
-    if script.distributed and not any("ddp" in kinds for kinds in around.values()):
+    if not script.distributed or not any("ddp" in kinds for kinds in around.values()):
         return
     models = {one.node for one in script.models}
     seen: set[str] = set()
@@ -140,8 +186,7 @@ def custom_attribute(file: File, script: Script) -> Iterator[Hit]:
         if name in _SILENT or name.startswith("__"):
             continue
         origins = [one for one in script.flow.origins(file, node.value) if one.node in models]
-        if script.distributed:
-            origins = [one for one in origins if one.wrappers() == {"ddp"}]
+        origins = [one for one in origins if one.wrappers() == {"ddp"}]
         spelled = file.code(node)
         if not origins or spelled in seen or not _own_class(script, origins[0], name):
             continue
@@ -229,16 +274,13 @@ def cpu_round_trip(file: File, script: Script) -> Iterator[Hit]:
     def training_loop(node: ast.AST) -> bool:
         return isinstance(node, LoopNode) and training.trains(node)
 
-    for call, dotted in calls(file, "cpu", "to"):
-        device = argument(call, "device", 0)
-        away = string(device) == "cpu" if call_name(call) == "to" else not given(call)
-        if dotted or not away or not isinstance(call.func, ast.Attribute):
-            continue
+    for match in _TO_CPU.find(file):
+        call = match.call
         if not isinstance(file.names.parents[call], ast.Expr | ast.Assign | ast.Attribute):
             continue
         if not below(training, call, training_loop):
             continue
-        if models & {one.node for one in script.flow.origins(file, call.func.value)}:
+        if models & {one.node for one in script.flow.origins(file, match["model"])}:
             yield Hit(
                 call,
                 "moving the model to the CPU and back ends the exchange of its gradients",
@@ -343,6 +385,46 @@ def wrap_order(file: File, script: Script) -> Iterator[Hit]:
                 )
 
 
+@rule("RK138", "error", "gradients of a sharded model clipped by each rank's part")
+def clipped_apart(file: File, script: Script) -> Iterator[Hit]:
+    """`torch.nn.utils.clip_grad_norm_` of a model in FullyShardedDataParallel.
+
+    Each rank has a part of the gradients, takes the norm of that part and scales by it: the parts
+    of one gradient are scaled by different factors, without an error.
+
+    ```diff
+     rankup.setup()
+     model = torch.distributed.fsdp.FullyShardedDataParallel(Net().cuda())
+     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+     for x, y in rankup.shard(loader):
+         F.cross_entropy(model(x), y).backward()
+    -    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    +    model.clip_grad_norm_(1.0)
+         optimizer.step()
+    ```
+
+    Nothing: it does not shard models. What `fully_shard` has sharded is clipped as a whole.
+    """
+    for match in _CLIPS.find(file):
+        models = with_parameters(script.flow, file, match["parameters"])
+        if any(in_fsdp(script, where, one) for where, one in models):
+            yield Hit(
+                match.call,
+                "takes the norm of this rank's part of the gradients, and scales that part by it",
+                "model.clip_grad_norm_(…) of FullyShardedDataParallel takes that of all parts",
+            )
+
+
+def in_fsdp(script: Script, file: File, model: ast.AST) -> bool:
+    """True of a model in the class FullyShardedDataParallel, which shards it."""
+    return any(
+        call_name(call) in ("FullyShardedDataParallel", "FSDP")
+        and "NO_SHARD" not in where.code(call)
+        for origin in script.flow.origins(file, model)
+        for where, call in origin.through
+    )
+
+
 @rule("RK137", "warning", "unfrozen behind the wrap")
 def unfrozen(file: File, script: Script) -> Iterator[Hit]:
     """`requires_grad_(True)` and `requires_grad = True` of a model, in the loop that trains it.
@@ -368,11 +450,7 @@ def unfrozen(file: File, script: Script) -> Iterator[Hit]:
         for one in file.names.all(ast.Assign)
         if file.code(one.targets[0]).endswith(".requires_grad") and literal(one.value) is True
     ]
-    found += [
-        call
-        for call, _ in method_calls(file.names.all(ast.Call), "requires_grad_")
-        if all(literal(one) is True for one in given(call))
-    ]
+    found += [match.call for match in _THAWS.find(file)]
     for node in found:
         above = [one for one in file.names.up(node) if isinstance(one, LoopNode)]
         named = {

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ...script.flow import call_name, given, returned
-from ...script.names import Function, assigned, calls_in, elements, made_of, mentioned, walk
-from ...script.roles import Count, Loop, Script
+from ...script.names import calls_in, elements, made_of, mentioned, walk
+from ...script.roles import Count, Script
 from ...script.source import File
-from ...script.torch_names import SHOWING
 from ..rewrite.context import Context, Options
 from ..rewrite.edits import Edits
 from ..rewrite.losses import Kind
@@ -24,7 +23,7 @@ from ..rewrite.means import declared
 from ..rewrite.training import Training, training_in
 from .decisions import broadcast_decisions
 from .evaluation import Leaving, obstacle
-from .facts import guard, integer, is_reduction, loop_sharded, loops_in, ported, shares
+from .facts import guard, loop_sharded, loops_in, ported, shares
 from .metrics import training_numbers
 from .rule import Hit, rule
 
@@ -167,235 +166,8 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
-@rule("RK126", "warning", "the loss of one rank's part")
-def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
-    """In a script that uses rankup: a loss, or the length of a batch, that a training loop prints,
-    logs or stops by without `rankup.batch_mean` or `rankup.batch_sum`.
-
-    What rank 0 tells is of its part of each batch, and another for each number of GPUs.
-    `batch_mean` is for all ranks: it has no place under `if rankup.is_root_process():`.
-
-    ```diff
-     rankup.setup()
-     for step, (x, y) in enumerate(rankup.shard(loader)):
-         loss = F.cross_entropy(model(x), y)
-         loss.backward()
-    -    print0(step, loss.item())
-    +    print0(step, rankup.batch_mean(loss.item()))
-    ```
-
-    Puts `rankup.batch_mean` or `rankup.batch_sum` around what a training loop reads of a loss.
-    """
-    if not ported(script):
-        return
-    for node, call in _lacking(file, script, _LOSS).items():
-        if call and not guard(file, script, node) and not _kept(file, node):
-            code = file.code(node)
-            yield Hit(
-                node,
-                f"{code}: of this rank's part of the batch only",
-                f"{call}{code}) on all ranks, then tell it",
-            )
-
-
-def _kept(file: File, node: ast.AST) -> bool:
-    """True of what a rank adds up or keeps (RK121), or puts together by a name of its own."""
-    statement = file.names.statement(node)
-    if isinstance(statement, ast.Assign):
-        scope = file.names.function(node) or file.tree
-        shared = (arg for call in calls_in(scope) if shares(file, call) for arg in given(call))
-        return bool(made_of(walk(scope), mentioned(*statement.targets)) & mentioned(*shared))
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    grows = isinstance(call, ast.Call) and call_name(call) in ("append", "extend", "update", "add")
-    return isinstance(statement, ast.AugAssign) or grows
-
-
-@rule("RK121", "error", "a number of this rank's batches only")
-def unreduced(file: File, script: Script) -> Iterator[Hit]:
-    """A loss, a metric or a counter that grows over the batches and is told, returned or divided
-    without a reduction; with `rankup.shard` also lists of outputs, and numbers of batches.
-
-    What rank 0 prints is of its part of the data: noisier, and another for each number of GPUs.
-
-    ```diff
-     rankup.setup()
-     correct = 0
-     with torch.no_grad():
-         for x, y in rankup.shard(valid_loader):
-             correct += (model(x).argmax(1) == y).sum().item()
-    -print0(correct / len(valid_set))
-    +print0(rankup.total(correct) / len(valid_set))
-    ```
-
-    `rankup.total` behind an evaluation; in training `rankup.batch_mean` and `rankup.batch_sum`.
-    """
-    for loop in loops_in(file, (*script.eval_loops, *script.train_loops)):
-        left = _left_local(file, script, loop)
-        if left and (file is script.file or script.comes_to(file, loop.node)):
-            names = ", ".join(dict.fromkeys(one.name for one in left))
-            yield Hit(
-                left[0].node,
-                f"{names}: of this rank's batches only",
-                "sum and count on each rank, then rankup.mean(total, count)",
-                # What a port puts together is found by RK126; of the rest it says what it is.
-                level="warning" if loop.backwards and ported(script) else None,
-            )
-
-
-def _left_local(file: File, script: Script, loop: Loop) -> list[Count]:
-    """The counts of a loop that are used after it without being put together."""
-    # Where `rankup.shard` deals, it is certain that a rank counts its own batches.
-    sharded_here = ported(script) and loop_sharded(script, loop)
-    found = [
-        one
-        for one in loop.counts
-        if (_of_part(file, script, loop, one) if sharded_here else _by_name(one))
-        and (_used_after(file, loop, one.name) or (sharded_here and _logged_inside(loop, one)))
-    ]
-    if sharded_here and loop in script.eval_loops:
-        found += _index(file, loop)
-    if not found:
-        return []
-    if script.distributed:
-        if guard(file, script, loop.node):
-            return []
-        if loop in script.eval_loops and not loop_sharded(script, loop):
-            return []  # every rank has it all
-        found = [one for one in found if not _reduced(file, script, loop, one)]
-    return found
-
-
-def _reduced(file: File, script: Script, loop: Loop, count: Count) -> bool:
-    """True where a count of a loop, or what is made of it, goes through a reduction."""
-
-    def adds_up(where: File, call: ast.Call) -> bool:
-        # Rank 0's is the value of all only where every rank has it all.
-        rank_0s = call_name(call) == "broadcast" and loop in script.train_loops
-        return is_reduction(where, call) and not rank_0s
-
-    def reduces(where: File, call: ast.Call) -> bool:
-        found = script.flow.callee(where, call)
-        inner = [(found[0], one) for one in calls_in(found[1])] if found is not None else []
-        return any(adds_up(*one) for one in [(where, call), *inner])
-
-    def reaches(where: File, around: ast.AST, names: set[str], depth: int) -> bool:
-        made = made_of(walk(around), names)
-        if any(mentioned(call) & made and reduces(where, call) for call in calls_in(around)):
-            return True
-        values = returned(around) if isinstance(around, Function) and depth else []
-        if not any(mentioned(value) & made for value in values):
-            return False
-        for outer, call in script.flow.callers.get(around, ()):
-            statement = outer.names.statement(call)
-            above = [up for up in outer.names.up(call) if outer.names.statement(up) is statement]
-            if any(isinstance(up, ast.Call) and adds_up(outer, up) for up in above):
-                return True
-            taken = mentioned(*assigned(statement))
-            scope = outer.names.function(call) or outer.tree
-            if taken and reaches(outer, scope, taken, depth - 1):
-                return True
-        return False
-
-    if _reduces_itself(file, script, count):
-        return True
-    if any(reduces(file, one) for one in calls_in(count.node)):
-        return True
-    return reaches(file, _around(file, loop, count.name), {count.name}, _DEPTH)
-
-
-def _around(file: File, loop: Loop, name: str) -> ast.AST:
-    """The function in which a count may be used; of an attribute its class."""
-    own = file.names.enclosing(loop.node, ast.ClassDef) if name.startswith("self.") else None
-    return own or file.names.function(loop.node) or file.tree
-
-
-def _reduces_itself(file: File, script: Script, count: Count) -> bool:
-    """True of a meter whose class has a reduction: torchmetrics, `meter.all_reduce()`."""
-    if not isinstance(count.node, ast.Call) or not isinstance(count.node.func, ast.Attribute):
-        return False
-    for one in script.flow.origins(file, count.node.func.value):
-        owner = script.flow.class_of(one.file, one.node)
-        if owner is not None and any(is_reduction(owner[0], call) for call in calls_in(owner[1])):
-            return True
-        made = one.file.names.called(one.node) if isinstance(one.node, ast.Call) else ""
-        if made.startswith("torchmetrics"):
-            return True
-    return False
-
-
-def _by_name(count: Count) -> bool:
-    """True of a count that adds a number of this batch, not a list of file names."""
-    return (
-        _COUNTED.search(count.name) is not None
-        and not integer(count.value)
-        and (isinstance(count.node, ast.AugAssign) or _method(count) != "extend")
-    )
-
-
-def _of_part(file: File, script: Script, loop: Loop, count: Count) -> bool:
-    """True where it grows by what differs from rank to rank."""
-    if count.name in _reassigned(loop):
-        return False
-    if integer(count.value):  # batches, or samples that a condition lets through
-        return loop in script.eval_loops
-    if _method(count) in ("update", "add") and not _COUNTED.search(count.name):
-        return False  # a bar, a set
-    if _given_whole(file, loop, count.value):
-        return False
-    training = training_in(script, file)
-    same = [one for one in training.loops if one.node is loop.node]
-    of_batch = training.derived(same[0]) if same else set()
-    return bool(mentioned(count.value) & of_batch) or _by_name(count)
-
-
-def _given_whole(file: File, loop: Loop, value: ast.expr) -> bool:
-    """True of a name that a loop gives nothing but what all ranks have."""
-    if not isinstance(value, ast.Name):
-        return False
-    made = [
-        one.value
-        for one in walk(*loop.body)
-        if isinstance(one, ast.Assign)
-        and any(value.id in mentioned(target) for target in one.targets)
-    ]
-    return bool(made) and all(isinstance(one, ast.Call) and is_reduction(file, one) for one in made)
-
-
 def _method(count: Count) -> str:
     return call_name(count.node) if isinstance(count.node, ast.Call) else ""
-
-
-def _index(file: File, loop: Loop) -> list[Count]:
-    """The count of `enumerate` that is used behind the loop: the batches of this rank."""
-    node = loop.node
-    if not isinstance(node, ast.For) or not isinstance(node.target, ast.Tuple):
-        return []
-    first = node.target.elts[0]
-    if "enumerate(" not in file.code(node.iter) or not isinstance(first, ast.Name):
-        return []
-    block = file.names.block(node)
-    if first.id not in mentioned(*block[block.index(node) + 1 :]):
-        return []
-    return [Count(file, first, first.id, first)]
-
-
-def _used_after(file: File, loop: Loop, name: str) -> bool:
-    """True where a count is divided, logged, returned or compared: added up for somebody to see."""
-    around = _around(file, loop, name)
-    inside = set(walk(loop.node))
-    uses = ast.Return | ast.BinOp | ast.Compare | ast.Call
-    return any(
-        name in mentioned(node)
-        if isinstance(node, uses)
-        else isinstance(node, ast.AugAssign) and file.code(node.target) == name
-        for node in walk(around)
-        if node not in inside and node is not around
-    )
-
-
-def _logged_inside(loop: Loop, count: Count) -> bool:
-    shown = [one for one in calls_in(*loop.body) if call_name(one) in SHOWING]
-    return count.name in mentioned(*shown)
 
 
 @rule("RK127", "error", "means added up as if they were sums")
@@ -481,12 +253,3 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
                     "go over rankup.shard(loader, train=False), or leave this out",
                 )
                 break
-
-
-def _reassigned(loop: Loop) -> set[str]:
-    """Names that every round gives another value: `loss += penalty` is no running sum."""
-    found = mentioned(loop.node.target) if isinstance(loop.node, ast.For) else set()
-    for one in loop.body:
-        if isinstance(one, ast.Assign):
-            found |= mentioned(*one.targets) - mentioned(one.value)
-    return found

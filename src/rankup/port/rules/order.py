@@ -21,9 +21,14 @@ from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import SEEDING, SEEDS, words
+from ..match import calls
 from ..rewrite.script import ITEMS
 from ..rewrite.training import training_in
-from .facts import bindings, calls, guard, integer
+from .facts import (
+    bindings,
+    guard,
+    integer,
+)
 from .model import below
 from .rule import Hit, rule
 

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +25,8 @@ _HEADINGS = ("What it looks at", "Why it matters", "Example", "What `rankup port
 _PAGE = re.compile(
     r"(.*?)\n\n(.*?)\n\n((?:(?:(?!\n\n).)*:\n\n)?```diff\n.*?```)(?:\n\n(.*))?", re.DOTALL
 )
+# Rules of what no change of loaders makes data-parallel: `port` refuses all of their hits.
+REFUSED = ("RK124", "RK191")
 Look = Callable[..., Iterable["Hit"]]
 Fix = Callable[[Any], str | None]
 
@@ -63,6 +66,7 @@ class Rule:
             for the modules that train. Of a batch file it is given that. Its docstring is the
             rule's page, `docs/rules/CODE.md`, with examples that are tested.
         frameworks: whether it holds also where a framework (fastai, Lightning, …) trains.
+        by_port: whether `port` mends it without a fix at the place, for all of the file.
         whole: whether it draws a conclusion from commands of a batch file that are not there, so
             that it is left out where bash did not come to the end, or something unknown decided.
     """
@@ -73,6 +77,7 @@ class Rule:
     look: Look
     frameworks: bool = False
     whole: bool = False
+    by_port: bool = False
 
     def page(self) -> str:
         """Return the rule's page of the documentation."""
@@ -87,11 +92,9 @@ class Rule:
         level = hit.level or self.level
         return Finding(self.code, level, place, clean_lines(hit.message), clean_lines(hit.todo))
 
-    def findings(self, file: File, script: Script) -> list[Finding]:
-        """Return the hits in a file of a script."""
-        if script.frameworks and not self.frameworks:
-            return []
-        return [self.finding(file.place(hit.at), hit) for hit in self.look(file, script)]
+    def hits(self, file: File, script: Script) -> Iterable[Hit]:
+        """The hits in a file of a script."""
+        return () if script.frameworks and not self.frameworks else self.look(file, script)
 
     def mend(self, context: Context) -> None:
         """Apply the fixes of the hits in a file that is ported; comment on the others."""
@@ -106,10 +109,16 @@ class Rule:
 
 
 def rule(
-    code: str, level: Level, title: str, *, frameworks: bool = False, whole: bool = False
+    code: str,
+    level: Level,
+    title: str,
+    *,
+    frameworks: bool = False,
+    whole: bool = False,
+    by_port: bool = False,
 ) -> Callable[[Look], Rule]:
     """Make a function a rule."""
-    return lambda look: Rule(code, level, title, look, frameworks, whole)
+    return lambda look: Rule(code, level, title, look, frameworks, whole, by_port)
 
 
 def rules_in(*modules: ModuleType) -> tuple[Rule, ...]:
@@ -127,3 +136,8 @@ def refuse(context: Context, node: ast.AST, reason: str) -> NoReturn:
     """
     line = context.script.line(node)
     raise UserError(f"{context.script.file.path}:{line}: not ported: {reason}")
+
+
+def refuses(hit: Hit) -> bool:
+    """True of a hit for which `port` writes nothing."""
+    return isinstance(hit.fix, partial) and hit.fix.func is refuse

@@ -6,22 +6,37 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 
 from ...script.effects import trains
-from ...script.flow import argument, call_name, first_argument, given, method_calls
+from ...script.flow import argument, call_name, first_argument, given
 from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
+from ..match import Pattern, calls
 from ..rewrite.context import Context
 from .device import without_number
-from .facts import anywhere, by_every_rank, calls, guard, is_reduction, starred, string, wrapped
+from .facts import (
+    anywhere,
+    by_every_rank,
+    either_or,
+    guard,
+    is_reduction,
+    string,
+    wrapped,
+)
 from .helpers import ALONE, by_helpers, helpers_that_write
 from .rule import Hit, rule
 from .writing import unless_per_sample, written_by_root
 
 _FIXED = re.compile(r"cuda:\d+")
 _SAVE0 = "rankup.save0(state, path) writes on rank 0 alone, the old file or the new one"
+_SAVES = Pattern("torch.save(obj=_saved)")
+_LOADS = Pattern("torch.load(f=_, map_location=ABSENT)", "torch.load(f=_, map_location=_place)")
+_STATES = Pattern("_model.state_dict()")
+_GATHERED = (
+    "gather the state on all ranks, and let rank 0 alone write it: rankup.save_full_model, or "
+    "torch.distributed.checkpoint.save of all parts"
+)
 _ANYWHERE = 'map_location="cpu", or the rank\'s device'
 _READERS = words(
     "torch.load numpy.load numpy.loadtxt numpy.genfromtxt pandas.read_csv pandas.read_json "
@@ -44,8 +59,7 @@ def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
     also the call of a function in another file that saves.
     """
     around = wrapped(script)
-    if any("fsdp" in around.get(one.node, ()) for one in script.models):
-        return
+    sharded = any("fsdp" in around.get(one.node, ()) for one in script.models)
     yield from helpers_that_write(file, script, checkpoint=True)
     elsewhere = {site.node for helper in by_helpers(script) for site in helper.sites}
     for site in script.saves:
@@ -57,7 +71,7 @@ def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
             yield Hit(
                 site.node,
                 "every rank writes this file at the same time: it may end up in pieces",
-                _SAVE0 if torch else ALONE,
+                _GATHERED if sharded else _SAVE0 if torch else ALONE,
                 partial(unless_per_sample, fix=fix, site=site),
             )
 
@@ -131,15 +145,13 @@ def module_pickled(file: File, script: Script) -> Iterator[Hit]:
     Saves the module without its wrapper, and says where the file names a port of a module.
     """
     models = {one.node for one in script.models}
-    for call, dotted in calls(file, "save"):
-        if dotted != "torch.save":
-            continue
-        saved = argument(call, "obj", 0)
-        if not isinstance(saved, (ast.Name, ast.Attribute)):
+    for match in _SAVES.find(file):
+        saved = match["saved"]
+        if not isinstance(saved, ast.Name | ast.Attribute):
             continue
         if models & {one.node for one in script.flow.origins(file, saved)}:
             yield Hit(
-                call,
+                match.call,
                 "pickles the whole module, its wrapper included: torch.load refuses it by default",
                 "save model.state_dict()",
             )
@@ -158,19 +170,16 @@ def load_place(file: File, script: Script) -> Iterator[Hit]:
 
     Adds `map_location=rankup.here`: this rank's own GPU.
     """
-    for site in script.loads:
-        call = site.node
-        if site.file is not file:
-            continue
-        place = argument(call, "map_location", 1)
-        if place is None and not starred(call) and given(call):
+    for match in _LOADS.find(file):
+        place = match.get("place")
+        if place is None:
             yield Hit(
-                call,
+                match.call,
                 "without map_location every rank loads onto the GPU it was saved from",
                 _ANYWHERE,
-                partial(_loaded_here, call=call),
+                partial(_loaded_here, call=match.call),
             )
-        elif place is not None and _FIXED.fullmatch(string(place) or ""):
+        elif _FIXED.fullmatch(string(place) or ""):
             fix = partial(without_number, text=place)
             yield Hit(place, f"every rank loads onto {string(place)}", _ANYWHERE, fix)
 
@@ -197,7 +206,8 @@ def prefixed(file: File, script: Script) -> Iterator[Hit]:
     """
     if not script.distributed:
         return
-    for call, model in method_calls(file.names.all(ast.Call), "state_dict"):
+    for match in _STATES.find(file):
+        call, model = match.call, match["model"]
         saved = any(
             (isinstance(up, ast.Call) and "save" in call_name(up)) or isinstance(up, ast.Dict)
             for up in file.names.up(call)
@@ -295,20 +305,12 @@ def _read_behind_write(
         line, function = file.line(call)[0], file.names.function(call)
         for other, writer in written:
             same = other == file.code(path) and file.names.function(writer) is function
-            if not same or writer is call or _either_or(file, writer, call):
+            if not same or writer is call or either_or(file, writer, call):
                 continue
             last = _last_write(file, writer, line)
             if last < line and not any(last < one <= line for one in meetings):
                 yield call, other
                 break
-
-
-def _either_or(file: File, one: ast.AST, other: ast.AST) -> bool:
-    """True where two places stand in different branches of one `if`."""
-    around = {other, *file.names.up(other)}
-    chain = pairwise([one, *file.names.up(one)])
-    below, up = next((pair for pair in chain if pair[1] in around), (one, None))
-    return isinstance(up, ast.If) and below not in around
 
 
 def _written_by_one(file: File, script: Script) -> Iterator[tuple[str, ast.Call]]:

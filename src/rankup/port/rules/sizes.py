@@ -6,15 +6,16 @@ import ast
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name, first_argument, given, is_none, literal
+from ...script.flow import argument, call_name, given, literal
 from ...script.names import bound_in, calls_in, elements, walk
 from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import words
+from ..match import Pattern
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
-from .facts import integer, ranked, string
+from .facts import integer, ranked
 from .rule import Hit, rule
 
 _CONSTRUCTORS = words(
@@ -23,6 +24,7 @@ _CONSTRUCTORS = words(
 )
 
 
+_NUMBERS = Pattern("int(x=_text)")
 _SIZE = ".batch_size"  # of the loader: that of all ranks' parts together
 
 
@@ -156,11 +158,9 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
 
     Leaves it.
     """
-    for call in file.names.all(ast.Call):
-        if file.names.called(call) != "builtins.int":
-            continue
-        inner = first_argument(call)
-        if inner is None or "SLURM_CPUS_PER_TASK" not in file.code(inner):
+    for match in _NUMBERS.find(file):
+        call, inner = match.call, match["text"]
+        if "SLURM_CPUS_PER_TASK" not in file.code(inner):
             continue
         safe = isinstance(inner, ast.Call) and len(given(inner)) > 1
         if not safe and not isinstance(inner, ast.BoolOp):
@@ -180,35 +180,3 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
                     "every rank of a node would start a worker for each of its cores",
                     "len(os.sched_getaffinity(0)) // local_world_size",
                 )
-
-
-@rule("RK172", "warning", "whose batch size is it")
-def effective_batch(file: File, script: Script) -> Iterator[Hit]:
-    """The batch size of a single-GPU script's training loader.
-
-    With this batch on each GPU a run has batches N times as large, and needs another rate.
-
-    ```diff
-    +rankup.setup()
-     loader = DataLoader(dataset, batch_size=64, shuffle=True)
-    -for x, y in loader:
-    +for x, y in rankup.shard(loader):
-         F.cross_entropy(model(x), y).backward()
-    ```
-
-    Keeps it the size of the whole batch. `--batch per-gpu` prints the effective batch, and what two
-    rules would make of the learning rate; it never rescales by itself.
-    """
-    if script.distributed:
-        return
-    for loader in script.train_loaders:
-        if loader.file is not file or not isinstance(loader.node, ast.Call):
-            continue
-        size = argument(loader.node, "batch_size", 1)
-        if size is not None and string(size) is None and not is_none(size):
-            yield Hit(
-                loader.node,
-                f"batch_size={file.code(size)}: on each GPU it makes batches N times as large",
-                "rankup.shard keeps it that of all ranks; see `rankup port --batch per-gpu`",
-            )
-            return

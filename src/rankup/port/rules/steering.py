@@ -24,13 +24,13 @@ from ...script.torch_names import (
     STEP_SCHEDULES,
     words,
 )
+from ..match import calls
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
 from .chance import drawn_for_samples, draws, of_process, one_seed, own_generator
 from .decisions import RANK_0_DECIDES, followed, is_number, tested
 from .facts import (
-    calls,
     ends,
     is_reduction,
     loops_in,

@@ -12,6 +12,7 @@ from ...script.names import Function, elements, mentioned, stored, targets_of, w
 from ...script.roles import Loop, LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS, last
+from ..match import Pattern
 from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
 from .facts import single, true
@@ -20,8 +21,8 @@ from .rule import Hit, rule
 _GRAPHS = {"torch_geometric", "dgl"}
 _STREAM = "has no positions by which rankup.shard could cut its batches"
 _MAP_STYLE = (
-    "take a data set with `__len__` and a `__getitem__` that goes by its index, "
-    "or let it give every world_size-th item from the rank on by hand"
+    "take a data set with `__len__` and a `__getitem__` that goes by its index, or pack it, "
+    "`rankup pack`: rankup.data.PackedDataset is one"
 )
 _LOADER = "give the data a torch DataLoader"
 # What a person does where port cannot see what it needs.
@@ -33,6 +34,7 @@ _NO_MODEL = (
     "this optimizer trains a tensor that no model holds, and ranks exchange models' gradients"
 )
 _HOLD = "make it the model's: `model.w = torch.nn.Parameter(…)`, and give model.parameters()"
+_CLOSURES = Pattern("torch.optim.LBFGS()", "torch.optim.lbfgs.LBFGS()")
 _LISTS = 3  # lists in lists
 _CHAIN = 20
 _TORCHTEXT = {"BucketIterator", "BPTTIterator"}
@@ -58,14 +60,13 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
 
     Refuses, with this reason.
     """
-    for call in file.names.all(ast.Call):
-        if file.names.called(call).endswith(".LBFGS"):
-            yield Hit(
-                call,
-                "LBFGS evaluates its closure a number of times that depends on the values",
-                "take another optimizer, or port it by hand",
-            )
-            return
+    for match in _CLOSURES.find(file):
+        yield Hit(
+            match.call,
+            "LBFGS evaluates its closure a number of times that depends on the values",
+            "take another optimizer, or port it by hand",
+        )
+        return
     if file not in script.to_port or not single(script):
         return
     for node in _loose(script, file):
@@ -275,7 +276,7 @@ def _other_than_a_loader(flow: Flow, file: File, call: ast.Call) -> Reason | Non
     reason = _maker(flow, file, call)
     if reason is not None or call_name(call) not in LOADERS:
         return reason
-    for origin in _data_of(flow, file, call):
+    for origin in data_of(flow, file, call):
         reason = _maker(flow, origin.file, origin.node)  # type: ignore[arg-type]
         if reason is not None:
             return reason
@@ -293,7 +294,7 @@ def _other_than_a_loader(flow: Flow, file: File, call: ast.Call) -> Reason | Non
 
 def stream_of(flow: Flow, loader: Role | Origin) -> str:
     """The name of the stream that a loader reads; empty where it reads none."""
-    for origin in _data_of(flow, loader.file, loader.node):
+    for origin in data_of(flow, loader.file, loader.node):
         owner = flow.class_of(origin.file, origin.node)
         streams = owner and any(last(base) in _STREAMS for base in flow.bases(*owner))
         if owner and (streams or _reads_on(flow, *owner)):
@@ -313,7 +314,7 @@ def _reads_on(flow: Flow, file: File, owner: ast.ClassDef) -> bool:
     return index not in mentioned(*found[1].body) and bool(called & _READS_ON)
 
 
-def _data_of(flow: Flow, file: File, loader: ast.AST) -> list[Origin]:
+def data_of(flow: Flow, file: File, loader: ast.AST) -> list[Origin]:
     """The calls that make the data set of a loader."""
     data = argument(loader, "dataset", 0) if isinstance(loader, ast.Call) else None
     made = flow.origins(file, data) if data is not None else ()

@@ -15,11 +15,11 @@ from ...script.names import bound_in, calls_in, walk
 from ...script.roles import Loop, Script, Site
 from ...script.source import File
 from ...script.torch_names import root, words
+from ..match import calls
 from ..rewrite.context import Context
 from .facts import (
     anywhere,
     by_every_rank,
-    calls,
     caught,
     ends,
     guard,
@@ -349,6 +349,9 @@ def _same_on_all(context: Context, assign: ast.Assign) -> str:
     return "a name made of the time is rank 0's on all ranks (rankup.broadcast)"
 
 
+_PRINTS = ("builtins.print", "rich.print")
+
+
 def clock_names(file: File) -> Iterator[ast.Assign]:
     """Assignments of a text that is made of the time or of a random number, once in a run."""
     for node in file.names.all(ast.Assign):
@@ -384,7 +387,7 @@ def _quiet(script: Script) -> bool:
     return anywhere(script, "quiet") and ported(script)
 
 
-@rule("RK174", "warning", "printed by every rank")
+@rule("RK174", "warning", "printed by every rank", by_port=True)
 def printed_by_all(file: File, script: Script) -> Iterator[Hit]:
     """`print` and progress bars without a condition on the rank; one finding per file.
 
@@ -410,7 +413,7 @@ def printed_by_all(file: File, script: Script) -> Iterator[Hit]:
                 continue
             if any(ranked(script, file, arg) for arg in given(call)):
                 continue
-        if (bar or dotted == "builtins.print") and not guard(file, script, call):
+        if (bar or dotted in _PRINTS) and not guard(file, script, call):
             found.append(call)
     if not found:
         return
@@ -427,10 +430,14 @@ def _own_print(script: Script) -> bool:
     """`builtins.print` is replaced, as torchvision's references do."""
     return any(
         "builtins.print =" in one.text or "__builtin__.print =" in one.text for one in script.files
-    ) or any("print" in one.names.members(one.tree) for one in script.files)
+    ) or any(
+        made.kind != "import" or made.dotted not in _PRINTS
+        for one in script.files
+        for made in one.names.members(one.tree).get("print", ())
+    )
 
 
-@rule("RK175", "error", "logged by every rank")
+@rule("RK175", "error", "logged by every rank", by_port=True)
 def logged_by_all(file: File, script: Script) -> Iterator[Hit]:
     """`SummaryWriter`, `wandb.init`, MLflow and alike on every rank.
 

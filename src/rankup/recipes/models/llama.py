@@ -15,10 +15,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from ...parallel.context import WholeSequence
 from ..llama import LlamaShape, RopeScaling
-from .transformer import Embedding, Linear, document_limits
+from .transformer import Embedding, Linear, decoder_plan, document_limits
 
 _STD = 0.02
 
@@ -58,9 +59,9 @@ class Attention(nn.Module):
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
-        self.head_size = shape.dim // shape.heads
+        self.head_dim = shape.dim // shape.heads
         self.sequence = WholeSequence()
-        queries, keys = shape.heads * self.head_size, shape.kv_heads * self.head_size
+        queries, keys = shape.heads * self.head_dim, shape.kv_heads * self.head_dim
         self.query = Linear(shape.dim, queries, _STD)
         self.key = Linear(shape.dim, keys, _STD)
         self.value = Linear(shape.dim, keys, _STD)
@@ -77,7 +78,7 @@ class Attention(nn.Module):
 
         def split(y: torch.Tensor) -> torch.Tensor:
             # By the size of a head, not by their number: a rank may hold a part of the heads.
-            return y.view(batch, length, -1, self.head_size)
+            return y.view(batch, length, -1, self.head_dim)
 
         q, k, v = split(self.query(x)), split(self.key(x)), split(self.value(x))
         # Of a stage of a pipeline the tables are those of the longest sequence, in float32.
@@ -200,22 +201,6 @@ class Llama(nn.Module):
             (self.finish, ["norm", "head"]),
         ]
 
-    def tensor_plan(self) -> dict[str, str]:
+    def tensor_plan(self) -> dict[str, ParallelStyle]:
         """How the modules can be cut over ranks: attention by heads, the rest by features."""
-        shared = f"column heads={self.shape.kv_heads}"
-        return {
-            "tokens": "embedding-sequence",
-            "blocks.*.attention_norm": "sequence",
-            "blocks.*.attention": "gather-sequence",
-            "blocks.*.attention.query": f"column heads={self.shape.heads}",
-            "blocks.*.attention.key": shared,
-            "blocks.*.attention.value": shared,
-            "blocks.*.attention.output": "row-sequence",
-            "blocks.*.feed_forward_norm": "sequence",
-            "blocks.*.feed_forward": "gather-sequence",
-            "blocks.*.feed_forward.gate": "column",
-            "blocks.*.feed_forward.up": "column",
-            "blocks.*.feed_forward.down": "row-sequence",
-            "norm": "sequence",
-            "head": "loss-parallel-sequence",
-        }
+        return decoder_plan("gate", "up")

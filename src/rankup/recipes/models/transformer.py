@@ -15,8 +15,17 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from ...parallel.context import WholeSequence, packs
+from ...parallel.tensor.styles import (
+    SEQUENCE,
+    EmbeddingToSequence,
+    GatherSequence,
+    PartOfDropout,
+    PositionsToSequence,
+    Replicated,
+)
 
 _STD = 0.02
 
@@ -67,6 +76,28 @@ def document_positions(tokens: torch.Tensor, end: int, sequence: WholeSequence) 
     begins = torch.zeros_like(places)
     begins[:, 1:] = torch.where(whole[:, :-1] == end, places[:, 1:], 0)
     return sequence.mine(places - begins.cummax(1).values)
+
+
+def decoder_plan(*inner: str) -> dict[str, ParallelStyle]:
+    """The tensor-parallel plan of embedding, blocks, norm and head.
+
+    Args:
+        inner: names of the maps into the inside of the feed-forward part.
+    """
+    into = [f"attention.{name}" for name in ("query", "key", "value")]
+    into += [f"feed_forward.{name}" for name in inner]
+    return {
+        "tokens": EmbeddingToSequence(),
+        "blocks.*.attention_norm": Replicated(parts=True),
+        "blocks.*.attention": GatherSequence(),
+        "blocks.*.feed_forward_norm": Replicated(parts=True),
+        "blocks.*.feed_forward": GatherSequence(),
+        **{f"blocks.*.{name}": ColwiseParallel() for name in into},
+        "blocks.*.attention.output": RowwiseParallel(output_layouts=SEQUENCE),
+        "blocks.*.feed_forward.down": RowwiseParallel(output_layouts=SEQUENCE),
+        "norm": Replicated(parts=True),
+        "head": ColwiseParallel(input_layouts=SEQUENCE, use_local_output=False),
+    }
 
 
 @dataclass(frozen=True)
@@ -136,7 +167,7 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.head_size = shape.dim // shape.heads
+        self.head_dim = shape.dim // shape.heads
         self.sequence = WholeSequence()
         self.query = Linear(shape.dim, shape.dim, _STD)
         self.key = Linear(shape.dim, shape.dim, _STD)
@@ -148,7 +179,7 @@ class Attention(nn.Module):
 
         def split(y: torch.Tensor) -> torch.Tensor:
             # By the size of a head, not by their number: a rank may hold a part of the heads.
-            return y.view(batch, length, -1, self.head_size).transpose(1, 2)
+            return y.view(batch, length, -1, self.head_dim).transpose(1, 2)
 
         q, k, v = split(self.query(x)), split(self.key(x)), split(self.value(x))
         y = self.sequence.attend(q, k, v, mask)
@@ -249,28 +280,11 @@ class Transformer(nn.Module):
             (self.finish, ["norm", "head"]),
         ]
 
-    def tensor_plan(self) -> dict[str, str]:
+    def tensor_plan(self) -> dict[str, ParallelStyle]:
         """How the modules can be cut over ranks: attention by heads, the rest by features.
 
         Between the maps, where each position is by itself, a rank has a part of the sequence
         (Korthikanti et al., 2022); the logits stay cut by the vocabulary, also in the loss.
         """
-        cut = f"column heads={self.shape.heads}"
-        return {
-            "tokens": "embedding-sequence",
-            "positions": "positions-sequence",
-            "dropout": "sequence",
-            "blocks.*.attention_norm": "sequence",
-            "blocks.*.attention": "gather-sequence",
-            "blocks.*.attention.query": cut,
-            "blocks.*.attention.key": cut,
-            "blocks.*.attention.value": cut,
-            "blocks.*.attention.output": "row-sequence",
-            "blocks.*.feed_forward_norm": "sequence",
-            "blocks.*.feed_forward": "gather-sequence",
-            "blocks.*.feed_forward.up": "column",
-            "blocks.*.feed_forward.down": "row-sequence",
-            "blocks.*.dropout": "sequence",
-            "norm": "sequence",
-            "head": "loss-parallel-sequence",
-        }
+        dropped = {name: PartOfDropout() for name in ("dropout", "blocks.*.dropout")}
+        return {**decoder_plan("up"), "positions": PositionsToSequence(), **dropped}
