@@ -105,7 +105,7 @@ def port(
         diff=diff,
         sync_bn=sync_bn,
         force=force,
-        judge=None if no_verify else lambda ported: str(judge(ported)),
+        judge=None if no_verify else lambda ported: str(judge(ported, batch)),
     )
     if verdict.startswith("differs"):
         raise typer.Exit(EXIT_FAILED)

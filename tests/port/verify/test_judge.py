@@ -110,6 +110,11 @@ def test_what_is_lacking_is_named(event: dict[str, Any], why: str) -> None:
             command._must_train(Seen(seen.outcome, (asks,)), Path("train.py"))
 
 
+def test_a_batch_for_each_gpu_is_another_run(script: Path) -> None:
+    ported = port(script, batch="per-gpu")
+    assert str(judge(ported, "per-gpu")).startswith("not proved: with --batch per-gpu it is")
+
+
 def test_what_takes_too_long_is_not_proved(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_SECONDS", 0.0)
     assert str(judge(port(script))).startswith("not proved: time: ")
