@@ -23,8 +23,8 @@ from rankup.parallel.build import Batch, Built, build
 from rankup.parallel.choices import Choices, Recompute
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
+from rankup.recipes.language_model import cross_entropy
 from rankup.recipes.llama import LlamaShape
-from rankup.recipes.loss import cross_entropy
 from rankup.recipes.models.llama import Llama
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.runtime.world import World

@@ -582,3 +582,47 @@ def test_counters_that_an_assignment_adds_to(counted: str, behind: str) -> None:
 def test_nothing_is_said_of_a_function_that_the_script_does_not_come_to() -> None:
     """Its evaluation is of a file that has a function that trains, too."""
     assert not check([CASES / "text_evaluated_elsewhere.out.py"])
+
+
+HDF5 = """\
+import h5py, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Clouds(Dataset):
+    def __init__(self, path):
+        self.path = path
+        {opened}
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        {first}
+        return self.points[index], 0
+
+model = torch.nn.Linear(16, 4)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in DataLoader(Clouds("a.h5"), batch_size=8, shuffle=True, num_workers={workers}):
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    opt.step()
+"""
+WHOLE = 'file = h5py.File(path, "r"); self.points = self.file["points"]'
+
+
+@pytest.mark.parametrize(
+    ("opened", "first", "workers", "line"),
+    [
+        (f"self.{WHOLE}", "pass", "4", 7),
+        ("self.points = h5py.File(path)", "pass", "os.cpu_count()", 7),
+        (f"self.{WHOLE}", "pass", "0", None),
+        (f"self.{WHOLE}", "self.points = h5py.File(self.path)['points']", "4", None),
+        ("self.points = h5py.File(path)['points'][:]", "pass", "4", None),
+        (f"self.{WHOLE}[:]", "pass", "4", None),
+        ("self.n = len(h5py.File(path)['points'])", "self.points = range(8)", "4", None),
+    ],
+)
+def test_an_hdf5_file_that_workers_share(
+    opened: str, first: str, workers: str, line: int | None
+) -> None:
+    text = HDF5.format(opened=opened, first=first, workers=workers)
+    found = check_python(from_bytes(Path("train.py"), text.encode()))
+    at = [split(one.place)[1] for one in found if one.code == "RK192"]
+    assert at == ([line] if line else [])

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rankup.recipes.language_model import cross_entropy
 from rankup.recipes.llama import LlamaShape
-from rankup.recipes.loss import cross_entropy
 from rankup.recipes.models.llama import Llama
 from rankup.recipes.models.transformer import Shape, Transformer
 

@@ -24,8 +24,13 @@ from rankup.base.errors import UserError
 from rankup.parallel.context import WholeSequence
 from rankup.parallel.initial import initialize
 from rankup.recipes import find
-from rankup.recipes.language_model import LanguageModel, Windows, log_frequencies
-from rankup.recipes.loss import IGNORED, cross_entropy
+from rankup.recipes.language_model import (
+    IGNORED,
+    LanguageModel,
+    Windows,
+    cross_entropy,
+    log_frequencies,
+)
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.recipes.text import TokenFile

@@ -23,9 +23,8 @@ from rankup.data.tokenize.command import Request, tokenize
 from rankup.data.tokens import Tokens
 from rankup.parallel.initial import initialize
 from rankup.recipes import find
-from rankup.recipes.language_model import LanguageModel, Mix, Several, Windows
+from rankup.recipes.language_model import IGNORED, LanguageModel, Mix, Several, Windows
 from rankup.recipes.llama import LlamaShape
-from rankup.recipes.loss import IGNORED
 from rankup.recipes.models.llama import Llama
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import TOKENS, LanguageModelOptions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,9 +12,11 @@ from torch import nn
 from rankup.parallel.build import Built
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
+from rankup.runtime.deadline import Deadline
 from rankup.runtime.world import World
 from rankup.train.evaluate import evaluate
 from rankup.train.options import TrainOptions
+from rankup.train.start import start
 from tests.pool import RankPool
 
 from .tasks import ConvNetTask, Images
@@ -122,3 +126,28 @@ def _per_target(world: World) -> float | None:
 
 def test_the_mean_is_over_targets_not_samples(ranks: RankPool) -> None:
     assert ranks.run(3, _per_target) == [3.0] * 3
+
+
+class _Asked:
+    """A deadline that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    @property
+    def wish(self) -> float:
+        self.times += 1
+        return 0.0
+
+
+def _asked(world: World, strategy: str) -> int:
+    options = TrainOptions(strategy=strategy)  # type: ignore[arg-type]
+    task = ConvNetTask(options, held_out=0)
+    built, stop = start(task, options, world), _Asked()
+    evaluate(task.loss, Images(50, seed=3), built, 1, cast("Deadline", stop))
+    return stop.times
+
+
+def test_ranks_that_go_together_ask_each_other_at_every_tenth_micro_batch(ranks: RankPool) -> None:
+    """25 micro-batches each: a collective before every one of them costs more than it is worth."""
+    assert ranks.run(2, _asked, "fsdp") == [3, 3]

@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from ..runtime.state import local
-from .layout import Layout
 from .mesh import Mesh
 
 
@@ -77,7 +75,6 @@ def global_norm(
     Args:
         copies: `id`s of parameters that another stage holds too, and counts.
     """
-    layout = mesh.at_step if mesh.together else Layout()
     by_share: dict[int, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is None or id(parameter) in copies:
@@ -88,8 +85,10 @@ def global_norm(
             # Whatever is not whole is cut; FSDP's strided shards are no `Shard` to torch.
             cut = (dim for dim, how in enumerate(placements) if not how.is_replicate())
             parts = math.prod(over.size(dim) for dim in cut)
-        alike = layout.world_size // (layout.pp * parts)
-        by_share.setdefault(alike, []).append(local(parameter.grad))
+        alike = mesh.alike // parts
+        gradient = parameter.grad
+        own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        by_share.setdefault(alike, []).append(own)
     total = torch.zeros((), dtype=torch.float64, device=mesh.world.device)
     for alike, gradients in by_share.items():
         norms = torch.stack(torch._foreach_norm([g for g in gradients if g.numel()] or [total]))
@@ -105,7 +104,8 @@ def clip(parameters: Iterable[nn.Parameter], norm: torch.Tensor, limit: float) -
     alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            gradient = local(parameter.grad)
+            gradient = parameter.grad
+            gradient = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             alike.setdefault((gradient.device, gradient.dtype), []).append(gradient)
     for (device, dtype), gradients in alike.items():
         torch._foreach_mul_(gradients, factor.to(device, dtype))

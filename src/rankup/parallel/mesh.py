@@ -56,6 +56,7 @@ class Mesh:
         sequence: the part of each sequence that this rank has.
         at_step: sizes of the axes over which a step is one: all, or those of a copy.
         step_group: the ranks that take a step together; None for all.
+        alike: how many of them hold the same of a parameter that is not cut.
     """
 
     def __init__(self, layout: Layout, world: World, apart: bool = False) -> None:
@@ -72,6 +73,7 @@ class Mesh:
         if layout.cp > 1 and (context := group_among(self.lines("cp"), "mesh_cp")):
             self.sequence = SharedSequence(self.cp, layout.cp, context)
         self.step_group = self._group_of_my_copy() if apart else None
+        self.alike = self.at_step.world_size // self.at_step.pp if self.together else 1
 
     def _group_of_my_copy(self) -> dist.ProcessGroup | None:
         """The ranks that share this copy of the model; None where it is one rank, or all."""

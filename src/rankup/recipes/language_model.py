@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 from ..base.errors import UserError
 from ..base.text import say
@@ -28,14 +30,14 @@ from ..train.optimizer import build_optimizer
 from ..train.plan import read_ahead
 from ..train.task import Batch, Named, Task
 from . import Asked, llama_weights, lora
-from .loss import IGNORED, compiled_cross_entropy, cross_entropy
 from .models.llama import Llama
 from .models.transformer import Shape, Transformer
-from .options import TOKENS, LanguageModelOptions
+from .options import LOGITS_AT_ONCE, TOKENS, LanguageModelOptions
 from .text import Text, TokenFile, end_of, open_tokens
 from .tokenized import BLOCK, Joined, counts, parse
 from .vocabulary import UNKNOWN, opened
 
+IGNORED = -100  # a target that is not there: cross_entropy's own default
 _TEMPERATURE = 0.8
 _TOP_K = 50
 _COUNTED = 1 << 24  # tokens at a time
@@ -248,6 +250,38 @@ class Mix(Computed):
             order = Order(self._sizes[text], seed, epoch)
             found[here] = order(torch.from_numpy(places[here])).numpy()
         return found
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Summed loss of logits (batch, length, vocabulary), of any precision, in float32.
+
+    Of a large vocabulary it goes through some rows at a time, and again in the backward: beside the
+    logits and their gradient there are never all of them, nor in float32.
+    """
+    flat, wanted = logits.flatten(0, 1), targets.flatten()
+    rows = max(1, LOGITS_AT_ONCE // flat.shape[1])
+    if len(flat) <= rows or isinstance(logits, DTensor):
+        return _summed(flat, wanted)
+    parts = [
+        checkpoint(_summed, some, theirs, use_reentrant=False, preserve_rng_state=False)
+        for some, theirs in zip(flat.split(rows), wanted.split(rows), strict=True)
+    ]
+    return torch.stack(parts).sum()
+
+
+def _summed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+
+
+def compiled_cross_entropy() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return the same in one kernel, which never has all logits in float32."""
+    compiled = torch.compile(_summed)
+
+    def summed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        kernel = _summed if isinstance(logits, DTensor) else compiled
+        return kernel(logits.flatten(0, 1), targets.flatten())
+
+    return summed
 
 
 class LanguageModel(Task):

@@ -169,8 +169,8 @@ def save_full_model(
         TypeError: something in `extra` would only load unsafely.
         OSError: the file could not be written; what was there before is unchanged. On every rank.
     """
-    if taken := {"model", "optimizer"} & extra.keys():
-        raise TypeError(f"save_full_model: {sorted(taken)} cannot be names of something extra")
+    if reserved := {"model", "optimizer"} & extra.keys():
+        raise TypeError(f"save_full_model: {sorted(reserved)} cannot be names of something extra")
     value: dict[str, Any] = full_state(model, copies)
     if optimizer is not None:
         value = {

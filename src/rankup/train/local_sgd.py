@@ -35,8 +35,8 @@ class Copies:
         self._shown = Cost()  # in lines of the metrics
         self._asked: tuple[torch.Tensor, dist.Work] | None = None
 
-    def due(self, step: Step, taken: int, stop: Deadline) -> bool:
-        """Return whether the copies meet behind this step, the last of `taken` since they did.
+    def due(self, step: Step, steps: int, stop: Deadline) -> bool:
+        """Return whether the copies meet behind this step, the last of `steps` since they did.
 
         In a long round the ranks tell each other every few steps whether somebody wishes to stop,
         and read it as many steps later, so that nobody waits for a copy that is not far behind.
@@ -45,7 +45,7 @@ class Copies:
             return True
         if self._every is not None and step.number % self._every == 0:
             return True
-        if taken % _ASK:
+        if steps % _ASK:
             return False
         wished = self._answer()
         if not wished:
@@ -71,12 +71,12 @@ class Copies:
         )
         dist.all_reduce(packed, group=self._mesh.copies)
         sums = packed.cpu()
-        memory = Cost(extra_memory=cost.extra_memory)
+        memory = Cost(extra_memory=cost.extra_memory).record()
         for result, row in zip(results, sums[NUMBERS:].view(len(results), -1), strict=True):
             numbers = Numbers(*row.tolist())
             # The norm is the mean of those of the copies' own gradients.
             result.share(numbers._replace(norm=numbers.norm / size), memory)
-        results[-1].cost = Cost(*(sums[:NUMBERS] / size).tolist())
+        results[-1].cost = Cost(*(sums[:NUMBERS] / size).tolist()).record()
 
     def _answer(self) -> bool:
         """Return whether any rank wished to stop when they were asked; the same on all."""

@@ -157,15 +157,15 @@ def numbers(recorded: profile, on_gpu: bool) -> dict[str, Any]:
 
 def _operators(recorded: profile, on_gpu: bool) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for one in recorded.key_averages():
-        if one.device_type != DeviceType.CPU:  # a kernel counts for the operator that started it
+    for event in recorded.key_averages():
+        if event.device_type != DeviceType.CPU:  # a kernel counts for the operator that started it
             continue
-        name = one.key.partition(" (")[0]  # FSDP says the module: `FSDP::all_gather (blocks.1)`
-        if one.key.startswith(_STEP):
+        name = event.key.partition(" (")[0]  # FSDP says the module: `FSDP::all_gather (blocks.1)`
+        if event.key.startswith(_STEP):
             name = _BETWEEN
-        micro = one.self_device_time_total if on_gpu else one.self_cpu_time_total
+        micro = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         entry = found.setdefault(name, {"name": name, "calls": 0, "seconds": 0.0})
-        entry["calls"] += one.count
+        entry["calls"] += event.count
         entry["seconds"] += micro / 1e6
     most = sorted(found.values(), key=lambda entry: -entry["seconds"])[:_MOST]
     return [entry for entry in most if entry["seconds"] > 0]

@@ -70,7 +70,7 @@ class StepResult:
         loss_scale: what its loss was multiplied by, under float16.
         statistics: the sum of running statistics over all micro-batches, once the step has ended.
         validation: what the evaluation behind it came to, by the names that the line has.
-        cost: what the exchange took since the line before; None where nobody measures it.
+        cost: what the exchange took since the line before, by the names that the line has.
         ended: when, in seconds since 1970.
     """
 
@@ -91,7 +91,7 @@ class StepResult:
         self.loss_scale: float | None = None
         self.statistics = torch.zeros(0)
         self.validation: Mapping[str, float] = {}
-        self.cost: Cost | None = None
+        self.cost: Mapping[str, float] = {}
         self._device = device
         self._ended: float | torch.cuda.Event = self._now()
         self._began = self._ended if before is None else before._ended
@@ -162,7 +162,7 @@ class StepResult:
             self._numbers = Numbers._make([*self._sums.tolist(), self._norm.item()])
         return self._numbers
 
-    def share(self, numbers: Numbers, cost: Cost) -> None:
+    def share(self, numbers: Numbers, cost: Mapping[str, float]) -> None:
         """Take the numbers of all copies of the model in place of this copy's own."""
         self._numbers, self.cost = numbers, cost
 
@@ -212,9 +212,11 @@ class StepResult:
         }
         if self.loss_scale is not None:
             record |= {"loss_scale": self.loss_scale, "skipped": not finite}
-        if self.cost is not None:
-            record |= self.cost.record()
-        return {**record, **(self.validation if "valid_loss" in self.validation else {})}
+        return {
+            **record,
+            **self.cost,
+            **(self.validation if "valid_loss" in self.validation else {}),
+        }
 
     def _now(self) -> float | torch.cuda.Event:
         if self._device.type != "cuda":
@@ -260,7 +262,7 @@ class Trainer:
         mesh = self._mesh = built.mesh
         self._device = mesh.world.device
         self._rank, self._ranks = mesh.data_rank, mesh.data_size
-        self._together = mesh.together and built.pipeline is None
+        self._together = mesh.together
         self._factor, self._counts = built.sum_of_gradients, built.counts
         self._counts_samples = built.counts_samples
         self._ranks_at_step = mesh.at_step.world_size
@@ -429,14 +431,14 @@ class Trainer:
             clip(self.parameters, norm, self.options.clip)
         return norm
 
-    def _cost_of_buckets(self) -> Cost | None:
+    def _cost_of_buckets(self) -> Mapping[str, float]:
         """What DDP sends in a step; of matrices of low rank nobody counts the bytes."""
         kind = self.options.compression.kind
         if not self.built.has_buckets or kind == "powersgd":
-            return None
+            return {}
         size = (2 if kind == "bf16" else 4) * sum(p.numel() for p in self.parameters)
         sent = ring_bytes(size, self._mesh.world.world_size)
-        return Cost(bytes_sent=sent, measured=False)
+        return Cost(bytes_sent=sent, measured=False).record()
 
 
 class Garbage:

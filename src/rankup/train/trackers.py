@@ -198,12 +198,12 @@ class Trackers:
     def step(self, record: Mapping[str, Any]) -> None:
         """Hand a step's line on."""
         values = outside(record)
-        for name, one in [*self._all.items()]:
-            self._do(name, partial(one.step, record["step"], values, record["time"]))
+        for name, tracker in [*self._all.items()]:
+            self._do(name, partial(tracker.step, record["step"], values, record["time"]))
 
     def close(self) -> None:
-        for name, one in [*self._all.items()]:
-            self._do(name, one.close)
+        for name, tracker in [*self._all.items()]:
+            self._do(name, tracker.close)
 
     def _begin(self, name: str, make: Callable[[], _Tracker]) -> None:
         def begin() -> None:

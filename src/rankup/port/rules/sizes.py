@@ -180,3 +180,68 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
                     "every rank of a node would start a worker for each of its cores",
                     "len(os.sched_getaffinity(0)) // local_world_size",
                 )
+
+
+@rule("RK192", "warning", "an HDF5 file that workers share")
+def shared_hdf5(file: File, script: Script) -> Iterator[Hit]:
+    """`self.file = h5py.File(path)` in `__init__` of a dataset whose samples are read from it, and
+    a loader with `num_workers`.
+
+    Workers are forked with the file open: what h5py holds of it is that of one process, and they
+    may read wrong numbers, or hang.
+
+    ```diff
+     import h5py
+     class Clouds(torch.utils.data.Dataset):
+         def __init__(self, path):
+    -        self.file = h5py.File(path)
+    +        self.path, self.file = path, None
+         def __getitem__(self, index):
+    +        self.file = self.file or h5py.File(self.path)
+             return self.file["points"][index]
+
+     loader = DataLoader(Clouds("clouds.h5"), batch_size=64, num_workers=4)
+     for x, y in rankup.shard(loader):
+         F.cross_entropy(model(x), y).backward()
+    ```
+
+    Leaves it.
+    """
+    loaders = [loader.node for loader in (*script.train_loaders, *script.eval_loaders)]
+    numbers = [argument(node, "num_workers", 5) for node in loaders if isinstance(node, ast.Call)]
+    if all(number is None or literal(number) == 0 for number in numbers):
+        return
+    for owner in file.names.all(ast.ClassDef):
+        methods = {part.name: part for part in owner.body if isinstance(part, ast.FunctionDef)}
+        if not {"__init__", "__getitem__"} <= {*methods}:
+            continue
+        read = _attributes(methods["__getitem__"], ast.Load)
+        read -= _attributes(methods["__getitem__"], ast.Store)
+        held: dict[str, ast.Call] = {}
+        for statement in walk(methods["__init__"]):
+            if not isinstance(statement, ast.Assign):
+                continue
+            value = statement.value
+            source: ast.expr | None = None
+            if isinstance(value, ast.Call) and file.names.called(value) == "h5py.File":
+                source = value
+            elif isinstance(value, ast.Subscript) and isinstance(value.value, ast.Attribute):
+                source = held.get(value.value.attr)  # a data set in it
+            if isinstance(source, ast.Call):
+                held |= dict.fromkeys(_attributes(statement, ast.Store), source)
+        for call in dict.fromkeys(held[name] for name in held if name in read):
+            yield Hit(
+                call,
+                "workers of the loader share this open file, and may read wrong numbers, or hang",
+                "open it in __getitem__, once in each worker; or pack it: rankup pack FILE.h5 "
+                "PACKED.h5, and rankup.data.open",
+            )
+
+
+def _attributes(where: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    """The attributes of `self` that are read or written there."""
+    return {
+        node.attr for node in walk(where)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, context)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
+    }  # fmt: skip
