@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -139,10 +140,34 @@ def test_what_is_chosen(tmp_path: Path) -> None:
         scanned(path, Choice(fields=("c",), label="a"))
     with pytest.raises(UserError, match="'c' cannot be keys"):
         scanned(path, Choice(fields=("a",), key="c"))
-    with pytest.raises(UserError, match="a structure"):
-        scanned(path, Choice(fields=("a", "structured")))
+    index = scanned(path, Choice(fields=("a", "u")))  # a member of a table is a data set, too
+    assert [one.name for one in index.fields] == ["a", "u"]
     with pytest.raises(UserError, match="nothing but labels"):
         scanned(path, Choice(fields=("c",), label="c"))
+
+
+@pytest.mark.parametrize("how", [{}, {"chunks": (2,), "compression": "gzip"}])
+def test_members_of_a_table_are_columns(tmp_path: Path, how: dict[str, Any]) -> None:
+    path = tmp_path / "x.h5"
+    kinds = [("a", "<f4"), ("b", ">i4"), ("v", "<f8", 2), ("x", "u1"), ("label", "i8"),
+             ("t", h5py.string_dtype())]  # fmt: skip
+    rows = np.array(
+        [(row / 2, row, (row, -row), row, row % 2, "t" * row) for row in range(5)], kinds
+    )
+    with h5py.File(path, "w") as file:
+        file.create_dataset("table", data=rows, **how)
+        file["x"] = np.arange(5) + 7
+    index = scanned(path)
+    assert {one.name for one in index.fields} == {"a", "b", "v", "x", "table.x", "t"}
+    assert labels(index) == [0, 1, 0, 1, 0]
+    for name in ("a", "b", "v"):
+        assert b"".join(values(path, index, name)) == rows[name].tobytes()
+    assert b"".join(values(path, index, "table.x")) == bytes(range(5))
+    assert values(path, index, "t") == [b"t" * row for row in range(5)]
+    with h5py.File(path, "w") as file:
+        file["table"] = np.zeros(4, [("inner", [("u", "i4")]), ("v", "f4")])
+    with pytest.raises(UserError, match=r"the member /table.inner is .* no number and no text"):
+        scanned(path)
 
 
 def test_what_is_not_taken_may_have_other_rows(tmp_path: Path) -> None:

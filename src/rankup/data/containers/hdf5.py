@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import h5py
 import numpy as np
@@ -73,7 +73,10 @@ def _scan(file: h5py.File, size: int, choice: Choice) -> Index:
     tables = [
         Table(
             *_named(path.rpartition("/")[2], path, len(groups), choice),
-            {name: _Column(one, size) for name, one in data.items()},
+            {
+                name: (_MemberColumn if isinstance(one, _Member) else _Column)(one, size)
+                for name, one in data.items()
+            },
         )
         for path, data in groups
     ]
@@ -91,14 +94,22 @@ def _scan(file: h5py.File, size: int, choice: Choice) -> Index:
     return replace(index, facts={_FACT: {"tables": lies, "base": base, "data": lone}})
 
 
-def _chosen(file: h5py.File, choice: Choice) -> list[tuple[str, dict[str, h5py.Dataset]]]:
-    """The groups that have samples, by their paths, with the data sets that may be taken."""
+def _chosen(file: h5py.File, choice: Choice) -> list[tuple[str, dict[str, Any]]]:
+    """The groups that have samples, by their paths, with the data sets that may be taken.
+
+    Of a compound data set, which is a table, each member is one.
+    """
     found = []
     known: set[str] = set()
     for group, everything in _groups(file):
-        data = {
+        data: dict[str, Any] = {
             name: one for name, one in everything.items() if one.ndim and not _is_classes(name, one)
         }
+        for table in [name for name, one in data.items() if _dtype(one).names]:
+            rows = data.pop(table)
+            for member in rows.dtype.names:
+                name = f"{table}.{member}" if member in data or member in everything else member
+                data[name] = _Member(rows, member)
         known.update(data)
         if choice.fields:
             wanted = {*choice.fields, choice.label, choice.key, *LABELS, *KEYS}
@@ -115,6 +126,34 @@ def _chosen(file: h5py.File, choice: Choice) -> list[tuple[str, dict[str, h5py.D
     if not found:
         raise UserError("there is no data set in it whose rows could be samples")
     return found
+
+
+class _Member:
+    """A member of a compound data set, with what a data set of it alone would have."""
+
+    attrs: ClassVar[dict[str, object]] = {}
+
+    def __init__(self, data: h5py.Dataset, member: str) -> None:
+        self.data, self._member = data, member
+        inner = data.dtype[member]
+        self.dtype, below = inner.subdtype or (inner, ())
+        self.shape = (*data.shape, *below)
+        self.ndim, self.chunks = len(self.shape), data.chunks
+        self.name = f"{data.name}.{member}"
+
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+        values: npt.NDArray[Any] = self.data.fields(self._member)[rows]
+        return values
+
+    @classmethod
+    def of(cls, group: h5py.Group, name: str) -> _Member | None:
+        """The member that is a column of this name in a group."""
+        for table, data in members(group):
+            if isinstance(data, h5py.Dataset) and data.dtype.names:
+                for member in data.dtype.names:
+                    if name in (member, f"{table}.{member}"):
+                        return cls(data, member)
+        return None
 
 
 def _is_axis(data: h5py.Dataset) -> bool:
@@ -152,7 +191,7 @@ def _heaps(data: dict[str, h5py.Dataset], size: int) -> dict[str, int]:
     places = {
         name: place(one, size)
         for name, one in data.items()
-        if one.dtype.kind == "O" and hdf5_layout.is_heap(one)
+        if isinstance(one, h5py.Dataset) and one.dtype.kind == "O" and hdf5_layout.is_heap(one)
     }
     return {name: at for name, at in places.items() if at is not None}
 
@@ -194,17 +233,49 @@ class _Column(Column):
         if dtype.kind == "O":
             _check_variable(data)
             return Field("", number, _lengths(data, at, size))
-        if dtype.kind == "V":
-            raise UserError(
-                f"the data set {data.name} is {dtype}, a structure; leave it out by naming the "
-                "others with --fields"
-            )
         shape = tuple(map(int, data.shape[1:]))
         one = math.prod(shape) * dtype.itemsize
         raw = data.id.get_type()
         lies = at is not None and raw.get_size() == dtype.itemsize and _as_in_memory(raw, dtype)
         offset = (at or 0) + np.arange(n, dtype=np.int64) * one if lies else number
         return Field("", offset, np.full(n, one, np.int64), None, None, dtype.str, shape)
+
+
+class _MemberColumn(Column):
+    """A member of a compound data set: its rows lie in no piece, and are read by h5py."""
+
+    def __init__(self, data: _Member, size: int) -> None:
+        self._data, self._size = data, size
+        self._text = data.dtype.kind == "S" or h5py.check_string_dtype(data.dtype) is not None
+        if math.prod(data.shape[1:]) == 1:
+            self.kind = "text" if self._text else "number" if data.dtype.kind in "iub" else ""
+
+    def rows(self) -> int:
+        return int(self._data.shape[0])
+
+    def values(self) -> Any:
+        place(self._data.data, self._size)
+        values = self._data[:].reshape(-1)
+        return Strings.of(values.tolist()) if self.kind == "text" else values
+
+    def field(self, first: int) -> Field:
+        data, n = self._data, self.rows()
+        place(data.data, self._size)
+        if n > self._size * 1032:  # as of a data set
+            raise BadContainer(f"{data.name} has {n} rows, more than its file can hold")
+        number = ~np.arange(first, first + n, dtype=np.int64)
+        if data.dtype.kind == "O" and self._text and data.ndim == 1:
+            blocks = (data[at : at + 4096] for at in range(0, n, 4096))
+            return Field("", number, np.fromiter((len(t) for b in blocks for t in b), np.int64, n))
+        if data.dtype.kind not in "iufcbS":
+            raise UserError(
+                f"the member {data.name} is {data.dtype}, which is no number and no text; leave "
+                "it out by naming the others with --fields"
+            )
+        length = math.prod(data.shape[1:]) * data.dtype.itemsize
+        shape = tuple(map(int, data.shape[1:]))
+        lengths = np.full(n, length, np.int64)
+        return Field("", number, lengths, None, None, data.dtype.str, shape)
 
 
 def _dtype(data: h5py.Dataset) -> np.dtype[Any]:
@@ -314,7 +385,7 @@ class Rows:
         self._heaps = hdf5_layout.Rows(path, base)
         self._ends = list(itertools.accumulate(group.rows for group in groups))
         self._file: h5py.File | None = None
-        self._known: dict[str, h5py.Dataset] = {}
+        self._known: dict[str, Any] = {}
         self._kept: dict[str, tuple[int, npt.NDArray[Any]]] = {}
 
     def chunks(self, field: str, number: int) -> Iterator[bytes | memoryview]:
@@ -361,9 +432,17 @@ class Rows:
         first = row // step * step
         return first, data[first : first + step]
 
-    def _data(self, path: str) -> h5py.Dataset:
+    def _data(self, path: str) -> Any:
         if self._file is None:
             self._file = opened(self._path)
         if path not in self._known:  # an index from elsewhere may name what `scan` would refuse
+            group, _, name = path.rpartition("/")
+            held = self._file.get(group or "/")
+            if isinstance(held, h5py.Group) and name not in held:
+                member = _Member.of(held, name)
+                if member is not None:
+                    place(member.data, self._path.stat().st_size)
+                    self._known[path] = member
+                    return member
             self._known[path] = hdf5_layout.at(self._file, path)
         return self._known[path]
