@@ -65,11 +65,9 @@ _FIXES: tuple[str | Callable[[Context], None], ...] = (
     "RK134",
     "RK181",
     "RK176",
-    "RK137",
     "RK129",
     "RK120",
     "RK188",
-    "RK189",
 )
 _LAUNCHED = {"hf-trainer": "a Hugging Face Trainer", "accelerate": "accelerate"}
 _PLACES = 3  # that are named in one line of the report
