@@ -124,7 +124,7 @@ def test_bad_input_is_named(words: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--strategy fsdp --compress powersgd", "or give bf16"),
+        ("--strategy fsdp --compress powersgd", "or give --compress bf16"),
         ("--strategy diloco --compress bf16", "whole and seldom"),
     ],
 )

@@ -129,8 +129,8 @@ class RandomStreams:
         if together:
             self._common = None
             self.synchronize()
-            if not dist.get_rank():
-                self._own = None  # it goes on with the common states
+            if self._begun_from is not None and not self._begun_from[0]:
+                self._own = None  # rank 0, and who shares its samples: on with the common states
         else:
             restore(self._common)
             self._common = None
