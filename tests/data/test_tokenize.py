@@ -367,3 +367,19 @@ def test_a_run_of_tokens_goes_over_the_ends_of_shards(tmp_path: Path, pieces: Pa
     assert shards[::-9_000].tolist() == wanted[7:-5][::-9_000]
     with pytest.raises(IndexError):
         shards[[len(shards)]]
+
+
+def test_a_text_within_structures_is_named_by_its_path(tmp_path: Path, pieces: Path) -> None:
+    rows = [{"a": {"b": "one text"}, "n": 1}, {"a": None, "n": 2}, {"a": {"b": "two"}, "n": 3}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, tmp_path / "in.parquet")
+    with pa.ipc.new_file(str(tmp_path / "in.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    wanted = expected(pieces, ["one text", "two"])
+    for name in ("in.jsonl", "in.parquet", "in.arrow"):
+        to = str(tmp_path / f"out-{name}")
+        folder = tokenize(Request((str(tmp_path / name),), to, str(pieces), field="a.b", workers=1))
+        assert made.Shards(folder)[:].tolist() == wanted, name
+        with pytest.raises(UserError, match=r"no (field|column) 'a.c' .*b"):
+            tokenize(Request((str(tmp_path / name),), to + "2", str(pieces), field="a.c", workers=1))

@@ -199,15 +199,24 @@ def _of_line(line: bytes, source: Source, number: int, field: str) -> str:
         ) from None
     except RecursionError:
         raise UserError(f"{source.path}{where}: objects within objects, too deep") from None
-    if not isinstance(row, dict) or field not in row:
-        has = nearest(field, row) if isinstance(row, dict) else f"it is {type(row).__name__}"
-        raise UserError(
-            f"{source.path}{where}: no field {field!r} ({has}); name that of the texts by --field"
-        )
-    value = row[field]
+    value: Any = row
+    for name in (field,) if isinstance(row, dict) and field in row else field.split("."):
+        if value is None and row is not None:  # an object on the way is null: there is no text
+            break
+        if not isinstance(value, dict) or name not in value:
+            has = nearest(name, value) if isinstance(value, dict) else f"it is {_type(value)}"
+            raise UserError(
+                f"{source.path}{where}: no field {field!r} ({has}); name that of the texts by "
+                "--field"
+            )
+        value = value[name]
     if value is not None and not isinstance(value, str):
         raise UserError(
-            f"{source.path}{where}: field {field!r} is {type(value).__name__}, and a text is "
+            f"{source.path}{where}: field {field!r} is {_type(value)}, and a text is "
             "needed; name another one by --field"
         )
     return value or ""
+
+
+def _type(value: object) -> str:
+    return type(value).__name__
