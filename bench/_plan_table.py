@@ -326,6 +326,8 @@ def best_layout(row: dict[str, str], shape: Shape, told: Layout, machine: Machin
         framework=told.framework,
     )
     for one in search.candidates(machine, told.gpus):
+        if one.zero in (1, 2) or one.recompute == "selective:2":
+            continue  # as rankup does them, and nobody else
         if any(size and getattr(one, key) != size for key, size in sizes.items()):
             continue
         if row.get("act_recompute", "").strip() and one.recompute != told.recompute:

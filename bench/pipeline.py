@@ -22,8 +22,7 @@ from _ranks import run_ranks
 from common import claim, machine, parse_effort, table
 from rankup.parallel.choices import stages_per_rank
 from rankup.parallel.pipeline.cut import balance, links
-from rankup.parallel.pipeline.run import Pipeline
-from rankup.parallel.pipeline.schedule import placement
+from rankup.parallel.pipeline.run import Pipeline, placement
 from rankup.parallel.pipeline.stage import carve
 
 SLEEP = 0.1  # seconds, forward and backward alike: a hand-over is short beside it

@@ -13,7 +13,6 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from rankup.parallel.build import split
 from rankup.parallel.choices import Choices, Recompute
 from rankup.parallel.layout import Layout
-from rankup.parallel.on_paper import pretended
 from rankup.plan.framework import FRAMEWORKS
 from rankup.plan.layout import Layout as Planned
 from rankup.plan.memory import memory
@@ -21,6 +20,7 @@ from rankup.plan.shape import Shape
 from rankup.recipes.language_model import cross_entropy
 from rankup.recipes.llama import SIZES
 from rankup.recipes.models.llama import Llama
+from tests.parallel.pretended import pretended
 
 RANKS, LENGTH, VOCABULARY = 64, 4096, 128_256
 # Gathered layers in full precision on their way to the optimizer are not in plan's figure.

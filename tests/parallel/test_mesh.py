@@ -12,8 +12,8 @@ from rankup.parallel.choices import Choices
 from rankup.parallel.initial import on_meta
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
-from rankup.parallel.on_paper import pretended
 from rankup.recipes.models.transformer import Shape, Transformer
+from tests.parallel.pretended import pretended
 
 RANKS = 256
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankup.parallel.build import recompute
 from rankup.parallel.layout import Layout
-from rankup.parallel.on_paper import pretended
+from tests.parallel.pretended import pretended
 
 # Its new name is not in every torch that is supported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor_autograd:FutureWarning")

@@ -20,10 +20,10 @@ from rankup.parallel.choices import Choices
 from rankup.parallel.initial import on_meta
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
-from rankup.parallel.on_paper import pretended
 from rankup.parallel.user.parallelize import parallelize
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.runtime.world import World
+from tests.parallel.pretended import pretended
 from tests.pool import RankPool
 
 WORDS, DIM, LENGTH = 32, 16, 8

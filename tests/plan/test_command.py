@@ -214,6 +214,26 @@ def test_options_of_the_recipe_hold_the_layout(rankup_here: RunRankup) -> None:
         assert row["seconds_to_the_end"] == pytest.approx(100 * row["seconds_per_step"])
 
 
+@pytest.mark.parametrize("zero", ["1", "2"])
+def test_a_stage_of_zero_that_was_given_is_kept_and_not_repeated(
+    rankup_here: RunRankup, zero: str
+) -> None:
+    more = ("--precision", "bf16", "--strategy", "fsdp", "--zero", zero)
+    found = _json(rankup_here, *BOOSTER, "--gpus", "8", *RECIPE, *more)
+    assert {row["layout"]["zero"] for row in found["rows"]} == {int(zero)}
+    assert shlex.split(found["command"]).count("--zero") == 1
+
+
+def test_a_script_is_proposed_what_parallelize_takes(rankup_here: RunRankup) -> None:
+    """Its own loop does not say which micro-batch is a step's last."""
+    words = ["--gpus", "64", "--layouts", "100", *SEVEN]
+    rows = _json(rankup_here, *BOOSTER, *words)["rows"]
+    assert {row["layout"]["zero"] for row in rows} == {0, 2, 3}  # 0: nothing is sharded
+    slow = ["--gpu", "A100-80GB", "--gpus-per-node", "4", "--nic", "5GB/s", "--gpus", "16"]
+    found = _json(rankup_here, *slow, "--global-batch", "16", *SEVEN)
+    assert found["in_the_script"].endswith(", zero=2)")
+
+
 def test_compiling_is_proposed_with_what_it_saves(rankup_here: RunRankup) -> None:
     words = [*BOOSTER, "--gpus", "8", *RECIPE, "--precision", "bf16", "--steps", "1000"]
     found = _json(rankup_here, *words)

@@ -22,7 +22,6 @@ from rankup.parallel.build import blocks, recompute, split
 from rankup.parallel.choices import Choices
 from rankup.parallel.initial import materialize, on_meta
 from rankup.parallel.layout import Layout as Mesh
-from rankup.parallel.on_paper import pretended
 from rankup.plan import counted
 from rankup.plan.estimate import Estimate, estimate
 from rankup.plan.layout import Layout, Recompute
@@ -34,6 +33,7 @@ from rankup.recipes.llama import LlamaShape
 from rankup.recipes.models.llama import Llama
 from rankup.recipes.models.transformer import Shape as GptShape
 from rankup.recipes.models.transformer import Transformer
+from tests.parallel.pretended import pretended
 
 SMALL = LlamaShape(layers=4, dim=64, heads=4, kv_heads=2, ffn=160, vocab_size=96)
 

@@ -11,7 +11,6 @@ from rankup.parallel.build import split
 from rankup.parallel.choices import Choices
 from rankup.parallel.initial import on_meta
 from rankup.parallel.layout import Layout as Mesh
-from rankup.parallel.on_paper import pretended
 from rankup.plan.estimate import Estimate, estimate
 from rankup.plan.holdings import lines, weights
 from rankup.plan.layout import Layout
@@ -19,6 +18,7 @@ from rankup.plan.machine import MACHINES
 from rankup.plan.shape import Shape
 from rankup.plan.target import Sizes, find
 from rankup.recipes.language_model import model_of
+from tests.parallel.pretended import pretended
 
 # Sizes that come out even over no number of ranks.
 GPT = ["--vocab", "byte", "--dim", "20", "--heads", "4", "--layers", "2", "--seq-len", "12"]

@@ -174,6 +174,53 @@ def test_more_work_takes_longer_and_better_machines_are_faster() -> None:
     assert at(fsdp(global_batch=1024)).seconds > 1.9 * base.seconds
 
 
+def test_what_fsdp_keeps_is_gathered_and_added_up_once_a_step() -> None:
+    """ZeRO-2 and 1 in memory and time, of eight micro-batches; of one there is nothing to spare."""
+    slow = {"nic_per_node": 2 * GB}
+    by_zero = [at(fsdp(micro_batch=1, zero=zero), **slow) for zero in (3, 2, 1)]
+    assert by_zero[0].layout.micro_batches == 8
+    times = [found.seconds for found in by_zero]
+    needs = [found.memory_total for found in by_zero]
+    assert times == sorted(times, reverse=True)
+    assert needs == sorted(needs)
+    weights = [dict(found.memory)["weights"] for found in by_zero]
+    assert len(set(weights)) == 1, "the float32 weights lie in shards under each"
+    parameters = LLAMA_7B.parameters()
+    assert dict(by_zero[1].memory)["gathered layers"] == pytest.approx(2 * parameters)
+    assert dict(by_zero[2].memory)["gradients"] == pytest.approx(4 * parameters)
+    exchanged = [
+        sum(t.seconds for t in found.terms if t.name in ("sharded weights", "gradients"))
+        for found in by_zero
+    ]
+    # On such a network hardly anything is hidden: 8 (2 + 2 + 4) P, 2 + 8 · 4, 2 + 4.
+    assert exchanged[0] / exchanged[1] == pytest.approx(64 / 34, rel=0.1)
+    assert exchanged[1] / exchanged[2] == pytest.approx(34 / 6, rel=0.15)
+
+
+def test_every_second_layer_recomputes_half() -> None:
+    none, half, full = (at(fsdp(recompute=how)) for how in ("none", "selective:2", "full"))
+    kept = [dict(found.memory)["activations"] for found in (none, half, full)]
+    assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2, rel=1 / 32)  # and half a layer
+    again = [
+        sum(t.seconds for t in found.terms if t.name == "recomputation") for found in (half, full)
+    ]
+    assert again[0] == pytest.approx(again[1] / 2)
+
+
+def test_the_search_adds_gradients_up_once_only_where_that_spares_something() -> None:
+    machine = MACHINES["H100-80GB"]
+    zeros = {
+        once: {
+            (layout.zero, layout.micro_batches > 1)
+            for layout in Search(LLAMA_7B, 64, once=once).candidates(machine, 16)
+            if layout.pp == 1 and layout.dp_shard > 1
+        }
+        for once in (True, False)
+    }
+    assert zeros[True] == {(3, True), (3, False), (2, True), (2, False), (1, True)}
+    assert zeros[False] == {(3, True), (3, False), (2, True), (2, False)}
+
+
 def test_hsdp_helps_where_adapters_are_slow() -> None:
     slow = {"nic_per_node": 10 * GB}
     hybrid = fsdp(dp_replicate=8, dp_shard=8, strategy="hsdp")

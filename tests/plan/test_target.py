@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -288,6 +289,46 @@ def test_a_function_is_asked_for_its_shapes_in_a_child(tmp_path: Path) -> None:
     assert found.words == (f"{tmp_path}/mine.py",)
     with pytest.raises(UserError, match="not known as a decoder-only transformer"):
         find(f"{tmp_path}/mine.py:convolution", (), Sizes())
+
+
+BROKEN = {
+    "of_size": "takes arguments (width), and is called without any",
+    "reads_values": "does not work on meta tensors",
+    "nothing": "returned int; a function that returns the model",
+    "build_modle": "has no function 'build_modle'; did you mean build_model?",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_function_that_builds_no_model_is_said(tmp_path: Path, name: str) -> None:
+    more = """
+def of_size(width):
+    return nn.Linear(width, width)
+
+def reads_values():
+    model = nn.Linear(2, 2)
+    model.weight.sum().item()
+    return model
+
+def nothing():
+    return 3
+"""
+    (tmp_path / "mine.py").write_text(MODEL + more)
+    with pytest.raises(UserError, match=re.escape(BROKEN[name])):
+        find(f"{tmp_path}/mine.py:{name}", (), Sizes())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import no_such_package_at_all", "cannot be imported: No module named"),
+        ("raise SystemExit(3)", "ended the program while it was imported (3)"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_said(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError, match=re.escape(said)):
+        find(f"{tmp_path}/mine.py:build_model", (), Sizes())
 
 
 def _llama(fused: bool) -> list[tuple[str, list[int]]]:

@@ -51,7 +51,7 @@ def test_a_bar_with_a_name_is_followed_to_a_loader_from_another_file(tmp_path: P
     ported = _ported(tmp_path, text, utils=utils)
     assert "bar = tqdm(rankup.shard(loader))\n" in ported.text
     assert ported.text.count("rankup.shard(") == 1
-    assert "rankup.batch_mean(loss.item())" in ported.text
+    assert "rankup.backward(loss)" in ported.text
 
 
 def test_a_sum_that_is_divided_by_the_batch_under_its_own_name_is_a_mean(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_sum_that_is_divided_by_the_batch_under_its_own_name_is_a_mean(tmp_pat
         HEAD + made + "    return value\n\n" + MADE + loop.replace("net(x).mean()", "gap(net(x))")
     )
     ported = _ported(tmp_path, text)
-    assert "rankup.summed" not in ported.text
+    assert "rankup.backward(loss)" in ported.text
     assert "rankup.wrap(net)" in ported.text
 
 
@@ -336,10 +336,10 @@ def test_a_mean_over_rows_of_which_samples_have_some_is_said(
     made = f"loader = DataLoader(data, batch_size=4, collate_fn={collate})\n"
     [*notes] = _ported(tmp_path, HEAD + MADE + made + "for x in loader:\n" + STEP).left
     rows = [one.line for one in notes if "rows that samples are joined of (train.py:5)" in one.text]
-    assert rows == [7] * said
+    assert rows == [8] * said
 
 
-def test_a_loss_that_a_callback_reads_is_said_to_be_rank_0s(tmp_path: Path) -> None:
+def test_a_loss_that_a_callback_reads_is_of_the_whole_batch(tmp_path: Path) -> None:
     trainer = HEAD + "class Trainer:\n    def fit(self, net, optimizer, then):\n"
     trainer += "        for x in DataLoader(data, batch_size=4):\n"
     trainer += "".join(
@@ -350,7 +350,8 @@ def test_a_loss_that_a_callback_reads_is_said_to_be_rank_0s(tmp_path: Path) -> N
     text += "Trainer().fit(net, optimizer, show)\n"
     ported = _ported(tmp_path, text, trainer=trainer + "            then(self)\n")
     notes = [one.text for file in ported.files for one in file.left]
-    assert notes == ["trainer.loss (train.py:6): of rank 0's part of the batch"]
+    assert not notes
+    assert "rankup.backward(self.loss)" in ported.modules[0].text
 
 
 @pytest.mark.parametrize(
@@ -528,7 +529,7 @@ def test_a_sum_that_an_object_returns_is_summed(tmp_path: Path) -> None:
     loop = "elbo = Elbo()\nfor x in DataLoader(data, batch_size=4):\n"
     loop += STEP.replace("loss = net(x).mean()", "loss, n = elbo(net(x), x)")
     ported = _ported(tmp_path, HEAD + "from helper import Elbo\n" + MADE + loop, helper=helper)
-    assert "rankup.summed(loss).backward()" in ported.text
+    assert "rankup.backward(loss, summed=True)" in ported.text
 
 
 SET = "# rankup: the order of a set is another on each rank"
@@ -675,11 +676,8 @@ def test_a_batch_that_may_be_none_is_refused(tmp_path: Path) -> None:
     [
         ("(x > 0).any() and loss.item() > 1", "(x > 0).any() and loss.item() > 1"),
         ("(x > 0).any() or loss.item() > 1", "(x > 0).any() or loss.item() > 1"),
-        ("i > 3 and loss.item() > 1", "i > 3 and rankup.batch_mean(loss.item()) > 1"),
-        (
-            "loss.item() > 1 and loss.item() < 3",
-            "rankup.batch_mean(loss.item()) > 1 and rankup.batch_mean(loss.item()) < 3",
-        ),
+        ("i > 3 and x.size(0) > 1", "i > 3 and rankup.batch_sum(x.size(0)) > 1"),
+        ("x.max() > 1 and x.size(0) > 1", "x.max() > 1 and x.size(0) > 1"),
     ],
 )
 def test_no_collective_stands_behind_what_only_some_ranks_go_past(

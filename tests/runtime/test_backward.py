@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 from collections.abc import Callable
 from datetime import timedelta
@@ -241,6 +242,28 @@ def test_ranks_that_took_other_numbers_of_steps_end(ranks: RankPool) -> None:
 
 def test_an_optimizer_of_no_wrapped_model_is_nobodys_business(ranks: RankPool) -> None:
     assert ranks.run(2, _parted, _nothing_differs) == [(-1, "")] * 2
+
+
+def _made_anew(world: World) -> int:
+    """A new optimizer in each step, in a circle, as a scheduler makes it; one rank collects."""
+    model = rankup.wrap(_fresh())
+    if world.rank:
+        gc.disable()
+    try:
+        for step in range(6):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / (1 + step))
+            optimizer.circle = optimizer  # type: ignore[attr-defined]
+            rankup.backward(model(torch.ones(2, 3)).square().mean())
+            optimizer.step()
+            if not world.rank:
+                gc.collect()
+    finally:
+        gc.enable()
+    return step
+
+
+def test_when_python_collects_an_optimizer_is_each_ranks_own(ranks: RankPool) -> None:
+    assert ranks.run(2, _made_anew) == [5, 5]
 
 
 def _one_leaves(world: World) -> str:

@@ -40,8 +40,7 @@ from .initial import Initial, materialize
 from .layout import Layout
 from .mesh import Mesh
 from .pipeline.cut import costs, cut, links
-from .pipeline.run import Pipeline, model_args
-from .pipeline.schedule import placement
+from .pipeline.run import Pipeline, model_args, placement, samples
 from .pipeline.stage import StageModule, Ties, carve, copies, find_ties
 from .sharded import beside_blocks, blocks, has_statistics, shard
 from .tensor.apply import apply, loss_context, plain
@@ -217,7 +216,8 @@ def build(
     built.draws_apart += ("context", mesh.cp) if layout.cp > 1 else ()
     if layout.pp > 1:
         group = mesh.group("pp")
-        built.pipeline = Pipeline(stages, group, device, choices.schedule)
+        rows = 0 if example is None else samples(model_args(*example))
+        built.pipeline = Pipeline(stages, group, device, choices.schedule, rows)
     elif mesh.at_step.dp_replicate > 1 and not isinstance(built.model, FSDPModule):
         built.replica = replicate(built.model, choices.compression)
         built.sum_of_gradients = mesh.world.world_size

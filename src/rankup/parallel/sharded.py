@@ -103,8 +103,11 @@ def shard(
             bytes each in place of 4 then, with their gradient.
         sums: the type in which gradients are sent and added up.
         offload: keep parts, gradients and optimizer state in host memory.
-        reshard: give a part's memory back between its forward and its backward.
+        reshard: give a part's memory back between its forward and its backward. In a pipeline all
+            of a stage stays from its first forward of a step on: torch adds gradients up behind the
+            last backward, so that data ranks need not have chunks in step.
     """
+    reshard = reshard and mesh.layout.pp == 1
     over = mesh.device_mesh["dp_shard"]
     if mesh.at_step.dp_replicate > 1:
         over = mesh.device_mesh["dp_replicate", "dp_shard"]
@@ -128,7 +131,7 @@ def shard(
             fully_shard(child, reshard_after_forward=reshard and child not in behind, **options)
         kept = {} if reshard else {"reshard_after_forward": False}
         fully_shard(root, **options | kept | last)
-        if mesh.layout.pp == 1:  # a pipeline holds and releases all of it itself
+        if mesh.layout.pp == 1:  # a pipeline gives it back itself
             root.register_forward_hook(_after_forward)
         for part in sharded_parts(root):
             _sum_gradients(part)

@@ -17,7 +17,7 @@ from .framework import COMPILES
 from .layout import Precision
 from .search import Layouts, Search, numbers_of_gpus, where_it_stops_paying
 from .target import Sizes, Target
-from .words import Wanted, framework_of, has_pipelines
+from .words import Wanted, by_recipe, framework_of
 
 _TOKENS = 2**20  # tokens per step that are assumed
 _MOST_TOKENS = 1e18  # of a run, or of an epoch
@@ -124,7 +124,8 @@ def answer(request: Request, target: Target, site: machines.Site) -> Answer:
         schedule=recipe.pp_schedule if recipe and target.said("--pp-schedule") else None,
         cp=recipe.cp or 1 if recipe else 1,
         shard=recipe.shard if recipe else None,
-        pipelines=has_pipelines(target),
+        pipelines=by_recipe(target),
+        once=by_recipe(target),
         framework=framework_of(target),
     )
 

@@ -212,7 +212,7 @@ def recomputed(work: Work, layout: Layout, framework: Framework) -> float:
     """Return the seconds of forwards done again in a backward: all of a layer's, or attention's."""
     if layout.recompute == "full":
         return work.forward
-    if layout.recompute == "selective:2":  # of every second layer
+    if layout.recompute == "selective:2":  # every second layer, all of it
         return work.forward / 2
     if layout.recompute == "selective":
         if framework.selective is None:

@@ -315,4 +315,4 @@ def band(layout: Layout, machine: Machine) -> float:
         classes.append("across")
     if layout.precision == "fp8":
         classes.append("fp8")
-    return max(_BANDS[one] for one in classes)
+    return max(_BANDS[name] for name in classes)

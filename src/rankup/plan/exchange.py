@@ -50,13 +50,15 @@ def data_parallel(
     of the updated weights, beside the last micro-batch's backward. FSDP in every micro-batch: each
     layer's weights gathered in the precision of the forward and, where they were freed (ZeRO-3),
     in the backward, gradients scattered; all beside the layer's own work [FSDP paper, 3.2; ZeRO].
+    Where FSDP keeps what it gathers, it does so once per step, and under ZeRO-1 scatters once, too.
     HSDP adds an all-reduce of each rank's shard across the copies, in the last micro-batch alone.
     """
     if layout.data * layout.cp == 1:
         return Data(0.0, 0.0)
     stride = layout.tp
     backward = layers * (work.backward + again)
-    if layout.zero < 2:
+    kept = 3 > layout.zero >= framework.shards_weights
+    if layout.zero < 2 and not kept:
         ranks = group(machine, layout.data * layout.cp, stride)
         size = framework.gradient_bytes * trained
         count = framework.messages_per_layer * layers or max(1.0, size / framework.bucket)
@@ -74,17 +76,20 @@ def data_parallel(
         return Data(0.0, exchange + after)
     shard = layout.shards
     ranks = group(machine, shard, stride)
-    one, own = (count / max(1, layers) for count in (parameters, trained))
+    layer, own = (count / max(1, layers) for count in (parameters, trained))
     if layout.pp > 1:  # once per step, the reduction beside the last backward
         scatter = ranks.gather(framework.gradient_bytes * trained, layers)
         gather = ranks.gather(layout.value_bytes * parameters, layers)
         return Data(0.0, gather + hidden(scatter, backward, machine))
-    gather = ranks.gather(layout.value_bytes * one)
+    gather = ranks.gather(layout.value_bytes * layer)
     scatter = ranks.gather(framework.gradient_bytes * own)
     forward = hidden(gather, work.forward, machine)
     scatter += gather if layout.zero == 3 else 0.0
-    back = hidden(scatter, work.backward + again, machine)
+    back = 0.0 if layout.zero == 1 else hidden(scatter, work.backward + again, machine)
     copies = group(machine, layout.dp_replicate, stride * shard)
     reduced = scatter + copies.reduce(framework.gradient_bytes * own / shard)
     last = hidden(reduced, work.backward + again, machine) - back
-    return Data(layers * (forward + back) + gather, layers * last)
+    gathers = layers * forward + gather
+    if kept:
+        return Data(layers * back, gathers + layers * last)
+    return Data(gathers + layers * back, layers * last)

@@ -33,8 +33,8 @@ class Framework:
         balanced: pipeline stages are cut by cost, the head included.
         sequence_parallel: tensor parallelism splits norms and residuals too.
         autocast: where weights are not sharded, autocast keeps half-precision copies of them.
-        shards_weights: stage of ZeRO from which float32 weights lie in shards: 2 where that is FSDP
-            without resharding, which keeps what it has gathered for a micro-batch beside them.
+        shards_weights: stage of ZeRO from which float32 weights lie in shards: 1 where all of it is
+            FSDP, which beside them keeps what it has gathered until the end of a step.
         states: bytes per parameter of weights, gradients, and what ZeRO-1 shards: the optimizer's
             states and a float32 copy of the weights.
         logits: bytes per logit at the peak: bf16, float32, its log-softmax, its gradient.
@@ -84,7 +84,7 @@ _SCRIPT = replace(
     sequence_parallel=True,
     autocast=True,
     gathers_context=True,
-    shards_weights=2,
+    shards_weights=1,
 )
 _RECIPE = replace(_SCRIPT, name="rankup", recipe=True)
 

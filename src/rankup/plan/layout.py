@@ -22,8 +22,8 @@ class Layout:
         micro_batch: sequences per forward.
         global_batch: sequences per optimizer step, over all ranks.
         zero: 0 every rank holds all states, 1 the optimizer's are sharded over the data-parallel
-            ranks, 2 gradients too, 3 parameters too (FSDP). rankup's 2 is FSDP that gathers weights
-            once per micro-batch and keeps them for the backward.
+            ranks, 2 gradients too, 3 parameters too (FSDP). rankup's 1 and 2 are FSDP that gathers
+            weights once per step.
         sequence_parallel: norms and residuals are split over the tensor-parallel ranks.
         inner_steps: optimizer steps between two exchanges (local-sgd, diloco).
         framework: whose habits to predict; see `framework.FRAMEWORKS`.

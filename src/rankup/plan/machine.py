@@ -106,13 +106,13 @@ _VENDOR = "data sheets; stas00/ml-engineering (links); fitted efficiencies"
 MEASURED = ("A100", "H100")  # what there were runs of; the others have their efficiencies
 
 MACHINES = {
-    one.gpu: replace(
-        one,
+    card.gpu: replace(
+        card,
         source=_VENDOR
-        if one.gpu.startswith(MEASURED)
-        else f"{_VENDOR} of {'H100' if one.fp8_speedup else 'A100'}, not measured here",
+        if card.gpu.startswith(MEASURED)
+        else f"{_VENDOR} of {'H100' if card.fp8_speedup else 'A100'}, not measured here",
     )
-    for one in (
+    for card in (
         replace(_AMPERE, gpu="A100-40GB", memory_gib=39.6, hbm=1555 * GB),
         replace(_AMPERE, gpu="A100-80GB", memory_gib=79.3, hbm=2039 * GB),
         replace(_HOPPER, gpu="H100-80GB", memory_gib=79.6, hbm=3350 * GB),
@@ -155,7 +155,7 @@ def machine(gpu: str, gpus_per_node: int | None = None, nic: float | None = None
     found = known.get(gpu.lower()) or (known[begins[0]] if len(begins) == 1 else None)
     if len(begins) > 1 and found is None:
         raise UserError(
-            f"--gpu {gpu} is one of {', '.join(known[one] for one in begins)}; say which"
+            f"--gpu {gpu} is one of {', '.join(known[name] for name in begins)}; say which"
         )
     if found is None:
         raise UserError(f"unknown GPU {gpu!r}; {nearest(gpu, set(MACHINES))}")

@@ -60,10 +60,10 @@ class Site:
         billed = math.ceil(gpus / per_node) * per_node if self.whole_nodes else gpus
         return billed * seconds / 3600 * self.machine.core_hours_per_gpu_hour
 
-    def token_cost(self, one: Estimate) -> float:
+    def token_cost(self, fit: Estimate) -> float:
         """Return what a token of a layout costs, in `machine.unit`."""
-        gpus = one.layout.gpus
-        return self.cost(gpus, 1 / (one.tokens_per_second_per_gpu * gpus))
+        gpus = fit.layout.gpus
+        return self.cost(gpus, 1 / (fit.tokens_per_second_per_gpu * gpus))
 
 
 def choose(asked: Asked) -> Site:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from . import counted
 from .framework import Framework
-from .layout import Layout
+from .layout import Layout, Recompute
 from .pipeline import kept, stage_layers
 from .shape import Shape
 
@@ -30,8 +30,8 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
     tokens, t, h = layout.micro_batch * shape.seq / layout.cp, layout.tp, shape.hidden
     split = t if layout.sequence_parallel else 1
     if layout.recompute == "selective:2":  # every second layer keeps all, the others their input
-        both = (replace(layout, recompute=how) for how in ("none", "full"))
-        return sum(activations(shape, one, framework) for one in both) / 2
+        halves = (replace(layout, recompute=how) for how in ("none", "full"))
+        return sum(activations(shape, half, framework) for half in halves) / 2
     if layout.recompute == "full":
         return layout.value_bytes * tokens * h / split
     if framework is not None and framework.recipe:
@@ -84,7 +84,7 @@ def states(
     """
     trained = parameters if trained is None else trained
     each = zip(framework.states, (parameters, trained, trained), strict=True)
-    weights, gradients, optimizer = (one * count for one, count in each)
+    weights, gradients, optimizer = (size * count for size, count in each)
     shard = layout.shards
     optimizer /= shard if layout.zero >= 1 else 1
     gradients /= shard if layout.zero >= 2 and layout.pp == 1 else 1
@@ -133,7 +133,8 @@ def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Pa
     kept_bytes *= 1 - shape.still
     if layout.recompute != "none":  # the layer that is being computed again has all of its own
         whole = activations(shape, replace(layout, recompute="none"), framework)
-        kept_bytes += whole - activations(shape, layout, framework)
+        how: Recompute = "full" if layout.recompute == "selective:2" else layout.recompute
+        kept_bytes += whole - activations(shape, replace(layout, recompute=how), framework)
     logits = 0.0
     if stage == layout.pp - 1:
         logits = tokens * shape.vocab / layout.tp
@@ -148,10 +149,10 @@ def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Pa
         gathered = layout.value_bytes * (shape.layer_parameters / layout.tp + largest)
         if layout.pp > 1:  # gathered once per step, kept until its last micro-batch
             gathered = layout.value_bytes * parameters
-    if 3 > layout.zero >= framework.shards_weights:  # from the forward to the backward
+    if 3 > layout.zero >= framework.shards_weights:  # until the end of the step
         gathered = layout.value_bytes * parameters
     copies = 0.0
-    if framework.autocast and layout.zero < 2 and layout.precision != "fp32":
+    if framework.autocast and layout.zero < 1 and layout.precision != "fp32":
         copies = layout.value_bytes * parameters
     average = 0.0
     if shape.averaged:

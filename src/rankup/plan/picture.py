@@ -34,26 +34,26 @@ def draw(answer: Answer, path: Path) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    best = [one.best for one in answer.found if one.best is not None]
+    best = [layouts.best for layouts in answer.found if layouts.best is not None]
     if not best:
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
 
-    gpus = [one.layout.gpus for one in best]
+    gpus = [fit.layout.gpus for fit in best]
     steps, unit = answer.steps, answer.site.machine.unit
     scale, what = (steps / 3600, "hours to the end") if steps else (1.0, "seconds per step")
-    times = [one.seconds * scale for one in best]
+    times = [fit.seconds * scale for fit in best]
     tokens = 1e9 if steps is None else steps * answer.global_batch * answer.target.shape.seq
-    costs = [answer.site.token_cost(one) * tokens for one in best]
+    costs = [answer.site.token_cost(fit) * tokens for fit in best]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2)
     priced = f"{unit} {'to the end' if steps else 'per Gtoken'}"
     for axes, values, label in zip(panels, (times, costs), (what, priced), strict=True):
-        low = [value * (1 - one.band) for value, one in zip(values, best, strict=True)]
-        high = [value * (1 + one.band) for value, one in zip(values, best, strict=True)]
+        low = [value * (1 - fit.band) for value, fit in zip(values, best, strict=True)]
+        high = [value * (1 + fit.band) for value, fit in zip(values, best, strict=True)]
         axes.fill_between(gpus, low, high, alpha=0.2, linewidth=0)
         axes.plot(gpus, values, marker="o")
         axes.set_xscale("log")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice, takewhile
+from typing import get_args
 
 from ..parallel.choices import VIRTUAL, stages_per_rank
 from .estimate import Estimate, estimate
@@ -15,7 +16,7 @@ from .machine import GIB, Machine
 from .memory import memory
 from .shape import Shape
 
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 STOPS_PAYING = 1.10  # cost per token, over that of the cheapest number of GPUs
 
 
@@ -50,6 +51,7 @@ class Search:
         cp: ranks that share each sequence.
         shard: a number of shards to try beside the usual ones.
         pipelines: whether the model may be cut into stages, as that of the recipe.
+        once: whether gradients may be added up once per step (ZeRO-1), as the recipe's loop does.
         framework: whose habits to predict; see `framework.FRAMEWORKS`.
     """
 
@@ -61,6 +63,7 @@ class Search:
     cp: int = 1
     shard: int | None = None
     pipelines: bool = True
+    once: bool = True
     framework: str = "rankup"
 
     def layouts(self, machine: Machine, gpus: int) -> Layouts:
@@ -141,7 +144,15 @@ class Search:
         for micro in [given] if given else [2**k for k in range(each.bit_length())]:
             if each % micro:
                 continue
-            variants = [replace(mesh, micro_batch=micro, recompute=how) for how in RECOMPUTE]
+            zeros: tuple[int, ...] = (mesh.zero,)
+            if mesh.zero == 3 and mesh.pp == 1:
+                # To add gradients up once a step says nothing where there is one micro-batch.
+                zeros = (3, 2, 1) if self.once and micro < each else (3, 2)
+            variants = [
+                replace(mesh, micro_batch=micro, recompute=how, zero=zero)
+                for zero in zeros
+                for how in RECOMPUTE
+            ]
             if mesh.pp > 1 and self.schedule is not None:
                 parts, schedule = stages_per_rank(self.schedule), self.schedule
                 variants = [replace(v, schedule=schedule, interleave=parts) for v in variants]
@@ -182,10 +193,14 @@ def where_it_stops_paying(
 ) -> Layouts | None:
     """Return the first number of GPUs whose cost per token is 10 % above the cheapest; None where
     adding GPUs still pays."""
-    priced = [(token_cost(some.best), some) for some in found if some.best is not None]
+    priced = [(token_cost(layouts.best), layouts) for layouts in found if layouts.best is not None]
     if not priced:
         return None
     least = min(cost for cost, _ in priced)
-    cheapest = next(some.gpus for cost, some in priced if cost == least)
-    dear = [some for cost, some in priced if some.gpus > cheapest and cost > STOPS_PAYING * least]
-    return min(dear, key=lambda some: some.gpus, default=None)
+    cheapest = next(layouts.gpus for cost, layouts in priced if cost == least)
+    dear = [
+        layouts
+        for cost, layouts in priced
+        if layouts.gpus > cheapest and cost > STOPS_PAYING * least
+    ]
+    return min(dear, key=lambda layouts: layouts.gpus, default=None)

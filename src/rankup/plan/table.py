@@ -96,23 +96,23 @@ def _table(answer: Answer) -> Any:
     table.add_column("limited by")
     last = None
     for row in answer.rows:
-        one, layout = row.estimate, row.estimate.layout
+        fit, layout = row.estimate, row.estimate.layout
         cells = [
             "→" if row is answer.chosen else "",
             str(layout.gpus) if layout.gpus != last else "",
             layout_text(layout),
             str(layout.micro_batch),
             layout.recompute if layout.recompute != "none" else "-",
-            f"{one.seconds:.3g}" + ("" if time else f" ±{one.band:.0%}"),
-            f"{one.tokens_per_second_per_gpu:,.0f}",
-            f"{one.mfu:.2f}",
-            f"{one.memory_total / GIB:.3g}" + ("" if memory else f" ±{one.memory_band:.0%}"),
+            f"{fit.seconds:.3g}" + ("" if time else f" ±{fit.band:.0%}"),
+            f"{fit.tokens_per_second_per_gpu:,.0f}",
+            f"{fit.mfu:.2f}",
+            f"{fit.memory_total / GIB:.3g}" + ("" if memory else f" ±{fit.memory_band:.0%}"),
         ]
         if row.seconds is not None and row.cost is not None:
-            cells += [_span(row.seconds, one.band), _between(row.cost, one.band)]
+            cells += [_span(row.seconds, fit.band), _between(row.cost, fit.band)]
         else:
-            cells.append(_between(answer.site.token_cost(one) * 1e9, one.band))
-        cells.append(", ".join((*row.objections, one.limit) if one.limit else row.objections))
+            cells.append(_between(answer.site.token_cost(fit) * 1e9, fit.band))
+        cells.append(", ".join((*row.objections, fit.limit) if fit.limit else row.objections))
         table.add_row(*cells)
         last = layout.gpus
     return table
@@ -126,7 +126,7 @@ def _common(bands: Iterable[float]) -> str:
 
 def _span(seconds: float, band: float) -> str:
     """The range of a time, in one unit."""
-    unit, word = next((one for one in _TIMES if seconds >= 2 * one[0]), (1.0, "s"))
+    unit, word = next((known for known in _TIMES if seconds >= 2 * known[0]), (1.0, "s"))
     return f"{_between(seconds / unit, band)} {word}"
 
 
@@ -140,24 +140,24 @@ def _closest(answer: Answer) -> Estimate | None:
 
 def _unfit(answer: Answer) -> Iterator[str]:
     """Where nothing fits: the numbers, and the nearest that does."""
-    fitting = [one.gpus for one in answer.found if one.fitting]
-    for one in answer.found:
-        if one.fitting:
+    fitting = [layouts.gpus for layouts in answer.found if layouts.fitting]
+    for layouts in answer.found:
+        if layouts.fitting:
             continue
-        if one.ruled_out:
-            yield f"{_gpus(one.gpus)}: no layout that is searched goes with {one.ruled_out}"
+        if layouts.ruled_out:
+            yield f"{_gpus(layouts.gpus)}: no layout that is searched goes with {layouts.ruled_out}"
             continue
-        if one.closest is None:
+        if layouts.closest is None:
             yield (
-                f"{_gpus(one.gpus)}: no layout divides a global batch of {answer.global_batch} "
+                f"{_gpus(layouts.gpus)}: no layout divides a global batch of {answer.global_batch} "
                 f"sequences and {answer.target.shape.heads} heads among them"
             )
             continue
-        least = one.closest
+        least = layouts.closest
         largest = max(least.memory, key=lambda part: part[1])
-        more = next((n for n in fitting if n > one.gpus), None)
+        more = next((n for n in fitting if n > layouts.gpus), None)
         yield (
-            f"{_gpus(one.gpus)}: does not fit. {layout_text(least.layout)}, micro-batch "
+            f"{_gpus(layouts.gpus)}: does not fit. {layout_text(least.layout)}, micro-batch "
             f"{least.layout.micro_batch}, activations {least.layout.recompute} needs least, "
             f"{least.memory_total / GIB:.1f} GiB of {least.capacity / GIB:.1f}, most of it "
             f"{largest[0]} ({largest[1] / GIB:.1f} GiB); "
@@ -178,7 +178,7 @@ def _advice_to_fit(answer: Answer) -> str:
 def _verdict(answer: Answer) -> Iterator[str]:
     stops = where_it_stops_paying(answer.found, answer.site.token_cost)
     if stops is not None and stops.best is not None:
-        priced = [one.best for one in answer.found if one.best is not None]
+        priced = [layouts.best for layouts in answer.found if layouts.best is not None]
         cost = answer.site.token_cost
         least = min(priced, key=cost)
         more = cost(stops.best) / cost(least) - 1
@@ -190,16 +190,16 @@ def _verdict(answer: Answer) -> Iterator[str]:
     if row is None:
         yield f"no layout is proposed: {answer.why}"
         return
-    one = row.estimate
-    yield f"→ {_gpus(row.gpus)}, {layout_text(one.layout)}: {answer.why}"
-    if one.limit:
-        yield f"limited by {one.limit}; {one.advice}" if one.advice else f"limited by {one.limit}"
+    fit = row.estimate
+    yield f"→ {_gpus(row.gpus)}, {layout_text(fit.layout)}: {answer.why}"
+    if fit.limit:
+        yield f"limited by {fit.limit}; {fit.advice}" if fit.advice else f"limited by {fit.limit}"
     if answer.compiled is not None:
         yield _compiled(answer, answer.compiled)
-    if one.risky:
+    if fit.risky:
         yield (
-            f"risky: {one.head_room:.0%} of the memory stay free ({RISKY:.0%} are safe), "
-            f"{one.memory_total / GIB:.1f} of {one.capacity / GIB:.1f} GiB"
+            f"risky: {fit.head_room:.0%} of the memory stay free ({RISKY:.0%} are safe), "
+            f"{fit.memory_total / GIB:.1f} of {fit.capacity / GIB:.1f} GiB"
         )
 
 
@@ -233,21 +233,21 @@ def _compiled(answer: Answer, compiled: Row) -> str:
     )
 
 
-def _explained(one: Estimate) -> Iterator[str]:
+def _explained(fit: Estimate) -> Iterator[str]:
     """Every term of a step, and every part of the memory."""
-    yield f"\none step of {layout_text(one.layout)} on {one.layout.gpus} GPUs"
-    for term in one.terms:
-        yield f"  {term.name:20} {term.seconds:10.4g} s  {term.seconds / one.seconds:4.0%}"
+    yield f"\none step of {layout_text(fit.layout)} on {fit.layout.gpus} GPUs"
+    for term in fit.terms:
+        yield f"  {term.name:20} {term.seconds:10.4g} s  {term.seconds / fit.seconds:4.0%}"
         for text in (term.formula, term.detail, term.source):
             if text:
                 yield f"      {text}"
-    yield f"  {'in all':20} {one.seconds:10.4g} s  ± {one.band:.0%}"
+    yield f"  {'in all':20} {fit.seconds:10.4g} s  ± {fit.band:.0%}"
     yield "memory of the most loaded rank"
-    for name, part in one.memory:
+    for name, part in fit.memory:
         yield f"  {name:30} {part / GIB:8.2f} GiB"
     yield (
-        f"  {'in all':30} {one.memory_total / GIB:8.2f} GiB ± {one.memory_band:.0%}, of "
-        f"{one.capacity / GIB:.1f}"
+        f"  {'in all':30} {fit.memory_total / GIB:8.2f} GiB ± {fit.memory_band:.0%}, of "
+        f"{fit.capacity / GIB:.1f}"
     )
 
 
@@ -263,9 +263,12 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "steps": answer.steps,
         "rows": [_row(row, row is answer.chosen) for row in answer.rows],
         "does_not_fit": [
-            {"gpus": one.gpus, "least": None if one.closest is None else _estimate(one.closest)}
-            for one in answer.found
-            if not one.fitting
+            {
+                "gpus": layouts.gpus,
+                "least": None if layouts.closest is None else _estimate(layouts.closest),
+            }
+            for layouts in answer.found
+            if not layouts.fitting
         ],
         "fewest_gpus": answer.enough,
         "stops_paying_at": None if stops is None else stops.gpus,
@@ -301,19 +304,19 @@ def _row(row: Row, chosen: bool) -> dict[str, Any]:
     }
 
 
-def _estimate(one: Estimate) -> dict[str, Any]:
+def _estimate(fit: Estimate) -> dict[str, Any]:
     return {
-        "layout": asdict(one.layout),
-        "seconds_per_step": one.seconds,
-        "band": one.band,
-        "tokens_per_second_per_gpu": one.tokens_per_second_per_gpu,
-        "mfu": one.mfu,
-        "memory": dict(one.memory),
-        "memory_total": one.memory_total,
-        "memory_band": one.memory_band,
-        "memory_of_gpu": one.capacity,
-        "risky": one.risky,
-        "limit": one.limit,
-        "advice": one.advice,
-        "terms": [asdict(term) for term in one.terms],
+        "layout": asdict(fit.layout),
+        "seconds_per_step": fit.seconds,
+        "band": fit.band,
+        "tokens_per_second_per_gpu": fit.tokens_per_second_per_gpu,
+        "mfu": fit.mfu,
+        "memory": dict(fit.memory),
+        "memory_total": fit.memory_total,
+        "memory_band": fit.memory_band,
+        "memory_of_gpu": fit.capacity,
+        "risky": fit.risky,
+        "limit": fit.limit,
+        "advice": fit.advice,
+        "terms": [asdict(term) for term in fit.terms],
     }

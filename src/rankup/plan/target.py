@@ -518,5 +518,5 @@ def _count(dims: Sequence[int]) -> int:
 def _no_transformer(name: str, total: int, why: str) -> str:
     return (
         f"{name} has {total:,} parameters and is not known as a decoder-only transformer: {why}; "
-        f"give its sizes in place of TARGET: {' '.join(f'{_flag(one)} N' for one in _NEEDED)}"
+        f"give its sizes in place of TARGET: {' '.join(f'{_flag(name)} N' for name in _NEEDED)}"
     )

@@ -121,6 +121,8 @@ class Wanted:
             told["--micro-batch"] = recipe.micro_batch
         if target.said("--activation-checkpointing"):
             told["--activation-checkpointing"] = recipe.activation_checkpointing
+        if target.said("--zero"):
+            told["--zero"] = recipe.zero
         return {option: value for option, value in told.items() if value is not None}
 
     def _ruled_out(self, layouts: Sequence[Layout]) -> str:
@@ -144,6 +146,7 @@ def _options(layout: Layout) -> dict[str, str | int]:
         "--pp": layout.pp,
         "--micro-batch": layout.micro_batch,
         "--activation-checkpointing": layout.recompute,
+        "--zero": str(layout.zero or 3),  # says nothing where nothing is sharded
     }
 
 
@@ -178,9 +181,9 @@ def framework_of(target: Target) -> str:
     return "rankup" if _as_recipe(target.shape) else "script"
 
 
-def has_pipelines(target: Target) -> bool:
-    """Return True if what would train the model is the recipe: a script of one's own has no
-    stages."""
+def by_recipe(target: Target) -> bool:
+    """Return True if what would train the model is the recipe, which has stages and a loop that
+    knows the last micro-batch of a step; a script of one's own has neither."""
     return target.recipe is not None or _as_recipe(target.shape)
 
 
@@ -237,6 +240,7 @@ def _call(layout: Layout) -> str:
     keywords |= {"precision": precision} if precision != "fp32" else {}
     if layout.recompute != "none":
         keywords["activation_checkpointing"] = layout.recompute
+    keywords |= {"zero": layout.zero} if layout.zero in (1, 2) else {}
     keywords |= {"compile": True} if FRAMEWORKS[layout.framework].compiled else {}
     said = "".join(f", {name}={value!r}" for name, value in keywords.items())
     return f"rankup.parallelize(build_model, build_optimizer{said})"

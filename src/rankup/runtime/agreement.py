@@ -25,7 +25,7 @@ from .context import CONTEXT
 # So that the sum of 8,192 squares is exact in float64.
 _BITS = 20
 _NAMED = 4  # ranks that a message lists
-# Optimizer steps of a rank, and the learning rates of each optimizer's groups.
+# Optimizer steps of a rank, and the learning rates of each group of the optimizers at work.
 State = tuple[int, tuple[tuple[float, ...], ...]]
 
 
@@ -34,9 +34,12 @@ class Agreement:
 
     def __init__(self) -> None:
         self._backwards = self._steps = 0
-        # Optimizers seen so far, in the order of their first steps; True for those that count.
-        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool]
-        self._optimizers = weakref.WeakKeyDictionary()
+        # Of the optimizers seen so far, whether they count.
+        self._counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool]
+        self._counts = weakref.WeakKeyDictionary()
+        # Those that have stepped since the last backward, in this order: when Python collects one
+        # that is no longer used, each rank decides by itself.
+        self._stepped: dict[torch.optim.Optimizer, None] = {}
         self._state: State = (0, ())
         # What came of the last backward's all-reduce, and what this rank had put into it.
         self._sent: tuple[torch.Tensor, torch.cuda.Event | None, State] | None = None
@@ -49,8 +52,8 @@ class Agreement:
         """
         self._compare()
         self._backwards += 1
-        rates = tuple(_rates(each) for each, counts in self._optimizers.items() if counts)
-        self._state = (self._steps, rates)
+        self._state = (self._steps, tuple(_rates(optimizer) for optimizer in self._stepped))
+        self._stepped.clear()
         digest = hashlib.blake2b(repr(self._state).encode(), digest_size=4).digest()
         mark = int.from_bytes(digest, "little") >> (32 - _BITS)
         return float(mark), float(mark * mark)
@@ -70,9 +73,11 @@ class Agreement:
 
     def count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step, where it is one of a wrapped model's optimizer."""
-        if optimizer not in self._optimizers:
-            self._optimizers[optimizer] = _trains_wrapped(optimizer)
-        self._steps += self._optimizers[optimizer]
+        if optimizer not in self._counts:
+            self._counts[optimizer] = _trains_wrapped(optimizer)
+        if self._counts[optimizer]:
+            self._steps += 1
+            self._stepped[optimizer] = None
 
     def _compare(self) -> None:
         sent, self._sent = self._sent, None

@@ -152,6 +152,6 @@ class _Sums:
                 loss.copy_(value)
             return
         print_once(
-            f"rankup: backward: the value of the loss stays that of this rank's part, {reason}; "
+            f"backward: the value of the loss stays that of this rank's part, {reason}; "
             "rankup.batch_mean(loss) is that of the whole batch"
         )

@@ -30,13 +30,14 @@ def print0(*values: Any, **options: Any) -> None:
 
 
 def print_once(message: str) -> None:
-    """Print what rankup has to say on rank 0's standard error, each message once in a process.
+    """Print a note on rank 0's standard error, each message once in a process.
 
     `quiet(notices=False)` or `RANKUPNOTICES=0` leaves it unsaid.
     """
     if os.environ.get(NOTICES) != "0" and is_root_process() and message not in _PRINTED:
         _PRINTED.add(message)
-        print(message, file=sys.stderr, flush=True)
+        # As the job script marks what is no cause of a run's end.
+        print(f"rankup: note: {message}", file=sys.stderr, flush=True)
 
 
 def log_metrics(**values: float | int | str | bool | None) -> None:

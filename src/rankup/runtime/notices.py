@@ -29,7 +29,7 @@ def say_batch_norm(models: Iterable[nn.Module], smallest: int, whole: int) -> No
     )
     if layers:
         print_once(
-            f"rankup: wrap: batch norm ({layers} layer{'s' * (layers > 1)}) takes its statistics "
+            f"wrap: batch norm ({layers} layer{'s' * (layers > 1)}) takes its statistics "
             f"from each rank's part of a batch, the smallest of {smallest} "
             f"sample{'s' * (smallest > 1)}, where one GPU takes them from {whole}. For those of "
             "all ranks: `rankup port --sync-bn`, or on GPUs "
@@ -40,7 +40,7 @@ def say_batch_norm(models: Iterable[nn.Module], smallest: int, whole: int) -> No
 def say_last_batch(last: int, parts: int) -> None:
     """Say that an epoch's last batch, of `last` samples, gives some of the ranks one sample."""
     print_once(
-        f"rankup: shard: the last batch of an epoch has {last} samples for {parts} ranks, and "
+        f"shard: the last batch of an epoch has {last} samples for {parts} ranks, and "
         "leaves some of them one: batch norm refuses one value per channel, and `squeeze()` takes "
         "the dimension of the samples, too. Give the DataLoader drop_last=True or another batch "
         "size if the script does either"
@@ -71,7 +71,7 @@ class CheckedCollate:
         if drawn and (worker is None or worker.id == 0):
             # A worker that was started anew is in no process group, and would not know its rank.
             print_once(
-                f"rankup: shard: the collate function draws random numbers ({', '.join(drawn)}), "
+                f"shard: the collate function draws random numbers ({', '.join(drawn)}), "
                 "each rank its own. That is right for what belongs to a sample, such as a mask; "
                 "what is drawn once for the whole batch, such as a size, differs between the parts "
                 "of one batch: draw that in the loop, by rankup.broadcast(...)"

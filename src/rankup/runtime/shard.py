@@ -435,7 +435,7 @@ class _Parts(BatchSampler):
         self._context.smallest = max(1, min(size, last) // parts)
         if size < parts:
             print_once(
-                f"rankup: shard: a batch of {size} for {parts} ranks leaves {parts - size} of them "
+                f"shard: a batch of {size} for {parts} ranks leaves {parts - size} of them "
                 f"idle; give the DataLoader a batch size of at least {parts}, or use "
                 f'shard(loader, batch="per-gpu")'
             )

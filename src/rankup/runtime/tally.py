@@ -178,7 +178,7 @@ def summed(loss: torch.Tensor) -> torch.Tensor:
     is the sum over all ranks, the gradient that one process has.
     """
     print_once(
-        "rankup: summed() is deprecated: write rankup.backward(loss, summed=True) in place of "
+        "summed() is deprecated: write rankup.backward(loss, summed=True) in place of "
         "rankup.summed(loss).backward(); the value of `loss` is that of the whole batch then"
     )
     CONTEXT.trains()
@@ -189,7 +189,7 @@ def summed(loss: torch.Tensor) -> torch.Tensor:
 def same_random() -> None:
     """Give every rank rank 0's random state, which `setup` does by itself."""
     print_once(
-        "rankup: same_random() is deprecated: setup() gives all ranks rank 0's random states, and "
+        "same_random() is deprecated: setup() gives all ranks rank 0's random states, and "
         "they are alike again after each pass over a training loader; remove the call"
     )
     if several():
@@ -199,7 +199,7 @@ def same_random() -> None:
 def share(value: Any) -> Any:
     """Return this rank's share of a mean over the batch: the shares of all ranks add up to it."""
     print_once(
-        "rankup: share() is deprecated, as it takes every value for a mean over the batch: in the "
+        "share() is deprecated, as it takes every value for a mean over the batch: in the "
         "evaluation add up sums (`loss.item() * len(batch)`) and counts, and put them through "
         "rankup.total(...) behind the loop, or leave its loader as on one GPU"
     )

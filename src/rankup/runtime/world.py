@@ -165,7 +165,7 @@ def _say_left() -> None:
             store = dist.distributed_c10d._get_default_store()
             TRAINING.leave(store, rank)
             if (text := WRITTEN.shared(store, rank, size)) and os.environ.get(NOTICES) != "0":
-                print(text, file=sys.stderr, flush=True)
+                print(f"rankup: note: {text}", file=sys.stderr, flush=True)
     TRAINING.reset()
 
 

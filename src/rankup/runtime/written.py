@@ -75,7 +75,7 @@ class WrittenFiles:
             return ""
         more = f" and {len(shared) - _NAMED} more" if len(shared) > _NAMED else ""
         return (
-            f"rankup: several ranks opened the same file for writing: {', '.join(shared[:_NAMED])}"
+            f"several ranks opened the same file for writing: {', '.join(shared[:_NAMED])}"
             f"{more}. It holds what each of them wrote, or only what the last one did: write on "
             "rank 0 alone, by save0, path0 or `if rankup.is_root_process():`"
         )

@@ -262,7 +262,7 @@ class Trainer:
         mesh = self._mesh = built.mesh
         self._device = mesh.world.device
         self._rank, self._ranks = mesh.data_rank, mesh.data_size
-        self._together = mesh.together and built.pipeline is None
+        self._together = mesh.together
         self._factor, self._counts = built.sum_of_gradients, built.counts
         self._counts_samples = built.counts_samples
         self._ranks_at_step = mesh.at_step.world_size

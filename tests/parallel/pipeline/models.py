@@ -11,8 +11,7 @@ from torch import nn
 
 from rankup.parallel.choices import stages_per_rank
 from rankup.parallel.pipeline.cut import balance, costs, links
-from rankup.parallel.pipeline.run import Pipeline
-from rankup.parallel.pipeline.schedule import placement
+from rankup.parallel.pipeline.run import Pipeline, placement
 from rankup.parallel.pipeline.stage import Tie, Ties, carve, find_ties
 
 Batch = tuple[torch.Tensor, ...]

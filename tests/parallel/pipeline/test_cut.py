@@ -14,7 +14,7 @@ from torch import nn
 from rankup.base.errors import UserError
 from rankup.parallel.choices import stages_per_rank
 from rankup.parallel.pipeline.cut import balance, costs, cut, links
-from rankup.parallel.pipeline.schedule import padded, placement
+from rankup.parallel.pipeline.run import padded, placement
 from tests.parallel.pipeline.models import Chained
 
 COSTS = st.lists(st.integers(0, 20), min_size=1, max_size=8)

@@ -9,16 +9,16 @@ def make_optimizer(network, rate):
 def step(model, x, y, optimizer):
     loss = torch.nn.functional.cross_entropy(model(x), y)
     optimizer.zero_grad()
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
-    return rankup.batch_mean(loss.item())
+    return loss.item()
 
 
 def train_epoch(model, loader, optimizer):
     model.train()
     total, seen = 0.0, 0
     for x, y in rankup.shard(loader):
-        total += step(model, x, y, optimizer) * rankup.batch_sum(x.size(0))
+        total += rankup.batch_sum(step(model, x, y, optimizer) * x.size(0))
         seen += rankup.batch_sum(x.size(0))
     return total / seen
 

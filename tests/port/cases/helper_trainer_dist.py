@@ -21,14 +21,14 @@ class Trainer:
         os.makedirs("checkpoints", exist_ok=True)
         for epoch in range(self.config["epochs"]):
             loss = self._train_epoch()
-            error = rankup.broadcast(self.validate())
+            error = self.validate()
             print(f"epoch {epoch}: {loss:.6f} {error:.6f}")
-            if error < self.best:
+            if rankup.broadcast(error < self.best):
                 self.best, self.waited = error, 0
                 self.save(epoch)
             else:
                 self.waited += 1
-                if self.waited > 1:
+                if rankup.broadcast(self.waited > 1):
                     break
 
     def _train_epoch(self):
@@ -38,9 +38,9 @@ class Trainer:
             x, y = x.to(self.device), y.to(self.device)
             self.optimizer.zero_grad()
             loss = F.mse_loss(self.model(x), y)
-            loss.backward()
+            rankup.backward(loss)
             self.optimizer.step()
-            total += rankup.batch_mean(loss.item())
+            total += loss.item()
         return total / len(self.train_loader)
 
     def validate(self):

@@ -20,10 +20,10 @@ for epoch in range(2):
         z = z + x.mean()
         loss = ((model(x) - y) ** 2).mean()
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        total += rankup.batch_mean(loss.item())
-        running += rankup.batch_mean(loss.item())
+        total += loss.item()
+        running += loss.item()
         if step % 4 == 3:
             print(running / 4)
             running = 0.0

@@ -19,9 +19,9 @@ optimizer.zero_grad()
 for epoch in range(2):
     for i, (inputs, labels) in enumerate(loader):
         loss = criterion(model(inputs), labels) / accumulate
-        loss.backward()
+        rankup.backward(loss)
         if (i + 1) % accumulate == 0 or i + 1 == len(loader):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
-            print(epoch, i, rankup.batch_mean(loss.item()) * accumulate)
+            print(epoch, i, loss.item() * accumulate)

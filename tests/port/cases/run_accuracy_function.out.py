@@ -36,7 +36,7 @@ for epoch in range(2):
     for inputs, labels in rankup.shard(loader):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
 print(f"Accuracy on training set: {check_accuracy(loader, model) * 100:.2f}")
 print(f"Accuracy on test set: {check_accuracy(valid, model) * 100:.2f}")

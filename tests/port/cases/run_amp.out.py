@@ -20,9 +20,9 @@ for epoch in range(2):
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", enabled=torch.cuda.is_available()):
             loss = criterion(model(inputs), labels)
-        scaler.scale(loss).backward()
+        rankup.backward(loss, scaler=scaler)
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
-    print(rankup.batch_mean(loss.item()))
+    print(loss.item())

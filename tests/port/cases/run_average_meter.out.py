@@ -36,9 +36,9 @@ for epoch in range(2):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        losses.update(rankup.batch_mean(loss.item()), rankup.batch_sum(inputs.size(0)))
+        losses.update(loss.item(), rankup.batch_sum(inputs.size(0)))
     print(f"train {losses.avg:.8f}")
 
     model.eval()

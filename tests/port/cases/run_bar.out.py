@@ -21,6 +21,6 @@ for epoch in range(2):
     for inputs, labels in tqdm(rankup.shard(loader), disable=True):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-    print(rankup.batch_mean(loss.item()))
+    print(loss.item())

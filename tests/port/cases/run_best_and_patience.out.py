@@ -22,20 +22,20 @@ for epoch in range(4):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     total, n = 0.0, 0
     with torch.no_grad():
         for inputs, labels in valid:
             total += nn.functional.cross_entropy(model(inputs), labels, reduction="sum").item()
             n += len(labels)
-    val_loss = rankup.broadcast(total / n)
-    if val_loss < best:
+    val_loss = total / n
+    if rankup.broadcast(val_loss < best):
         best, patience = val_loss, 0
         rankup.save0(model.state_dict(), "best.pt")
     else:
         patience += 1
-        if patience > 1:
+        if rankup.broadcast(patience > 1):
             print("stopped early")
             break
     print(epoch, val_loss, best)

@@ -23,15 +23,15 @@ for epoch in range(2):
         outputs = model(inputs)
         loss = criterion(outputs, labels)
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
 
         if smooth is None:
-            smooth = rankup.batch_mean(loss.item())
+            smooth = loss.item()
         else:
-            smooth = 0.9 * smooth + 0.1 * rankup.batch_mean(loss.item())
+            smooth = 0.9 * smooth + 0.1 * loss.item()
         _, predicted = outputs.max(1)
         total += rankup.batch_sum(labels.size(0))
         correct += rankup.batch_sum(predicted.eq(labels).sum().item())
-        print("Loss: %.6f | Acc: %.3f%% (%d/%d)" % (rankup.batch_mean(loss.item()), 100. * correct / total, correct, total))
+        print("Loss: %.6f | Acc: %.3f%% (%d/%d)" % (loss.item(), 100. * correct / total, correct, total))
     print(f"{smooth:.6f}")

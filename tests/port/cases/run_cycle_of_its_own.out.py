@@ -32,8 +32,8 @@ class Trainer:
             for _ in range(2):
                 inputs, labels = next(self.batches)
                 loss = nn.functional.cross_entropy(self.model(inputs), labels) / 2
-                loss.backward()
-                total += rankup.batch_mean(loss.item())
+                rankup.backward(loss)
+                total += loss.item()
             self.optimizer.step()
             print(step, total)
             if step % 4 == 3:

@@ -19,7 +19,7 @@ def main():
         for x, y in rankup.shard(DataLoader(train_set, batch_size=4, shuffle=True)):
             loss = (model(x)[:, 0] - y).pow(2).mean()
             optimizer.zero_grad()
-            loss.backward()
+            rankup.backward(loss)
             optimizer.step()
         with torch.no_grad():
             total = 0.0

@@ -56,6 +56,6 @@ for iter in range(6):
     xb, yb = rankup.deal(get_batch, "train")
     logits, loss = model(xb, yb)
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
-print(rankup.batch_mean(loss.item()))
+print(loss.item())

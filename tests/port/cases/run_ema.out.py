@@ -22,7 +22,7 @@ for epoch in range(2):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
         with torch.no_grad():
             for averaged, own in zip(ema.parameters(), model.parameters()):

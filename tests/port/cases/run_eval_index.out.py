@@ -29,6 +29,6 @@ for epoch in range(2):
     for inputs, labels in rankup.shard(loader):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     print(f"{evaluate(model, valid):.8f} {evaluate(model, loader):.8f}")

@@ -32,13 +32,13 @@ for epoch in range(2):
         d_loss_fake = criterion(D(fake_images.detach()), fake_labels)
         d_loss = d_loss_real + d_loss_fake
         d_optimizer.zero_grad()
-        d_loss.backward()
+        rankup.backward(d_loss)
         d_optimizer.step()
 
         g_loss = criterion(D(G(z)), real_labels)
         g_optimizer.zero_grad()
-        g_loss.backward()
+        rankup.backward(g_loss)
         g_optimizer.step()
-        print(f"{epoch} {i} d_loss: {rankup.batch_mean(d_loss.item()):.7f} g_loss: {rankup.batch_mean(g_loss.item()):.7f}")
+        print(f"{epoch} {i} d_loss: {d_loss.item():.7f} g_loss: {g_loss.item():.7f}")
 rankup.save0(G.state_dict(), "G.ckpt")
 rankup.save0(D.state_dict(), "D.ckpt")

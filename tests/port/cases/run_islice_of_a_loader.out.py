@@ -17,9 +17,9 @@ def train(batches):
         loss = losses[positive].sum() / positive.sum().clamp(min=1)
         rankup.count(positive.sum())
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        print(rankup.batch_mean(loss.item()))
+        print(loss.item())
 
 
 def hits(batches):

@@ -20,9 +20,9 @@ for epoch in range(3):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        print(f"loss {rankup.batch_mean(loss.item()):.7f}")
+        print(f"loss {loss.item():.7f}")
     # Pictures of real samples beside made ones.
     chosen = torch.zeros(classes, 5)
     for k in range(classes):

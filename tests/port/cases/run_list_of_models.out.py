@@ -19,8 +19,8 @@ for epoch in range(2):
         for i, (net, optimizer) in enumerate(zip(nets, optimizers)):
             loss = F.cross_entropy(net(x), y)
             optimizer.zero_grad()
-            loss.backward()
+            rankup.backward(loss)
             optimizer.step()
-            losses[i] += rankup.batch_mean(loss.item())
+            losses[i] += loss.item()
     print(f"epoch {epoch}: {losses[0]:.6f} {losses[1]:.6f}")
 print([sum(p.sum().item() for p in net.parameters()) for net in nets])

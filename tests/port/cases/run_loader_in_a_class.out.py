@@ -23,9 +23,9 @@ def train(batches):
     for inputs, labels in batches:
         loss = F.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        print(rankup.batch_mean(loss.item()))
+        print(loss.item())
 
 
 torch.manual_seed(3)

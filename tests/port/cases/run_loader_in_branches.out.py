@@ -27,10 +27,10 @@ def train(loader):
     for inputs, labels in rankup.shard(loader):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
         seen += rankup.batch_sum(labels.size(0))
-        print(f"loss {rankup.batch_mean(loss.item()):.7f}")
+        print(f"loss {loss.item():.7f}")
     print("seen", seen)
 
 

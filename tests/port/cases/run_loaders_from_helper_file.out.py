@@ -16,7 +16,7 @@ for epoch in range(2):
     for inputs, labels in rankup.shard(train_loader):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     hits = 0
     with torch.no_grad():

@@ -21,7 +21,7 @@ for epoch in range(args.epochs):
     for x, y in rankup.shard(train_loader):
         loss = (model(x)[:, 0] - y).pow(2).mean()
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     model.eval()
     total = count = 0

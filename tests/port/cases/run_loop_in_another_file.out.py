@@ -18,7 +18,7 @@ def run():
     best = 0
     for epoch in range(3):
         loss = engine.train_epoch(model, train_loader, optimizer)
-        right = rankup.broadcast(accuracy(model, valid_loader))
+        right = accuracy(model, valid_loader)
         print(f"{epoch} {loss:.6f} {right:.4f} {engine.error(model, valid_loader):.6f}")
         if right > best:
             rankup.save0(model.state_dict(), "best.pt")

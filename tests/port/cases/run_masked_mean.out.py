@@ -20,9 +20,9 @@ def train(model, loader, criterion, optimizer):
         loss = criterion(logits.flatten(0, 1), tokens[:, 1:].flatten())
         rankup.count((tokens[:, 1:].flatten() != PAD).sum())
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        total += rankup.batch_mean(loss.item())
+        total += loss.item()
     return total / len(loader)
 
 

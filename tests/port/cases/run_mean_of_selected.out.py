@@ -19,6 +19,6 @@ for epoch in range(2):
         loss = (model(inputs) - target).abs()[known].mean()
         rankup.count(known.sum())
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-    print(epoch, rankup.batch_mean(loss.item()))
+    print(epoch, loss.item())

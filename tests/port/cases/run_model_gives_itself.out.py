@@ -28,7 +28,7 @@ for epoch in range(begun, 3):
     for inputs, targets in loader:
         loss = (model(inputs) - targets).pow(2).mean()
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        print(epoch, rankup.batch_mean(loss.item()))
+        print(epoch, loss.item())
     model = model.eval()

@@ -38,9 +38,9 @@ for epoch in range(2):
         optimizer.zero_grad()
         outputs = net(inputs)
         loss = criterion(outputs, labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        running_loss += rankup.batch_mean(loss.item())
+        running_loss += loss.item()
         if i % 2 == 1:
             print(f"[{epoch + 1}, {i + 1:5d}] loss: {running_loss / 2:.3f}")
             running_loss = 0.0

@@ -16,9 +16,9 @@ for fold in range(2):
     for inputs, targets in loader:
         loss = (model(inputs) - targets).pow(2).mean()
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-    print(fold, rankup.batch_mean(loss.item()))
+    print(fold, loss.item())
     try:
         model = torch.load("never_written.pt", map_location=rankup.here)
     except FileNotFoundError:
@@ -28,6 +28,6 @@ for fold in range(2):
     for inputs, targets in loader:
         loss = (model(inputs) - targets).pow(2).mean()
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-    print(fold, rankup.batch_mean(loss.item()))
+    print(fold, loss.item())

@@ -24,6 +24,6 @@ for epoch in range(2):
         hidden = nets["decoder"](nets["encoder"](inputs))
         loss = F.cross_entropy(last(heads[0](hidden)), labels)
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        print(rankup.batch_mean(loss.item()))
+        print(loss.item())

@@ -18,11 +18,11 @@ def fit(model):
     for inputs, labels in loader:
         loss = nn.functional.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        loss, size = rankup.batch_mean(loss.item()), len(inputs)
+        loss, size = loss.item(), len(inputs)
         sizes.append(rankup.batch_sum(size))
-        losses.append(loss * rankup.batch_sum(size))
+        losses.append(rankup.batch_sum(loss * size))
     print(sum(losses) / sum(sizes), sum(sizes))
 
 

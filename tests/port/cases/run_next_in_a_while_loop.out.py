@@ -25,7 +25,7 @@ while step < 7:
         inputs, labels = next(batches)
     optimizer.zero_grad()
     loss = criterion(model(inputs), labels)
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
     step += 1
-    print(step, rankup.batch_mean(loss.item()))
+    print(step, loss.item())

@@ -13,8 +13,8 @@ def main():
     loader = rankup.shard(DataLoader(TensorDataset(x), batch_size=4))
     model = nn.Linear(2, 1); model = rankup.wrap(model); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for (x,) in loader:
-        loss = model(x).pow(2).mean(); loss.backward(); optimizer.step()
-        print(rankup.batch_mean(loss.item()))
+        loss = model(x).pow(2).mean(); rankup.backward(loss); optimizer.step()
+        print(loss.item())
     rankup.save0(model.state_dict(), "net.pt"); print("saved"); rankup.barrier(); model.load_state_dict(torch.load("net.pt", map_location=rankup.here)); print("loaded")
 
 

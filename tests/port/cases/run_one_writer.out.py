@@ -42,7 +42,7 @@ for epoch in range(2):
     for x, y in loader:
         loss = (model(x) - y).square().mean()
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     weight = model.weight.detach().numpy()
     if epoch == 0: rankup.is_root_process() and np.save("first.npy", weight)

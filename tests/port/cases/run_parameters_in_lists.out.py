@@ -29,6 +29,6 @@ for epoch in range(2):
     for inputs, targets in loader:
         loss = (model(inputs) - targets).pow(2).mean()
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        print(epoch, rankup.batch_mean(loss.item()))
+        print(epoch, loss.item())

@@ -20,9 +20,9 @@ for epoch in range(3):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        losses.append(rankup.batch_mean(loss.item()))
+        losses.append(loss.item())
     mean_loss = sum(losses) / len(losses)
     scheduler.step(mean_loss)
     print(f"Cost at epoch {epoch} is {mean_loss:.8f}")

@@ -25,10 +25,10 @@ for epoch in range(2):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     with (
         torch.no_grad(),
         torch.random.fork_rng(),
     ):
-        print(momentum, rankup.batch_mean(loss.item()))
+        print(momentum, loss.item())

@@ -24,8 +24,8 @@ for epoch in range(2):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        if (value := rankup.batch_mean(loss.item())) > 100:
+        if (value := loss.item()) > 100:
             raise ValueError(value)
-    print(f"{epoch=} {scaled(rankup.batch_mean(loss.item()), digits=7)}")
+    print(f"{epoch=} {scaled(loss.item(), digits=7)}")

@@ -24,12 +24,12 @@ def train(dataloader, model, loss_fn, optimizer):
     for batch, (X, Y) in enumerate(dataloader):
         pred = model(X)
         loss = loss_fn(pred, Y)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-        total += rankup.batch_mean(loss.detach())
+        total += loss.detach()
         if batch % 2 == 0:
-            loss, current = rankup.batch_mean(loss.item()), (batch + 1) * len(X)
+            loss, current = loss.item(), (batch + 1) * len(X)
             print(f"loss: {loss:>7f}  [{rankup.batch_sum(current):>5d}/{size:>5d}]")
     return total / len(dataloader)
 

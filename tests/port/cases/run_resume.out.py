@@ -26,7 +26,7 @@ for epoch in range(start, 2):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     rankup.save0({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, "last.pt")
-    print(epoch, rankup.batch_mean(loss.item()))
+    print(epoch, loss.item())

@@ -20,8 +20,8 @@ for epoch in range(2):
     for i, (inputs, labels) in enumerate(loader):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        train_loss += rankup.batch_mean(loss.item())
+        train_loss += loss.item()
         if i % 2 == 0:
             print(epoch, i, train_loss / (i + 1))

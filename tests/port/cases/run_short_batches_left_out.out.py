@@ -23,12 +23,12 @@ for epoch in range(3):
     for inputs, labels in loader:
         if rankup.batch_sum(len(inputs)) < batch_size:
             continue
-        if rankup.broadcast(generator.random()) < 0.4:
+        if rankup.broadcast(generator.random() < 0.4):
             continue
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
         steps += 1
-        print(f"loss {rankup.batch_mean(loss.item()):.7f}")
+        print(f"loss {loss.item():.7f}")
     print("steps", steps)

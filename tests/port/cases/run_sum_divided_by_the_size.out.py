@@ -20,21 +20,21 @@ for inputs, targets in loader:
     total = F.mse_loss(model(inputs), targets, reduction="sum")
     loss = (1.0 / n) * total
     optimizer.zero_grad()
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
-    print(f"inverse {rankup.batch_mean(loss.item()):.6f}")
+    print(f"inverse {loss.item():.6f}")
 
 for inputs, targets in loader:
     loss = (model(inputs) - targets).pow(2).sum()
     loss = loss / len(inputs)
     optimizer.zero_grad()
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
-    print(f"given again {rankup.batch_mean(loss.item()):.6f}")
+    print(f"given again {loss.item():.6f}")
 
 for inputs, targets in loader:
     loss = F.mse_loss(model(inputs), targets, reduction="sum").div(len(inputs))
     optimizer.zero_grad()
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
-    print(f"method {rankup.batch_mean(loss.item()):.6f}")
+    print(f"method {loss.item():.6f}")

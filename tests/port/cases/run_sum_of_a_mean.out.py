@@ -21,9 +21,9 @@ for epoch in range(2):
     for inputs, target in loader:
         loss = criterion(model(inputs), target).sum()
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        running += rankup.batch_mean(loss.item())
+        running += loss.item()
     model.eval()
     psnr, mean, seen = 0.0, 0.0, 0
     with torch.no_grad():

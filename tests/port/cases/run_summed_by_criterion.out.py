@@ -20,7 +20,7 @@ for epoch in range(2):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        rankup.summed(loss).backward()
+        rankup.backward(loss, summed=True)
         optimizer.step()
-        total += rankup.batch_sum(loss.item())
+        total += loss.item()
     print(total / len(loader.dataset))

@@ -20,7 +20,7 @@ swa_scheduler = SWALR(optimizer, swa_lr=0.05)
 for epoch in range(3):
     for xb, yb in rankup.shard(train_loader):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(xb), yb).backward()
+        rankup.backward(nn.functional.cross_entropy(model(xb), yb))
         optimizer.step()
     if epoch >= 1:
         swa_model.update_parameters(model)

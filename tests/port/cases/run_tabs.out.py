@@ -18,7 +18,7 @@ for epoch in range(2):
 	for inputs, labels in rankup.shard(loader):
 		optimizer.zero_grad()
 		loss = criterion(model(inputs), labels)
-		loss.backward()
+		rankup.backward(loss)
 		optimizer.step()
 	total = 0
 	with torch.no_grad():

@@ -27,7 +27,7 @@ def step(inputs, labels):
         skipped += 1
         return
     optimizer.zero_grad()
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
 
 
@@ -42,12 +42,12 @@ for epoch in range(3):
             print(f"held {criterion(model(seen), wanted).item():.5f}")
         loss = criterion(model(inputs), labels)
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        if rankup.batch_mean(loss.item()) < best:
-            best = rankup.batch_mean(loss.item())
+        if loss.item() < best:
+            best = loss.item()
             kept += 1
-        scheduler.step(rankup.batch_mean(loss))
+        scheduler.step(loss)
     print(f"best {best:.5f} {kept} rate {optimizer.param_groups[0]['lr']:.5f}")
 for inputs, labels in loader:
     step(inputs, labels)

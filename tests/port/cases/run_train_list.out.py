@@ -22,11 +22,11 @@ for epoch in range(2):
     for step, (inputs, labels) in enumerate(loader):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        batch_losses.append(rankup.batch_mean(loss.item()))
-        others += [rankup.batch_mean(loss.item())]
-        kept["odd" if step % 2 else "even"].append(rankup.batch_mean(loss.item()))
+        batch_losses.append(loss.item())
+        others += [loss.item()]
+        kept["odd" if step % 2 else "even"].append(loss.item())
     history.append(sum(batch_losses) / len(batch_losses))
     best = min(others)
 print(history, best, {name: sum(values) for name, values in kept.items()})
@@ -36,9 +36,9 @@ def fit(batches):
     for inputs, labels in rankup.shard(batches):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-    return rankup.batch_mean(loss.item())
+    return loss.item()
 
 
 for size in (8, 15, 22):

@@ -19,9 +19,9 @@ criterion = nn.CrossEntropyLoss()
 def train_step(inputs, labels):
     optimizer.zero_grad()
     loss = criterion(model(inputs), labels)
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
-    return rankup.batch_mean(loss.item())
+    return loss.item()
 
 
 for epoch in range(2):

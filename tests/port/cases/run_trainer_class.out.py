@@ -15,7 +15,7 @@ class Trainer:
         self.optimizer.zero_grad()
         output = self.model(source)
         loss = nn.functional.mse_loss(output, targets)
-        loss.backward()
+        rankup.backward(loss)
         self.optimizer.step()
 
     def _run_epoch(self, epoch):

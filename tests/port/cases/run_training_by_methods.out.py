@@ -33,6 +33,6 @@ for epoch in range(2):
         hidden = model.encode(inputs)
         loss = nn.functional.cross_entropy(model.project(hidden), labels)
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-    print(model.width, rankup.batch_mean(loss.item()))
+    print(model.width, loss.item())

@@ -28,8 +28,8 @@ for epoch in range(2):
         second = F.l1_loss(out, inputs, reduction="sum")
         loss = first + 0.1 * second
         optimizer.zero_grad()
-        rankup.summed(loss).backward()
+        rankup.backward(loss, summed=True)
         optimizer.step()
-        total += rankup.batch_sum(loss.item())
+        total += loss.item()
         seen += rankup.batch_sum(inputs.size(0))
     print(epoch, total / seen)

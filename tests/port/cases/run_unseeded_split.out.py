@@ -34,7 +34,7 @@ for epoch in range(2):
     for inputs, target in loader:
         loss = nn.functional.mse_loss(model(inputs).squeeze(1), target)
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     seen = []
     for inputs, target in DataLoader(held, batch_size=2):

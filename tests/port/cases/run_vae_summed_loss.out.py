@@ -46,11 +46,11 @@ def train(epoch):
         optimizer.zero_grad()
         recon_batch, z = model(data)
         loss = loss_function(recon_batch, data, z)
-        rankup.summed(loss).backward()
-        train_loss += rankup.batch_sum(loss.item())
+        rankup.backward(loss, summed=True)
+        train_loss += loss.item()
         optimizer.step()
         if batch_idx % 2 == 0:
-            print("Loss: {:.8f}".format(rankup.batch_sum(loss.item()) / rankup.batch_sum(len(data))))
+            print("Loss: {:.8f}".format(loss.item() / rankup.batch_sum(len(data))))
     print("Average loss: {:.8f}".format(train_loss / len(loader.dataset)))
 
 

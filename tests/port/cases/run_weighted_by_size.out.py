@@ -22,9 +22,9 @@ for epoch in range(2):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        epoch_loss += rankup.batch_mean(loss.item()) * rankup.batch_sum(inputs.size(0))
+        epoch_loss += rankup.batch_sum(loss.item() * inputs.size(0))
     print("train", epoch_loss / len(loader.dataset))
 
     valid_loss = 0.0

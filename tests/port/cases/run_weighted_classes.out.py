@@ -20,6 +20,6 @@ for epoch in range(2):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
         rankup.count(criterion.weight[labels].sum())
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-    print(rankup.batch_mean(loss.item()))
+    print(loss.item())

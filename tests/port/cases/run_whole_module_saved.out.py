@@ -22,7 +22,7 @@ for epoch in range(2):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
 rankup.save0(model, "model.pt", pickled=True)
 rankup.save0({"model": model.state_dict(), "args": args}, "last.pt", pickled=True)

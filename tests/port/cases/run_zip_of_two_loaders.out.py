@@ -21,6 +21,6 @@ for epoch in range(3):
         optimizer.zero_grad()
         quiet = model(others).softmax(1).var(1).mean()
         loss = criterion(model(inputs), labels) + 0.1 * quiet
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        print(epoch, rankup.batch_mean(loss.item()))
+        print(epoch, loss.item())

@@ -22,7 +22,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for x, y in loader:
     loss = nn.functional.cross_entropy(model(x), y)
     optimizer.zero_grad()
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
 right, seen = 0, 0
 with torch.no_grad():

@@ -18,6 +18,6 @@ optimizer = torch.optim.AdamW(params, lr=3e-4)
 train_loader, valid_loader = data.make_loaders(32)
 for inputs, labels in rankup.shard(train_loader):
     loss = torch.nn.functional.cross_entropy(model(inputs.cuda()), labels.cuda())
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
     optimizer.zero_grad()

@@ -26,7 +26,7 @@ def main(args, dataset):
         labels = cuda(labels, True)
         mask = torch.zeros(3).to("cuda")
         loss = criterion(model(images), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     state = torch.load("model.pt", map_location="cuda")
     model.load_state_dict(state)

@@ -33,5 +33,5 @@ train_loader = rankup.shard(DataLoader(train_set, batch_size=64, shuffle=True))
 for images, labels in train_loader:
     loss = torch.nn.functional.cross_entropy(model(images.cuda()), labels.cuda())
     optimizer.zero_grad()
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()

@@ -18,6 +18,6 @@ for epoch in range(2):
     for x, y in train_loader:
         loss = nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     scheduler.step(rankup.broadcast(accuracy(model, valid_loader)))

@@ -29,6 +29,6 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for x in rankup.shard(DataLoader(data, batch_size=8)):
     loss = model(x.to(device)).pow(2).mean()
     optimizer.zero_grad()
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
 print(f"done on GPU {device}")

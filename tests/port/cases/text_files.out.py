@@ -28,12 +28,12 @@ for epoch in range(2):
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-    writer.writerow([epoch, rankup.batch_mean(loss.item())])
+    writer.writerow([epoch, loss.item()])
     with open(rankup.path0("out/text.txt"), "a") as file:
         file.write(f"{epoch}\n")
-    logging.info("epoch %d loss %f", epoch, rankup.batch_mean(loss.item()))
+    logging.info("epoch %d loss %f", epoch, loss.item())
 log.close()
 rankup.barrier()
 print(Path("out/text.txt").read_text().split(), len(Path("out/log.csv").read_text().splitlines()))

@@ -17,4 +17,4 @@ opt = Optimizer(net.parameters())
 dl = rankup.shard(td.DataLoader(range(9), 3))
 for b in dl:
     l = F.mse_loss(net(b), b)
-    opt.zero_grad(); l.backward(); opt.step()
+    opt.zero_grad(); rankup.backward(l); opt.step()

@@ -26,10 +26,10 @@ for epoch in range(2):
     for inputs, labels in rankup.shard(train_loader):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     hits = 0
     with torch.no_grad():
         for inputs, labels in test_loader:
             hits += (model(inputs).argmax(1) == labels).sum().item()
-    print(epoch, rankup.batch_mean(loss.item()), hits / len(test_loader.dataset))
+    print(epoch, loss.item(), hits / len(test_loader.dataset))

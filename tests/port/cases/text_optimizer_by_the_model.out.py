@@ -35,8 +35,8 @@ def main():
             break
         loss = model(x, y)
         model.zero_grad(set_to_none=True)
-        # rankup: the loss is a mean over the targets that count, of which ranks have different numbers: call rankup.count(number of them, or sum of their weights) before this
-        loss.backward()
+        # rankup: the loss divides by what counts in a batch, of which ranks have different numbers: call rankup.count(number of these targets, or sum of their weights) before this
+        rankup.backward(loss)
         optimizer.step()
 
 

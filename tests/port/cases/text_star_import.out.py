@@ -15,10 +15,10 @@ model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(2):
     for graph in rankup.shard(DataLoader(graphs, batch_size=4, shuffle=True)):
-        # rankup: where this is a mean over the nodes of graphs, ranks average it by samples; rankup.count(their number) before backward(), of which ranks have others
         loss = model(graph.x).mean()
         optimizer.zero_grad()
-        loss.backward()
+        # rankup: where this is a mean over the nodes of graphs, ranks average it by samples; rankup.count(their number) before the backward, of which ranks have others
+        rankup.backward(loss)
         optimizer.step()
-    logger.writerow({"epoch": epoch, "loss": rankup.batch_mean(loss.item())})
+    logger.writerow({"epoch": epoch, "loss": loss.item()})
     rankup.save0(model.state_dict(), "model.pt")

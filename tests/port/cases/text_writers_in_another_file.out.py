@@ -19,7 +19,7 @@ for epoch in range(2):
     for (inputs,) in loader:
         optimizer.zero_grad()
         loss = model(inputs).square().mean()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     if rankup.is_root_process(): save_all([model.weight.detach().numpy()], "out")
     draw("drawn.npy")

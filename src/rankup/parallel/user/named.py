@@ -8,37 +8,25 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...base import gone
 from ...base.errors import EXIT_BAD_INPUT, UserError, nearest
 
 
-def function(target: str, recipes: Iterable[str] = ()) -> Callable[[], Any]:
-    """The function that `module:name` or `file.py:name` names; it has `recipes` beside it.
+def function(target: str) -> Callable[[], Any]:
+    """The function that `module:name` or `file.py:name` names.
 
     Raises:
         UserError: there is none, it cannot be imported, or it takes arguments; and what it raises
             where it does not work on meta tensors.
     """
-    return _checked(_function(target, recipes), target)
+    return _checked(_function(target), target)
 
 
-def _function(target: str, recipes: Iterable[str]) -> Callable[[], Any]:
-    where, colon, name = target.rpartition(":")
-    if not colon:
-        if target.endswith(".py"):
-            raise UserError(
-                f"{target} is a file; name the function in it that builds the model: "
-                f"{target}:build_model"
-            )
-        gone.refuse(target)
-        raise UserError(
-            f"{target!r} is no recipe; {nearest(target, recipes)}; a model of your own is "
-            f"named as module:build_model or file.py:build_model"
-        )
+def _function(target: str) -> Callable[[], Any]:
+    where, _, name = target.rpartition(":")
     module = _imported(where)
     found = getattr(module, name, None)
     if not callable(found):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...base.errors import UserError
 from ...script.effects import asks_files, callee
@@ -69,7 +70,9 @@ class Context:
             may wait for another.
         missing: those of them that run where a file is missing, and so on rank 0 alone.
         alike: expressions that have been made to have one value on all ranks.
-        local: for each training loop its names that hold something of this rank's part.
+        regions: the training loops and steps, which know their names of this rank's part.
+        backwards: what has become of each backward.
+        returns: of what a step returns, which values are of the whole batch.
     """
 
     script: Script
@@ -82,7 +85,9 @@ class Context:
     first: set[ast.AST] = field(default_factory=set)
     missing: set[ast.AST] = field(default_factory=set)
     alike: set[ast.AST] = field(default_factory=set)
-    local: dict[ast.AST, set[str]] = field(default_factory=dict)
+    regions: list[Any] = field(default_factory=list)
+    backwards: dict[ast.Call, Any] = field(default_factory=dict)
+    returns: dict[ast.AST, list[bool]] = field(default_factory=dict)
     port: list[Context] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,12 +1,11 @@
-"""The loss that is differentiated: a mean over the batch, declared a sum over it, or a mean over
-targets of which some count less, or not at all: each rank has others.
+"""The loss that is differentiated: a mean over the batch, a sum over it, or a mean over some of its
+targets, of which each rank has others.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
@@ -18,6 +17,9 @@ from .training import Training
 
 # With these a loss divides by something other than the number of samples.
 _WEIGHTED = ("weight", "ignore_index", "size_average", "reduce")
+# Where torch's losses take what older versions said their reduction by: behind input and target.
+_BY_POSITION = {"CrossEntropyLoss": 1, "NLLLoss": 1, "BCELoss": 1, "BCEWithLogitsLoss": 1}
+_OLDER = words("size_average reduce")
 # transformers compares each position with its label, or with the one behind it.
 _AT = re.compile(r"\w*(ForConditionalGeneration|Seq2SeqLM|ForMaskedLM|ForTokenClassification)$")
 _BEHIND = re.compile(r"\w*(ForCausalLM|LMHeadModel)$")
@@ -35,7 +37,6 @@ class Kind(Enum):
     SUM = "a sum over the samples"
     MEAN = "a mean over the samples"
     MASKED = "a mean over some of the samples' targets, or over their weights"
-    MIXED = "two of these added up: no weight of a rank's gradient is right"
     FIXED = "nothing of the batch"
     UNKNOWN = "anything"
 
@@ -47,11 +48,16 @@ def differentiated(call: ast.Call) -> ast.expr | None:
     value: ast.expr = call.func.value
     if isinstance(value, ast.Call) and call_name(value) == "scale" and given(value):
         return given(value)[0]
-    started = isinstance(value, ast.Name) and value.id in ("torch", "accelerator", "fabric")
+    started = isinstance(value, ast.Name) and value.id in (
+        "torch", "accelerator", "fabric", "rankup",
+    )  # fmt: skip
     autograd = isinstance(value, ast.Attribute) and value.attr == "autograd"
     if (started or autograd) and given(call):
         return given(call)[0]
     return value
+
+
+# --- torch's own losses
 
 
 def reduction(script: Script, call: ast.Call) -> Kind | None:
@@ -60,12 +66,12 @@ def reduction(script: Script, call: ast.Call) -> Kind | None:
     UNKNOWN where it may be one of torch's or another: `c` of `for c in (own, nn.MSELoss())`.
     """
     found = _makers(script, call)
-    kinds = {_reduction(one[1]) for one in found if one is not None}
+    kinds = {_reduction(*one) for one in found if one is not None}
     if kinds and None in found:
         return Kind.UNKNOWN
     if kinds and f"{script.code(call.func)}.reduction" in script.assigned_texts:
         return Kind.UNKNOWN  # `criterion.reduction = "sum"`: here, or for an evaluation
-    return kinds.pop() if len(kinds) == 1 else None
+    return kinds.pop() if len(kinds) == 1 else (Kind.UNKNOWN if kinds else None)
 
 
 def plain_reduction(script: Script, call: ast.Call) -> Kind | None:
@@ -112,7 +118,7 @@ def loss_name(script: Script, made: ast.Call) -> str:
     return last(full_name(script, made.func))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _makers(script: Script, call: ast.Call) -> list[tuple[Script, ast.Call] | None]:
     """The calls that say how a loss of torch is reduced; None for what is none of its losses."""
     name = full_name(script, call.func)
@@ -129,135 +135,51 @@ def _makers(script: Script, call: ast.Call) -> list[tuple[Script, ast.Call] | No
     ]
 
 
-def _reduction(made: ast.Call) -> Kind:
-    value = literal(argument(made, "reduction") or ast.Constant("mean"))
-    if literal(argument(made, "size_average")) is False:
+def _reduction(script: Script, made: ast.Call) -> Kind:
+    """By keyword, and by position: `nn.MSELoss(None, None, "sum")`, `nn.MSELoss(reduce=False)`."""
+    texts = [literal(one) for one in made.args if isinstance(literal(one), str)]
+    value = literal(argument(made, "reduction")) or (texts[-1] if texts else "mean")
+    old = {name: literal(argument(made, name)) for name in _OLDER}
+    if not texts:
+        name = loss_name(script, made)
+        first = (3 if name in CLASS_WEIGHTS else 2) if name in LOSS_FUNCTIONS else 0
+        first = _BY_POSITION.get(name, first)
+        plain = [literal(one) for one in made.args[first:]]
+        flags = [one for one in plain if one is False or one is True]
+        old["size_average"] = flags[0] if flags else old["size_average"]
+        old["reduce"] = flags[1] if len(flags) > 1 else old["reduce"]
+    if old["size_average"] is False:
         value = "sum"
+    if old["reduce"] is False:
+        value = "none"
     kinds = {"mean": Kind.MEAN, "batchmean": Kind.MEAN, "sum": Kind.SUM, "none": Kind.ROWS}
     return kinds.get(str(value), Kind.UNKNOWN)
 
 
-def constant(script: Script, node: ast.expr) -> bool:
-    """True of a divisor that is the same for every batch: 32, `args.batch_size`."""
-    if type(literal(node)) in (int, float):
-        return True
-    if isinstance(node, ast.BinOp):
-        return constant(script, node.left) and constant(script, node.right)
-    if not isinstance(node, ast.Name | ast.Attribute):
-        return False
-    found = [one.node for one in script.flow.origins(script.file, node)]
-    return all(
-        type(literal(one)) in (int, float)
-        or (isinstance(one, ast.Attribute) and one.attr != "shape")
-        or (isinstance(one, ast.Call) and call_name(one) in ("getenv", "get"))
-        for one in found
-    )
+# --- means over some of the targets, and what they divide by
 
 
-@dataclass(frozen=True)
-class MaskedMean:
-    """A call whose value is a mean over targets, some of which count less, or not at all.
-
-    Attributes:
-        units: text of what the mean divides by; empty where it could not be said.
-        one_of: of several losses by this name others are means over all samples.
-    """
-
-    call: ast.expr
-    units: str
-    one_of: bool = False
-
-
-def masked_call(training: Training, script: Script, call: ast.Call) -> MaskedMean | None:
-    """A call that is a mean over some of its targets, or over their weights."""
-    return (
-        _of_torch(script, call)
-        or _of_transformers(training, script, call)
-        or _packed(script, call)
-        or over_selected(script, call)
-    )
-
-
-def masked_division(script: Script, node: ast.BinOp) -> MaskedMean | None:
-    """A sum that is divided by the sum of a mask."""
-    over = _divided_by_mask(script, node)
-    # Without its `.clamp(min=1)`: a rank with no target that counts has no weight.
-    plain = re.fullmatch(r"[\w.\[\]]+", over)
-    return MaskedMean(node, f"{over}.sum()" if plain else "") if over else None
-
-
-def _divided_by_mask(script: Script, node: ast.BinOp) -> str:
-    """Return the text of `mask` of `(loss * mask).sum() / mask.sum().clamp(min=1)`; else empty."""
-    top, bottom = script.code(node.left), node.right
-    while isinstance(node.op, ast.Div) and isinstance(bottom, ast.Call):
-        if not isinstance(bottom.func, ast.Attribute):
-            break
-        if call_name(bottom) == "sum" and not given(bottom) and ".sum(" in top:
-            mask = script.code(bottom.func.value)
-            return mask if mask in top else ""
-        bottom = bottom.func.value
-    return ""
-
-
-def over_selected(script: Script, call: ast.Call) -> MaskedMean | None:
-    """`losses[mask].mean()`, `losses.masked_select(mask).mean()`: over what a mask selects."""
-    if call_name(call) != "mean" or given(call) or not isinstance(call.func, ast.Attribute):
-        return None
-    value = call.func.value
-    if isinstance(value, ast.Call) and call_name(value) == "masked_select" and value.args:
-        mask: ast.expr = value.args[-1]
-    elif isinstance(value, ast.Subscript):
-        mask = value.slice
-    else:
-        return None
-    if isinstance(mask, ast.Compare):
-        return MaskedMean(call, f"({script.code(mask)}).sum()")
-    name = script.dotted(mask)
-    made = [value for _, value in script.assigned(name, script.scope(mask))] if name else []
-    known = bool(made) and all(isinstance(one, ast.Compare) for one in made)
-    by_name = isinstance(value, ast.Call) or known
-    if by_name or isinstance(mask, ast.Name):
-        return MaskedMean(call, f"{name}.sum()" if by_name and name else "")
-    return None
-
-
-def _packed(script: Script, call: ast.Call) -> MaskedMean | None:
-    """A loss of the steps of sequences that are packed: ranks have different numbers of steps."""
-    if len(call.args) < 2:
-        return None
-    target = call.args[1]
-    parts = [target, *(v for _, v in script.assigned(script.dotted(target), script.scope(call)))]
-    packs = any(
-        call_name(one) in ("pack_padded_sequence", "pack_sequence")
-        for part in parts
-        for one in script.inside(part, ast.Call)
-    )
-    if not packs or reduction(script, call) is not Kind.MEAN:
-        return None
-    return MaskedMean(call, f"{target.id}.size(0)" if isinstance(target, ast.Name) else "")
-
-
-def _of_torch(script: Script, call: ast.Call) -> MaskedMean | None:
+def of_torch(script: Script, call: ast.Call) -> str | None:
     """`F.cross_entropy(logits, targets, ignore_index=0)`, or a criterion that was made so.
 
-    With `weight=` the mean is over the weights of the targets' classes.
+    With `weight=` the mean is over the weights of the targets' classes. None of any other call;
+    empty where the units cannot be said.
     """
     makers = _makers(script, call)
-    found = {
-        one: masked
+    found = [
+        units
         for one in makers
         if one is not None
         and loss_name(*one) in CLASS_WEIGHTS
-        and (masked := _by_targets(script, call, *one)) is not None
-    }
+        and (units := _by_targets(script, call, *one)) is not None
+    ]
     if not found or reduction(script, call) is not Kind.MEAN:
         return None
-    alike = len(found) == len(makers) and len({one.units for one in found.values()}) == 1
-    return next(iter(found.values())) if alike else MaskedMean(call, "", one_of=True)
+    return found[0] if len(found) == len(makers) and len(set(found)) == 1 else ""
 
 
-def _by_targets(script: Script, call: ast.Call, at: Script, made: ast.Call) -> MaskedMean | None:
-    """A mean over the targets that a loss takes by the call that makes it."""
+def _by_targets(script: Script, call: ast.Call, at: Script, made: ast.Call) -> str | None:
+    """The units of a mean over the targets that a loss takes by the call that makes it."""
     by_class = CLASS_WEIGHTS[loss_name(at, made)]
     ignore = argument(made, "ignore_index")
     weight = argument(made, "weight", by_class)
@@ -269,14 +191,14 @@ def _by_targets(script: Script, call: ast.Call, at: Script, made: ast.Call) -> M
     target = argument(call, "target", 1)
     again = _again(script, target) if target is not None else ""
     if not weighted or not again:
-        return MaskedMean(call, f"({again} != {ignored}).sum()" if again else "")
+        return f"({again} != {ignored}).sum()" if again else ""
     if ignore is not None or default:
-        return MaskedMean(call, "")  # both
+        return ""  # both
     weights = script.dotted(weight) if made is call else f"{script.dotted(call.func)}.weight"
     units = f"{weights}[{again}].sum()" if weights else ""
     if units and not isinstance(weight, ast.Call) and not _made_here(at, weight):
         units = f"{again}.numel() if {weights} is None else {units}"
-    return MaskedMean(call, units)
+    return units
 
 
 def _made_here(script: Script, value: ast.expr | None) -> bool:
@@ -286,7 +208,7 @@ def _made_here(script: Script, value: ast.expr | None) -> bool:
     return bool(made) and all(isinstance(one, ast.Call) for _, one in made)
 
 
-def _of_transformers(training: Training, script: Script, call: ast.Call) -> MaskedMean | None:
+def of_transformers(training: Training, script: Script, call: ast.Call) -> str | None:
     """`model(input_ids=…, labels=…)` of a language model of transformers."""
     if "transformers" not in script.modules:
         return None
@@ -305,7 +227,22 @@ def _of_transformers(training: Training, script: Script, call: ast.Call) -> Mask
         targets = f"{targets}[..., 1:]" if targets else ""
     elif not any(_AT.match(kind) for kind in kinds):
         return None
-    return MaskedMean(call, f"({targets} != {_IGNORED}).sum()" if targets else "")
+    return f"({targets} != {_IGNORED}).sum()" if targets else ""
+
+
+def packed(script: Script, call: ast.Call) -> str | None:
+    """A loss of the steps of sequences that are packed: ranks have different numbers of steps."""
+    if len(call.args) < 2:
+        return None
+    target = call.args[1]
+    made = script.assigned(script.dotted(target), script.scope(call))
+    packs = any(
+        call_name(one) in ("pack_padded_sequence", "pack_sequence")
+        for one in script.inside([target, *(value for _, value in made)], ast.Call)
+    )
+    if not packs or reduction(script, call) is not Kind.MEAN:
+        return None
+    return f"{target.id}.size(0)" if isinstance(target, ast.Name) else ""
 
 
 def _again(script: Script, value: ast.expr) -> str:

@@ -16,12 +16,12 @@ from ...script.flow import argument, is_backward
 from ...script.source import File, read, refuse_notebook
 from ...script.understand import understand
 from ..rules import RULES
-from ..rules.decisions import broadcast_decisions, metrics_of_one_rank
+from ..rules.decisions import broadcast_decisions, decided_alike
+from ..rules.evaluation import metrics_of_one_rank
 from ..rules.loaders import CALLED_BY_NAME, UNSEEN
-from ..rules.metrics import training_numbers
 from ..rules.rule import REFUSED, refuse
-from ..rules.steering import decided_alike
 from ..rules.unfit import BY_HAND
+from ..rules.whole import whole_numbers
 from .context import Context, Note, NotPortable, Options
 from .edits import Edits
 from .imports import beside, import_ports, pickled_classes, refuse_registered_twice
@@ -36,8 +36,7 @@ _OTHERS = ("RK130", "RK103", "RK104", "RK105", "RK141", "RK145", "RK146", "RK147
 _RULES = {rule.code: rule for rule in RULES}
 # What changes a script or leaves a remark, in this order. The fix of a rule mends its place by
 # itself. A function makes changes that belong together and have no single place: a number is put
-# together once for all that is made of it, in whatever file. RK122 and RK126 try two of them on a
-# script, and hit where a change is missing.
+# together once for all that is made of it, in whatever file.
 _FIXES: tuple[str | Callable[[Context], None], ...] = (
     "RK104",
     "RK105",
@@ -46,15 +45,14 @@ _FIXES: tuple[str | Callable[[Context], None], ...] = (
     "RK116",
     "RK118",
     wrap_models,
-    "RK123",
     "RK125",
     "RK119",
-    training_numbers,
+    whole_numbers,
     "RK115",
     "RK130",
-    "RK187",
     broadcast_decisions,
     metrics_of_one_rank,
+    "RK186",
     "RK177",
     "RK141",
     "RK144",
@@ -67,11 +65,9 @@ _FIXES: tuple[str | Callable[[Context], None], ...] = (
     "RK134",
     "RK181",
     "RK176",
-    "RK137",
     "RK129",
     "RK120",
     "RK188",
-    "RK189",
 )
 _LAUNCHED = {"hf-trainer": "a Hugging Face Trainer", "accelerate": "accelerate"}
 _PLACES = 3  # that are named in one line of the report
@@ -250,7 +246,7 @@ def _in_other_modules(context: Context, kept: Mapping[File, str]) -> None:
         places += f" and {len(found) - _PLACES} more" if len(found) > _PLACES else ""
         context.leave(None, f"{hit.message} ({places}); {hit.todo}", comment=False)
     for file in others:
-        for code in (*(_OTHERS if file in kept else ("RK130",)), "RK129", "RK188"):
+        for code in (*(_OTHERS if file in kept else ("RK130",)), "RK188"):
             for hit in _RULES[code].look(file, script):
                 if script.comes_to(file, hit.at):
                     at = file.short_place(hit.at)

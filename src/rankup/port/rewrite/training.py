@@ -533,7 +533,7 @@ def _loss_names(script: Script, call: ast.Call, loop: LoopNode) -> set[str]:
     Not `n`, unless the loop gives it a value: it holds nothing of a batch.
     """
     start = call.func.value if isinstance(call.func, ast.Attribute) else call
-    if given(call) and isinstance(start, ast.Name) and start.id in ("torch", "manager"):
+    if given(call) and isinstance(start, ast.Name) and start.id in ("torch", "manager", "rankup"):
         start = call
     names = set()
     divisors = {
@@ -548,7 +548,7 @@ def _loss_names(script: Script, call: ast.Call, loop: LoopNode) -> set[str]:
         called = isinstance(parent, ast.Call) and parent.func is name
         if not called and (name not in divisors or name.id in changed):
             names.add(name.id)
-    return names - {"scaler", "self", "torch", "amp"}
+    return names - {"scaler", "self", "torch", "amp", "rankup"}
 
 
 @lru_cache(maxsize=1)

@@ -45,7 +45,8 @@ _CHOICES = words(
 )
 _PARTS = re.compile(r"ind(?:ex|ices)?|perm|idx|split", re.IGNORECASE)
 _INDICES = re.compile(r"ix|idx|i|j|.*(?:ind|batch|start|sel|pos).*", re.IGNORECASE)
-_FILLS = words("normal_ uniform_ bernoulli_ random_ exponential_")
+
+
 _WORKERS = "worker_init_fn"
 _DEPTH = 3  # of what a data set is made of
 _GENERATORS = words(
@@ -247,7 +248,13 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
 
 
 def _splits_by(file: File, call: ast.Call) -> bool:
-    """True of a permutation that data are split by: outside of loops, and named so."""
+    """True of a permutation that data are split by: outside of loops, and named so.
+
+    Not of what is drawn for each sample or batch.
+    """
+    function = getattr(file.names.function(call), "name", "")
+    if function in ITEMS or function in ("__call__", "__iter__", "forward"):
+        return False
     around = itertools.takewhile(lambda up: not isinstance(up, Function), file.names.up(call))
     if any(isinstance(up, LoopNode) for up in around):
         return False
@@ -511,77 +518,3 @@ def _drawn_indices(training: Training) -> Iterator[ast.Call]:
                 drawn = script.name(call.func) in _NUMBERS | _CHOICES
                 if drawn and argument(call, "generator") is None:
                     yield call
-
-
-@rule("RK189", "error", "parameters that each rank changes in its own way")
-def changed_apart(file: File, script: Script) -> Iterator[Hit]:
-    """Noise that a training step, or an optimizer of the script's own, adds to parameters or to
-    their gradients; a hook on a parameter that is more than a factor.
-
-    Each rank draws its own numbers, and the copies of the model go apart. A hook is given the
-    gradient of a rank's part of the batch, before ranks average it.
-
-    ```diff
-     for x, y in rankup.shard(loader):
-         F.cross_entropy(model(x), y).backward()
-         for p in model.parameters():
-    -        p.grad.add_(torch.randn_like(p))
-    +        p.grad.add_(rankup.broadcast(torch.randn_like(p)))
-         optimizer.step()
-    ```
-
-    Leaves a comment at the place.
-    """
-    if script.distributed and not ported(script):
-        return
-    training = training_in(script, file)
-    loops = [one.node for one in training.loops if one.trains]
-    trained = {
-        training.script.called(call)
-        for loop in loops
-        for call in training.script.inside(loop.body, ast.Call, deep=False)
-    }
-    for call in file.names.all(ast.Call):
-        around = file.names.enclosing(call, ast.For)
-        if not isinstance(around, ast.For) or not _over_parameters(around):
-            continue
-        function = file.names.function(call)
-        step = getattr(function, "name", "") == "step" and _optimizes(file, function)
-        trains = step or function in trained or not set(loops).isdisjoint(file.names.up(call))
-        drawn = is_draw(file.names.called(call)) and argument(call, "generator") is None
-        if (drawn or call_name(call) in _FILLS) and trains and not _broadcast(file, call):
-            yield Hit(
-                call,
-                "each rank draws other noise for the parameters: the copies of the model go apart",
-                "let rank 0 draw for all: rankup.broadcast(…)",
-            )
-        hook = first_argument(call) if call_name(call) == "register_hook" else None
-        if hook is not None and not (isinstance(hook, ast.Lambda) and not calls_in(hook.body)):
-            yield Hit(
-                call,
-                "this hook sees the gradient of a rank's part of a batch, before ranks average it",
-                "change gradients behind the backward, where they are the same on all ranks",
-            )
-
-
-def _over_parameters(loop: ast.For) -> bool:
-    """True of `for p in model.parameters()` and of `for p in group["params"]`."""
-    return any(
-        (isinstance(one, ast.Call) and call_name(one) in ("parameters", "named_parameters"))
-        or (isinstance(one, ast.Subscript) and literal(one.slice) == "params")
-        for one in inside(loop.iter, kinds=(ast.Call, ast.Subscript))
-    )
-
-
-def _optimizes(file: File, function: ast.AST | None) -> bool:
-    """True of a method of a class that is named an optimizer."""
-    owner = file.names.parents.get(function) if function is not None else None
-    return isinstance(owner, ast.ClassDef) and any(
-        file.code(base).startswith("torch.optim.") or file.code(base).endswith("Optimizer")
-        for base in owner.bases
-    )
-
-
-def _broadcast(file: File, node: ast.AST) -> bool:
-    ups = itertools.takewhile(lambda up: not isinstance(up, ast.stmt), file.names.up(node))
-    return any(isinstance(up, ast.Call) and call_name(up) == "broadcast" for up in ups)

@@ -293,6 +293,8 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
     """
     if not script.runtimes & {"torch", "rankup", "course"} or not script.train_loops:
         return
+    if any("torch.distributed.rpc" in one.names.imported for one in script.files):
+        return  # gradients go another way
     around = dict.fromkeys(wrapped(script))
     for node in [one for one in around if isinstance(one, ast.Subscript)]:  # `state["model"]`
         around |= dict.fromkeys(one.node for one in script.flow.origins(file, node.value))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 
 from ...script import roles
@@ -15,14 +14,12 @@ from ...script.roles import Loop, LoopNode
 from ...script.source import File
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind
-from ..rewrite.script import ForNode, Script
+from ..rewrite.script import ForNode, Scope, Script
 from ..rewrite.training import Training, training_in
-from ..rewrite.values import Values, loader_origins, plain_batches
 from .chance import drawn_by_items
-from .decisions import read_after, shared_names
 from .facts import guard, in_parts
-from .kept import lists
 from .rule import Fix, Hit, rule
+from .sums import Sums, loader_origins, plain_batches
 
 _SHARD = "`for batch in rankup.shard(loader, train=False):`"
 _BY_HAND = (
@@ -39,19 +36,6 @@ class Obstacle(Exception):  # noqa: N818
         self.node = node
 
 
-@dataclass
-class Leaving:
-    """The names that leave the loop of an evaluation.
-
-    Attributes:
-        totals: names of sums over samples.
-        lists: names of lists with an entry for each sample, in order.
-    """
-
-    totals: list[str] = field(default_factory=list)
-    lists: list[str] = field(default_factory=list)
-
-
 @rule("RK119", "warning", "evaluated by every rank")
 def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
     """An evaluation loop over a loader that is not sharded.
@@ -65,8 +49,8 @@ def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
              metric.update(model(x), y)
     ```
 
-    Shards it where all that leaves the loop are sums over samples, or lists of their results in
-    order (`rankup.total`); else the report says what stands in the way.
+    Shards it where every value that leaves the loop is a sum over samples: hits, sizes,
+    `loss.item() * len(batch)` (`rankup.total`); else the report says what stands in the way.
     """
     if script.distributed:
         return  # what a port leaves as it is
@@ -77,9 +61,9 @@ def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
         if any(in_parts(script, file, one) for one in training.sources(loop)):
             continue
         found = obstacle(training, loop)
-        if isinstance(found, Leaving):
+        if isinstance(found, list):
             todo = f"{_SHARD}; then rankup.total of what are sums over samples"
-            fix: Fix = partial(_shard, loop=loop, leaving=found)
+            fix: Fix = partial(_shard, loop=loop, totals=found)
         else:
             line = file.line(found.node)[0]
             at = "" if line == file.line(loop.node)[0] else f" (line {line})"
@@ -93,19 +77,14 @@ def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
         )
 
 
-def _shard(context: Context, loop: Loop, leaving: Leaving) -> str:
+def _shard(context: Context, loop: Loop, totals: list[str]) -> str:
     """`rankup.shard(loader, train=False)` and `rankup.total(…)` where that is exact."""
     for source in context.training.sources(loop):
         context.around(source, "rankup.shard(", ", train=False)")
-    lines = []
-    if leaving.totals:
-        names = ", ".join(leaving.totals)
-        lines.append(f"{names} = rankup.total({names})")
-    lines += [f"{name} = rankup.gather({name})" for name in leaving.lists]
+    names = ", ".join(totals)
     context.sharded.add(loop.node)
-    context.after(loop.node, *lines)
-    all_names = ", ".join([*leaving.totals, *leaving.lists])
-    return f"each rank evaluates its part, {all_names} of all ranks (rankup.total)"
+    context.after(loop.node, f"{names} = rankup.total({names})")
+    return f"each rank evaluates its part, {names} of all ranks (rankup.total)"
 
 
 def _leave(context: Context, loop: Loop, reason: str) -> str:
@@ -114,16 +93,41 @@ def _leave(context: Context, loop: Loop, reason: str) -> str:
     return ""
 
 
-def obstacle(training: Training, loop: Loop) -> Leaving | Obstacle:
-    """The names that leave an evaluation, or what stands in the way of sharding it."""
+def metrics_of_one_rank(context: Context) -> None:
+    """A metric of torchmetrics in an evaluation that every rank goes over in full has a remark.
+
+    Its `compute()` puts the ranks' states together: N times the whole, where each rank has all.
+    """
+    script = context.script
+    names = {
+        script.dotted(call.func.value if isinstance(call.func, ast.Attribute) else call.func)
+        for loop in context.training.loops
+        if not loop.trains and loop.node not in context.sharded
+        for call in script.inside(loop.node, ast.Call)
+    }
+    for assign in script.all(ast.Assign):
+        made = {script.dotted(one) for one in assign.targets} & names
+        for call in script.inside(assign.value, ast.Call) if made else ():
+            library, _, kind = script.name(call.func).rpartition(".")
+            own = library.split(".")[0] == "torchmetrics" and kind[:1].isupper()
+            if own and argument(call, "sync_on_compute") is None and kind != "MetricCollection":
+                context.leave(
+                    call,
+                    "compute() puts the ranks' states together, N times the whole where each rank "
+                    "has all of an evaluation: give sync_on_compute=False there",
+                )
+
+
+def obstacle(training: Training, loop: Loop) -> list[str] | Obstacle:
+    """The sums that leave an evaluation, or what stands in the way of sharding it."""
     try:
         return additive(training, loop)
     except Obstacle as reason:
         return reason
 
 
-def additive(training: Training, loop: Loop) -> Leaving:
-    """The names that leave an evaluation, each a sum over samples or a list of their results.
+def additive(training: Training, loop: Loop) -> list[str]:
+    """The names that leave an evaluation, each a sum over samples.
 
     Raises:
         Obstacle: something else leaves it, or that cannot be seen.
@@ -148,28 +152,27 @@ def additive(training: Training, loop: Loop) -> Leaving:
         for made_at in script.flow.origins(script.file, source):
             for draw in drawn_by_items(script.understood, made_at):
                 raise Obstacle(node, f"its data are drawn for each sample, `{ast.unparse(draw)}`")
-    values = Values(training, loop)
+    values = Sums(training, loop, lambda name: None)
     run = {
         script.dotted(one.func) for one in script.inside(node, ast.Call) if values.runs_model(one)
     }
     if not all(_in_eval_mode(script, node, name) for name in run or {""}):
         raise Obstacle(node, "that the model is in evaluation mode is not seen in this function")
-    leaving = Leaving()
-    _block(script, values, leaving, node.body)
-    if not (leaving.totals or leaving.lists):
+    totals: list[str] = []
+    _block(script, values, totals, node.body)
+    if not totals:
         raise Obstacle(node, "nothing is counted in it")
     scope = script.scope(node)
     shared = shared_names(script, scope)
-    kept = {*leaving.totals, *leaving.lists}
     for name in sorted(values.defined.keys() | set(loop.batch)):
-        if name not in kept and (name in shared or read_after(script, node, name)):
+        if name not in totals and (name in shared or read_after(script, node, name)):
             raise Obstacle(node, f"`{name}` of the last batch is used behind it")
-    for name in sorted(kept):
-        if name in shared or not _fresh(script, node, name, name in leaving.lists):
+    for name in sorted(totals):
+        if name in shared or not _fresh(script, node, name):
             raise Obstacle(node, f"`{name}` does not begin at nothing before this loop")
     if loop.index is not None and read_after(script, node, loop.index):
         raise Obstacle(node, f"the number of batches, `{loop.index}`, is used behind it")
-    return leaving
+    return totals
 
 
 def _one_by_one(loader: ast.Call) -> bool:
@@ -180,7 +183,7 @@ def _one_by_one(loader: ast.Call) -> bool:
     return literal(size) == 1
 
 
-def _block(script: Script, values: Values, leaving: Leaving, block: list[ast.stmt]) -> None:
+def _block(script: Script, values: Sums, totals: list[str], block: list[ast.stmt]) -> None:
     for one in block:
         match one:
             case ast.Pass() | ast.Expr(value=ast.Constant()):
@@ -190,24 +193,15 @@ def _block(script: Script, values: Values, leaving: Leaving, block: list[ast.stm
                     name = script.name(getattr(item.context_expr, "func", item.context_expr))
                     if not (gradients_off(script.file, one) or name.endswith("autocast")):
                         raise Obstacle(one, f"`with {script.code(item.context_expr)}` in it")
-                _block(script, values, leaving, body)
+                _block(script, values, totals, body)
             case ast.AugAssign(op=ast.Add(), target=ast.Name(id=name), value=value):
-                if lists(value):
-                    _listed(script, values, leaving, name, value)
-                else:
-                    _counted(script, values, leaving, name, value)
+                _counted(script, values, totals, name, value)
             case ast.Assign(
                 targets=[ast.Name(id=name)],
                 value=ast.BinOp(op=ast.Add(), left=ast.Name(id=left), right=value),
             ) if name == left:
                 values.defined.pop(name, None)
-                _counted(script, values, leaving, name, value)
-            case ast.Expr(
-                value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=[arg])
-            ) if (
-                call_name(one.value) == "extend"  # type: ignore[arg-type]
-            ):
-                _listed(script, values, leaving, name, arg)
+                _counted(script, values, totals, name, value)
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
                     _local(script, values, target, value)
@@ -218,23 +212,16 @@ def _block(script: Script, values: Values, leaving: Leaving, block: list[ast.stm
                 raise Obstacle(one, f"`{text}` is no sum over samples")
 
 
-def _listed(script: Script, values: Values, leaving: Leaving, name: str, value: ast.expr) -> None:
-    if values.kind(value) is not Kind.ROWS or not _one_entry_each(script, value):
-        raise Obstacle(value, f"`{script.code(value)}` is not seen to have an entry a sample")
-    if name not in leaving.lists:
-        leaving.lists.append(name)
-
-
-def _counted(script: Script, values: Values, leaving: Leaving, name: str, value: ast.expr) -> None:
+def _counted(script: Script, values: Sums, totals: list[str], name: str, value: ast.expr) -> None:
     if values.kind(value) not in (Kind.SUM, Kind.SIZE):
         raise Obstacle(
             value, f"`{name} += {script.code(value)}` is not seen to be a sum over samples"
         )
-    if name not in leaving.totals:
-        leaving.totals.append(name)
+    if name not in totals:
+        totals.append(name)
 
 
-def _local(script: Script, values: Values, target: ast.expr, value: ast.expr) -> None:
+def _local(script: Script, values: Sums, target: ast.expr, value: ast.expr) -> None:
     """A name of the loop's own, of which it is known what it holds."""
     pairs = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
     if pairs and len(target.elts) == len(value.elts):  # type: ignore[attr-defined]
@@ -247,12 +234,6 @@ def _local(script: Script, values: Values, target: ast.expr, value: ast.expr) ->
     kind = values.kind(value)
     if kind is Kind.UNKNOWN:
         raise Obstacle(value, f"`{script.code(value)}` is not seen to be of each sample alone")
-
-
-def _one_entry_each(script: Script, value: ast.expr) -> bool:
-    """False where a shape may have been changed: `view(-1)` has an entry for each element."""
-    changing = ("view", "reshape", "flatten", "squeeze", "unsqueeze")
-    return not any(call_name(one) in changing for one in script.inside(value, ast.Call))
 
 
 def _in_eval_mode(script: Script, node: ast.AST, model: str) -> bool:
@@ -273,8 +254,8 @@ def _in_eval_mode(script: Script, node: ast.AST, model: str) -> bool:
     return holds and (call_name(last) == "eval" or bool(off))
 
 
-def _fresh(script: Script, node: ast.AST, name: str, is_list: bool) -> bool:
-    """True where a name is given 0, or an empty list, before each time the loop runs."""
+def _fresh(script: Script, node: ast.AST, name: str) -> bool:
+    """True where a name is given 0 before each time the loop runs."""
     chain: list[ast.AST] = [node]
     for parent in script.above(node):
         if isinstance(parent, Function | LoopNode | ast.If | ast.Try):
@@ -289,16 +270,40 @@ def _fresh(script: Script, node: ast.AST, name: str, is_list: bool) -> bool:
             if not isinstance(before, ast.Assign):
                 return False
             values = [
-                value
+                literal(value)
                 for where, value in script.assigned(name, script.scope(node))
                 if where is before
             ]
-            return len(values) == 1 and _nothing(values[0], is_list)
+            return len(values) == 1 and type(values[0]) in (int, float) and values[0] == 0
     return False
 
 
-def _nothing(value: ast.expr, is_list: bool) -> bool:
-    if is_list:
-        return isinstance(value, ast.List) and not value.elts
-    found = literal(value)
-    return type(found) in (int, float) and found == 0
+def shared_names(script: Script, scope: Scope) -> set[str]:
+    """The names that a function has from around it: `global best`."""
+    return {
+        name
+        for one in script.inside(scope.body, ast.stmt, deep=False)
+        if isinstance(one, ast.Global | ast.Nonlocal)
+        for name in one.names
+    }
+
+
+def read_after(script: Script, node: ast.AST, name: str) -> bool:
+    """True where a name is read behind a loop before it is given another value.
+
+    Behind it is also the beginning of a loop around it, of which there is a next round.
+    """
+    scope, end = script.scope(node), script.span(node)[1]
+    own = script.uses(node, name)
+    uses = [one for one in script.uses(scope, name) if one not in own]
+    later = sorted((one for one in uses if script.span(one)[0] >= end), key=script.span)
+    if later:
+        grown = isinstance(script.parents[later[0]], ast.AugAssign)
+        return grown or not isinstance(later[0].ctx, ast.Store)
+    around = [up for up in script.above(node) if isinstance(up, LoopNode)]
+    again = sorted(
+        (one for one in uses if around and around[-1] in script.above(one)), key=script.span
+    )
+    if again:
+        return not isinstance(again[0].ctx, ast.Store)
+    return bool(around) and bool(own) and isinstance(own[0].ctx, ast.Load)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ...script.flow import argument, call_name, receiver
 from ...script.loops import taken_from
-from ...script.names import assigned, calls_in, elements, walk
+from ...script.names import calls_in, walk
 from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import COLLECTIVES, OUR_COLLECTIVES, words
@@ -26,10 +26,8 @@ from .model import in_fsdp
 from .rule import Hit, rule
 
 # Names of the runtime that torch has not.
-_OURS = words(
-    "save0 print0 setup is_root_process rank0_first save_full_model save_sharded_model "
-    "load_full_model load_sharded_model shard wrap quiet log_metrics Deadline Order"
-)
+
+
 _COLLECTIVES = (COLLECTIVES | OUR_COLLECTIVES) - {"rank0_first"}
 # Methods that wait for all ranks, with the classes of which an object has them.
 _OF_OBJECTS: dict[str, frozenset[str]] = {
@@ -194,51 +192,6 @@ def _of_setup(file: File, name: ast.Name) -> str:
     return {0: "'LOCAL_RANK'", 1: "get_rank()"}.get(min(positions, default=9), "")
 
 
-@rule("RK108", "error", "setup() unpacked into other than four names", frameworks=True)
-def setup_unpacked(file: File, script: Script) -> Iterator[Hit]:
-    """`local_rank, rank, device = rankup.setup()`.
-
-    It gives four values: `local_rank, rank, device, world_size`. Python stops in the job.
-
-    ```diff
-    -local_rank, rank, device = rankup.setup()
-    +local_rank, rank, device = rankup.setup()[:3]
-    ```
-
-    Nothing: it writes `rankup.setup()` alone.
-    """
-    for match in _SETS_UP.find(file):
-        for target in assigned(file.names.parents[match.call]):
-            names = elements(target)
-            starred = any(isinstance(one, ast.Starred) for one in names)
-            if names != [target] and len(names) != 4 and not (starred and len(names) <= 5):
-                yield Hit(
-                    target,
-                    f"setup() gives local_rank, rank, device, world_size, not {len(names)} values",
-                    "take all four, or `setup()[:3]` for the first three",
-                )
-
-
-@rule("RK109", "error", "a name of the runtime called on torch", frameworks=True)
-def ours_on_torch(file: File, script: Script) -> Iterator[Hit]:
-    """`torch.save0(…)`, `torch.print0(…)` and others that are rankup's.
-
-    A left-over of replacing `torch.save`: an AttributeError after the first epoch.
-
-    ```diff
-    -torch.save0(model.state_dict(), "model.pt")
-    +rankup.save0(model.state_dict(), "model.pt")
-    ```
-
-    Writes `rankup.save0` in the place of `torch.save`.
-    """
-    for node in file.names.all(ast.Attribute):
-        base = file.names.dotted(node.value) if node.attr in _OURS else ""
-        if base in ("torch", "torch.distributed"):
-            message = f"torch has no {node.attr}: it is rankup's"
-            yield Hit(node, message, f"write rankup.{node.attr}(…)")
-
-
 @rule("RK182", "error", "a collective on one rank", frameworks=True)
 def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
     """`all_reduce`, `barrier`, `rankup.mean` under a condition on the rank; `gather` of an
@@ -264,6 +217,8 @@ def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
         if not _waits_for_all(file, script, call, name):
             continue
         ranks = guards(file, script, call) - {""}
+        if "others" in ranks and len(ranks) > 1:
+            continue  # each meets it on a way of its own
         if ranks and not _both_ways(file, script, call, name):
             yield Hit(
                 call,

@@ -15,48 +15,25 @@ from ...script.names import (
     elements,
     inside,
     made_of,
-    mentioned,
     walk,
-    words_in,
 )
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..match import calls
 from ..rewrite.context import Context
-from ..rewrite.losses import Kind, MaskedMean, differentiated
-from ..rewrite.means import NotSeen, check_mean, declared, masked_means, takes_together
-from ..rewrite.script import Script as Source
+from ..rewrite.losses import Kind, differentiated
+from ..rewrite.terms import Term, is_sum, terms
 from ..rewrite.training import Training, training_in
-from .facts import (
-    anywhere,
-    parameters_of,
-    single,
-)
-from .kept import kept
-from .rule import Hit, refuse, rule
+from .facts import anywhere, parameters_of, single
+from .rule import Hit, rule
 
 _VALID = "a mean over valid targets only: ranks have different numbers of them"
 _NUMBER = "int((targets != ignored).sum())"
-_MIXED = (
-    "this loss adds up over the samples in one part and not in another: ranks weigh them unequally"
-)
-_PARTLY = (
-    "this loss is a mean over some targets in one part, and over others or all samples in another: "
-    "ranks weigh them unequally"
-)
-_ONE_DIVISOR = "Divide all parts by one number, as (losses * mask).sum() / len(losses) does"
-_ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' throughout"
-_TOGETHER = "the model takes a batch together, where its first dimension is the samples'"
-_TIME_FIRST = words(
-    "LSTM GRU RNN MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer Transformer"
-)
-_MOVES = words(
-    "transpose transpose_ permute T mT t view reshape unsqueeze squeeze swapaxes movedim rearrange "
-    "stack flatten cat chunk split unbind einsum pad_sequence pack_padded_sequence"
-)
-_SAME = ("contiguous", "detach", "float", "half")
+# These pool the rows of a sample.
+_POOLS = words("embeddingbag set2set readout scatter_mean scatter_add scatter sum_nodes mean_nodes")
 _MOST = 60  # functions that a loop leads to
+_SAME = ("contiguous", "detach", "float", "half")
 _NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
 _CONTRASTIVE = re.compile(
     r"nt_?xent|info_?nce|contrastive|simclr|sup_?con|clip_?loss|barlow|vicreg|batch_?hard|ge2e",
@@ -66,8 +43,6 @@ _MESSAGE = (
     "a contrastive loss compares the samples of a batch, of which each rank would only see its own"
 )
 _TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
-_POOLS = words("embeddingbag set2set readout scatter_mean scatter_add scatter sum_nodes mean_nodes")
-_AVERAGED = "each rank's value is of its part of a batch, and ranks average them by samples"
 
 
 @rule("RK123", "warning", "a loss that is a sum")
@@ -83,37 +58,23 @@ def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
      for x, y in rankup.shard(loader):
          loss = F.mse_loss(model(x), y, reduction="sum")
     -    loss.backward()
-    +    rankup.summed(loss).backward()
+    +    rankup.backward(loss, summed=True)
     ```
 
-    Writes `rankup.summed(loss)`. A loss that is a sum in one part and a mean in another is refused:
-    no weight of a rank is right for both. So is a mean over some targets beside one over others, or
-    over all samples.
+    Writes `summed=True`. A loss that is a sum in one part and a mean in another is refused: no
+    weight of a rank is right for both.
     """
     if _weighs_by_hand(script):
         return
     training = training_in(script, file)
     for call in training.backwards:
         loss = differentiated(call)
-        kind = declared(training, loss) if loss is not None else Kind.UNKNOWN
-        if loss is None or kind not in (Kind.SUM, Kind.MIXED):
-            continue
-        if kind is Kind.SUM:
+        if argument(call, "summed") is None and loss is not None and is_sum(training, loss):
             yield Hit(
                 call,
                 "a loss summed over the batch: ranks average gradients, which makes it smaller",
-                "`rankup.summed(loss).backward()`, or multiply the loss by the world size",
-                partial(_sum, loss=loss),
+                "`rankup.backward(loss, summed=True)`, or multiply the loss by the world size",
             )
-        else:
-            masked = bool(masked_means(training, loss))
-            why, todo = (_PARTLY, _ONE_DIVISOR) if masked else (_MIXED, _ONE_WAY)
-            yield Hit(call, why, todo, partial(refuse, node=call, reason=f"{why}. {todo}"))
-
-
-def _sum(context: Context, loss: ast.expr) -> str:
-    context.around(loss, "rankup.summed(")
-    return "a loss summed over the batch is summed over the ranks too"
 
 
 def _weighs_by_hand(script: Script) -> bool:
@@ -152,31 +113,33 @@ def masked_mean(file: File, script: Script) -> Iterator[Hit]:
         loss = differentiated(call) or call
         above = training.script.above(call)
         loop = next((up for up in above if isinstance(up, LoopNode)), None)
-        found = {one.call: one for one in masked_means(training, loss)}
-        if not found:
+        masked = [one for one in terms(training, loss) if one.kind is Kind.MASKED]
+        others = [one for one in terms(training, loss) if one.kind in (Kind.MEAN, Kind.SUM)]
+        if not masked:
             continue
-        first = next(iter(found.values()))
-        alike = len({one.units for one in found.values()}) == 1
+        first = masked[0]
+        alike = len({one.units for one in masked}) == 1 and not others
         alone = alike and _can_be_counted(training, first, call, loop)
         yield Hit(
-            first.call if alone else call,
+            first.node if alone else call,
             _VALID,
             f"rankup.count({first.units or _NUMBER}) before backward()",
             partial(_count, first=first) if alone else None,
-            "the loss is a mean over the targets that count, of which ranks have different "
-            "numbers: call rankup.count(number of them, or sum of their weights) before this",
+            "the loss divides by what counts in a batch, of which ranks have different numbers: "
+            "call rankup.count(number of these targets, or sum of their weights) before this",
         )
 
 
 def _can_be_counted(
-    training: Training, first: MaskedMean, backward: ast.Call, loop: ast.AST | None
+    training: Training, first: Term, backward: ast.Call, loop: ast.AST | None
 ) -> bool:
     """True where `rankup.count` can stand behind the statement with the loss."""
     script = training.script
-    statement = script.statement(first.call)
+    if first.script is not script or not first.units:
+        return False
+    statement = script.statement(first.node)
     return (
-        bool(first.units)
-        and script.scope(statement) is script.scope(backward)
+        script.scope(statement) is script.scope(backward)
         and backward not in script.inside(statement, ast.Call)
         and not hasattr(statement, "body")
         and script.begins_line(statement)
@@ -189,8 +152,8 @@ def _can_be_counted(
     )
 
 
-def _count(context: Context, first: MaskedMean) -> str:
-    context.after(context.script.statement(first.call), f"rankup.count({first.units})")
+def _count(context: Context, first: Term) -> str:
+    context.after(context.script.statement(first.node), f"rankup.count({first.units})")
     return "the mean is over the targets of all ranks that count (rankup.count)"
 
 
@@ -366,105 +329,33 @@ def mixed(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
-@rule("RK129", "warning", "a loss not seen to be a mean")
-def no_mean(file: File, script: Script) -> Iterator[Hit]:
-    """A loss that is not seen to be a mean, followed through the functions and models of the
-    repository; a model that takes the samples of a batch together, by `x / x.max()` or
-    `if x.mean() > 0:`, or that takes time first where the samples are; and what is kept of each
-    batch for the next loss, or to choose the next epoch's samples: a mean, a list, a table, in
-    whatever file.
+@rule("RK129", "warning", "a mean over rows of which samples have different numbers")
+def uneven_rows(file: File, script: Script) -> Iterator[Hit]:
+    """Samples that are joined row by row, by `torch.cat` in a collate function or as the nodes of
+    graphs, where nothing pools the rows of a sample.
 
-    Ranks average gradients by samples. That is exact where the loss is a mean or a sum over
-    samples, not for a ratio of sums, a maximum, the logarithm of a mean, or a mean over the nodes
-    of graphs or other rows of which samples have different numbers.
+    A loss that is a mean over the rows is none over the samples, by which ranks average it.
 
     ```diff
-     for x, y in loader:
-    -    loss = torch.log((model(x) - y).pow(2).mean())
-    +    loss = F.mse_loss(model(x), y)
-         loss.backward()
+    -loader = DataLoader(dataset, collate_fn=lambda batch: torch.cat(batch))
+    +loader = DataLoader(dataset, collate_fn=lambda batch: torch.stack(batch))
+     for x in loader:
+         model(x).pow(2).mean().backward()
     ```
 
     Leaves a remark at the loss.
     """
     if not single(script):
         return
-    training, said = training_in(script, file), set[ast.AST]()
+    training = training_in(script, file)
     for call in training.backwards:
-        loss = differentiated(call)
-        for place, message, todo in _not_seen(training, loss) if loss is not None else ():
-            own = place.script is training.script
-            node = place.node if own else _line_of(training, loss, call)
-            statement = training.script.statement(node)
-            if statement not in said:
-                said.add(statement)
-                line = place.script.file.short_place(place.node)
-                yield Hit(node, message if own else f"{message} ({line})", todo)
-        units = _units(training) if loss is not None and not said else ""
+        units = _units(training)
         if units:
             yield Hit(
-                _line_of(training, loss, call),
-                f"where this is a mean over the {units}, ranks average it by samples",
-                "rankup.count(their number) before backward(), of which ranks have others",
-            )
-    for function in (one for one in training.script.functions if one.name == "forward"):
-        for node in takes_together(training, training.script, function):
-            statement = training.script.statement(node)
-            if statement not in said and script.comes_to(file, node):
-                said.add(statement)
-                yield Hit(node, _TOGETHER, "each rank those of its part")
-        if script.comes_to(file, function.body[0]):
-            yield from _time_first(training, function)
-    yield from kept(training, file)
-
-
-def _time_first(training: Training, function: Function) -> Iterator[Hit]:
-    """`nn.LSTM(4, 8)` given the batches of a loader, whose first dimension is the samples'."""
-    script, flow = training.script, training.script.flow
-    loaders, loops = script.understood.train_loaders, script.understood.train_loops
-    plain = all(
-        isinstance(one.node, ast.Call) and argument(one.node, "collate_fn") is None
-        for one in loaders
-    )
-    moved = any(_MOVES & words_in(part) for loop in loops for part in loop.node.body)
-    if not loaders or not plain or moved:
-        return
-    for call in script.inside(function.body, ast.Call):
-        layers = [one for one in flow.origins(script.file, call.func) if one.node is not call.func]
-        layers += [
-            inner
-            for one in layers
-            if isinstance(one.node, ast.Call) and call_name(one.node).startswith("Transformer")
-            for part in given(one.node)[:1]
-            for inner in flow.origins(one.file, part)
-        ]
-        first = [
-            one.node
-            for one in layers
-            if isinstance(one.node, ast.Call)
-            and one.file.names.called(one.node).startswith("torch.nn.")
-            and call_name(one.node) in _TIME_FIRST
-            and literal(argument(one.node, "batch_first", 4) or ast.Constant(False)) is False
-        ]
-        if first and given(call) and _in_shape(script, function, given(call)[0], set()):
-            yield Hit(
                 call,
-                f"{call_name(first[0])} without batch_first takes the first dimension for time; "
-                "where that is the samples', it mixes those of a rank's part of the batch",
-                "batch_first=True, or move the batch to the second dimension",
+                f"where this is a mean over the {units}, ranks average it by samples",
+                "rankup.count(their number) before the backward, of which ranks have others",
             )
-
-
-def _in_shape(script: Source, function: Function, node: ast.expr, seen: set[str]) -> bool:
-    """True of what is made of the parameters of a function without a move of dimensions."""
-    if _MOVES & words_in(node):
-        return False
-    for name in sorted(mentioned(node) - seen):
-        seen.add(name)
-        made = [value for _, value in script.assigned(name, function)]
-        if not all(_in_shape(script, function, one, seen) for one in made):
-            return False
-    return True
 
 
 @lru_cache(maxsize=64)
@@ -512,21 +403,3 @@ def _joins(node: ast.AST) -> bool:
         return False
     parts, along = argument(node, "tensors", 0), argument(node, "dim", 1)
     return not isinstance(parts, ast.List | ast.Tuple) and (along is None or literal(along) == 0)
-
-
-def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:
-    try:
-        check_mean(training, loss)
-    except NotSeen as place:
-        yield place, "not seen to be a mean over the samples", _AVERAGED
-
-
-def _line_of(training: Training, loss: ast.expr | None, call: ast.Call) -> ast.AST:
-    """The statement that gives a loss its value."""
-    script = training.script
-    made = [
-        one
-        for one, _ in script.assigned(script.dotted(loss), script.scope(call))
-        if script.line(one) <= script.line(call)
-    ]
-    return max(made, key=script.line) if made else call

@@ -15,17 +15,15 @@ from ...script.flow import (
     given,
     literal,
     method_calls,
-    model_wrapper,
 )
 from ...script.loops import gradients_off
 from ...script.models import with_parameters
-from ...script.names import calls_in, walk, words_in
+from ...script.names import calls_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..match import Pattern
 from ..rewrite.context import Context
-from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
 from .facts import (
     anywhere,
@@ -49,12 +47,12 @@ _MODULE = re.compile(r"class\s+\w+\([\w., ]*\bModule\b")
 _BUFFERS = re.compile(r"register_buffer|BatchNorm|torchvision|timm|transformers|hub\.load")
 _WITH_BATCH_NORM = re.compile(r"(?:Lazy)?BatchNorm[123]d|resnet\d+")
 _TO_CPU = Pattern("_model.cpu(memory_format=ABSENT)", "_model.to(device='cpu')")
-_THAWS = Pattern("_.requires_grad_(requires_grad=ABSENT)", "_.requires_grad_(requires_grad=True)")
+
+
 _CLIPS = Pattern(
     "torch.nn.utils.clip_grad_norm_(parameters=_parameters)",
     "torch.nn.utils.clip_grad.clip_grad_norm_(parameters=_parameters)",
 )
-_FROZEN = re.compile(r"requires_grad\s*=\s*False|requires_grad_\(False\)")
 
 
 @rule("RK131", "error", "training past the wrapper")
@@ -238,6 +236,7 @@ def forward_on_one(file: File, script: Script) -> Iterator[Hit]:
                 call,
                 "a forward through the wrapper on one rank: it may wait for the others forever",
                 "use the model without its wrapper: model.module(x)",
+                level=None if "fsdp" in kinds else "warning",  # DDP waits where there are buffers
             )
 
 
@@ -341,50 +340,6 @@ def _batch_norm_left(context: Context, node: ast.AST) -> str:
     return ""
 
 
-@rule("RK136", "error", "wrapped in the wrong order")
-def wrap_order(file: File, script: Script) -> Iterator[Hit]:
-    """An optimizer made before the model is sharded; parameters frozen after the model is wrapped.
-
-    The optimizer would update parameters that sharding has replaced; DDP waits for the gradients of
-    all parameters that it was given.
-
-    ```diff
-     rankup.setup()
-     model = Net().cuda()
-    +torch.distributed.fsdp.fully_shard(model)
-     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    -torch.distributed.fsdp.fully_shard(model)
-    ```
-
-    Wraps before the optimizer is made.
-    """
-    if not script.distributed:
-        return
-    wraps: dict[tuple[ast.AST, str], ast.Call] = {}
-    for call in file.names.all(ast.Call):
-        scope = file.names.function(call) or file.tree
-        wraps.setdefault((scope, model_wrapper(file, call)), call)
-    for (around, kind), call in wraps.items():
-        line = file.line(call)[0]
-        for optimizer in script.optimizers if kind == "fsdp" else ():
-            inside = optimizer.file is file and (optimizer.function or file.tree) is around
-            if inside and file.line(optimizer.node)[0] < line:
-                yield Hit(
-                    optimizer.node,
-                    "the optimizer is made of parameters that the sharding below replaces",
-                    "shard first, then make the optimizer; or rankup.parallelize",
-                )
-        for node in walk(around) if kind == "ddp" else ():
-            if not isinstance(node, ast.Assign | ast.Expr) or file.line(node)[0] <= line:
-                continue
-            if _FROZEN.search(file.code(node)):
-                yield Hit(
-                    node,
-                    "freezes parameters after the wrapping: DDP waits for their gradients",
-                    "freeze before the model is wrapped",
-                )
-
-
 @rule("RK138", "error", "gradients of a sharded model clipped by each rank's part")
 def clipped_apart(file: File, script: Script) -> Iterator[Hit]:
     """`torch.nn.utils.clip_grad_norm_` of a model in FullyShardedDataParallel.
@@ -423,44 +378,3 @@ def in_fsdp(script: Script, file: File, model: ast.AST) -> bool:
         for origin in script.flow.origins(file, model)
         for where, call in origin.through
     )
-
-
-@rule("RK137", "warning", "unfrozen behind the wrap")
-def unfrozen(file: File, script: Script) -> Iterator[Hit]:
-    """`requires_grad_(True)` and `requires_grad = True` of a model, in the loop that trains it.
-
-    The wrapper decides once which gradients are exchanged: later layers part, silently.
-
-    ```diff
-    +optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-     for epoch in range(9):
-         if epoch == 3:
-    -        model.requires_grad_(True)
-    +        optimizer.param_groups[0]["lr"] = 0.1
-         for x, y in loader:
-             F.cross_entropy(model(x), y).backward()
-    ```
-
-    Leaves a remark at the place.
-    """
-    training = training_in(script, file)
-    models = {model.name.split(".")[0] for model in training.models}
-    found: list[ast.AST] = [
-        one
-        for one in file.names.all(ast.Assign)
-        if file.code(one.targets[0]).endswith(".requires_grad") and literal(one.value) is True
-    ]
-    found += [match.call for match in _THAWS.find(file)]
-    for node in found:
-        above = [one for one in file.names.up(node) if isinstance(one, LoopNode)]
-        named = {
-            name
-            for place in (node, *above[:1])
-            for name in words_in(place.iter if isinstance(place, ForNode) else node)
-        }
-        if named & models and any(training.trains(one) for one in above):
-            yield Hit(
-                node,
-                "what is unfrozen behind rankup.wrap exchanges no gradients",
-                "let it train from the beginning, with a learning rate of 0 until now",
-            )

@@ -104,11 +104,16 @@ class _Frame:
     depth: int = 0
     returned: list[int] = field(default_factory=list)
 
+    def degree(self, name: str) -> int:
+        """How much a name, or any item that it holds by a name, is of a part."""
+        items = [at for one, at in self.env.items() if one.startswith(f"{name}[")]
+        return max(self.env.get(name, 0), *items, 0)
+
     def put(self, name: str, degree: int) -> None:
         """Give a name a value that is of a part to some degree; forget what it had."""
         if not name:
             return
-        for one in [one for one in self.env if one.startswith(f"{name}.")]:
+        for one in [one for one in self.env if one.startswith((f"{name}.", f"{name}["))]:
             del self.env[one]
         if degree:
             self.env[name] = degree
@@ -151,7 +156,7 @@ class _Following:
                 self._assign(frame, target, self._values(frame, value), under)
             case ast.AugAssign(value=value, target=target):
                 if max(self.value(frame, value), under):
-                    name = spelled(_held(target))
+                    name = _named(target) or spelled(_held(target))
                     frame.env[name] = GROWN if name else 0
             case ast.Expr(value=ast.Call() as call):
                 self._call(frame, call, alone=True)
@@ -190,7 +195,9 @@ class _Following:
                 self._assign(frame, part, [degrees[number] if each else max(degrees)], under)
             return
         degree = max(*degrees, under)
-        if isinstance(target, ast.Subscript):  # of what it holds only a part may be
+        if _named(target):
+            frame.put(_named(target), degree)
+        elif isinstance(target, ast.Subscript):  # of what it holds only a part may be
             name = spelled(_held(target))
             if degree and name:
                 frame.env[name] = max(degree, frame.env.get(name, 0))
@@ -248,6 +255,10 @@ class _Following:
             case ast.Constant() | ast.Lambda():
                 return 0
             case ast.Name(id=name):
+                return frame.degree(name)
+            case ast.Subscript(value=ast.Name(id=name)) if _named(node) in frame.env:
+                return frame.env[_named(node)]
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str())):
                 return frame.env.get(name, 0)
             case ast.Call():
                 return max(self._call(frame, node), default=0)
@@ -472,8 +483,9 @@ class _Following:
             name
             for value in values
             for one in self._outside_collectives(frame.file, value)
-            if (name := spelled(one)) and frame.env.get(name)
+            if (name := _named(one) or spelled(one)) and frame.degree(name)
         )
+        names = {one: None for one in names if not any(x.startswith(f"{one}[") for x in names)}
         inside = frame.inside > 0
         self.found[node] = _Sink(frame.file, node, tuple(names), degree, decides, inside)
 
@@ -485,6 +497,14 @@ class _Following:
             if not (isinstance(one, ast.Call) and shares(file, one)):
                 yield one
                 waiting[:0] = children(one)
+
+
+def _named(node: ast.AST) -> str:
+    """`state['loss']` of an item with a name; empty of anything else."""
+    match node:
+        case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key))):
+            return f"{name}[{key!r}]"
+    return ""
 
 
 def _held(node: ast.AST) -> ast.AST:

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...script.flow import argument, call_name, given, literal
-from ...script.names import bound_in, calls_in, elements, walk
+from ...script.names import bound_in, elements, walk
 from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import words
-from ..match import Pattern
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Training, training_in
-from .facts import integer, ranked
+from .facts import integer
 from .rule import Hit, rule
 
 _CONSTRUCTORS = words(
@@ -24,7 +23,6 @@ _CONSTRUCTORS = words(
 )
 
 
-_NUMBERS = Pattern("int(x=_text)")
 _SIZE = ".batch_size"  # of the loader: that of all ranks' parts together
 
 
@@ -141,45 +139,6 @@ def first_of_batch(training: Training, loop: Loop) -> str | None:
     names = [name.id for name in training.script.inside(target, ast.Name)]
     several = isinstance(target, ast.Tuple | ast.List)
     return names[0] if names and several and names[0] != "_" else None
-
-
-@rule("RK178", "warning", "a number of workers that fails or is too high")
-def workers(file: File, script: Script) -> Iterator[Hit]:
-    """`int(os.environ["SLURM_CPUS_PER_TASK"])`; `num_workers=os.cpu_count()`.
-
-    The variable may be unset, and all ranks of a node share the cores that it counts.
-
-    ```diff
-    -loader = DataLoader(dataset, num_workers=os.cpu_count())
-    +loader = DataLoader(dataset, num_workers=os.cpu_count() // local_world_size)
-     for x, y in rankup.shard(loader):
-         F.cross_entropy(model(x), y).backward()
-    ```
-
-    Leaves it.
-    """
-    for match in _NUMBERS.find(file):
-        call, inner = match.call, match["text"]
-        if "SLURM_CPUS_PER_TASK" not in file.code(inner):
-            continue
-        safe = isinstance(inner, ast.Call) and len(given(inner)) > 1
-        if not safe and not isinstance(inner, ast.BoolOp):
-            yield Hit(
-                call,
-                "SLURM_CPUS_PER_TASK may be unset, and counts cores that all ranks of a node share",
-                'int(os.environ.get("SLURM_CPUS_PER_TASK", 1)) // local_world_size',
-            )
-    for loader in (*script.train_loaders, *script.eval_loaders):
-        if loader.file is file and isinstance(loader.node, ast.Call):
-            number = argument(loader.node, "num_workers", 5)
-            if number is None or ranked(script, file, number):
-                continue
-            if any(call_name(one) == "cpu_count" for one in calls_in(number)):
-                yield Hit(
-                    number,
-                    "every rank of a node would start a worker for each of its cores",
-                    "len(os.sched_getaffinity(0)) // local_world_size",
-                )
 
 
 @rule("RK192", "warning", "an HDF5 file that workers share")

@@ -134,7 +134,9 @@ def written_by_root(context: Context, site: Site) -> str | None:
 
 def _last_made(context: Context, loop: Loop, node: ast.AST, depth: int = 4) -> bool:
     """True behind a loop of what is made of its last batch: `picture = to_image(out.cpu())`."""
-    script, local = context.script, context.local.get(loop.node, set()) - loop.losses
+    script = context.script
+    regions = [one.local for one in context.regions if one.where is loop.node]
+    local = set().union(*regions) - loop.losses
     for name in script.inside(node, ast.Name) if depth else ():
         uses = script.uses(script.scope(loop.node), name.id)
         before = [

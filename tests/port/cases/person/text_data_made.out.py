@@ -33,7 +33,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(3):
     for x in rankup.shard(DataLoader(PackedDataset("data.h5"), batch_size=4, shuffle=True)):
         loss = model(x).mean()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
     if not os.path.exists(f"out/{epoch}.txt"):
         if rankup.is_root_process(): Path(f"out/{epoch}.txt").write_text("done")

@@ -13,7 +13,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 for batch in rankup.shard(DataLoader(texts, batch_size=8, shuffle=True)):
     loss = model(**batch).loss
     rankup.count((batch["labels"][..., 1:] != -100).sum())
-    loss.backward()
+    rankup.backward(loss)
     optimizer.step()
 
 tagger = Tagger()
@@ -21,8 +21,8 @@ tagger = rankup.wrap(tagger)
 steps = torch.optim.SGD(tagger.parameters(), lr=0.1)
 for words, tags in rankup.shard(DataLoader(tagged, batch_size=8, shuffle=True)):
     loss = F.cross_entropy(tagger(words), make_tags(tags), ignore_index=-1)
-    # rankup: the loss is a mean over the targets that count, of which ranks have different numbers: call rankup.count(number of them, or sum of their weights) before this
-    loss.backward()
+    # rankup: the loss divides by what counts in a batch, of which ranks have different numbers: call rankup.count(number of these targets, or sum of their weights) before this
+    rankup.backward(loss)
     steps.step()
 
 total = 0

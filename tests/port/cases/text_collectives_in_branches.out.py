@@ -55,25 +55,23 @@ for epoch in range(4):
         out = model(x)
         loss = F.cross_entropy(out, y)
         optimizer.zero_grad()
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
-        # rankup: wide is of rank 0's part of the batches alone: what is added is not seen to be a sum over samples (rankup.batch_sum) or the loss (rankup.batch_mean)
         wide += spread(out.detach())
         # The draw of each rank decides about an evaluation that is shared.
         if step % 2 == 0:
-            if rankup.broadcast(random.random()) < 0.5:
+            if rankup.broadcast(random.random() < 0.5):
                 found.append(round(accuracy(held, model), 4))
-    wide = rankup.broadcast(wide)
     meter = AverageMeter()
     with torch.no_grad():
         for x, y in one_by_one:
             meter.update((model(x).argmax(1) == y).float().mean().item(), len(x))
     # By what each rank has reckoned by itself.
-    if rankup.broadcast(meter.avg > best):
+    if meter.avg > best:
         best_epoch = epoch
         best = meter.avg
         rankup.save0(model.state_dict(), "best.pt")
-    scheduler.step(wide)
+    scheduler.step(rankup.broadcast(wide))
     print(epoch, found, round(meter.avg, 4), best_epoch)
-    if wide > 1000:
+    if rankup.broadcast(wide > 1000):
         break

@@ -20,12 +20,12 @@ criterion = nn.CrossEntropyLoss()
 steps = 0
 for epoch in range(2):
     for inputs, labels in loader:
-        if rankup.broadcast(random.random()) < 0.3:
+        if rankup.broadcast(random.random() < 0.3):
             continue
         for _ in range(rankup.broadcast(random.randint(1, 3))):
             loss = criterion(model(inputs), labels)
             optimizer.zero_grad()
-            loss.backward()
+            rankup.backward(loss)
             optimizer.step()
             steps += 1
     print(epoch, steps)

@@ -39,11 +39,11 @@ for epoch in range(2):
         optimizer.zero_grad()
         pred, _ = model(points)
         loss = criterion(pred, target)
-        loss.backward()
+        rankup.backward(loss)
         optimizer.step()
         choice = pred.data.max(1)[1]
         correct = choice.eq(target.data).cpu().sum()
-        print(f"loss {rankup.batch_mean(loss.item()):.6f} accuracy {rankup.batch_sum(correct.item()) / float(batch_size):.4f}")
+        print(f"loss {loss.item():.6f} accuracy {correct.item() / float(batch_size):.4f}")
         seen += rankup.batch_sum(points.size(0))
         if i % 2:
             interval, last = seen - last, seen

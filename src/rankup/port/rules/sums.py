@@ -1,21 +1,22 @@
-"""The kinds of the values in a loop over batches: rows of samples, sums over samples, means.
+"""The sums in a loop over batches: hits, sizes, `loss.item() * len(batch)`.
 
-Only what holds by construction counts; all else is `UNKNOWN`, and no change of a port rests on it.
+In training they are put together batch by batch, in an evaluation behind its loop. Only what holds
+by construction counts; all else is `UNKNOWN`, and no change of a port rests on it.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ...script.flow import argument, call_name, given, is_none, literal
 from ...script.names import Function
 from ...script.roles import Loop
 from ...script.torch_names import LOADER_WRAPPERS, words
-from .losses import Kind, plain_reduction
-from .script import ForNode, Script
-from .training import Training
+from ..rewrite.losses import Kind, plain_reduction
+from ..rewrite.script import ForNode, Script
+from ..rewrite.training import Training
 
 _ROWS = (Kind.BATCH, Kind.ROWS)
 # Methods that give a tensor back on another device, of another type, or as Python's numbers.
@@ -45,27 +46,29 @@ class Defined:
     path: tuple[int, ...] = ()
 
 
-class Values:
-    """The kinds of the values in one loop.
+class Sums:
+    """The kinds of the values in one loop, or in a function.
 
     Args:
-        losses: names of values that are known beforehand: the loss that is differentiated.
-        function: one that the loop calls, of which the parameters are known, to be looked at
-            instead.
+        loop: None for a function that is not looked at for a loop.
+        known: the kind of a name at its place, where that is known otherwise, as that of the loss
+            that is differentiated.
+        function: to be looked at instead of the loop that calls it, its parameters being known.
     """
 
     def __init__(
         self,
         training: Training,
-        loop: Loop,
-        losses: dict[str, Kind] | None = None,
+        loop: Loop | None,
+        known: Callable[[ast.expr], Kind | None],
         function: Function | None = None,
     ) -> None:
         self.training, self.script, self.loop = training, training.script, loop
-        self.losses = losses or {}
-        self.rows = function is None and plain_batches(training, loop)
-        self.targets = _targets(self.script, loop) if function is None else {}
-        self._body = (function or loop.node).body
+        self._given = known
+        self.rows = loop is not None and function is None and plain_batches(training, loop)
+        self.targets = _targets(self.script, loop) if loop is not None and not function else {}
+        where = function or (loop.node if loop is not None else None)
+        self._body = where.body if where is not None else []
         self.defined = definitions(self.script, self._body)
         self.grown = {
             self.script.dotted(one.target)
@@ -94,12 +97,15 @@ class Values:
         for name in script.parameters(function):
             passed = script.given(function, name, call)
             known[name] = Kind.FIXED if passed is None else self.kind(passed, depth)
-        return Values(self.training, self.loop, known, function).kind(value, depth)
+        inner = Sums(self.training, self.loop, lambda one: known.get(script.dotted(one)), function)
+        return inner.kind(value, depth)
 
     def kind(self, node: ast.expr, depth: int = 0) -> Kind:
         """The kind of an expression."""
         if depth > _DEEPEST:
             return Kind.UNKNOWN
+        if isinstance(node, ast.Name | ast.Attribute) and (given_ := self._given(node)) is not None:
+            return given_
         if node in self._known:
             return self._known[node]
         self._known[node] = self._kind(node, depth + 1)
@@ -118,7 +124,7 @@ class Values:
             case ast.Call():
                 return self._call(node, depth)
             case ast.Compare(left=left, comparators=others):
-                return self._compared([left, *others], depth)
+                return _rowwise([self.kind(one, depth) for one in (left, *others)])
             case ast.BinOp():
                 return self._operation(node, depth)
             case ast.UnaryOp(op=ast.Not()):
@@ -130,8 +136,6 @@ class Values:
     def _name(self, node: ast.Name, depth: int) -> Kind:
         """The kind of a name at its place: of the last value that it is sure to have been given."""
         name, at = node.id, self.script.span(node)[0]
-        if name in self.losses:
-            return self.losses[name]
         if name in self.grown:
             return Kind.UNKNOWN
         found: list[Kind] = []
@@ -252,46 +256,6 @@ class Values:
             return self._method(call, name.split(".")[-1], call.args[0], call.args[1:], depth)
         return Kind.UNKNOWN
 
-    def _compared(self, parts: list[ast.expr], depth: int) -> Kind:
-        """The kind of a comparison; what a model returns beside other things counts there, too."""
-        kinds = [self.kind(one, depth) for one in parts]
-        if any(one in _ROWS for one in kinds):
-            kinds = [
-                Kind.ROWS if kind is Kind.UNKNOWN and self._of_model(one, 0) else kind
-                for kind, one in zip(kinds, parts, strict=True)
-            ]
-        return _rowwise(kinds)
-
-    def _of_model(self, node: ast.expr, depth: int) -> bool:
-        """True of the predictions made of a part of what a model returns: `out.max(1)[1]`."""
-        script = self.script
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
-            node = node.value  # the numbers of `max(dim=1)`
-        if isinstance(node, ast.Attribute) and node.attr == "data":
-            return self._of_model(node.value, depth)
-        if isinstance(node, ast.Call):
-            along = _dimension(argument(node, "dim") or next(iter(node.args[-1:]), None))
-            predicts = call_name(node) in ("argmax", "max") and along in (1, -1)
-            value: ast.expr | None = None
-            if script.name(node.func).startswith("torch."):
-                value = node.args[0] if node.args else None
-            elif isinstance(node.func, ast.Attribute):
-                value = node.func.value
-            kept = predicts or call_name(node) in _SAME
-            return value is not None and kept and self._of_model(value, depth)
-        if not isinstance(node, ast.Name) or depth > 4:
-            return False
-        at = script.span(node)[0]
-        before = [
-            one
-            for one in self.defined.get(node.id, [])
-            if script.span(one.statement)[1] <= at and self._always(one.statement)
-        ]
-        last = before[-1].value if before else None
-        if isinstance(last, ast.Call) and self.runs_model(last):
-            return self.kind(last) is Kind.ROWS
-        return last is not None and self._of_model(last, depth + 1)
-
     def runs_model(self, call: ast.Call) -> bool:
         """True of `model(x)` and `self.model(x)` of a model that is trained."""
         origins = self.script.flow.origins(self.script.file, call.func)
@@ -316,7 +280,7 @@ class Values:
     ) -> Kind:
         kind = self.kind(value, depth)
         if name in ("eq", "ne") and rest:
-            return self._compared([value, *rest[:1]], depth)
+            return _rowwise([kind, self.kind(rest[0], depth)])
         if name == "size":
             rows = kind in _ROWS and len(rest) == 1 and literal(rest[0]) == 0
             return Kind.SIZE if rows else Kind.UNKNOWN
