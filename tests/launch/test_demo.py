@@ -124,7 +124,7 @@ def test_the_demo(tmp_path: Path) -> None:
     match = re.search(r"difference of the two loss curves: (\S+)", shown)
     assert match is not None
     assert float(match[1]) < 1e-5
-    assert "proved: the same run on 1, 2 and 3 ranks" in shown
+    assert "the same run on 1, 2 and 3 ranks" in shown
     assert shown.count("draws the page and the PDF") == 1  # not after each run
     made = sorted(runs.iterdir())
     assert len(made) == 3  # the script and its port, a run on one rank, a run on two

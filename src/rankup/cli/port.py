@@ -75,10 +75,18 @@ def port(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a FILE_dist.py that was edited.")
     ] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not run the port beside its original.")
+    ] = False,
 ) -> None:
-    """Rewrite a single-GPU script so that it runs on any number of GPUs."""
+    """Rewrite a single-GPU script so that it runs on any number of GPUs, and verify the port.
+
+    For up to two minutes both run here, on the CPU with little data; the exit code is 1 where they
+    differ. See `rankup verify`.
+    """
     from ..port.check import is_batch_file
     from ..port.rewrite.command import port_file
+    from ..port.verify import judge
 
     if strategy != "ddp":
         raise UserError(
@@ -90,14 +98,17 @@ def port(
 
         write(file, diff=diff, in_place=in_place, force=force)
         return
-    port_file(
+    verdict = port_file(
         file,
         batch=batch,
         in_place=in_place,
         diff=diff,
         sync_bn=sync_bn,
         force=force,
+        judge=None if no_verify else lambda ported: str(judge(ported, batch)),
     )
+    if verdict.startswith("differs"):
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command()

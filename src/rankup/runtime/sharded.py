@@ -103,8 +103,8 @@ def load_sharded_model(
     root = Path(directory)
     marker = broadcast(everywhere(lambda: _marker_of(root) if is_root_process() else None))
     assert marker is not None
-    if found := damage(marker):
-        raise DamagedError(f"{root} is damaged: {'; '.join(found)}")
+    if lines := damage(marker):
+        raise DamagedError(f"{root} is damaged: {'; '.join(lines)}")
     about = marker.about
     if optimizer is not None and not about.get("optimizer", True):
         raise ValueError(f"load_sharded_model: {root} holds no optimizer, only a model")

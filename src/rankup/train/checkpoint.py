@@ -279,8 +279,8 @@ def remove(directory: Path) -> None:
 
 def steps(root: Path) -> list[Path]:
     """Return the folders of checkpoints, oldest first; not what else somebody keeps beside them."""
-    found = [path for path in root.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=_number)
+    paths = [path for path in root.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(paths, key=_number)
 
 
 def _number(directory: Path) -> int:
@@ -325,8 +325,8 @@ class Carried:
     def optimizer_among(self, names: Collection[str]) -> str:
         """The same in a checkpoint of these names. Copies that have no state there, as they are new
         or had no work, take that of another."""
-        found = (re.match(r"copy\.(\d{1,9})\.", name) for name in names)
-        copies = {int(match[1]) for match in found if match}
+        matches = (re.match(r"copy\.(\d{1,9})\.", name) for name in names)
+        copies = {int(match[1]) for match in matches if match}
         if not copies or any(name.startswith(OPTIMIZER) for name in names):
             copies.add(0)
         there = sorted(copies)
@@ -345,12 +345,12 @@ class Carried:
 
     def wanted(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the tensors to be filled from a checkpoint of these names."""
-        found = self.average.wanted(names) if self.average else {}
+        tensors = self.average.wanted(names) if self.average else {}
         if self._exchange is None:
-            return found
+            return tensors
         saved = [n.removeprefix(_EXCHANGE) for n in names if n.startswith(_EXCHANGE)]
         wanted = self._exchange.wanted(saved)
-        return found | {_EXCHANGE + name: value for name, value in wanted.items()}
+        return tensors | {_EXCHANGE + name: value for name, value in wanted.items()}
 
     def resume(self, loaded: Mapping[str, torch.Tensor]) -> None:
         """Go on from what was filled."""

@@ -49,24 +49,24 @@ def losses(
     parts = split.parts if isinstance(split, Named) else {"": split}
 
     def of_weights(end: str) -> dict[str, float]:
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         total = count = 0.0
         for own, part in parts.items():
             value = evaluate(loss, part, built, micro_batch, stop)
             if value is None:
                 continue
-            found[f"{name}_loss{'_' * bool(own)}{own}{end}"] = value
+            values[f"{name}_loss{'_' * bool(own)}{own}{end}"] = value
             targets = part.count(torch.arange(len(part)))
             total, count = total + value * targets, count + targets
         if isinstance(split, Named):
-            found = {f"{name}_loss{end}": total / count, **found}
-        return found
+            values = {f"{name}_loss{end}": total / count, **values}
+        return values
 
-    found = of_weights("")
+    values = of_weights("")
     if average is not None:
         with average.in_place():
-            found |= of_weights("_ema")
-    return found
+            values |= of_weights("_ema")
+    return values
 
 
 @torch.no_grad()

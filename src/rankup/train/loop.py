@@ -269,17 +269,17 @@ class Attempt:
         asked to stop."""
         began = time.perf_counter()
         try:
-            found = self._losses("valid", self.task.valid, stop)
+            measured = self._losses("valid", self.task.valid, stop)
         except Stopped as stopped:
             self.unvalidated = True
             return stopped.wishes
         self.unvalidated = False
-        loss = found.get("valid_loss")
+        loss = measured.get("valid_loss")
         if loss is not None and math.isfinite(loss):
             with stop.saving():  # it may wait for the checkpoint under way
                 self.checkpoints.consider(loss, self.place.step)
         if result is not None:
-            result.validation = {**found, "valid_seconds": round(time.perf_counter() - began, 4)}
+            result.validation = {**measured, "valid_seconds": round(time.perf_counter() - began, 4)}
         return 0.0
 
     # --- checkpoints
@@ -331,8 +331,8 @@ class Attempt:
     def _finish(self, stop: Deadline) -> Outcome:
         """Evaluate the model as it is now, and write it."""
         try:
-            found = self._losses("valid", self.task.valid, stop)
-            found |= self._losses("test", self.task.test, stop)
+            measured = self._losses("valid", self.task.valid, stop)
+            measured |= self._losses("test", self.task.test, stop)
         except Stopped as stopped:
             if stopped.wishes < END:
                 if self.place.step <= self.done:  # the next attempt would come no further
@@ -342,9 +342,9 @@ class Attempt:
                 self._ask_for_next_attempt(self.checkpoints.settle())
             self.metrics.say("stopped in the last evaluation; the next attempt does it again")
             return Outcome(self.place, finished=False)
-        both = found.pop("valid_loss", None), found.pop("test_loss", None)
+        both = measured.pop("valid_loss", None), measured.pop("test_loss", None)
         record: dict[str, Any] = {"step": self.place.step}
-        record |= {"valid_loss": both[0], "test_loss": both[1], **found}
+        record |= {"valid_loss": both[0], "test_loss": both[1], **measured}
         if not self.checkpoints.settle():
             self.metrics.say(
                 f"the checkpoint of step {self.checkpoints.newest} was not kept; --resume would go "
@@ -358,7 +358,7 @@ class Attempt:
                 f"{self.directory} has no {missing}; make room, and if checkpoints/ holds a "
                 "whole checkpoint, --resume writes it from there"
             )
-        return Outcome(self.place, True, *both, found)
+        return Outcome(self.place, True, *both, measured)
 
     def _ask_for_next_attempt(self, saved: bool) -> None:
         if not saved:  # the next attempt would come no further

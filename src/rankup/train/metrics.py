@@ -269,17 +269,17 @@ def _totals(path: Path, steps: int) -> dict[str, Any]:
             memory = max(memory, record.get("extra_memory", 0))
     if "bytes_sent" not in sums:
         return {}
-    found: dict[str, Any] = {name: round(value, 6) for name, value in sums.items()}
-    found["bytes_per_step"] = round(sums["bytes_sent"] / max(1, steps))
+    totals: dict[str, Any] = {name: round(value, 6) for name, value in sums.items()}
+    totals["bytes_per_step"] = round(sums["bytes_sent"] / max(1, steps))
     if "waited" in sums:
-        found["extra_memory"] = memory
-    return found
+        totals["extra_memory"] = memory
+    return totals
 
 
-def _in_words(found: dict[str, Any]) -> str:
+def _in_words(totals: dict[str, Any]) -> str:
     """Return totals in a line for people, where all was measured."""
     return (
-        f"exchange: {size(found['bytes_per_step'])} sent per rank and step, "
-        f"{found['waited']:.1f} s waited and {found['extra_compute']:.1f} s of extra compute in "
-        f"all, {size(found['extra_memory'])} of extra memory"
+        f"exchange: {size(totals['bytes_per_step'])} sent per rank and step, "
+        f"{totals['waited']:.1f} s waited and {totals['extra_compute']:.1f} s of extra compute in "
+        f"all, {size(totals['extra_memory'])} of extra memory"
     )

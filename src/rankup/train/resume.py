@@ -87,15 +87,15 @@ def candidates(root: Path) -> tuple[list[Candidate], list[str], bool]:
     """
     if root.is_symlink() and not root.exists():
         raise UserError(f"{root} is a link to {root.readlink()}, which is not there")
-    found, passed, spoiled = [], [], False
+    whole, passed, spoiled = [], [], False
     for directory in reversed(steps(root)):
         candidate = _read(directory)
         if isinstance(candidate, Candidate):
-            found.append(candidate)
+            whole.append(candidate)
         else:
             passed.append(f"checkpoint {directory.name} is torn ({candidate}); passed over")
             spoiled = spoiled or (directory / MARKER).exists()
-    return found, passed, spoiled
+    return whole, passed, spoiled
 
 
 def restore(
@@ -120,11 +120,11 @@ def restore(
     """
     nothing: tuple[list[Candidate], list[str], bool] = ([], [], False)
     here = candidates(root) if is_root_process() else nothing
-    found, passed, spoiled = broadcast(here)
+    whole, passed, spoiled = broadcast(here)
     for line in passed:
         print0(line, flush=True)
     carried = carried or Carried()
-    for candidate in found:
+    for candidate in whole:
         refuse_other_run(candidate.saved.identity, identity)
         why = "; ".join(candidate.damaged())
         if not why:
@@ -147,10 +147,10 @@ def restore(
             else:
                 carried.resume(beside)
                 # What is said to be best has to be there: else the next validation is the best.
-                saved, there = candidate.saved, {other.saved.place.step for other in found}
+                saved, there = candidate.saved, {other.saved.place.step for other in whole}
                 return saved if saved.best and saved.best[1] in there else replace(saved, best=None)
         print0(f"checkpoint {candidate.directory.name} is torn ({why}); passed over", flush=True)
-    if found or spoiled:
+    if whole or spoiled:
         raise UserError(
             f"every checkpoint in {root} is damaged; bring the folder back from a copy, or start a "
             "new run"

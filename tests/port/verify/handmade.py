@@ -45,8 +45,8 @@ def rank(world: int, number: int, epochs: int = 2) -> Events:
                 events.append({"event": "step", **step, "options": [("lr", 0.1)]})
             events.append({"event": "iterated", **key})
         if number == 0:
-            text = f"epoch {epoch}: loss 1.2345 in {3 * size} s"
-            events.append({"event": "line", "text": text, "phase": "eval"})
+            text = f"epoch {epoch}: loss 1.2345 at {3 * size} it/s"
+            events.append({"event": "line", "text": text, "drew": [1, epoch]})
     if number == 0:
         events.append({"event": "open", "path": "m.pt", "where": "x.py:20"})
     events.insert(1, {"event": "initial", "optimizer": 0, "sums": [1, 2]})
@@ -61,16 +61,18 @@ class Runs:
 
     original: Events = field(default_factory=lambda: rank(0, 0))
     ranks: list[Events] = field(default_factory=lambda: [rank(2, 0), rank(2, 1)])
-    loaded: list[dict[str, Any]] = field(
-        default_factory=lambda: [{"path": "m.pt", "models": 1, "why": ""}]
+    compared: dict[str, Any] | None = field(
+        default_factory=lambda: {"path": "m.pt", "models": 1, "values": 4, "wrong": []}
     )
 
     def seen(self) -> tuple[Seen, Seen]:
         """Both, as read back."""
-        report = {"event": "loaded", "files": self.loaded}
+        report = []
+        if self.compared is not None:
+            report = [{"event": "compared", "unseen": [], **self.compared}]
         original = Seen(ended("original"), (Journal(tuple(self.original)),))
         first, *others = self.ranks
-        ranks = tuple(Journal(tuple(events)) for events in ([*first, report], *others))
+        ranks = tuple(Journal(tuple(events)) for events in ([*first, *report], *others))
         return original, Seen(ended(str(len(ranks)), world=len(ranks)), ranks)
 
     def first(self, kind: str, number: int = 0, nth: int = 0) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankup.port.verify import compare, protocol, start
+from rankup.port.verify.compare.said import NOTHING, Said
 from rankup.port.verify.protocol import ORIGINAL, Run
 from rankup.port.verify.verdict import Result
 from rankup.sandbox.copies import Sandbox
@@ -18,21 +19,19 @@ def results(
     folder: Path,
     script: str,
     ports: Mapping[str, str],
-    killed: Collection[str] = (),
     seconds: float = 120.0,
     kinds: Mapping[str, Collection[str]] | None = None,
+    said: Said = NOTHING,
 ) -> dict[str, list[Result]]:
     """What `verify` says of ports of a script, by their names.
 
     Args:
         folder: of a project without those files.
-        killed: ports of which a rank is killed in a further run.
         seconds: limit of each run.
         kinds: the runs of a port, as `start.runs` names them; by default that on 2 ranks.
+        said: where `port` says that a number is of rank 0's part.
     """
     each = {name: [*(kinds or {}).get(name, ("2",))] for name in ports}
-    for name in killed:
-        each[name].append("kill")
     (folder / "train.py").write_text(script, encoding="utf-8", newline="")
 
     def placed(box: Sandbox) -> Iterator[Run]:
@@ -43,8 +42,8 @@ def results(
             yield replace(run, script=str(file), folder=str(place))
 
     with start.sandbox() as box:
-        outcomes = start.run(box, folder, placed(box), lambda _: None, seconds=seconds)
-        seen = {one.run.name: protocol.read(start.journals(box), one) for one in outcomes}
+        made = start.run(box, folder, placed(box), lambda _: None, seconds=seconds)
+        seen = {one.run.name: protocol.read(start.journals(box), one) for one in made.outcomes}
         assert not seen[ORIGINAL].failed, compare.failure(seen[ORIGINAL])
         originals = {name: run for name, run in seen.items() if not run.world}
         found = {}
@@ -52,7 +51,7 @@ def results(
             own = {kind: f"{name}-{kind}" for kind in each[name]}
             runs = {kind: seen[run] for kind, run in own.items() if run in seen}
             planned = [run for run in start.runs() if run.name in own]
-            found[name] = compare.results({**originals, **runs}, planned)
+            found[name] = compare.results({**originals, **runs}, planned, said)
         return found
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from ...base.errors import UserError
@@ -11,6 +14,11 @@ from ...base.text import clean, say
 from ...script.source import read
 from .context import Note
 from .ported import Ported, port
+
+# The comment at the head of a port, below what has to stand first in a file.
+_VERDICT = re.compile(rb"# rankup verify: [^\r\n]*\r?\n(?:#   [^\r\n]*\r?\n)*")
+_FIRST = re.compile(rb"(?:#![^\r\n]*\r?\n)?(?:#[^\r\n]*coding[:=][^\r\n]*\r?\n)?")
+_WIDTH = 100
 
 
 def port_file(
@@ -21,11 +29,16 @@ def port_file(
     diff: bool,
     sync_bn: bool,
     force: bool,
-) -> None:
+    judge: Callable[[Ported], str] | None = None,
+) -> str:
     """Port a script and write it beside itself or in its place; a diff is only printed.
 
     Args:
         force: overwrite a port that was edited.
+        judge: gives the verdict on a port, which is written at its head; None: it is not verified.
+
+    Returns:
+        The verdict; empty where there is none.
 
     Raises:
         UserError: it cannot or must not be ported, or its port cannot be written.
@@ -35,7 +48,8 @@ def port_file(
     ported = port(path, batch=batch, sync_bn=sync_bn, in_place=in_place)
     if ported.why:
         say(f"{path.name}: nothing to do: {ported.why}", "")
-        return
+        return ""
+    verdict = ""
     if diff:
         print(ported.diff, end="")
     else:
@@ -45,18 +59,38 @@ def port_file(
                 raise UserError(f"{one.target} is a folder, where the port would be: move it away")
             if not (in_place or force):
                 _refuse_edited(one.path, one.target, data)
+        if judge is not None:
+            verdict = judge(ported)
+            written[ported] = _with_verdict(written[ported], verdict)
         for one, data in reversed(written.items()):  # the script last: it imports the others
             _write(one.target, data)
         for one in written:
             print(f"wrote {clean(str(one.target))}")
-    for line in report(ported):
+    for line in report(ported, verdict):
         # A diff can be piped into `patch`; what is said about it goes past it.
         say(line, "") if diff else print(clean(line))
+    return verdict
+
+
+def _with_verdict(data: bytes, verdict: str) -> bytes:
+    """A port with a comment at its head that says what its verification came to."""
+    lines = textwrap.wrap(f"rankup verify: {verdict}", _WIDTH - 4, break_on_hyphens=False)
+    end = b"\r\n" if b"\r\n" in data else b"\n"
+    comment = end.join(f"# {one}".encode() for one in ("\n  ".join(lines)).split("\n")) + end
+    mark = 3 if data.startswith(b"\xef\xbb\xbf") else 0
+    first = _FIRST.match(data, mark)
+    place = first.end() if first else mark
+    return data[:place] + comment + data[place:]
+
+
+def _without_verdict(data: bytes) -> bytes:
+    """A port without that comment."""
+    return _VERDICT.sub(b"", data, count=1)
 
 
 def _refuse_edited(path: Path, target: Path, data: bytes) -> None:
     """Raise UserError where a port is there that is not what port would write."""
-    if not target.exists() or target.read_bytes() == data:
+    if not target.exists() or _without_verdict(target.read_bytes()) == data:
         return
     raise UserError(
         f"{clean(str(target))} is there and is not what port would write: it was edited, it is the "
@@ -78,18 +112,21 @@ def _write(target: Path, data: bytes) -> None:
         ) from None
 
 
-def report(ported: Ported) -> list[str]:
+def report(ported: Ported, verdict: str = "") -> list[str]:
     """The lines that say, by lines of the originals, what was done and what is left."""
     done = [(one, note) for one in ported.files for note in one.done]
     left = [(one, note) for one in ported.files for note in one.left]
-    lines = [f"done ({len(done)}):"]
+    lines = [f"verdict: {verdict}"] if verdict else []
+    lines.append(f"done ({len(done)}):")
     lines += [f"  {_at(ported, *one)}  {one[1].text}" for one in done]
     if left:
         lines.append(f"for you to look at ({len(left)}):")
         lines += [f"  {_at(ported, *one)}  {one[1].text}" for one in left]
     target = shlex.quote(str(ported.target))
-    in_place = ported.target == ported.path
-    after = "" if in_place else f"; rankup verify {shlex.quote(str(ported.path))} {target}"
+    if ported.target == ported.path or verdict.startswith("the same run"):
+        after = ""
+    else:
+        after = f"; rankup verify {shlex.quote(str(ported.path))} {target}"
     lines.append(f"next: rankup check {target}{after}")
     return lines
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .command import Request, verify
+from .command import Request, judge, verify
 
-__all__ = ["Request", "verify"]
+__all__ = ["Request", "judge", "verify"]

@@ -23,8 +23,10 @@ OUTCOMES = "outcomes.jsonl"
 ORIGINAL = "original"
 # Divisible by 2 and 3, so that a hand-written port can give each rank an equal part of a batch.
 BATCH = 12
-# The last of the batches: short with a part for each rank, of one sample, full.
-SHORT, ONE, FULL = 31, 25, 24
+# The last of the batches: short with a part for each rank, two samples for each of three ranks, one
+# sample, full.
+SHORT, PAIRS, ONE, FULL = 31, 30, 25, 24
+PAIR = 6  # samples of that last batch
 EPOCHS, STEPS = 2, 12
 
 Event = Mapping[str, Any]
@@ -40,7 +42,6 @@ class Run:
         world: ranks; 0: the original, alone and without a launcher.
         script: in the copy.
         folder: the copy, which it may write to, and takes for its project.
-        kill_at: after so many optimizer steps rank 1 is killed; 0: never.
         samples: the length of each data set.
         alike: the parts of a training batch are equal, so that a mean over one is that of all.
         free: random numbers, dropout, the order of samples and the clock are each rank's own.
@@ -55,7 +56,6 @@ class Run:
     world: int = 0
     script: str = ""
     folder: str = ""
-    kill_at: int = 0
     samples: int = SHORT
     alike: bool = False
     free: bool = False
@@ -90,6 +90,7 @@ class Plan:
         stand_ins: folders put in front of the module path.
         seconds: limit of one run.
         runs: the original first.
+        nice: how far the runs stand back behind other processes.
     """
 
     state: str
@@ -98,6 +99,7 @@ class Plan:
     stand_ins: Sequence[str]
     seconds: float
     runs: Sequence[Run]
+    nice: int = 0
 
     def write(self) -> None:
         """Put it into the state folder."""
@@ -133,14 +135,12 @@ class Outcome:
         run: as it was made, which may be with other samples than planned.
         why: `exit`, or `time` when its limit was reached.
         seconds: from start to end.
-        patience: seconds until the last rank ended, once one had failed.
     """
 
     run: Run
     why: str
     seconds: float
     ranks: tuple[RankEnd, ...]
-    patience: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -210,8 +210,8 @@ class Seen:
         return self.run.world
 
     @property
-    def texts(self) -> dict[str, list[str] | None]:
-        """The lines by which files that any rank has written are compared; None: they are not."""
+    def texts(self) -> dict[str, list[str]]:
+        """The lines of text files that any rank has written, by the original's names."""
         written = [event for rank in self.ranks for event in rank.of("content")]
         return {event["path"]: event["lines"] for event in written}
 

@@ -15,14 +15,25 @@ from ...base.processes import python
 from ...sandbox import copies, namespace
 from ...sandbox.copies import Sandbox
 from ...sandbox.environment import child_environment, offline
-from ...sandbox.watch import Interrupt, Limits, default_memory, watch
+from ...sandbox.watch import Interrupt, Limits, Why, default_memory, watch
 from ...site import config
 from ...site import profile as sites
 from ...site.caches import caches
-from .protocol import FULL, JOURNALS, ONE, ORIGINAL, Outcome, Plan, Run, journal_path, read_outcomes
+from .protocol import (
+    FULL,
+    JOURNALS,
+    ONE,
+    ORIGINAL,
+    PAIRS,
+    Outcome,
+    Plan,
+    Run,
+    journal_path,
+    read_outcomes,
+)
 
 _STARTING = 120.0  # seconds for torch to be imported, from a slow disk
-KILL_AT = 2
+_NICE = 10
 
 
 @dataclass(frozen=True)
@@ -47,13 +58,28 @@ def runs() -> Iterator[Run]:
     yield Run("1", "the port on 1 rank", 1)
     yield Run("2", "the port on 2 ranks", 2)
     yield Run("free", "the port on 2 ranks with random numbers of their own", 2, free=True)
-    yield Run("kill", "the port on 2 ranks, one of them killed", 2, kill_at=KILL_AT)
+    pairs: dict[str, Any] = {"samples": PAIRS, "against": "original-pairs"}
+    yield Run("original-pairs", "the original with a last batch of six samples", **pairs)
+    yield Run("3", "the port on 3 ranks", 3, **pairs)
     one: dict[str, Any] = {"samples": ONE, "against": "original-one"}
     yield Run("original-one", "the original with a last batch of one sample", **one)
-    yield Run("3", "the port on 3 ranks", 3, **one)
+    yield Run("one", "the port on 3 ranks, of which two have no part of that batch", 3, **one)
     alike: dict[str, Any] = {"samples": FULL, "alike": True, "against": "original-alike"}
     yield Run("original-alike", "the original on batches of equal halves", **alike)
     yield Run("alike", "the port on 2 ranks with equal parts of each batch", 2, **alike)
+
+
+@dataclass(frozen=True)
+class Made:
+    """The runs that were made.
+
+    Attributes:
+        why: `exit` where those are all that could be; else which limit ended them.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    why: Why
+    limits: Limits
 
 
 @contextmanager
@@ -78,20 +104,24 @@ def run(
     args: Sequence[str] = (),
     stand_ins: Sequence[Path] = (),
     seconds: float = 120.0,
-) -> tuple[Outcome, ...]:
+    limits: Limits | None = None,
+) -> Made:
     """Make runs; return how they ended. Their journals are in `journals`.
 
     Args:
         runs: with their copies of the project.
         stand_ins: folders with modules for packages that are missing here.
         seconds: limit of each run.
+        limits: of all of them, which then are niced; by default there is time for each, and half
+            of the free memory.
 
     Raises:
         UserError: the machine does not let the runs be made, or no torch is installed.
         KeyboardInterrupt: a signal asked for the end.
     """
     folders = [str(one.resolve()) for one in stand_ins]
-    plan = Plan(str(journals(box)), str(box.temporary), args, folders, seconds, [*runs])
+    nice = _NICE if limits is not None else 0
+    plan = Plan(str(journals(box)), str(box.temporary), args, folders, seconds, [*runs], nice)
     plan.write()
     shown: set[str] = set()
 
@@ -102,13 +132,15 @@ def run(
                 report(run)
         return False
 
+    if limits is None:
+        # The original may be tried in several ways.
+        limits = Limits(_STARTING + seconds * (len(plan.runs) + 3), default_memory())
     output = box.folder / "output.txt"
     with Interrupt() as interrupt, output.open("wb") as out:
         ended = watch(
             namespace.command(python("rankup.port.verify.inside.server"), network=True),
             _variables(box, project),
-            # The original may be tried in several ways.
-            Limits(_STARTING + seconds * (len(plan.runs) + 3), default_memory()),
+            limits,
             interrupt,
             look=look,
             stdout=out.fileno(),
@@ -117,16 +149,11 @@ def run(
         raise KeyboardInterrupt
     if interrupt.number is not None:
         raise SystemExit(128 + interrupt.number)
-    if ended.why == "memory":
-        raise UserError(
-            f"the scripts took more than {ended.memory / 1e9:.1f} GB of memory, half of what is "
-            "free here; verify where there is more, or give a smaller model after `--`"
-        )
     outcomes = tuple(read_outcomes(journals(box)))
-    if not outcomes and ended.why != "time":
+    if not outcomes and ended.why == "exit":
         tail = output.read_bytes()[-2000:].decode("utf-8", "replace").strip()
         raise UserError(f"no script could be started here (exit code {ended.code}):\n{tail}")
-    return outcomes
+    return Made(outcomes, ended.why, limits)
 
 
 def _variables(box: Sandbox, project: Path) -> dict[str, str]:
@@ -144,7 +171,7 @@ def placed(project: Project, box: Sandbox) -> Iterator[Run]:
     """All runs, each with its copy of the project."""
     for run in runs():
         folder = box.copy / run.name
-        copy_project(project, folder)
+        copy_project(project, folder, ported=bool(run.world))
         script = folder / (project.port if run.world else project.script)
         yield replace(run, script=str(script), folder=str(folder))
 
@@ -167,8 +194,11 @@ def project_of(original: Path, port: Path, made: Mapping[Path, str]) -> Project:
     return Project(root, original.relative_to(root), port.relative_to(root), files)
 
 
-def copy_project(project: Project, target: Path) -> None:
+def copy_project(project: Project, target: Path, *, ported: bool = True) -> None:
     """Copy a project to `target`, which is made; what is large is a link.
+
+    Args:
+        ported: with what `port` has made, which may be in the places of the originals.
 
     Raises:
         OSError: something of the project cannot be read, or there is no room.
@@ -176,8 +206,9 @@ def copy_project(project: Project, target: Path) -> None:
     target.mkdir(parents=True)
     chain = {project.root / parent for parent in (*project.script.parents, *project.port.parents)}
     copies.fill(project.root, target, chain)
-    files = {path: text.encode("utf-8", "surrogateescape") for path, text in project.made.items()}
-    for path in {project.script, project.port} - files.keys():
+    made = project.made if ported else {}
+    files = {path: text.encode("utf-8", "surrogateescape") for path, text in made.items()}
+    for path in {project.port if ported else project.script} - files.keys():
         files[path] = (project.root / path).read_bytes()
     for path, data in files.items():
         (target / path).parent.mkdir(parents=True, exist_ok=True)

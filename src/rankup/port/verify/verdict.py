@@ -1,4 +1,4 @@
-"""The results of the seven checks, and their table with what differs below it."""
+"""The results of the six checks, the verdict that they give, and their table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, TextIO
 from ...base.amounts import words
 from ...base.text import clean
 
-State = Literal["proved", "differs", "rank 0's", "not seen", "-"]
+State = Literal["same", "differs", "rank 0's", "not seen", "-"]
 
 CHECKS = {
     "losses": "losses equal at equal global batch",
@@ -18,11 +18,20 @@ CHECKS = {
     "samples": "each sample seen once",
     "evaluation": "evaluation exact",
     "output": "one writer per file, the same printed lines",
-    "saved": "saved file loads into the original, strict=True",
-    "killed": "a killed rank ends the rest",
+    "saved": "saved files hold the same, models load, strict=True",
 }
-_STYLES = {"proved": "green", "differs": "bold red", "-": "dim"}
+# As what was not seen is called in the verdict.
+_SHORT = {
+    "losses": "losses",
+    "parameters": "parameters",
+    "samples": "samples",
+    "evaluation": "evaluation",
+    "output": "printed lines",
+    "saved": "saved files",
+}
+_STYLES = {"same": "green", "differs": "bold red", "-": "dim"}
 _SHOWN = 4  # differences of a check
+_LISTED = 4  # things that were not seen, in the verdict
 
 
 @dataclass(frozen=True)
@@ -30,13 +39,14 @@ class Result:
     """The finding of one check.
 
     Attributes:
-        check: a key of `CHECKS`.
-        world: the number of ranks.
-        state: `not seen`: the script did nothing of the kind that could be compared; `rank 0's`:
-            all that differs are numbers of rank 0's part of the training batches, as a port
-            promises; `-`: means nothing on so many ranks.
+        state: `not seen`: there was something of the kind, and it could not be compared; `rank
+            0's`: all that differs are numbers of rank 0's part of the training batches, as `port`
+            says; `-`: there is nothing of the kind.
         detail: a few words or figures for the table.
         differences: explained; empty unless `differs` or `rank 0's`.
+        check: a key of `CHECKS`.
+        world: the number of ranks.
+        unseen: what was not compared, each with the reason.
     """
 
     state: State
@@ -44,11 +54,65 @@ class Result:
     differences: tuple[str, ...] = ()
     check: str = ""
     world: int = 0
+    unseen: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> str:
         """The number of ranks in words."""
         return words(self.world, "rank", "ranks")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verify says of a port.
+
+    Attributes:
+        word: the answer.
+        detail: what differs, or why nothing was shown; of the same run, on how many ranks.
+        unseen: what was not compared.
+    """
+
+    word: Literal["the same run", "differs", "not proved"]
+    detail: str = ""
+    unseen: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """One line."""
+        if self.word != "the same run":
+            return clean(f"{self.word}: {self.detail}")
+        line = f"{self.word} {self.detail}"
+        if self.unseen:
+            more = len(self.unseen) - _LISTED
+            shown = ", ".join(self.unseen[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+            line += f"; not seen: {shown}"
+        return clean(line)
+
+
+def verdict(results: Sequence[Result], unseen: Iterable[str] = (), why: str = "") -> Verdict:
+    """Return the verdict of all results.
+
+    Args:
+        unseen: further things that were not compared.
+        why: not all runs were made; the reason.
+    """
+    for one in results:
+        if one.state == "differs":
+            first = one.differences[0].partition("\n") if one.differences else (one.detail, "", "")
+            text = f"{first[0].rstrip(':')} ({CHECKS[one.check]}, on {one.ranks})"
+            return Verdict("differs", text)
+    if why:
+        return Verdict("not proved", why)
+    missed = [
+        f"{_SHORT[one.check]}" + (f" ({one.detail})" if one.detail else "")
+        for one in results
+        if one.state == "not seen" and not one.unseen
+    ]
+    missed += [text for one in results for text in one.unseen]
+    detail = "on 1, 2 and 3 ranks"
+    own = [text for one in results if one.state == "rank 0's" for text in one.differences]
+    if own:
+        detail += ", but for numbers of rank 0's part, as port says"
+    return Verdict("the same run", detail, tuple(dict.fromkeys([*missed, *unseen])))
 
 
 def differs(detail: str, *differences: str) -> Result:
@@ -59,14 +123,17 @@ def differs(detail: str, *differences: str) -> Result:
 def merged(results: Iterable[Result]) -> list[Result]:
     """Return one result for each check and number of ranks: all that differs in any of the runs."""
     found: dict[tuple[str, int], Result] = {}
+    order = ("-", "same", "not seen", "rank 0's", "differs")
     for one in results:
         first = found.setdefault((one.check, one.world), one)
-        if one is first or one.state != "differs":
+        if one is first:
             continue
-        if first.state == "differs":
-            every = dict.fromkeys([*first.differences, *one.differences])
-            one = replace(first, differences=tuple(every))
-        found[one.check, one.world] = one
+        worse = max(first, one, key=lambda result: order.index(result.state))
+        both = [one for one in (first, one) if one.state == worse.state]
+        every = dict.fromkeys(text for one in both for text in one.differences)
+        unseen = dict.fromkeys([*first.unseen, *one.unseen])
+        worse = replace(worse, differences=tuple(every), unseen=tuple(unseen))
+        found[one.check, one.world] = worse
     return list(found.values())
 
 
@@ -94,13 +161,18 @@ def show(results: Sequence[Result], notes: Sequence[str], out: TextIO | None = N
         for one in sorted(wrong, key=lambda one: (one.state != "differs", one.world))[:1]:
             what = "differs"
             if one.state != "differs":
-                what = "numbers of rank 0's part of the training batches"
+                what = "numbers of rank 0's part of the training batches, as port says,"
             for difference in one.differences[:_SHOWN]:
                 lines = "\n   ".join(map(clean, difference.split("\n")))
                 console.print(f"\n{number}. {what} on {one.ranks}: {lines}")
             if len(one.differences) > _SHOWN:
                 console.print(f"   and {len(one.differences) - _SHOWN} more")
-    if notes:
-        console.print("\nto make the runs comparable, in all of them:")
-        for note in notes:
+    unseen = dict.fromkeys(text for one in results for text in one.unseen)
+    for title, listed in (
+        ("not seen:", list(unseen)),
+        ("to make the runs comparable, in all of them:", list(notes)),
+    ):
+        if listed:
+            console.print(f"\n{title}")
+        for note in listed:
             console.print(f"  {clean(note)}", width=terminal, soft_wrap=False)

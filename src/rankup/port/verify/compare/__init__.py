@@ -1,4 +1,4 @@
-"""The seven checks: pure functions of journals."""
+"""The six checks: pure functions of journals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import replace
 from ..protocol import ORIGINAL, Run, Seen
 from ..verdict import CHECKS, Result, differs, merged
 from . import output, samples, training
+from .output import Known
+from .said import NOTHING, Said
 
 _BROKEN = (
     "the process that starts the ranks has ended, in this run or the one before: killed by one of "
@@ -16,36 +18,38 @@ _BROKEN = (
 )
 
 
-def results(runs: Mapping[str, Seen], planned: Iterable[Run]) -> list[Result]:
+def results(
+    runs: Mapping[str, Seen], planned: Iterable[Run], said: Said = NOTHING, *, cut: bool = False
+) -> list[Result]:
     """Return all that the runs show.
 
     Args:
         runs: by their names; the originals that did not come to their end are left out.
         planned: those of the ports.
+        said: where port says that a number is of rank 0's part.
+        cut: there was no time for all of them: those that are missing are no failures.
     """
-    halves, known = runs.get("original-alike"), None
+    halves, known = runs.get("original-alike"), Known(said)
     if halves is not None and not halves.failed:
         port = runs.get("alike")
         if port is not None and not port.failed:
-            known = output.alike(runs[ORIGINAL], halves, port)
+            known = output.alike(said, runs[ORIGINAL], halves, port)
     else:
         halves = None
     found = []
     for run in planned:
         port, checks = runs.get(run.name), {}
-        if run.kill_at:
-            checks = {"killed": killed(port)}
-        elif port is not None:
+        if port is not None:
             original = runs.get(port.run.against)
             if original is not None:
                 checks = _of_port(original, port, known)
-        elif not run.alike or halves is not None:
+        elif not cut and (not run.alike or halves is not None):
             checks = _failed(_BROKEN)
         found += [replace(one, check=check, world=run.world) for check, one in checks.items()]
     return merged(found)
 
 
-def _of_port(original: Seen, port: Seen, known: output.Alike | None) -> dict[str, Result]:
+def _of_port(original: Seen, port: Seen, known: Known) -> dict[str, Result]:
     if port.failed:
         how = "with random numbers and a clock of each rank's own, as in life, "
         return _failed((how if port.run.free else "") + failure(port))
@@ -56,12 +60,12 @@ def _of_port(original: Seen, port: Seen, known: output.Alike | None) -> dict[str
         "evaluation": output.evaluation(original, port, known),
         "output": output.output(original, port, known),
     }
-    return found if port.run.free else {**found, "saved": output.saved(original, port)}
+    return found if port.run.free else {**found, "saved": output.saved(original, port, known)}
 
 
 def _failed(why: str) -> dict[str, Result]:
     """Return the results of a run that broke off: nothing of it is worth a comparison."""
-    first, *rest = [name for name in CHECKS if name != "killed"]
+    first, *rest = CHECKS
     return {first: differs("failed", why), **dict.fromkeys(rest, Result("not seen", "failed"))}
 
 
@@ -91,25 +95,3 @@ def failure(run: Seen) -> str:
         f"{run.outcome.seconds:.0f} s: it waits for another rank, or there is more to do than "
         "this limit allows (--time)"
     )
-
-
-def killed(run: Seen | None) -> Result:
-    """Check 7: rank 1 is killed in the middle, and rank 0 must not go on as if nothing were."""
-    if run is None:
-        return Result("not seen", "failed")
-    if not run.ranks[1].of("killed"):
-        return Result("not seen", "ended before")
-    rest = run.outcome.ranks[0]
-    if rest.finished or rest.code == 0:
-        return differs(
-            "rank 0 goes on",
-            "rank 1 was killed after an optimizer step, and rank 0 trained on to its end, alone, "
-            "and ended with code 0: nothing in its training waits for the other",
-        )
-    if rest.code is None or run.outcome.why == "time":
-        return differs(
-            "rank 0 hangs",
-            f"rank 1 was killed, and rank 0 still ran after {run.outcome.patience:.0f} s, also "
-            "after SIGTERM: it catches what should end it",
-        )
-    return Result("proved", f"in {run.outcome.patience:.1f} s")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ....base.amounts import words
-from ..protocol import Pass, Sample, Seen, passes
+from ..protocol import Event, Journal, Pass, Sample, Seen, passes
 from ..verdict import Result, differs
 
 Passes = Mapping[tuple[int, int], Pass]
@@ -29,13 +29,14 @@ def samples(original: Seen, port: Seen) -> Result:
         text = text or _shuffled_otherwise(mine, parts) or _equal_batches(parts)
         if text and mine.dataset not in wrong:  # one data set does not hide another
             wrong[mine.dataset] = f"pass {mine.number} of the loader at {mine.where}: {text}"
-    found = [*wrong.values(), *_same_order(ours, theirs[0]), *_same_random(port)]
+    found = [*wrong.values(), *_same_order(ours, theirs[0])]
+    found += [*_same_random(port), *_repeated(port)]
     if found:
         return differs("other samples", *found)
     total = sum(len(one.samples) for one in ours)
     if not total:
         return Result("not seen", "batches of no samples")
-    return Result("proved", f"{total} in {words(len(ours), 'pass', 'passes')}")
+    return Result("same", f"{total} in {words(len(ours), 'pass', 'passes')}")
 
 
 def evaluations(original: Seen, port: Seen) -> tuple[list[str], int, int]:
@@ -138,11 +139,14 @@ def _equal_batches(parts: Sequence[Pass | None]) -> str:
 
 
 def _same_random(port: Seen) -> list[str]:
-    """Random numbers that two ranks of a free run have drawn alike while they trained."""
+    """Random numbers that two ranks of a free run have drawn alike while they trained.
+
+    An evaluation may be made with gradients as well; what it draws may be alike.
+    """
     known: dict[tuple[object, ...], tuple[int, str]] = {}
     found: dict[tuple[str, str], str] = {}
     for rank, journal in enumerate(port.ranks):
-        for event in journal.of("random"):
+        for event in _of_training(journal, "random"):
             for generator, state in event["states"].items():
                 place = (event["dataset"], event["pass"], event["n"], event["what"], generator)
                 other, before = known.setdefault((*place, state), (rank, state))
@@ -153,6 +157,33 @@ def _same_random(port: Seen) -> list[str]:
                         f"{what}: their parts of a batch get the same noise, crops or pairs"
                     )
     return list(found.values())
+
+
+def _repeated(port: Seen) -> list[str]:
+    """Random numbers that are drawn behind a pass of a free run, and were drawn in it before."""
+    found: dict[str, str] = {}
+    for rank, journal in enumerate(port.ranks):
+        for behind in _of_training(journal, "behind"):
+            for other, one in enumerate(port.ranks):
+                for event in _of_training(one, "random"):
+                    both = event["states"].items() & behind["states"].items()
+                    if _key(event) == _key(behind) and both:
+                        name = min(both)[0]
+                        found[name] = (
+                            f"behind a pass rank {rank} draws from {name} what rank {other} has "
+                            "drawn in it before; on one GPU the numbers go on"
+                        )
+    return list(found.values())
+
+
+def _of_training(journal: Journal, name: str) -> list[Event]:
+    """The events of passes that the rank has trained in."""
+    trained = {one.key for one in passes(journal) if one.trained}
+    return [event for event in journal.of(name) if _key(event) in trained]
+
+
+def _key(event: Event) -> tuple[int, int]:
+    return event["dataset"], event["pass"]
 
 
 def _shuffled_otherwise(mine: Pass, parts: Sequence[Pass | None]) -> str:

@@ -44,9 +44,7 @@ def losses(original: Seen, port: Seen) -> Result:
         worst = max(worst, apart)
     text = _rounds(original.ranks[0], port.ranks[0]) or _moved(original.ranks[0], port.ranks[0])
     wrong = differs("otherwise later", text) if text else None
-    return (
-        _gradients(original, port) or wrong or Result("proved", f"{len(ours)} losses, {worst:.0e}")
-    )
+    return _gradients(original, port) or wrong or Result("same", f"{len(ours)} losses, {worst:.0e}")
 
 
 def same_number(port: Seen) -> Result:
@@ -59,7 +57,7 @@ def same_number(port: Seen) -> Result:
                 f"{counts[0]} times: something that a rank computes or draws by itself decides"
             )
             return differs(f"{count} for {counts[0]}", text)
-    return Result("proved", f"{counts[0]} losses")
+    return Result("same", f"{counts[0]} losses")
 
 
 def over_all(parts: Sequence[Event]) -> list[float] | None:
@@ -199,7 +197,7 @@ def parameters(port: Seen) -> Result:
         wrong = [text for rank, one in enumerate(others, 1) if (text := _at_end(rank, one, first))]
     if wrong:
         return differs("apart", *wrong)
-    return Result("proved", f"{len(first.of('step'))} steps")
+    return Result("same", f"{len(first.of('step'))} steps")
 
 
 def _initial(rank: int, journal: Journal, first: Journal) -> str:

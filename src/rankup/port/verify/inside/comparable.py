@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import datetime
 import time
+import timeit
 from collections.abc import Callable
 from functools import wraps
 from types import ModuleType
@@ -89,6 +90,7 @@ class Comparable(Devices):
                     "batch norm: normalises with its running statistics, since those of a batch "
                     "are each rank's own (`port --sync-bn` makes them common)"
                 )
+                self._progress.leave("batch norm's statistics of a batch")
             if mean is None:
                 channels, new = given["input"].shape[1], given["input"]
                 given["running_mean"] = new.new_zeros(channels)
@@ -134,7 +136,7 @@ class Clock:
     """A clock that goes by its calls, for the user's code; that of a free run is the rank's own.
 
     Threads and libraries wait by the real one, and C extensions are built upon the real classes: it
-    is the modules `time` and `datetime` that files of the user's import which are others.
+    is the modules `time`, `timeit` and `datetime` that files of the user's import which are others.
 
     Args:
         folder: the user's project, absolute and without links.
@@ -150,6 +152,8 @@ class Clock:
     def install(self) -> None:
         """Change what `import` gives to the user's code."""
         stopped = {id(time): self._time(), id(datetime): self._datetime()}
+        stopped[id(timeit)] = timer = ModuleType("timeit")
+        vars(timer).update(vars(timeit), default_timer=self._now)
 
         @replaces(builtins, "__import__")
         def load(original: Any, name: str, scope: Any = None, *args: Any, **options: Any) -> Any:

@@ -1,76 +1,25 @@
-"""Data sets that are cut to a few samples, which vary, and samplers of their indices."""
+"""Sizes and samples of data sets that are cut, and samplers of their indices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..protocol import FULL, SHORT
-
-if TYPE_CHECKING:
-    from .data import Data
-
-NUMBER = "_rankup_number"  # attribute of a data set that was cut
+from ..protocol import FULL, PAIR, PAIRS, SHORT
 
 
-class Beside:
-    """A list, a tensor and the like with a few samples only."""
+def at_most(length: int, most: int = SHORT, batch: int | None = None) -> int:
+    """The largest size up to both that neither 2 nor 3 divides: no rank's part fits evenly.
 
-    def __init__(self, dataset: Any, ours: Data, number: int, size: int) -> None:
-        self._rankup_inner, self._rankup_ours = dataset, ours
-        self._rankup_number, self._rankup_size = number, size
-
-    def __len__(self) -> int:
-        return self._rankup_size
-
-    def __getitem__(self, index: Any) -> Any:
-        inner = self._rankup_inner
-        if not is_index(index):
-            return inner[index]
-        sizes = (self._rankup_size, len(inner))
-        return self._rankup_ours.draw(self._rankup_number, index, sizes, inner.__getitem__)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith(("__", "_rankup")):
-            raise AttributeError(name)
-        return getattr(self._rankup_inner, name)
-
-
-def subclass(kind: Any, ours: Data, number: int, size: int, streams: bool) -> Any:
-    def length(self: Any) -> int:
-        whole: int = super(changed, self).__len__()  # type: ignore[misc]
-        return whole if ours.within else size  # its own code may ask
-
-    def item(self: Any, index: Any) -> Any:
-        get = super(changed, self).__getitem__  # type: ignore[misc]
-        if not is_index(index):
-            return get(index)
-        return ours.draw(number, index, (size, super(changed, self).__len__()), get)  # type: ignore[misc]
-
-    def items(self: Any, indices: Any) -> Any:
-        return [self[index] for index in indices]
-
-    def iterate(self: Any) -> Iterator[Any]:
-        return ours.items(number, size, super(changed, self).__iter__())  # type: ignore[misc]
-
-    body: dict[str, Any] = {NUMBER: number, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    body["_rankup_bare"] = kind
-    if streams:
-        body["__iter__"] = iterate
-    else:
-        body["__len__"], body["__getitem__"] = length, item
-        if hasattr(kind, "__getitems__"):
-            body["__getitems__"] = items
-    changed = type(kind)(kind.__name__, (kind,), body)
-    changed.__qualname__ = kind.__qualname__
-    return changed
-
-
-def at_most(length: int, most: int = SHORT) -> int:
-    """The largest size up to both that neither 2 nor 3 divides: no rank's part fits evenly."""
+    Args:
+        batch: that of the data set, where it is known: of `PAIRS` the last one has two samples for
+            each of three ranks.
+    """
     size = min(length, most)
+    if most == PAIRS and length >= PAIR:
+        return size if not batch or batch <= PAIR else PAIR + (size - PAIR) // batch * batch
     while most != FULL and size > 1 and gcd(size, 6) > 1:
         size -= 1
     return size
@@ -106,12 +55,6 @@ def scale(item: Any, factor: float) -> Any:
 def spread(place: Any, size: int, whole: int) -> Any:
     """Indices over all of a data set, whose first samples may all be of one class."""
     return place * whole // size if isinstance(place, int) and 0 <= place < size else place
-
-
-def whole_length(dataset: Any) -> int:
-    if isinstance(dataset, Beside):
-        return len(dataset._rankup_inner)
-    return int(type(dataset)._rankup_bare.__len__(dataset))
 
 
 def is_index(index: Any) -> bool:

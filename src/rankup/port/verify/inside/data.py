@@ -14,20 +14,10 @@ from typing import Any
 from ....sandbox.inside.devices import change_arguments, not_pinned
 from ....sandbox.inside.hooks import replaces
 from ..protocol import Run
-from .cut import (
-    NUMBER,
-    Beside,
-    at_most,
-    is_index,
-    scale,
-    shorten_samplers,
-    shuffles,
-    spread,
-    subclass,
-    whole_length,
-)
+from .cut import at_most, is_index, scale, shorten_samplers, shuffles, spread
 from .draws import Progress, fingerprints, restore, seed, states
 
+NUMBER = "_rankup_number"  # attribute of a data set that was cut
 _STEPS = 12  # samples after which their scales come again
 _DEPTH = 6
 
@@ -84,6 +74,9 @@ class Data:
         self._open: _Drawing | None = None
         self._current: _Drawing | None = None  # whose batch is being drawn
         self._drawn: list[tuple[int, Any, str]] | None = None
+        # Behind a loop of a free run: its pass, and the random states there.
+        self._behind: tuple[dict[str, int], Mapping[str, str]] | None = None
+        progress.behind = self._ended_loop
         self.within = False  # code of a data set that draws a sample is running
 
     def install(self, data: Any) -> None:
@@ -108,7 +101,9 @@ class Data:
         streams = not hasattr(dataset, "__len__") or not hasattr(type(dataset), "__getitem__")
         number = self._count
         # A file of samples without a length is a stream too.
-        size = self._most(number) if streams else at_most(len(dataset), self._most(number))
+        batch = self._known.batches.get(number)
+        length = self._most(number) if streams else len(dataset)
+        size = self._most(number) if streams else at_most(length, self._most(number), batch)
         try:
             if type(dataset).__module__ == "builtins":
                 raise TypeError
@@ -278,6 +273,7 @@ class Data:
     def _watch(self, kind: Any) -> None:
         @replaces(kind, "__init__")
         def init(original: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            self._drawn_behind()
             kept = states()
             original(iterator, loader, *args, **kwargs)
             if not self._run.free:
@@ -290,6 +286,22 @@ class Data:
             if drawing is None or self._drawn is not None or self.within:
                 return original(iterator)
             return self._draw(iterator, drawing, original)
+
+    def _ended_loop(self) -> None:
+        if self._run.free and self._current is not None and self._current.ended:
+            self._behind = self._current.key, fingerprints()
+
+    def finished(self) -> None:
+        """The script has come to its end."""
+        self._drawn_behind()
+
+    def _drawn_behind(self) -> None:
+        """Record the states behind a loop that something was drawn from."""
+        if self._behind is not None:
+            (key, before), self._behind = self._behind, None
+            now = fingerprints()
+            used = {name: state for name, state in before.items() if now[name] != state}
+            self._journal.tell("behind", **key, states=used)
 
     def _begin(self, iterator: Any, loader: Any, kept: Any) -> _Drawing:
         batched = getattr(loader, "batch_sampler", None)
@@ -329,7 +341,6 @@ class Data:
         finally:
             drawn, self._drawn = self._drawn, None
         grad = torch.is_grad_enabled()
-        progress.phase = "train" if grad else "eval"
         samples = [one for number, *one in drawn or () if number == drawing.dataset]
         progress.batch, progress.calls = [place for place, _ in samples], 0
         # Without gradients it is of an evaluation, if any batch is drawn with them.
@@ -359,6 +370,65 @@ class Data:
         # Of `zip(one, other)` the inner one is dropped after the outer one has ended.
         if not self._run.free and (drawing.outer is None or not drawing.outer.ended):
             restore(drawing.kept)
+
+
+class Beside:
+    """A list, a tensor and the like with a few samples only."""
+
+    def __init__(self, dataset: Any, ours: Data, number: int, size: int) -> None:
+        self._rankup_inner, self._rankup_ours = dataset, ours
+        self._rankup_number, self._rankup_size = number, size
+
+    def __len__(self) -> int:
+        return self._rankup_size
+
+    def __getitem__(self, index: Any) -> Any:
+        inner = self._rankup_inner
+        if not is_index(index):
+            return inner[index]
+        sizes = (self._rankup_size, len(inner))
+        return self._rankup_ours.draw(self._rankup_number, index, sizes, inner.__getitem__)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("__", "_rankup")):
+            raise AttributeError(name)
+        return getattr(self._rankup_inner, name)
+
+
+def subclass(kind: Any, ours: Data, number: int, size: int, streams: bool) -> Any:
+    def length(self: Any) -> int:
+        whole: int = super(changed, self).__len__()  # type: ignore[misc]
+        return whole if ours.within else size  # its own code may ask
+
+    def item(self: Any, index: Any) -> Any:
+        get = super(changed, self).__getitem__  # type: ignore[misc]
+        if not is_index(index):
+            return get(index)
+        return ours.draw(number, index, (size, super(changed, self).__len__()), get)  # type: ignore[misc]
+
+    def items(self: Any, indices: Any) -> Any:
+        return [self[index] for index in indices]
+
+    def iterate(self: Any) -> Iterator[Any]:
+        return ours.items(number, size, super(changed, self).__iter__())  # type: ignore[misc]
+
+    body: dict[str, Any] = {NUMBER: number, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    body["_rankup_bare"] = kind
+    if streams:
+        body["__iter__"] = iterate
+    else:
+        body["__len__"], body["__getitem__"] = length, item
+        if hasattr(kind, "__getitems__"):
+            body["__getitems__"] = items
+    changed = type(kind)(kind.__name__, (kind,), body)
+    changed.__qualname__ = kind.__qualname__
+    return changed
+
+
+def whole_length(dataset: Any) -> int:
+    if isinstance(dataset, Beside):
+        return len(dataset._rankup_inner)
+    return int(type(dataset)._rankup_bare.__len__(dataset))
 
 
 def digest(item: Any) -> str:

@@ -14,7 +14,7 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ....sandbox.inside.hooks import replaces
 from ....sandbox.inside.journal import Journal
@@ -44,7 +44,8 @@ class Progress:
     """How far a rank's script has come, known to all hooks of its process.
 
     Attributes:
-        phase: the purpose of the loader drawn from last.
+        drew_last: the data set and the pass of the batch drawn last.
+        behind: called where a loop over batches has ended.
         epochs: passes over one data set in which the model was trained.
         steps, backwards: so far.
         drawn: samples of the training batch drawn last.
@@ -56,7 +57,8 @@ class Progress:
     """
 
     journal: Journal
-    phase: Literal["start", "train", "eval"] = "start"
+    drew_last: tuple[int, int] | None = None
+    behind: Callable[[], None] = lambda: None
     epochs: int = 0
     steps: int = 0
     backwards: int = 0
@@ -68,6 +70,7 @@ class Progress:
 
     def drew(self, key: tuple[int, int]) -> None:
         """Take a batch for one with those before it, as of `zip(one, other)`, until a forward."""
+        self.drew_last = key
         if not self.drawings or self.drawings[-1][1]:
             self.drawings.append((set(), []))
         self.drawings[-1][0].add(key)
@@ -90,6 +93,11 @@ class Progress:
         """Record, once, what is changed to make the runs comparable."""
         if self.journal.once("note", text):
             self.journal.tell("note", text=text)
+
+    def leave(self, text: str) -> None:
+        """Record, once, what is not compared."""
+        if self.journal.once("unseen", text):
+            self.journal.tell("unseen", text=text)
 
 
 def states() -> tuple[Any, Any, Any]:

@@ -1,4 +1,4 @@
-"""Output of a rank, the numbers of its files, and a check that what a port saves loads.
+"""What a rank prints, draws and writes; at the end its files are compared with the original's.
 
 Writing anywhere but in the rank's copy of the project and other programs are refused.
 """
@@ -9,27 +9,35 @@ import errno
 import io
 import logging
 import os
-import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
-from zipfile import BadZipFile, ZipFile
 
 from ....sandbox.inside import files
 from ....sandbox.inside.hooks import replaces
 from ....sandbox.inside.journal import Journal
+from ..lines import without_clock
+from ..protocol import Journal as Events
 from .draws import Progress
+from .saved import NotRead, Text, compare, read
 
 _MOST = 2000  # printed lines
-_LONGEST = 400  # characters of a line
-_DEPTH = 4
-_LARGEST = 256 << 10  # bytes of a file that is compared by its lines or numbers
-_CLOSE = 1e-2
-_MODULE = "module."
-_FEW = 3  # names that are shown
+_LONGEST = 4000  # characters of a line
+_CALLS = 8  # of the user's code, by which a line was printed
+_DRAWN = 100_000  # numbers of a figure
 
-Place = tuple[str, ...]
+
+def calls(folder: str) -> list[tuple[str, int]]:
+    """The present calls of the user's code, file and line, the innermost first."""
+    found: list[tuple[str, int]] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(found) < _CALLS:
+        name = frame.f_code.co_filename
+        if name.startswith(folder + "/"):
+            found.append((name[len(folder) + 1 :], frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
 
 
 class Writing(files.Files):
@@ -51,7 +59,7 @@ class Writing(files.Files):
         """Record paths as they are in the copy."""
         for name in {"path", "from", "to"} & fields.keys():
             fields[name] = os.path.relpath(fields[name], self._folder)
-        super().note(event, **fields)
+        super().note(event, **fields, at=calls(self._folder))
 
     def start(self, program: str, words: Iterable[str]) -> None:
         """Refuse to start a program.
@@ -67,8 +75,8 @@ class Writing(files.Files):
 class Lines(io.RawIOBase):
     """Records what is printed; the rest of an endless output is dropped."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._journal = progress, progress.journal
+    def __init__(self, progress: Progress, folder: str) -> None:
+        self._progress, self._journal, self._folder = progress, progress.journal, folder
         self._rest = b""
         self._count = 0
 
@@ -111,157 +119,171 @@ class Lines(io.RawIOBase):
     def _record(self, line: bytes) -> None:
         self._count += 1
         if self._count == _MOST:
-            self._progress.note(f"printed lines: only {_MOST} are compared")
-        if self._count < _MOST:
-            # Of a bar drawn over and over the last state counts.
-            text = line.rpartition(b"\r")[2] if not line.endswith(b"\r") else line
-            shown = text.decode("utf-8", "replace")[:_LONGEST]
-            fields = {"phase": self._progress.phase, "bar": text is not line}
-            self._journal.tell("line", text=shown, **fields)
+            self._progress.leave(f"printed lines behind the first {_MOST}")
+        if self._count >= _MOST:
+            return
+        # Of a bar drawn over and over the last state counts.
+        text = line.rpartition(b"\r")[2] if not line.endswith(b"\r") else line
+        shown = text.decode("utf-8", "replace")
+        if len(shown) > _LONGEST:
+            self._progress.leave(f"of a printed line what is behind {_LONGEST} characters")
+        fields = {"drew": self._progress.drew_last, "bar": text is not line}
+        self._journal.tell("line", text=shown[:_LONGEST], at=calls(self._folder), **fields)
 
 
-def content(path: str) -> list[str] | None:
-    """Return the lines of a text file, or the numbers that NumPy, pickle or torch has saved.
-
-    None: it is something else, or too large.
-    """
-    import numpy as np
-    import torch
-
-    # Whatever a reader of a user's file raises, it is not compared.
-    with suppress(Exception):
-        if _is_saved(path):
-            saved = torch.load(path, weights_only=False)
-        elif os.path.islink(path) or os.path.getsize(path) > _LARGEST:
-            return None
-        elif path.endswith((".npy", ".npz")):
-            saved = np.load(path)
-            saved = dict(saved) if path.endswith(".npz") else saved
-        elif path.endswith((".pkl", ".pickle")):
-            with open(path, "rb") as file:
-                saved = pickle.load(file)  # noqa: S301  (the script has just written it)
-        else:
-            with open(path, encoding="utf-8") as text:
-                return text.read().splitlines()
-        return list(_numbers(saved))
-    return None
-
-
-def _numbers(value: Any, name: str = "") -> Iterator[str]:
-    """Yield a line for each number that is no value of a model, and no random state."""
-    import numpy as np
-    import torch
-
-    if isinstance(value, torch.Tensor) and not value.dim():
-        value = value.item()
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, int | float | np.number):
-        yield f"{name} = {value}"
-    elif isinstance(value, Mapping):
-        if not _is_state(value):
-            for key, one in value.items():
-                yield from _numbers(one, f"{name}[{key!r}]")
-    elif isinstance(value, list):
-        for one in value:
-            yield from _numbers(one, f"{name}[]")
-
-
-def compare(names: Iterable[str], ours: str, theirs: str) -> list[dict[str, Any]]:
-    """Compare what a port has saved with the original's files.
-
-    A model that has saved a state dict loads another one, `strict=True`, where that has the same
-    names and shapes.
+class Figures:
+    """Records the numbers and texts of figures that matplotlib saves: pixels hang on a tick label.
 
     Args:
-        names: of all files that the original has written.
-        ours, theirs: the folders of both.
+        folder: the copy, without links.
     """
-    saved = [name for name in sorted(names) if _is_saved(os.path.join(ours, name))]
-    return [_compare(name, ours, theirs) for name in saved]
+
+    def __init__(self, folder: str, journal: Journal) -> None:
+        self._folder, self._journal = folder, journal
+
+    def watch(self, module: Any) -> None:
+        """`matplotlib.figure`."""
+
+        @replaces(module.Figure, "savefig")
+        def save(original: Any, figure: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(figure, target, *args, **kwargs)
+            with suppress(Exception):  # of a figure that is not understood the file is compared
+                self._record(figure, target, kwargs.get("format"))
+            return result
+
+    def _record(self, figure: Any, target: Any, kind: str | None) -> None:
+        import matplotlib as mpl
+
+        path = os.fspath(target)
+        if not os.path.splitext(path)[1]:
+            path += "." + (kind or mpl.rcParams["savefig.format"])
+        parts = list(_parts(figure))
+        if sum(len(values) for _, shape, values in parts if shape is not None) > _DRAWN:
+            return
+        name = os.path.relpath(os.path.realpath(path), self._folder)
+        self._journal.tell("figure", path=name, parts=parts)
 
 
-def _is_saved(path: str) -> bool:
-    """Return True for a file of `torch.save`; one of TorchScript has constants as well."""
-    with suppress(OSError, BadZipFile), ZipFile(path) as file:
-        names = {os.path.basename(name) for name in file.namelist()}
-        return "data.pkl" in names and "constants.pkl" not in names
-    return False
+def _parts(figure: Any) -> Iterator[tuple[str, list[int] | None, Any]]:
+    """Yield the name, shape and values of each part; of a text no shape."""
+    import numpy as np
+
+    def array(name: str, values: Any) -> tuple[str, list[int], list[float]]:
+        given: Any = np.ma.filled(np.ma.asarray(values, dtype=float), np.nan)
+        return name, list(given.shape), given.ravel().tolist()
+
+    for number, axes in enumerate(figure.axes):
+        at = f"axes {number}: "
+        texts = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+        for place, text in enumerate(texts):
+            yield f"{at}text {place}", None, text.get_text()
+        for place, line in enumerate(axes.lines):
+            yield array(f"{at}line {place}", line.get_xydata())
+        for place, image in enumerate(axes.images):
+            yield array(f"{at}image {place}", image.get_array())
+        for place, patch in enumerate(axes.patches):
+            path = patch.get_path().transformed(patch.get_patch_transform())
+            yield array(f"{at}patch {place}", path.vertices)
+        for place, group in enumerate(axes.collections):
+            yield array(f"{at}points {place}", group.get_offsets())
+            if group.get_array() is not None:
+                yield array(f"{at}colours {place}", group.get_array())
 
 
-def _compare(name: str, ours: str, theirs: str) -> dict[str, Any]:
-    import torch
+def _figures(events: Events) -> dict[str, Mapping[str, Any]]:
+    """The parts of figures, by their files."""
+    import numpy as np
 
-    found = {"path": name, "models": 0, "why": ""}
-    if not os.path.exists(os.path.join(theirs, name)):
-        return {**found, "why": "the port has not saved it"}
-    try:
-        mine = torch.load(os.path.join(ours, name), weights_only=False)
-        other = torch.load(os.path.join(theirs, name), weights_only=False)
-    except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        why = f"it cannot be loaded: {type(error).__name__}: {' '.join(lines[:3])}"
-        return {**found, "why": why[:400]}
-    states = dict(_states(mine))
-    for place, state in states.items():
-        value = other
-        for key in place:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        value = value.state_dict() if isinstance(value, torch.nn.Module) else value
-        if not isinstance(value, Mapping):
-            shown = "at " + "".join(f"[{key!r}]" for key in place) if place else "in it"
-            return {**found, "why": f"has no state dict {shown}"}
-        if why := _unlike(state, value):
-            return {**found, "why": why}
-    if not states and _keys(mine) != _keys(other):
-        return {**found, "why": f"has {_keys(other)} and not {_keys(mine)}"}
-    return {**found, "models": len(states)}
+    return {
+        event["path"]: {
+            name: values if shape is None else np.array(values, dtype=float).reshape(shape)
+            for name, shape, values in event["parts"]
+        }
+        for event in events.of("figure")
+    }
 
 
-def _states(value: Any, place: Place = ()) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """State dicts of models in what is saved; those of optimizers have numbers for names."""
-    import torch
+class Contents:
+    """The contents of a rank's files, each against the original's of that name.
 
-    if isinstance(value, torch.nn.Module):
-        yield place, value.state_dict()
-    elif isinstance(value, Mapping) and len(place) < _DEPTH:
-        if _is_state(value):
-            yield place, value
-        else:
-            for key, one in value.items():
-                if isinstance(key, str):
-                    yield from _states(one, (*place, key))
+    Args:
+        journal: to record them in.
+        folder: the rank's copy.
+        world: of a run whose ranks have equal parts, else 1.
+    """
 
+    def __init__(self, journal: Journal, folder: str, world: int) -> None:
+        self._journal, self._folder, self._world = journal, folder, world
 
-def _is_state(value: Mapping[Any, Any]) -> bool:
-    """Return True for a state dict of a model; tensors that are all numbers are of the training."""
-    import torch
+    def record(self, own: Events) -> None:
+        """Record the lines of text files."""
+        for name in sorted(own.written()):
+            with suppress(NotRead, OSError):
+                text = read(os.path.join(self._folder, name))
+                if isinstance(text, Text):
+                    self._lines(name, text)
 
-    tensors = [one for one in value.values() if isinstance(one, torch.Tensor)]
-    return len(tensors) == len(value) and any(one.dim() for one in tensors)
+    def compare(self, own: Events, original: Events, folder: str) -> None:
+        """Compare all files.
 
+        Args:
+            own, original: what both have recorded.
+            folder: the original's copy.
+        """
+        drawn = _figures(own), _figures(original)
+        for name, of in sorted(self._counterparts(own, original, folder).items()):
+            if name != of:
+                self._journal.tell("named", path=name, of=of)
+            try:
+                if name in drawn[0] and of in drawn[1]:
+                    self._tell(of, compare(drawn[1][of], drawn[0][name], self._world))
+                    continue
+                mine = read(os.path.join(folder, of))
+                its = read(os.path.join(self._folder, name))
+            except NotRead as error:
+                self._journal.tell("compared", path=of, unseen=[str(error)])
+            except OSError as error:
+                self._journal.tell("compared", path=of, unseen=[f"{error.strerror}"])
+            else:
+                if isinstance(mine, Text) and isinstance(its, Text):
+                    self._lines(of, its)
+                else:
+                    self._tell(of, self._compared(mine, its, folder))
 
-def _unlike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return why a state dict does not load in the other's place, or holds other values."""
-    if all(one.startswith(_MODULE) for one in ours) and not any(
-        one.startswith(_MODULE) for one in theirs
-    ):
-        # A port takes DataParallel out, and with it what it puts in front of names.
-        ours = {key.removeprefix(_MODULE): value for key, value in ours.items()}
-    fails = "load_state_dict(strict=True) fails"
-    for what, names in (("missing", ours.keys() - theirs), ("unexpected", theirs.keys() - ours)):
-        if names:
-            return f"{fails}: {what} {', '.join(sorted(names)[:_FEW])}"
-    far = size = 0.0
-    for key, value in ours.items():
-        if value.shape != theirs[key].shape:
-            return f"{fails}: {key} is {tuple(theirs[key].shape)}, and not {tuple(value.shape)}"
-        if value.is_floating_point():
-            far += float((value.double() - theirs[key].double()).pow(2).sum())
-            size += float(value.double().pow(2).sum())
-    apart = (far / size) ** 0.5 if size else 0.0
-    return f"it loads, but its values differ by {apart:.1e}" if apart > _CLOSE else ""
+    def _compared(self, mine: Any, its: Any, folder: str) -> Any:
+        return compare(mine, its, self._world, (folder, self._folder))
 
+    def _counterparts(self, own: Events, original: Events, folder: str) -> dict[str, str]:
+        """The original's file for each of the rank's; one named by the clock goes by contents."""
+        names, others = own.written(), original.written()
+        found = {name: name for name in names & others}
+        left = {
+            other
+            for other in others - names
+            if not os.path.lexists(os.path.join(self._folder, other))
+        }
+        for name in sorted(names - others):
+            alike = [one for one in sorted(left) if without_clock(one) == without_clock(name)]
+            same = [one for one in alike if self._same(name, one, folder)]
+            if alike:
+                found[name] = (same or alike)[0]
+                left.remove(found[name])
+        return found
 
-def _keys(value: Any) -> list[str]:
-    return sorted(map(str, value)) if isinstance(value, Mapping) else [type(value).__name__]
+    def _same(self, name: str, other: str, folder: str) -> bool:
+        try:
+            mine, its = (
+                read(os.path.join(*place)) for place in ((folder, other), (self._folder, name))
+            )
+            return not self._compared(mine, its, folder).wrong
+        except (NotRead, OSError):
+            return False
+
+    def _lines(self, name: str, text: Text) -> None:
+        lines = [line.replace(self._folder, ".") for line in text.lines]
+        self._journal.tell("content", path=name, lines=lines)
+
+    def _tell(self, name: str, found: Any) -> None:
+        counts = {"values": found.values, "models": found.models}
+        more = {"wrong": found.wrong, "unseen": found.unseen}
+        self._journal.tell("compared", path=name, **counts, **more)

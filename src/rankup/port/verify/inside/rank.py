@@ -22,7 +22,7 @@ from ..protocol import FILE, Plan, Run, journal_path, read_journal
 from .comparable import Clock, Comparable
 from .data import Data, DataSets
 from .draws import SEED, Draws, Progress, seed
-from .files import Lines, Writing, compare, content
+from .files import Contents, Figures, Lines, Writing
 from .training import Loops, Steps
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -62,17 +62,19 @@ class _Rank:
         gpus = max(1, run.world) if run.gpu else 0
         redirected = devices.redirections(comparable, 1, gpus=gpus, alone=False)
         needed = [change for changes in redirected.values() for change in changes]
-        changes = {**redirected, **writers(files, self._hook)}
+        figures = {"matplotlib.figure": [Figures(run.folder, self._journal).watch]}
+        changes = {**redirected, **writers(files, self._hook), **figures}
         AfterImport(changes, self._journal, needed, _refuse).install()
         torch.save = torch.serialization.save
         seed((SEED, rank))  # as in life: a script that sets none has others on each rank
         comparable.install(torch)
         if not run.free:
             Draws(progress).install(torch)
-        Data(run, known, progress).install(data)
-        self._steps = Steps(run, rank, plan.state, progress)
+        self._data = Data(run, known, progress)
+        self._data.install(data)
+        self._steps = Steps(run, plan.state, progress)
         self._steps.install(torch)
-        self._lines = Lines(progress)
+        self._lines = Lines(progress, run.folder)
         self._lines.install()
         self._loops = Loops(run.folder, progress)
         self._loops.install()
@@ -94,6 +96,7 @@ class _Rank:
         if error is not None and code:
             self._failed(code, error)
             return code
+        self._data.finished()
         self._steps.finished()
         if not self._run.free:  # both train alike
             self._read_written()
@@ -101,17 +104,17 @@ class _Rank:
         return code
 
     def _read_written(self) -> None:
-        """Record what this rank has written; rank 0 compares it with what the original has."""
+        """Record what this rank has written, and compare it with what the original has."""
         state, run = self._plan.state, self._run
         with self._hook.unwatched():
-            for name in sorted(read_journal(journal_path(state, run.name, self._rank)).written()):
-                lines = content(os.path.join(run.folder, name))
-                self._journal.tell("content", path=name, lines=lines)
-            if run.world and not self._rank:
-                original = next(one for one in self._plan.runs if one.name == run.against)
-                names = read_journal(journal_path(state, original.name, 0)).written()
-                files = compare(names, original.folder, run.folder)
-                self._journal.tell("loaded", files=files)
+            own = read_journal(journal_path(state, run.name, self._rank))
+            contents = Contents(self._journal, run.folder, run.world if run.alike else 1)
+            if not run.world:
+                contents.record(own)
+                return
+            original = next(one for one in self._plan.runs if one.name == run.against)
+            theirs = read_journal(journal_path(state, original.name, 0))
+            contents.compare(own, theirs, original.folder)
 
     def _failed(self, code: int, error: BaseException) -> None:
         told = without_ours(error, (HERE, _HERE))

@@ -46,6 +46,7 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if os.path.exists("/sys/class/net/lo") 
 def main() -> int:
     """Make the runs of the plan in the folder that the environment names; always 0."""
     plan = load(os.path.join(os.environ[STATE], JOURNALS))
+    os.nice(plan.nice)
     for name in _PRELOADED:
         __import__(name)
     for name in _LIKELY:
@@ -182,9 +183,7 @@ def _watched(ranks: list[_Rank], run: Run, seconds: float) -> Outcome:
         if failed is not None and now - failed > _PATIENCE + _GRACE:
             why = "stuck"
             break
-    now = time.monotonic()
-    ends = tuple(one.ended() for one in ranks)
-    return Outcome(run, why, now - began, ends, now - failed if failed is not None else 0.0)
+    return Outcome(run, why, time.monotonic() - began, tuple(one.ended() for one in ranks))
 
 
 def _end(ranks: list[_Rank]) -> None:

@@ -11,7 +11,6 @@ import builtins
 import gc
 import math
 import os
-import signal
 import sys
 import weakref
 import zlib
@@ -27,6 +26,7 @@ from .draws import Progress
 
 _EACH, _GO = "__rankup_each__", "__rankup_go__"
 _NO_GRADIENTS = {"no_grad", "inference_mode"}
+_SETS_GRADIENTS = "set_grad_enabled"
 _DIRECTIONS, _PROJECTED = 4, 1 << 16
 
 
@@ -37,8 +37,8 @@ class Steps:
         initial: folder for the values that the original's optimizers began with.
     """
 
-    def __init__(self, run: Run, rank: int, initial: str, progress: Progress) -> None:
-        self._run, self._rank, self._initial = run, rank, initial
+    def __init__(self, run: Run, initial: str, progress: Progress) -> None:
+        self._run, self._initial = run, initial
         self._progress, self._journal = progress, progress.journal
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._count = 0
@@ -81,9 +81,10 @@ class Steps:
             if type(getattr(root, "grad_fn", None)).__name__ == "_NoGradientBackward":
                 return original(tensors, *args, **kwargs)  # rankup's, for unused parameters
             fields = {**self._weights(), "aside": self._progress.aside(root)}
+            # Behind it the value may be that of the whole batch, which `rankup.backward` puts in.
+            value = float(root.detach()) if getattr(root, "numel", int)() == 1 else None
             result = original(tensors, *args, **kwargs)
             self._progress.backwards += 1
-            value = float(root.detach()) if getattr(root, "numel", int)() == 1 else None
             fields["loss"] = value if value is None or math.isfinite(value) else str(value)
             self._journal.tell("backward", **fields, where=self._journal.where())
             return result
@@ -143,9 +144,6 @@ class Steps:
         ]
         fields = {"optimizer": number, "gradient": shown, "parameters": sums}
         self._journal.tell("step", **fields, options=options)
-        if self._rank == 1 and self._progress.steps == self._run.kill_at:
-            self._journal.tell("killed")
-            os.kill(os.getpid(), signal.SIGKILL)
 
     def _watch_beginning(self, torch: Any, kind: Any) -> None:
         @replaces(kind, "__init__")
@@ -288,6 +286,14 @@ class _Cut(ast.NodeTransformer):
         self._gradients = before
         return node
 
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        """`torch.set_grad_enabled(False)` holds from there to the end of its function."""
+        given = _set_to(node.value)
+        if given is not None:
+            self._gradients = given
+        self.generic_visit(node)
+        return node
+
     def visit_For(self, node: ast.For) -> ast.AST:
         before, arguments = self._gradients, [node.iter]
         if not before:
@@ -311,8 +317,20 @@ class _Cut(ast.NodeTransformer):
 
 def _turns_off(node: ast.expr) -> bool:
     function = node.func if isinstance(node, ast.Call) else node
-    name = getattr(function, "attr", getattr(function, "id", ""))
-    return name in _NO_GRADIENTS
+    return _last_name(function) in _NO_GRADIENTS or _set_to(node) is False
+
+
+def _set_to(node: ast.expr) -> bool | None:
+    """What `set_grad_enabled(False)` sets; None of anything else."""
+    if not isinstance(node, ast.Call) or _last_name(node.func) != _SETS_GRADIENTS:
+        return None
+    given = [*node.args, *(one.value for one in node.keywords)][:1]
+    value = given[0].value if given and isinstance(given[0], ast.Constant) else None
+    return value if isinstance(value, bool) else None
+
+
+def _last_name(node: ast.expr) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
@@ -367,6 +385,7 @@ class Loops:
                     journal = self._progress.journal
                     journal.tell("rounds", number=len(rounds), where=journal.where())
                 return
+        self._progress.behind()
 
     def go(self, loop: int) -> bool:
         """True while a `while` loop, known by its number, goes on."""
