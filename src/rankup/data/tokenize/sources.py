@@ -303,15 +303,14 @@ def _require_texts(source: Source, schema: Any, field: str) -> tuple[str, ...]:
     import pyarrow as pa
 
     names = (field,) if field in schema.names else tuple(field.split("."))
-    known, kind = schema.names, None
+    known, kind = schema.names, schema
     for name in names:
         if name not in known:
             raise UserError(
                 f"{source.path} has no column {field!r} ({nearest(name, known)}); "
                 "name that of the texts by --field"
             )
-        kind = (schema if kind is None else kind).field(name)
-        kind = kind.type
+        kind = kind.field(name).type
         known = [part.name for part in kind.fields] if pa.types.is_struct(kind) else []
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
