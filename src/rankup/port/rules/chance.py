@@ -250,10 +250,12 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
 def _splits_by(file: File, call: ast.Call) -> bool:
     """True of a permutation that data are split by: outside of loops, and named so.
 
-    Not of what is drawn for each sample or batch.
+    Not of what is drawn for each sample or batch, in a data set, a transform or a model.
     """
+    owner = file.names.enclosing(call, ast.ClassDef)
+    methods = {getattr(one, "name", "") for one in (owner.body if owner is not None else ())}
     function = getattr(file.names.function(call), "name", "")
-    if function in ITEMS or function in ("__call__", "__iter__", "forward"):
+    if "forward" in methods or function in ITEMS or function in ("__call__", "__iter__"):
         return False
     around = itertools.takewhile(lambda up: not isinstance(up, Function), file.names.up(call))
     if any(isinstance(up, LoopNode) for up in around):
