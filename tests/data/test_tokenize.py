@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics  # type: ignore[import-untyped]
 from typing import Any
@@ -367,3 +368,54 @@ def test_a_run_of_tokens_goes_over_the_ends_of_shards(tmp_path: Path, pieces: Pa
     assert shards[::-9_000].tolist() == wanted[7:-5][::-9_000]
     with pytest.raises(IndexError):
         shards[[len(shards)]]
+
+
+def test_a_text_within_structures_is_named_by_its_path(tmp_path: Path, pieces: Path) -> None:
+    rows = [{"a": {"b": "one text"}, "n": 1}, {"a": None, "n": 2}, {"a": {"b": "two"}, "n": 3}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, tmp_path / "in.parquet")
+    with pa.ipc.new_file(str(tmp_path / "in.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    wanted = expected(pieces, ["one text", "two"])
+    for name in ("in.jsonl", "in.parquet", "in.arrow"):
+        to = str(tmp_path / f"out-{name}")
+        folder = tokenize(Request((str(tmp_path / name),), to, str(pieces), field="a.b", workers=1))
+        assert made.Shards(folder)[:].tolist() == wanted, name
+        with pytest.raises(UserError, match=r"no (field|column) 'a.c' .*b"):
+            tokenize(
+                Request((str(tmp_path / name),), to + "2", str(pieces), field="a.c", workers=1)
+            )
+
+
+@pytest.mark.parametrize("behind", ["", f" {END}", " <mid>"])
+def test_the_template_of_the_tokenizer_stands_around_each_document(
+    tmp_path: Path, pieces: Path, behind: str
+) -> None:
+    own = tokenizers.Tokenizer.from_file(str(pieces))
+    own.add_special_tokens(["<bos>", "<mid>"])
+    number = own.get_vocab()
+    special = [(name, number[name]) for name in ("<bos>", "<mid>", END)]
+    template = tokenizers.processors.TemplateProcessing
+    own.post_processor = template(single=f"<bos> $A{behind}", special_tokens=special)
+    own.save(str(tmp_path / "framed.json"))
+    texts = ["one text", "two", "words of a long one\n" * 90_000]  # the last in pieces
+    for at, text in enumerate(texts):
+        (tmp_path / f"{at}.txt").write_text(text)
+    files = tuple(str(tmp_path / f"{at}.txt") for at in range(3))
+    request = Request(files, str(tmp_path / "out"), str(tmp_path / "framed.json"), workers=1)
+    plain = made.Shards(tokenize(request))[:].tolist()
+    framed = replace(request, special_tokens=True)
+    with pytest.raises(UserError, match="begun otherwise: --special-tokens changed"):
+        tokenize(framed)
+    got = made.Shards(tokenize(replace(framed, to=str(tmp_path / "framed"))))[:].tolist()
+    wanted: list[int] = []
+    for token in plain:
+        if not wanted or wanted[-1] == number[END]:
+            wanted.append(number["<bos>"])
+        wanted += [number["<mid>"], token] if "mid" in behind and token == number[END] else [token]
+    assert got == wanted
+    assert got.count(number["<bos>"]) == 3
+    bare = Request(files, str(tmp_path / "bare"), str(pieces), workers=1, special_tokens=True)
+    with pytest.raises(UserError, match="puts none around a text"):
+        tokenize(bare)

@@ -195,6 +195,10 @@ def tokenize(
     end_token: Annotated[
         str | None, typer.Option(help="Stands behind each document; by default the tokenizer's.")
     ] = None,
+    special_tokens: Annotated[
+        bool,
+        typer.Option("--special-tokens", help="What the tokenizer's template puts around a text."),
+    ] = False,
     workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.")] = None,
     shard_tokens: Annotated[int, typer.Option(help="Tokens of each file.")] = 100_000_000,
     force: Annotated[
@@ -211,6 +215,6 @@ def tokenize(
 
     words = tuple(sources), to, tokenizer, field, end_token, workers, shard_tokens, force
     try:
-        start(Request(*words))
+        start(Request(*words, special_tokens))
     except Interrupted as error:
         raise typer.Exit(128 + error.number) from None

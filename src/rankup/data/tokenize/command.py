@@ -28,7 +28,7 @@ from ..errors import BadContainer
 from ..pool import Interrupted, cores, interruptible, spread
 from . import folder as made
 from . import sources as text
-from .encode import Encoded, encode, end_of, opened
+from .encode import Encoded, Frame, encode, end_of, frame_of, opened
 from .folder import ABOUT, TOKENIZER, Shard, TokenFolder
 from .sources import Block, Source
 
@@ -51,6 +51,7 @@ class Request:
     workers: int | None = None
     shard_tokens: int = SHARD_TOKENS
     force: bool = False
+    special_tokens: bool = False
 
 
 def tokenize(request: Request) -> TokenFolder:
@@ -73,6 +74,7 @@ def tokenize(request: Request) -> TokenFolder:
     file = user_path(request.tokenizer, "--tokenizer")
     tokenizer, data = opened(file)
     end = end_of(tokenizer, request.end_token, file)
+    frame = frame_of(tokenizer, end, file) if request.special_tokens else None
     sources, others = text.find(list(request.sources))
     text.check(sources, request.field)
     if others:
@@ -86,6 +88,7 @@ def tokenize(request: Request) -> TokenFolder:
         "vocab_size": size_of,
         "end_token": tokenizer.id_to_token(end),
         "end": end,
+        "frame": None if frame is None else [*frame],
         "tokenizer": hashlib.sha256(data).hexdigest(),
         "source": text.fingerprint(sources),
         "field": request.field,
@@ -110,7 +113,7 @@ def tokenize(request: Request) -> TokenFolder:
         try:
             _begin(folder, identity, data, shards, places)
             place = [[0, 0, 0], *places][-1]
-            _write(sources, request, tokenizer, end, writer, place, watch)
+            _write(sources, request, tokenizer, end, frame or ([], []), writer, place, watch)
             _require_same(sources)
             found = _finish(folder, identity, writer)
         except Interrupted:
@@ -204,6 +207,7 @@ _CHANGED = {
     "tokenizer": "the tokenizer",
     "end": "the end token",
     "end_token": "its name",
+    "frame": "--special-tokens",
     "field": "--field",
     "shard_tokens": "--shard-tokens",
 }
@@ -333,6 +337,7 @@ def _write(
     request: Request,
     tokenizer: Tokenizer,
     end: int,
+    frame: Frame,
     writer: _Writer,
     place: list[int],
     watch: Callable[[], None],
@@ -342,7 +347,7 @@ def _write(
 
     def work(block: Block) -> tuple[Block, Encoded]:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are as many as the cores
-        found = encode(tokenizer, block, sources[block.file], request.field, end)
+        found = encode(tokenizer, block, sources[block.file], request.field, end, frame)
         tokens = found.tokens.astype(writer.dtype, copy=False)  # half as much to be sent
         return replace(block, rows=b""), replace(found, tokens=tokens)
 

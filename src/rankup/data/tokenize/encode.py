@@ -31,6 +31,7 @@ ENDS = (
     "<EOS>",
     "<|end|>",
 )
+Frame = tuple[list[int], list[int]]
 _BEFORE = "\n"  # a piece of a text begins behind a line
 _AT_ONCE = 1 << 18  # characters that a worker encodes together: an encoding is large
 
@@ -107,8 +108,31 @@ def end_of(tokenizer: Tokenizer, asked: str | None, path: Path) -> int:
     )
 
 
-def encode(tokenizer: Tokenizer, block: Block, source: Source, field: str, end: int) -> Encoded:
+def frame_of(tokenizer: Tokenizer, end: int, path: Path) -> Frame:
+    """Return what the tokenizer's own template puts around a text, without the end token.
+
+    Raises:
+        UserError: it puts nothing there.
+    """
+    inner = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    starts = range(len(whole) - len(inner) + 1)
+    at = next((at for at in starts if whole[at : at + len(inner)] == inner), None)
+    if at is None or whole == inner:
+        raise UserError(
+            f"--special-tokens: the template of {path} puts none around a text; leave it away"
+        )
+    front, behind = whole[:at], whole[at + len(inner) :]
+    return front, behind[:-1] if behind[-1:] == [end] else behind
+
+
+def encode(
+    tokenizer: Tokenizer, block: Block, source: Source, field: str, end: int, frame: Frame
+) -> Encoded:
     """Return the tokens of a block, with the end token behind each document.
+
+    Args:
+        frame: tokens in front of each document, and behind it.
 
     Raises:
         UserError: a row is no text; says which.
@@ -126,9 +150,9 @@ def encode(tokenizer: Tokenizer, block: Block, source: Source, field: str, end: 
             if before:
                 (whole,) = _encoded(tokenizer, [(row, _BEFORE + given)], source)
                 one = whole[len(before) :] if whole[: len(before)] == before else one
-            ids += one
+            ids += one if _continues(block, source) else [*frame[0], *one]
             if block.last:
-                ids.append(end)
+                ids += [*frame[1], end]
                 ends.append(len(ids))
     return Encoded(np.array(ids, np.uint32), np.array(ends, np.int64), empty)
 
@@ -199,15 +223,24 @@ def _of_line(line: bytes, source: Source, number: int, field: str) -> str:
         ) from None
     except RecursionError:
         raise UserError(f"{source.path}{where}: objects within objects, too deep") from None
-    if not isinstance(row, dict) or field not in row:
-        has = nearest(field, row) if isinstance(row, dict) else f"it is {type(row).__name__}"
-        raise UserError(
-            f"{source.path}{where}: no field {field!r} ({has}); name that of the texts by --field"
-        )
-    value = row[field]
+    value: Any = row
+    for name in (field,) if isinstance(row, dict) and field in row else field.split("."):
+        if value is None and row is not None:  # an object on the way is null: there is no text
+            break
+        if not isinstance(value, dict) or name not in value:
+            has = nearest(name, value) if isinstance(value, dict) else f"it is {_type(value)}"
+            raise UserError(
+                f"{source.path}{where}: no field {field!r} ({has}); name that of the texts by "
+                "--field"
+            )
+        value = value[name]
     if value is not None and not isinstance(value, str):
         raise UserError(
-            f"{source.path}{where}: field {field!r} is {type(value).__name__}, and a text is "
+            f"{source.path}{where}: field {field!r} is {_type(value)}, and a text is "
             "needed; name another one by --field"
         )
     return value or ""
+
+
+def _type(value: object) -> str:
+    return type(value).__name__

@@ -298,15 +298,20 @@ def _arrow(file: Any) -> Any:
     return pa.ipc.open_stream(file)
 
 
-def _require_texts(source: Source, schema: Any, field: str) -> None:
+def _require_texts(source: Source, schema: Any, field: str) -> tuple[str, ...]:
+    """The path of the texts in a table: a column, or the fields of structures to them, `a.b`."""
     import pyarrow as pa
 
-    if field not in schema.names:
-        raise UserError(
-            f"{source.path} has no column {field!r} ({nearest(field, schema.names)}); "
-            "name that of the texts by --field"
-        )
-    kind = schema.field(field).type
+    names = (field,) if field in schema.names else tuple(field.split("."))
+    known, kind = schema.names, schema
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"{source.path} has no column {field!r} ({nearest(name, known)}); "
+                "name that of the texts by --field"
+            )
+        kind = kind.field(name).type
+        known = [part.name for part in kind.fields] if pa.types.is_struct(kind) else []
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     if not any(one(inner) for one in strings):
@@ -314,6 +319,14 @@ def _require_texts(source: Source, schema: Any, field: str) -> None:
             f"{source.path}: column {field!r} is {kind}, and texts are needed; name another "
             "column by --field"
         )
+    return names
+
+
+def _inside(array: Any, names: tuple[str, ...]) -> Any:
+    """What a path leads to in a column: a row of which a part is null has no text."""
+    import pyarrow.compute as pc
+
+    return pc.struct_field(array, list(names[1:])) if names[1:] else array
 
 
 def _parquet(source: Source, field: str) -> _Rows:
@@ -321,7 +334,7 @@ def _parquet(source: Source, field: str) -> _Rows:
 
     def arrays(reading: _reading) -> Iterator[tuple[Any, float]]:
         with pq.ParquetFile(source.path, pre_buffer=False) as file:
-            _require_texts(source, file.schema_arrow, field)
+            names = _require_texts(source, file.schema_arrow, field)
             for group in range(file.num_row_groups):
                 reading.where = f", row group {group}"
                 share = (
@@ -329,8 +342,8 @@ def _parquet(source: Source, field: str) -> _Rows:
                     / file.num_row_groups
                     / max(1, file.metadata.row_group(group).num_rows)
                 )
-                for batch in file.iter_batches(1024, row_groups=[group], columns=[field]):
-                    yield batch.column(0), share * len(batch)
+                for batch in file.iter_batches(1024, row_groups=[group], columns=[".".join(names)]):
+                    yield _inside(batch.column(0), names), share * len(batch)
 
     with _reading(source) as reading:
         yield from _packed(arrays(reading))
@@ -342,8 +355,8 @@ def _batches(source: Source, field: str) -> _Rows:
     def arrays(reading: _reading) -> Iterator[tuple[Any, float]]:
         with pa.memory_map(str(source.path)) as file:
             reader = _arrow(file)
-            _require_texts(source, reader.schema, field)
-            column = reader.schema.get_field_index(field)
+            names = _require_texts(source, reader.schema, field)
+            column = reader.schema.get_field_index(names[0])
             if isinstance(reader, pa.RecordBatchFileReader):
                 found = (reader.get_batch(i) for i in range(reader.num_record_batches))
             else:
@@ -353,7 +366,7 @@ def _batches(source: Source, field: str) -> _Rows:
                 reading.where = f", batch {number}"
                 batch.validate(full=True)
                 at = file.tell()
-                yield batch.column(column), at - before
+                yield _inside(batch.column(column), names), at - before
                 before = at
 
     with _reading(source) as reading:
