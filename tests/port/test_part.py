@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankup.port.check import check_python
+from rankup.port.rewrite.ported import port
 from rankup.script.source import from_bytes
 
 SCRIPT = """\
@@ -116,3 +117,49 @@ def test_no_remark_on_what_all_ranks_have(inside: str, behind: str, backward: st
 def test_a_loss_is_whole_behind_its_backward_alone() -> None:
     assert remarks("loss = out.mean(); print0(loss)", "pass", "rankup.backward(loss)") == ["loss"]
     assert remarks("print0(out.mean())", "pass", "rankup.backward(loss)") == ["out"]
+
+
+PLAIN = """\
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(20, 4), torch.randint(0, 3, (20,)))
+loader = DataLoader(data, batch_size=8, shuffle=True)
+model = nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+history = []
+for epoch in range(2):
+    for x, y in loader:
+        out = model(x)
+        loss = nn.functional.cross_entropy(out, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        {inside}
+{behind}
+"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "behind", "name"),
+    [
+        ("pass", "share = (out.argmax(1) == y).float().mean().item()\nprint(share)", "share"),
+        ("history.append(out.detach())", "np.save('h.npy', torch.cat(history))", "history"),
+        ("pass", "torch.save({'x': x, 'out': out}, 'last.pt')", "out"),
+        ("pass", "print(loss.item())", ""),  # whole behind rankup.backward
+    ],
+)
+def test_port_says_what_stays_of_a_part(
+    tmp_path: Path, inside: str, behind: str, name: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN.format(inside=inside, behind=behind))
+    notes = [note for note in port(script).left if "part" in note.text]
+    if not name:
+        assert not notes
+        return
+    (note,) = [note for note in notes if name in note.text.partition(":")[0]]
+    line = script.read_text().splitlines()[note.line - 1]
+    assert line == behind.splitlines()[-1]  # of the original

@@ -203,7 +203,8 @@ def load_full_model(
 
     Raises:
         ValueError: the file is damaged, of another model (the message names what differs), or has
-            no optimizer. On every rank; model and optimizer are unchanged.
+            no optimizer. On every rank; model and optimizer are unchanged, where the optimizer
+            moves nothing at a learning rate of 0.
         TypeError: the optimizer keeps what cannot be loaded, or its step needs a closure.
         OSError: there is no such file, or a rank cannot read it. On every rank.
     """

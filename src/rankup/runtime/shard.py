@@ -135,7 +135,7 @@ def shard(
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise TypeError(
             "shard deals batches by position and needs a map-style dataset with a batch size; "
-            "for an IterableDataset let the dataset itself read every world_size-th item"
+            "for an IterableDataset let the dataset itself give each rank a part of the same length"
         )
     if isinstance(getattr(loader.batch_sampler, "sampler", None), DistributedSampler):
         raise TypeError("shard deals the batches itself: take the DistributedSampler out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ...base.errors import UserError
 from ...base.text import clean
 from ...script import roles
 from ...script.flow import argument, is_backward
-from ...script.source import File, read, refuse_notebook
+from ...script.source import File, from_bytes, read, refuse_notebook
 from ...script.understand import understand
 from ..rules import RULES
 from ..rules.decisions import broadcast_decisions, decided_alike
@@ -283,10 +283,32 @@ def _finish(port: list[Context]) -> Ported:
         target = file.path if context.options.in_place else beside(file.path)
         by_line = sorted(context.notes, key=lambda note: note.line)
         fixed = tuple(note for note in by_line if note.fix)
-        left = tuple(note for note in by_line if not note.fix)
-        done.append(Ported(file.path, target, file.text, text, fixed, left))
+        left = [note for note in by_line if not note.fix]
+        left += _of_parts(file, text, left)
+        left.sort(key=lambda note: note.line)
+        done.append(Ported(file.path, target, file.text, text, fixed, tuple(left)))
     changed = tuple(one for one in done[1:] if one.text != one.original)
     return replace(done[0], modules=changed)
+
+
+def _of_parts(file: File, text: str, left: Sequence[Note]) -> list[Note]:
+    """What `check` says of the port's numbers: those that are of a rank's part only, once each."""
+    if text == file.text:
+        return []
+    ported = from_bytes(file.path, text.encode())
+    matcher = difflib.SequenceMatcher(None, text.splitlines(), file.text.splitlines(), False)
+    lines = {
+        new + step + 1: old + min(step, max(0, end - old - 1)) + 1
+        for _, new, stop, old, end in matcher.get_opcodes()
+        for step in range(stop - new)
+    }
+    notes: dict[str, Note] = {}
+    for hit in _RULES["RK121"].look(ported, understand(ported)):
+        names = hit.message.partition(":")[0]
+        line = lines.get(getattr(hit.at, "lineno", 0), 0)
+        if not any(note.line == line or names in note.text for note in left):
+            notes.setdefault(names, Note(line, f"{hit.message}; {hit.todo}"))
+    return list(notes.values())
 
 
 def _file(path: Path) -> File:
