@@ -277,6 +277,7 @@ def test_a_file_that_is_not_compared_is_not_seen() -> None:
         ("run-20261129-120000.pt", "run-20261129-120107.pt", True),
         ("events.out.tfevents.17644176.n1.77", "events.out.tfevents.17644179.n1.8", True),
         ("a/1f9c3be27a4d.txt", "a/77ac02be11aa.txt", True),
+        ("a/1234567be27a4d.txt", "a/ab77ac02be11aa.txt", True),
         ("model_12.pt", "model_6.pt", False),
         ("model_rank0.pt", "model.pt", False),
         ("deadbeef.pt", "feedface.pt", False),

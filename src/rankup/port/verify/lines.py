@@ -17,7 +17,7 @@ _PASSING = re.compile(
 )
 # What the clock, or chance, puts into the name of a file.
 _CLOCK = re.compile(
-    rf"{_DAY}|\d\d[-_:.h]\d\d[-_:.m]\d\d|\d{{6,}}|(?=[0-9a-f]*\d)[0-9a-f]{{8,}}|"
+    rf"{_DAY}|\d\d[-_:.h]\d\d[-_:.m]\d\d|(?=[0-9a-f]*\d)[0-9a-f]{{8,}}|\d{{6,}}|"
     r"tfevents\.[^/]*|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\d\d"
 )
 _RELATIVE = 1e-4
