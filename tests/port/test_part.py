@@ -117,6 +117,9 @@ def test_no_remark_on_what_all_ranks_have(inside: str, behind: str, backward: st
 def test_a_loss_is_whole_behind_its_backward_alone() -> None:
     assert remarks("loss = out.mean(); print0(loss)", "pass", "rankup.backward(loss)") == ["loss"]
     assert remarks("print0(out.mean())", "pass", "rankup.backward(loss)") == ["out"]
+    kept = "rankup.backward(loss, retain_graph=True)"
+    assert remarks("print0(loss.item())", "print0(loss)", kept) == ["loss", "loss"]
+    assert remarks("print0(loss)", "pass", "rankup.backward(loss, retain_graph=False)") == []
 
 
 PLAIN = """\

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankup.port.batch import examine
+from rankup.port.batch.allocation import Allocation
+from rankup.port.batch.answers import answer
 from rankup.port.batch.script import load
 from rankup.port.batch.table import Table, table
 from tests.conftest import RunRankup
@@ -275,6 +277,30 @@ def test_a_file_that_is_wrong_has_the_finding_on_its_line(
     ]
     assert (code, line) in found
     assert {one for one, _ in found} == {code}
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (["-d ", "-f1"], "n1"),
+        (["-d", " ", "-f", "2"], "n2"),
+        (["--delimiter=:", "--fields=2"], "n1 n2 n3"),  # a line without it is whole
+        (["-c1-2"], "n1"),
+        (["-c", "4"], "n"),
+        (["-d ", "-f1-2"], None),
+        (["-d ", "-f2-"], None),
+        (["-c2-"], None),
+        (["-c-2"], None),
+        (["-d ", "-f1", "hosts.txt"], None),
+        (["-s", "-d ", "-f1"], None),
+    ],
+)
+def test_what_cut_prints_is_known_of_one_field_or_closed_letters(
+    words: list[str], printed: str | None
+) -> None:
+    job = Allocation({}, 3, 3, 4, None, None)
+    said = answer(job, 0, "n1", "n1 n2 n3\n", ["cut", *words], "?")
+    assert said == f"{printed or '?'}\n"
 
 
 def test_the_table_says_what_every_node_computes(tmp_path: Path) -> None:

@@ -125,14 +125,23 @@ def _count(words: list[str]) -> int:
 
 
 def _cut(words: list[str], lines: list[str]) -> list[str] | None:
-    joined = " ".join(words)
-    by = re.search(r"(?:-d|--delimiter=)\s*(.)", joined)
-    if field := re.search(r"(?:-f|--fields=)\s*(\d+)", joined):
-        cells = [line.split(by[1] if by else "\t") for line in lines]
-        return [row[0] if len(row) == 1 else "".join(row[int(field[1]) - 1 :][:1]) for row in cells]
-    if letters := re.search(r"-c\s*(\d*)-?(\d*)", joined):
-        first, last = int(letters[1] or 1) - 1, int(letters[2] or letters[1] or 1)
-        return [line[first:last] for line in lines]
+    """Of one field or a closed range of letters: `-d ' ' -f1`, `-d: -f 2`, `-c1-4`."""
+    given: dict[str, str] = {}
+    left = iter(words)
+    for word in left:
+        for long, short in (("--delimiter=", "-d"), ("--fields=", "-f"), ("--characters=", "-c")):
+            if word.startswith(long):
+                word = short + word.removeprefix(long)
+        if word[:2] not in ("-d", "-f", "-c") or word[:2] in given:
+            return None  # a file, or another option
+        given[word[:2]] = word[2:] or next(left, "")
+    by, field, letters = given.get("-d", "\t"), given.get("-f", ""), given.get("-c", "")
+    if field.isdecimal() and int(field) and len(by) == 1 and not letters:
+        cells = [line.split(by) for line in lines]
+        return [row[0] if len(row) == 1 else "".join(row[int(field) - 1 :][:1]) for row in cells]
+    closed = re.fullmatch(r"(\d+)(?:-(\d+))?", letters)
+    if closed and int(closed[1]) and given.keys() == {"-c"}:
+        return [line[int(closed[1]) - 1 : int(closed[2] or closed[1])] for line in lines]
     return None
 
 

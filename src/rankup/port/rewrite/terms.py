@@ -24,6 +24,7 @@ _SAME = words(
     "item detach data to cuda cpu float double half contiguous squeeze view reshape flatten clone"
 )
 _BENDING = words("sqrt log log2 log10 log1p exp expm1 pow square tanh sigmoid reciprocal relu")
+_JOINS = words("stack cat concat concatenate hstack vstack")
 _DEEPEST = 12
 
 
@@ -181,6 +182,7 @@ class _Terms:
             return
         by_torch = script.name(call.func).startswith("torch.")
         value = call.func.value if isinstance(call.func, ast.Attribute) and not by_torch else None
+        builtin = value is None and not by_torch
         if value is None and (by_torch or name == "sum") and call.args:
             value = call.args[0]
         if value is not None and name in ("sum", "mean"):
@@ -197,8 +199,12 @@ class _Terms:
                 yield Term(script, call, Kind.FIXED)
             elif name == "mean" and not several and (_selected(script, value) is not None):
                 yield Term(script, call, Kind.MASKED, _selected(script, value) or "")
+            elif name == "mean":
+                yield Term(script, call, Kind.MEAN)
             else:
-                yield Term(script, call, Kind.SUM if name == "sum" else Kind.MEAN)
+                rows = bool(inner) and all(one.kind is Kind.ROWS for one in inner)
+                adds_up = rows or not (builtin or _joined(script, value))
+                yield Term(script, call, Kind.SUM if adds_up else Kind.UNKNOWN)
             return
         if value is not None and name in ("div", "mul") and call.args:
             found = self.of(script, value, depth)
@@ -210,7 +216,7 @@ class _Terms:
         if value is not None and name in _BENDING:
             yield from _bent(script, call, self.of(script, value, depth))
             return
-        if value is not None and name in _SAME | {"stack", "cat"}:
+        if value is not None and name in _SAME | _JOINS:
             yield from self.of(script, value, depth)
             return
         yield from self._returned(script, call, depth)
@@ -277,6 +283,28 @@ def _is_size(node: ast.expr) -> bool:
 def _bent(script: Script, node: ast.expr, found: list[Term]) -> list[Term]:
     """The root or the logarithm of a mean or a sum is none."""
     return [Term(script, node, Kind.UNKNOWN)] if found else []
+
+
+def _joined(script: Script, node: ast.expr, left: int = 4) -> bool:
+    """True of values that a `stack` or a `cat` put together: of losses they are terms, not samples.
+
+    Also by a name, times weights, and of another shape.
+    """
+    if not left:
+        return False
+    match node:
+        case ast.Call():
+            if call_name(node) in _JOINS:
+                return True
+            by_method = call_name(node) in _SAME and isinstance(node.func, ast.Attribute)
+            inner = [node.func.value] if by_method else []  # type: ignore[attr-defined]
+        case ast.BinOp(op=ast.Mult(), left=first, right=second):
+            inner = [first, second]
+        case ast.Name() | ast.Attribute():
+            inner = [one for _, one in script.assigned(script.dotted(node), script.scope(node))]
+        case _:
+            inner = []
+    return any(_joined(script, one, left - 1) for one in inner)
 
 
 def _sums(script: Script, node: ast.expr) -> bool:

@@ -84,7 +84,9 @@ def write_backward(context: Context, call: ast.Call) -> Backward:
     context.edits.replace((inner[1], end), f"{more})")
     name = script.dotted(core)
     name = name if _plain(name) else ""
-    text = f"the value of `{name}` is the whole batch's" if name else "ranks take the step together"
+    text = "ranks take the step together"
+    if name and not kept:
+        text = f"the value of `{name}` is the whole batch's"
     if summed:
         text += ", a sum over the samples of all ranks"
     context.done(call, f"{text} (rankup.backward)")

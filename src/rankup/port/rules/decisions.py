@@ -29,7 +29,7 @@ from ..rewrite.context import Context
 from ..rewrite.script import Scope
 from ..rewrite.training import Training, training_in
 from .chance import draws
-from .facts import guard, in_parts, ported
+from .facts import guard, in_parts, loop_sharded, ported
 from .rule import Hit, rule
 from .steering import rank_0_decides, shared, steers
 
@@ -63,7 +63,8 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
     if script.distributed and not ported(script):
         return
     training = training_in(script, file)
-    for node in _decisions(training, script, set(), {}, set()):
+    sharded: set[ast.AST] = {one.node for one in script.eval_loops if loop_sharded(script, one)}
+    for node in _decisions(training, script, sharded, {}, set()):
         if not guard(file, script, node):
             yield Hit(
                 node,

@@ -341,7 +341,10 @@ class _Following:
         found = callee(self.flow, file, call)
         dotted = file.names.called(call)
         if dotted == "rankup.backward":
-            ended = given(call)[:1]  # the value of the loss is that of the whole batch
+            # The value of the loss is that of the whole batch, but for a graph that is kept.
+            options = [argument(call, name) for name in ("retain_graph", "create_graph")]
+            kept = any(literal(one) not in (None, False) for one in options if one is not None)
+            ended = [] if kept else given(call)[:1]
         elif shares(file, call) and dotted.startswith("rankup."):
             ended = []  # it gives another value
         elif shares(file, call) or (found is not None and self._reduces(*found)):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ...script.flow import call_name, given, returned
+from ...script.flow import call_name, given, receiver, returned
 from ...script.loops import drawn_from
 from ...script.names import (
     COMPREHENSIONS,
@@ -300,7 +300,8 @@ class Region:
                         yield one, name, [value]
             elif isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
                 call = one.value
-                if call_name(call) in _COUNTS and isinstance(call.func, ast.Attribute):
+                counts = call_name(call) in _COUNTS and not self._feeds(call)
+                if counts and isinstance(call.func, ast.Attribute):
                     yield one, script.dotted(call.func.value) or root_name(call.func), given(call)
                 known = script.called(call) is not None or script.file.names.called(call)
                 if isinstance(call.func, ast.Name) and not known:  # `stopper(accuracy)`
@@ -311,7 +312,11 @@ class Region:
             yield _Sink(at, values, name)
         feeding = self.feeding
         for one in self.statements:
-            if isinstance(one, ast.AugAssign) and _lists(one.value):
+            if (
+                isinstance(one, ast.AugAssign)
+                and _lists(one.value)
+                and self.script.dotted(one.target) not in feeding
+            ):
                 yield _Sink(one, elements(one.value) or [one.value])
             if (
                 isinstance(one, ast.Assign)
@@ -323,7 +328,8 @@ class Region:
             name = call_name(call)
             own = self.context.called(call) is not None or self.training.trains(call)
             steps = name == "step" and isinstance(call.func, ast.Attribute) and not own
-            if name in SHOWING | (_KEEPS - _COUNTS) or (steps and given(call)):
+            kept = name in SHOWING | (_KEEPS - _COUNTS) and not self._feeds(call)
+            if kept or (steps and given(call)):
                 yield _Sink(call, given(call))
         if isinstance(self.where, Function):
             for value in returned(self.where):
@@ -334,6 +340,11 @@ class Region:
     def feeding(self) -> set[str]:
         """The names of which losses are made."""
         return self.training.feeding(self.where, set(self.names))
+
+    def _feeds(self, call: ast.Call) -> bool:
+        """True of `losses.append(…)` of a list that a loss is made of: it keeps the graph."""
+        of = receiver(call) if call_name(call) in _KEEPS else None
+        return of is not None and self.script.dotted(of) in self.feeding
 
     def plan(self, node: ast.AST) -> Plan | None:
         """The parts of a value to put together, each with its call; None where it is rank 0's."""
@@ -479,7 +490,7 @@ class Region:
         end = self.script.span(self.where)[1]
         if self.loop is None:
             return
-        own = bound_in(walk(self.where)) & self.local - self.grown - set(self.names)
+        own = bound_in(walk(self.where)) & self.local - self.grown - self._whole
         for call in self.script.inside(self.script.scope(self.where).body, ast.Call, deep=False):
             if self.script.span(call)[0] < end or call_name(call) not in SHOWING:
                 continue
@@ -493,7 +504,12 @@ class Region:
     @property
     def of_part(self) -> set[str]:
         """Names that are of this rank's part behind the loop."""
-        return self.local - set(self.names) - (self._batch if self.loop is not None else set())
+        return self.local - self._whole - (self._batch if self.loop is not None else set())
+
+    @property
+    def _whole(self) -> set[str]:
+        """The losses that have the whole batch's value behind the loop: not of a graph kept."""
+        return {name for name, one in self.names.items() if one.whole}
 
     def returns(self) -> list[bool]:
         """Of the values that a step returns, which are of the whole batch, now."""
