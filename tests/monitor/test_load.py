@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rankup.monitor.newest import newest_steps
 
 from rankup.monitor import lines
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.load import load
+from rankup.monitor.newest import newest_steps
 from rankup.monitor.report.curves import curves
 
 from . import traces
