@@ -242,6 +242,11 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes, kept: Mapping[str, Any
             "no mask from Ampere on; in float32 and under --cp with a mask, at half of its speed, "
             "which is not measured"
         )
+    if options.optimizer == "muon":
+        notes.append(
+            "--optimizer muon is counted as adamw: with two states of each parameter, and without "
+            "the time to orthogonalise matrices"
+        )
     return Target(shape, (name, *args), options, tuple(notes))
 
 
