@@ -42,7 +42,7 @@ from .mesh import Mesh
 from .pipeline.cut import costs, cut, links
 from .pipeline.run import Pipeline, model_args, placement, samples
 from .pipeline.stage import StageModule, Ties, carve, copies, find_ties
-from .sharded import beside_blocks, blocks, has_statistics, shard
+from .sharded import beside_blocks, blocks, has_statistics, keep_norms, shard
 from .tensor.apply import apply, loss_context, plain
 from .tensor.plan import Plan, named, plan_of
 from .tensor.plan import check as check_plan
@@ -254,10 +254,12 @@ def split(
     # Torch 2.13 mixes up what a compiled block keeps for its backward where tensors are cut and
     # random states are among it; on GPUs these are no tensors, and all is well.
     keep_draws = bool(choices.compiled) and layout.tp > 1 and mesh.world.device.type == "cpu"
+    half = None if choices.half is None else getattr(torch, choices.half)
+    if half is not None:
+        keep_norms(model, choices.autocast)
     prepare(model, units, choices, built.uncompiled, keep_draws)
     if choices.compiled:
         _await_outputs(model, built.plan, units)
-    half = None if choices.half is None else getattr(torch, choices.half)
     exchanged = not layout.only_replicas and mesh.at_step.dp_replicate * layout.shard_size > 1
     if exchanged or half is not None or choices.offload:
         shard(

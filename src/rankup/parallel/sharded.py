@@ -136,10 +136,8 @@ def shard(
             root.register_forward_hook(_after_forward)
         for part in sharded_parts(root):
             _sum_gradients(part)
-        if half is not None:
-            _keep_norms(root, autocast)
-            if autocast:
-                _autocast(root, mesh.world.device.type, half)
+        if half is not None and autocast:
+            _autocast(root, mesh.world.device.type, half)
 
 
 def _after_forward(root: nn.Module, *_: Any) -> None:
@@ -176,13 +174,13 @@ def _autocast(root: nn.Module, device_type: str, half: torch.dtype) -> None:
     root.forward = chosen  # type: ignore[method-assign]
 
 
-def _keep_norms(root: nn.Module, autocast: bool) -> None:
-    """Let norms multiply in float32 where torch refuses weights of 16 bits.
+def keep_norms(model: nn.Module, autocast: bool) -> None:
+    """Let norms multiply in float32 where torch refuses weights of 16 bits; before they recompute.
 
     Batch norms always do, as their statistics are float32. With `autocast` others may be given
     float32, which on a GPU is the type that it computes them in, and on a CPU is refused.
     """
-    for module in root.modules():
+    for module in model.modules():
         if has_statistics(module):
             _compute_in_float(module, always=True)
         elif autocast and isinstance(module, _NormBase | nn.LayerNorm | nn.GroupNorm):
