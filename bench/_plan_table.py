@@ -259,7 +259,7 @@ def read(row: dict[str, str]) -> Row | None:
     if found := re.search(r"\d ?(M\b)|[Tt]ok", row.get("global_batch_seqs", "")):
         millions = 1e6 if found[1] else 1
         batch = max(1, round(figure(row["global_batch_seqs"]) * millions / shape.seq))
-    shard = data if zero >= 2 else 1
+    shard = data if zero >= 1 else 1
     hybrid = "hsdp" in text and zero == 3
     if hybrid:
         shard = min(data, machine.gpus_per_node)
@@ -334,9 +334,13 @@ def best_layout(row: dict[str, str], shape: Shape, told: Layout, machine: Machin
             continue
         if one.dp_shard > 1 and (row.get("zero_stage", "").strip() and told.zero < 3):
             continue
+        zero = one.zero or min(told.zero, 2)
+        shard = one.data if zero == 1 else one.dp_shard
         layout = replace(
             one,
-            zero=one.zero or min(told.zero, 2),
+            dp_replicate=one.data // shard,
+            dp_shard=shard,
+            zero=zero,
             sequence_parallel=one.tp > 1 and (habits.sequence_parallel or told.sequence_parallel),
             framework=told.framework,
         )

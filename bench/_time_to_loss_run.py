@@ -29,7 +29,7 @@ from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.recipes.text import TokenFile, open_tokens
 from rankup.runtime.world import setup
-from rankup.train import attempt, loop
+from rankup.train import loop
 
 WIDTH, HEADS, LAYERS, INNER = 128, 4, 2, 2048
 WINDOW, BATCH = 32, 128
@@ -158,7 +158,7 @@ def train_ours(text: Path, place: Path, run: dict[str, Any], tell: Callable[[Poi
     task = LanguageModel(options, text / TOKENS)
     world = setup()
     clock = Clock()
-    evaluate, step = attempt.evaluate, 0
+    evaluate, step = loop.evaluate, 0
 
     def watched(*args: Any) -> float | None:
         nonlocal step
@@ -172,7 +172,7 @@ def train_ours(text: Path, place: Path, run: dict[str, Any], tell: Callable[[Poi
         return loss
 
     place.mkdir(parents=True, exist_ok=True)
-    with mock.patch.object(attempt, "evaluate", watched):
+    with mock.patch.object(loop, "evaluate", watched):
         loop.train(task, options, world, place)
 
 

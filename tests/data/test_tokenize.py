@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -419,3 +420,27 @@ def test_the_template_of_the_tokenizer_stands_around_each_document(
     bare = Request(files, str(tmp_path / "bare"), str(pieces), workers=1, special_tokens=True)
     with pytest.raises(UserError, match="puts none around a text"):
         tokenize(bare)
+
+
+def test_a_template_that_begins_with_the_end_token_is_refused(tmp_path: Path, pieces: Path) -> None:
+    """OPT's does: each document would be parted from the next by two."""
+    own = tokenizers.Tokenizer.from_file(str(pieces))
+    special = [(END, own.token_to_id(END))]
+    template = tokenizers.processors.TemplateProcessing
+    own.post_processor = template(single=f"{END} $A", special_tokens=special)
+    own.save(str(tmp_path / "opt.json"))
+    (tmp_path / "in.txt").write_text("one text")
+    request = Request(
+        (str(tmp_path / "in.txt"),), str(tmp_path / "out"), str(tmp_path / "opt.json")
+    )
+    with pytest.raises(UserError, match=f"begins with {re.escape(END)}, which stands behind each"):
+        tokenize(replace(request, special_tokens=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_is_not_taken_for_the_part_of_a_structure(tmp_path: Path, pieces: Path) -> None:
+    table = pa.table({"a": [{"b": "within"}, {"b": "it"}], "a.b": ["one text", "two"]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    request = Request((str(tmp_path / "in.parquet"),), str(tmp_path / "out"), str(pieces))
+    got = made.Shards(tokenize(replace(request, field="a.b", workers=1)))[:].tolist()
+    assert got == expected(pieces, ["one text", "two"])

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rankup.monitor.live.state import Progress
 
 from rankup.monitor import lines
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.load import load
+from rankup.monitor.newest import newest_steps
 from rankup.monitor.report.curves import curves
 
 from . import traces
@@ -259,14 +259,13 @@ def test_names_of_a_script_are_no_lines_of_ours(tmp_path: Path) -> None:
         {"time": BEGIN + 21, "step": 20, "loss": 1.0},
         {"time": BEGIN + 22, "final": True, "step": 20, "valid_loss": None, "test_loss": 1.5},
     ]
-    live = Progress()
-    for record in own:
-        live.take(record)
-    assert (live.final, len(live.steps)) == (False, 20)
-    live.take(ours[-1])
-    assert live.final
-    text = "".join(json.dumps(record) + "\n" for record in [*own, *ours])
+    text = "".join(json.dumps(record) + "\n" for record in own)
     (tmp_path / "metrics.jsonl").write_text(text)
+    steps = newest_steps(tmp_path)
+    assert (steps.final, len(steps.losses)) == (False, 20)
+    text += "".join(json.dumps(record) + "\n" for record in ours)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert newest_steps(tmp_path).final
     recording = load(tmp_path, NOBODY)
     assert recording.steps.step.tolist() == [*range(21)]
     assert recording.steps.extra["checkpoint"][:20].tolist() == [k // 5 for k in range(20)]

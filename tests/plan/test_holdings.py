@@ -88,8 +88,9 @@ def test_stages_keep_their_layers_and_the_ends() -> None:
     ]
 
 
-def test_what_a_rank_keeps_is_what_the_memory_counts() -> None:
-    layout = Layout(8, "fsdp", dp_shard=8, zero=3, global_batch=64)
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_what_a_rank_keeps_is_what_the_memory_counts(zero: int) -> None:
+    layout = Layout(8, "fsdp", dp_shard=8, zero=zero, global_batch=64)
     found = _of(layout)
     row = next(line for line in lines(found) if line.endswith("30 layers, embedding, head"))
     gib = [f"{dict(found.memory)[part] / 2**30:.3g} GiB" for part in ("weights", "optimizer")]

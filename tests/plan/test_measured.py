@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from rankup.plan.estimate import estimate
 from rankup.plan.machine import machine
+from rankup.plan.machines import Site
+from rankup.plan.measured import at_pace
 from rankup.plan.target import Sizes, find
 from rankup.plan.words import layout_of
 from rankup.site import rundir
@@ -133,3 +136,48 @@ def test_a_run_that_is_not_there_is_said(rankup_here: RunRankup, run: Path) -> N
     assert done.returncode == 2
     assert "no run 'nowhere'" in done.stderr
     assert run.name in done.stderr
+
+
+def test_a_run_in_tf32_leaves_the_machine_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Path
+) -> None:
+    """The plan is of another run, which may multiply in float32."""
+    monkeypatch.chdir(tmp_path)
+    words = [*WORDS[:-1], "fp32", "--tf32"]
+    _rewritten(run, args=words)
+    site = Site("ours", machine("GH200", 4, 100e9))
+    target = find("language-model", words, Sizes())
+    assert target.recipe is not None
+    layout = layout_of(target.recipe, 4, target.recipe.layout(4, 4))
+    seconds = estimate(target.shape, layout, site.tf32().machine).seconds
+    (run / "metrics.jsonl").write_text(
+        "\n".join(json.dumps(_record(n, seconds)) for n in range(1, 41))
+    )
+    paced = at_pace(site, "last").machine
+    assert paced.pace == pytest.approx(1.0)
+    assert replace(paced, pace=None) == site.machine
+
+
+def test_a_model_whose_folder_is_gone_is_as_the_run_has_kept_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096}
+    config |= {"num_hidden_layers": 12, "num_attention_heads": 16, "vocab_size": 32000}
+    config |= {"max_position_embeddings": 1024, "rms_norm_eps": 1e-5}
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    words = ["--model", str(folder), *WORDS[8:]]
+    target = find("language-model", words, Sizes())
+    assert target.recipe is not None
+    layout = layout_of(target.recipe, 4, target.recipe.layout(4, 4))
+    site = Site("ours", machine("GH200", 4, 100e9))
+    seconds = estimate(target.shape, layout, site.machine).seconds
+    _rewritten(run, args=words, kept=target.recipe.kept)
+    (folder / "config.json").unlink()
+    mfu = 64 * 1024 * target.shape.train_flops() / (4 * 989e12) / seconds
+    (run / "metrics.jsonl").write_text(
+        "\n".join(json.dumps(_record(n, seconds, mfu=mfu)) for n in range(1, 41))
+    )
+    assert at_pace(site, "last").machine.pace == pytest.approx(1.0)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rankup.base.errors import UserError
+from rankup.parallel.layout import Layout as Mesh
 from rankup.plan.estimate import Estimate, estimate
 from rankup.plan.framework import FSDP
 from rankup.plan.layout import Layout
@@ -205,6 +206,27 @@ def test_every_second_layer_recomputes_half() -> None:
         sum(t.seconds for t in found.terms if t.name == "recomputation") for found in (half, full)
     ]
     assert again[0] == pytest.approx(again[1] / 2)
+
+
+def test_of_an_odd_number_of_layers_the_larger_half_keeps_all() -> None:
+    six = replace(LLAMA_7B, layers=6, vocab=64)  # so that the first stage needs most
+    layouts = (
+        Layout(2, pp=2, global_batch=8, recompute=how) for how in ("none", "selective:2", "full")
+    )
+    found = (estimate(six, layout, MACHINES["A100-80GB"]) for layout in layouts)
+    none, half, full = (dict(one.memory)["activations"] for one in found)
+    in_flight, layers = 2, 3  # of the first stage, which keeps most
+    whole = none / in_flight / layers
+    inputs = (full - whole) / (in_flight * layers - 1)  # beside a layer that is computed again
+    assert half == pytest.approx(in_flight * (2 * whole + inputs) + whole - inputs)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_copies_of_shared_sequences_shard_over_their_own_ranks(zero: int) -> None:
+    layout = Layout(16, dp_replicate=8, cp=2, zero=zero, global_batch=64)
+    assert layout.shards == Mesh(dp_replicate=8, cp=2).shard_size == 2
+    found = dict(estimate(LLAMA_7B, layout, MACHINES["H100-80GB"]).memory)
+    assert found["weights"] == 4 * LLAMA_7B.parameters() / 2
 
 
 def test_the_search_adds_gradients_up_once_only_where_that_spares_something() -> None:

@@ -418,3 +418,16 @@ def test_a_mask_takes_time_and_memory_where_there_is_one() -> None:
         more = dict(other.memory)["activations"] - dict(one.memory)["activations"]
         assert more == pytest.approx(masks)
         assert (other.seconds > one.seconds) == (size > 0)
+
+
+_MUON = ["--optimizer", "muon"]
+
+
+def test_muon_is_said_to_be_counted_as_adamw() -> None:
+    words = ["--vocab", "byte"]
+    plain, muon = (find("language-model", [*words, *more], Sizes()) for more in ([], _MUON))
+    assert muon.shape == plain.shape
+    assert [note for note in muon.notes if note not in plain.notes] == [
+        "--optimizer muon is counted as adamw: with two states of each parameter, and without the "
+        "time to orthogonalise matrices"
+    ]

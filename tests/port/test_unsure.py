@@ -55,8 +55,8 @@ def _ported(folder: Path, text: str, **changes: str) -> Ported:
 # What is put in at a comment, and what is said of that; each column is one script.
 SAID = {
     "in_each_epoch": [
-        ("net[0].requires_grad_(True)", "unfrozen behind rankup.wrap"),
-        ("for p in net.parameters():\n        p.requires_grad = True", "unfrozen behind"),
+        ("net[0].requires_grad_(True)", ""),
+        ("for p in net.parameters():\n        p.requires_grad = True", ""),
         ("pass", ""),
     ],
     "after_each_step": [
@@ -282,14 +282,7 @@ PASSED_OVER = {
             "keep = sorted(data, key=lambda one: os.urandom(4))",
         )
     ],
-    "each rank draws other noise": [
-        ("optimizer.step()", f"for p in net.parameters():\n            {noise}")
-        for noise in ("p.grad.add_(torch.randn_like(p))", "p.data.add_(torch.empty(2).normal_())")
-    ],
     "has lazy layers": [("torch.nn.Linear(4, 2)", "torch.nn.LazyLinear(2)")],
-    "this hook sees the gradient": [
-        ("began =", "for p in net.parameters():\n    p.register_hook(lambda g: g.sign())\nbegan ="),
-    ],
     "": [
         ("optimizer.step()", "for p in net.parameters():\n            p.grad.mul_(0.5)"),
         ("began =", "np.random.default_rng(secrets.randbits(64)).shuffle(data)\nbegan ="),

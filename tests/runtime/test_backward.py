@@ -226,10 +226,11 @@ def _nothing_differs(optimizer: Any, step: int, world: World, _: int) -> None:
 
 def test_ranks_whose_learning_rates_came_to_differ_end(ranks: RankPool) -> None:
     found = ranks.run(3, _parted, _rate_falls)
-    # Behind step 3, so in the all-reduce of step 4, which is read where step 5 begins.
-    assert [step for step, _ in found] == [5, 5, 5]
+    # It is set behind step 3 and step 4 is taken with it, so that it is in the all-reduce of
+    # step 5, which is read where step 6 begins.
+    assert [step for step, _ in found] == [6, 6, 6]
     for _, text in found:
-        assert "since backward 5, behind optimizer step 4, the ranks differ" in text
+        assert "since backward 6, at optimizer step 5, the ranks differ" in text
         assert "the learning rate (0.1 on rank 0, 2; 0.01 on rank 1)" in text
         assert "scheduler.step(rankup.broadcast(metric))" in text
 

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -260,3 +262,20 @@ def test_without_a_run_directory_the_marker_is_named_after_the_job(
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     assert ask_for_next_attempt() == Path("requeue.42")
     assert [path.name for path in tmp_path.iterdir()] == ["requeue.42"]
+
+
+def test_the_second_signal_that_ends_a_run_ends_the_process() -> None:
+    """That of the same second is the first one's, handed on."""
+    program = (
+        "import os, signal, time\n"
+        "clock = [100.0]\n"
+        "time.monotonic = lambda: clock[0]\n"
+        "from rankup.runtime.deadline import END, Deadline\n"
+        "deadline = Deadline()\n"
+        "for clock[0] in (100.0, 100.1, 100.2, 103.0):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM if clock[0] > 100.0 else signal.SIGUSR1)\n"
+        "    print(clock[0], deadline.wish == END, flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert done.stdout == "100.0 False\n100.1 True\n100.2 True\n"

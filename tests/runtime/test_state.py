@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import SGD, AdamW
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from rankup.runtime.save import load_full_model, save_full_model
 from rankup.runtime.sharded import load_sharded_model, save_sharded_model
@@ -58,38 +62,83 @@ def test_a_refused_load_leaves_the_optimizer(tmp_path: Path, kind: str, other: s
         assert torch.equal(parameter.grad, torch.ones_like(parameter))  # type: ignore[arg-type]
 
 
-class Scarce(SGD):
-    """SGD that may lack memory."""
+class Decaying(SGD):
+    """It shrinks what it trains at each step, whatever the learning rate, and may lack memory."""
 
     full = False
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
         if self.full:
             raise torch.OutOfMemoryError("no memory for the momentum")
-        super().step(closure)
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            for parameter in group["params"]:
+                parameter.mul_(0.5)
+        super().step()
 
 
 @pytest.mark.parametrize("kind", ["full", "sharded"])
-def test_a_refused_load_leaves_an_optimizer_without_state(tmp_path: Path, kind: str) -> None:
-    """Torch allocates what is compared by a step at a rate of zero: it goes again."""
+@pytest.mark.parametrize("same", [True, False])
+def test_a_load_takes_no_step(tmp_path: Path, kind: str, same: bool) -> None:
+    """What it allocates is all that it shows of one, also where the file is of another."""
     save = save_full_model if kind == "full" else save_sharded_model
     load = load_full_model if kind == "full" else load_sharded_model
-    theirs = alone(AdamW)
+    theirs = alone(Decaying, momentum=0.9) if same else alone(AdamW)
     advance(theirs, range(1))
     save(theirs.model, tmp_path / "saved", theirs.optimizer)
-    ours = alone(SGD, momentum=0.9)
+    ours, steps = alone(Decaying, seed=1, momentum=0.9), list[object]()
+    ours.optimizer.register_step_post_hook(lambda *args: steps.append(args))
+    ours.optimizer.register_step_pre_hook(lambda *args: steps.append(args))
+    schedule = torch.optim.lr_scheduler.StepLR(ours.optimizer, 1)
+    everywhere = [
+        register_optimizer_step_pre_hook(lambda *args: steps.append(args)),
+        register_optimizer_step_post_hook(lambda *args: steps.append(args)),
+    ]
     before = copy.deepcopy(ours.model.state_dict())
     groups = copy.deepcopy(ours.optimizer.state_dict()["param_groups"])
-    with pytest.raises(ValueError, match="of another optimizer"):
-        load(ours.model, tmp_path / "saved", ours.optimizer)
-    assert_equal(ours.model.state_dict(), before)
-    assert not ours.optimizer.state
-    assert ours.optimizer.state_dict()["param_groups"] == groups
-    assert all(parameter.grad is None for parameter in ours.model.parameters())
+    try:
+        if same:
+            load(ours.model, tmp_path / "saved", ours.optimizer)
+        else:
+            with pytest.raises(ValueError, match="of another optimizer"):
+                load(ours.model, tmp_path / "saved", ours.optimizer)
+        assert not steps
+        assert all(parameter.grad is None for parameter in ours.model.parameters())
+        if same:
+            assert_equal(ours.model.state_dict(), theirs.model.state_dict())
+            states = ours.optimizer.state.values(), theirs.optimizer.state.values()
+            for entries, saved in zip(*states, strict=True):
+                assert_equal(entries, saved)
+        else:
+            assert_equal(ours.model.state_dict(), before)
+            assert not ours.optimizer.state
+            assert ours.optimizer.state_dict()["param_groups"] == groups
+        ours.optimizer.step()
+        assert steps, "the hooks are there again"
+        schedule.step()
+    finally:
+        for hook in everywhere:
+            hook.remove()
+
+
+@pytest.mark.parametrize("kind", ["full", "sharded"])
+def test_the_state_of_sparse_gradients_is_loaded(tmp_path: Path, kind: str) -> None:
+    save = save_full_model if kind == "full" else save_sharded_model
+    load = load_full_model if kind == "full" else load_sharded_model
+    models = [torch.nn.Embedding(5, 3, sparse=True) for _ in range(2)]
+    theirs, ours = (torch.optim.SparseAdam(model.parameters()) for model in models)
+    models[0](torch.tensor([1, 2])).sum().backward()
+    theirs.step()
+    save(models[0], tmp_path / "saved", theirs)
+    load(models[1], tmp_path / "saved", ours)
+    [here], [there] = ours.state.values(), theirs.state.values()
+    assert here["step"] == there["step"] == 1
+    assert torch.equal(here["exp_avg"], there["exp_avg"])
 
 
 def _without_memory(world: World, folder: Path, kind: str) -> str:
-    split = alone(Scarce, momentum=0.9)
+    split = alone(Decaying, momentum=0.9)
     advance(split, range(1))
     saver = Saver(folder / "checkpoints", 1, asynchronous=False)
     if kind == "full":
@@ -99,8 +148,8 @@ def _without_memory(world: World, folder: Path, kind: str) -> str:
     else:
         saver.save(split.model, split.optimizer, Saved(Place(1), {}, None))
         assert saver.wait() == ""
-    fresh = alone(Scarce, momentum=0.9)
-    Scarce.full = world.rank == 1
+    fresh = alone(Decaying, momentum=0.9)
+    Decaying.full = world.rank == 1
     try:
         if kind == "full":
             load_full_model(fresh.model, folder / "full", fresh.optimizer)
@@ -111,7 +160,7 @@ def _without_memory(world: World, folder: Path, kind: str) -> str:
     except RuntimeError as error:
         return str(error)
     finally:
-        Scarce.full = False
+        Decaying.full = False
     return ""
 
 

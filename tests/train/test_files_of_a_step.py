@@ -79,7 +79,8 @@ def _train(world: World, directory: Path, words: list[str]) -> tuple[list[str], 
     ):
         report = train_text(world, directory, options, directory / TOKENS)
     assert report.error == ""
-    return sorted(step.files), sorted(save.files)
+    # A step has no `rankup.backward`, whose watch of optimizers another test may have left.
+    return sorted(step.files - {"runtime/agreement.py"}), sorted(save.files)
 
 
 @pytest.mark.parametrize(

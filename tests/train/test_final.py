@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from rankup.runtime.world import World
 from rankup.site import rundir
+from rankup.train import final
 from rankup.train.options import TrainOptions
 from tests.parallel.tasks import SmallLM
 from tests.pool import RankPool
@@ -63,3 +66,40 @@ def test_where_it_cannot_be_written_the_old_stays(ranks: RankPool, tmp_path: Pat
     for report in ranks.run(2, _train, tmp_path, "fsdp"):
         assert "has no model-final; make room" in report.error
     assert folder.read_text() == "in the way"
+
+
+def test_the_other_form_of_an_older_step_goes(ranks: RankPool, tmp_path: Path) -> None:
+    """A run that goes on in another layout: readers would not know which of two counts."""
+    for strategy, name in (
+        ("fsdp", "model-final"),
+        (None, "model-final.pt"),
+        ("tp", "model-final"),
+    ):
+        for report in ranks.run(2, _train, tmp_path, strategy, (tmp_path / "checkpoints").exists()):
+            assert report.error == ""
+        assert [path.name for path in tmp_path.glob("model-final*")] == [name]
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_an_error_leaves_what_the_index_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    net, folder = torch.nn.Linear(2, 2), tmp_path / "model-final"
+    mesh = SimpleNamespace(apart=False, dp_replicate=0)
+    built: Any = SimpleNamespace(model=net, copies={}, whole=net, mesh=mesh)
+    final._write_shards(built, folder)
+    real = final.write_atomic
+
+    def fail(path: Path, text: str) -> None:
+        if when == "behind":
+            real(path, text)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(final, "write_atomic", fail)
+    before = (folder / INDEX).read_text()
+    with pytest.raises(OSError, match="Input/output"):
+        final._write_shards(built, folder)
+    assert ((folder / INDEX).read_text() != before) == (when == "behind")
+    named = {*json.loads((folder / INDEX).read_text())["weight_map"].values()}
+    assert named <= {path.name for path in folder.iterdir()}
+    assert len([*folder.glob("*.safetensors")]) == (2 if when == "behind" else 1)

@@ -126,6 +126,8 @@ def test_bad_input_is_named(words: str, said: str) -> None:
     [
         ("--strategy fsdp --compress powersgd", "or give --compress bf16"),
         ("--strategy diloco --compress bf16", "whole and seldom"),
+        ("--pp 2 --compress bf16", "--compress bf16 does not go with --pp 2"),
+        ("--pp 2 --compress powersgd", "--compress powersgd:4 does not go with --pp 2"),
     ],
 )
 def test_what_does_not_go_together_is_named(words: str, said: str) -> None:

@@ -93,6 +93,7 @@ class Built:
         partial: parameters whose gradients the tensor axis adds up behind the last backward.
         draws_apart: what random draws of this rank depend on beside the micro-batch.
         zero: as of `Choices`; 1 where each rank holds its part of the model whole.
+        every_micro_batch: gradients are exchanged in each: they go in bf16, and sums stay float32.
         sum_of_gradients: what makes a sum of what the exchange computes; DDP takes a mean.
     """
 
@@ -107,6 +108,7 @@ class Built:
     partial: set[str] = field(default_factory=set)
     draws_apart: tuple[int | str, ...] = ()
     zero: int = 3
+    every_micro_batch: bool = False
     sum_of_gradients: int = 1
     uncompiled: set[str] = field(default_factory=set)
 
@@ -136,18 +138,20 @@ class Built:
         """Around a micro-batch: replicas exchange gradients in the backward of the last one alone.
 
         Sharded ones are shared out in each, since what is not would lie on every rank whole, unless
-        `zero` has it so.
+        `zero` has it so. What goes in bf16 is exchanged in each, too: FSDP adds up what waits in
+        the type that it sends, and would round each sum.
         """
         if isinstance(self.replica, DistributedDataParallel):
             return contextlib.nullcontext() if last else self.replica.no_sync()
         if isinstance(self.replica, FSDPModule):
             if self.zero <= 2:
                 self.replica.set_reshard_after_backward(last)
+            now = last or self.every_micro_batch
             if self.zero == 1:
-                self.replica.set_requires_gradient_sync(last)
+                self.replica.set_requires_gradient_sync(now)
             elif self.mesh.at_step.dp_replicate > 1:
                 # Between copies the parts can wait until the last: they add up where they are.
-                self.replica.set_requires_all_reduce(last)
+                self.replica.set_requires_all_reduce(now)
         return contextlib.nullcontext()
 
     def computing(self) -> contextlib.AbstractContextManager[Any]:
@@ -260,8 +264,9 @@ def split(
     prepare(model, units, choices, built.uncompiled, keep_draws)
     if choices.compiled:
         _await_outputs(model, built.plan, units)
-    exchanged = not layout.only_replicas and mesh.at_step.dp_replicate * layout.shard_size > 1
-    if exchanged or half is not None or choices.offload:
+    several = mesh.at_step.dp_replicate * layout.shard_size > 1
+    built.every_micro_batch = several and bool(choices.compression)
+    if (several and not layout.only_replicas) or half is not None or choices.offload:
         shard(
             roots,
             units,
@@ -269,7 +274,7 @@ def split(
             mesh,
             half=half,
             autocast=choices.autocast,
-            sums=torch.bfloat16 if choices.compression else torch.float32,
+            sums=torch.bfloat16 if built.every_micro_batch else torch.float32,
             offload=choices.offload,
             reshard=built.zero == 3,
         )

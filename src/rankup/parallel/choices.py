@@ -122,6 +122,13 @@ def check(
             f"{compress} is of gradients, and under {spell('strategy', strategy)} copies send what "
             f"they have learned, whole and seldom; leave one of them away"
         )
+    several = layout.dp_replicate * layout.shard_size > 1
+    if layout.pp > 1 and several:
+        raise UserError(
+            f"{compress} does not go with {spell('pp', layout.pp)}: torch adds the gradients of "
+            "all micro-batches of a pipeline up before it sends them, and would do so in the type "
+            "that it sends; leave it out"
+        )
     if choices.compression.kind == "powersgd" and (choices.half or not layout.only_replicas):
         raise UserError(
             f"{compress} is for whole gradients in float32, those of ddp; leave it out, or give "

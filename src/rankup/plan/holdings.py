@@ -99,15 +99,15 @@ def _groups(layout: Layout) -> Iterator[str]:
 def _stages(shape: Shape, layout: Layout) -> Iterator[list[str]]:
     """What a rank keeps of its stage; of a pipeline first, middle and last ones."""
     yield ["stage", "parameters", "weights", "gradients", "optimizer", "of"]
-    layers = stage_layers(layout, shape.layers)
+    layers, framework = stage_layers(layout, shape.layers), FRAMEWORKS[layout.framework]
     held = f"{layers} of {shape.layers} layers" if layout.pp > 1 else f"{layers} layers"
     middle = ["1" if layout.pp == 3 else f"1-{layout.pp - 2}"] if layout.pp > 2 else []
     names = ["0", *middle, *([str(layout.pp - 1)] if layout.pp > 1 else [])]
     for name, stage in zip(names, sorted({0, min(1, layout.pp - 1), layout.pp - 1}), strict=True):
         parameters, trained = stage_parameters(shape, layout, stage)
-        sizes = states(layout, FRAMEWORKS[layout.framework], parameters, trained)
+        sizes = states(layout, framework, parameters, trained)
         ends = ["embedding"] * (stage == 0) + ["head"] * (stage == layout.pp - 1)
-        shared = layout.shards if layout.zero >= 2 else 1
+        shared = layout.shards if layout.zero >= framework.shards_weights else 1
         yield [
             name,
             number(parameters / shared),

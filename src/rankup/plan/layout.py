@@ -60,7 +60,7 @@ class Layout:
     @property
     def shards(self) -> int:
         """Ranks over which ZeRO or FSDP shards."""
-        return self.cp * (self.data if self.dp_shard == 1 and self.zero < 2 else self.dp_shard)
+        return self.cp * self.dp_shard
 
     @property
     def value_bytes(self) -> float:

@@ -12,6 +12,7 @@ from ..base.amounts import duration, words
 from ..base.errors import UserError
 from ..site import config, rundir
 from .estimate import estimate
+from .machine import Machine
 from .machines import Site
 from .target import RECIPE, Sizes, find
 from .words import layout_of, layout_text
@@ -53,18 +54,18 @@ def at_pace(site: Site, run: str) -> Site:
             f"the first {_WARM_UP}, and {_FEWEST} are needed; let it go on, or give another run"
         )
     layout = layout_of(options, gpus, options.layout(gpus, per_node))
-    site = site.tf32() if options.tf32 else site
-    shape = find(RECIPE, job.args, Sizes()).shape
-    predicted = estimate(shape, layout, site.machine)
+    machine = (site.tf32() if options.tf32 else site).machine  # the plan may be for a run without
+    shape = find(RECIPE, job.args, Sizes(), job.kept).shape
+    predicted = estimate(shape, layout, machine)
     flops = layout.global_batch * shape.seq * shape.train_flops() / gpus
-    _refuse_other_machine(run, steps, flops / site.machine.peak_flops, site)
+    _refuse_other_machine(run, steps, flops / machine.peak_flops, machine)
     waited = median(float(step["data_wait"]) for step in steps)
     seconds = median(step["seconds"] * (1 - step["data_wait"]) for step in steps)
     pace = seconds / predicted.seconds
     if not 1 / _ANOTHER < pace < _ANOTHER:
         raise UserError(
             f"--measured {run} took {duration(seconds)} per step, {pace:.3g} times what is "
-            f"predicted for {gpus} x {site.machine.gpu}: it was on another machine, or something "
+            f"predicted for {gpus} x {machine.gpu}: it was on another machine, or something "
             "else held it up (`rankup report` says what); name its machine with --gpu or --site"
         )
     of_data = f", {waited:.0%} more waiting for data" if waited > _WAITED else ""
@@ -73,8 +74,7 @@ def at_pace(site: Site, run: str) -> Site:
         f"({layout_text(layout)}; median of {len(steps)} steps{of_data}), {pace:.3g} times what "
         "the constants give: all times are multiplied by that"
     )
-    machine = replace(site.machine, pace=pace)
-    return replace(site, machine=machine, notes=(*site.notes, note))
+    return replace(site, machine=replace(site.machine, pace=pace), notes=(*site.notes, note))
 
 
 def _steps(path: Path, began: float) -> list[dict[str, Any]]:
@@ -93,22 +93,24 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9
 
 
-def _refuse_other_machine(run: str, steps: list[dict[str, Any]], busy: float, site: Site) -> None:
+def _refuse_other_machine(
+    run: str, steps: list[dict[str, Any]], busy: float, machine: Machine
+) -> None:
     """UserError where the run's own utilisation is of GPUs of another peak.
 
     Args:
         busy: seconds of a step in which the machine's GPUs would compute it at their peak.
     """
     shares = [step["mfu"] * step["seconds"] for step in steps if _is_number(step.get("mfu"))]
-    gpu = site.machine.gpu
+    gpu = machine.gpu
     if not shares:
         raise UserError(
             f"--measured {run} was on no GPU that rankup knows (it notes no MFU), and the plan is "
             f"for {gpu}; give a run on that machine"
         )
     if not 1 / 1.5 < median(shares) / busy < 1.5:  # a frozen weight counts a third less there
-        peak = site.machine.peak_flops * busy / median(shares)
+        peak = machine.peak_flops * busy / median(shares)
         raise UserError(
             f"--measured {run} was on GPUs of {peak / 1e12:.0f} TFLOP/s, and {gpu} has "
-            f"{site.machine.peak_flops / 1e12:.0f}; name the run's machine with --gpu or --site"
+            f"{machine.peak_flops / 1e12:.0f}; name the run's machine with --gpu or --site"
         )

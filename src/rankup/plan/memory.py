@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from . import counted
@@ -29,9 +30,6 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
     """
     tokens, t, h = layout.micro_batch * shape.seq / layout.cp, layout.tp, shape.hidden
     split = t if layout.sequence_parallel else 1
-    if layout.recompute == "selective:2":  # every second layer keeps all, the others their input
-        halves = (replace(layout, recompute=how) for how in ("none", "full"))
-        return sum(activations(shape, half, framework) for half in halves) / 2
     if layout.recompute == "full":
         return layout.value_bytes * tokens * h / split
     if framework is not None and framework.recipe:
@@ -51,6 +49,20 @@ def activations(shape: Shape, layout: Layout, framework: Framework | None = None
         total += 5.0 * shape.heads * shape.seq * tokens / t
     total += _attended(shape, layout, framework)
     return total * layout.value_bytes / 2  # the published ones are of half precision
+
+
+def _of_layers(shape: Shape, layout: Layout, framework: Framework) -> float:
+    """Return the bytes that the layers of a rank keep of one micro-batch."""
+    layers = stage_layers(layout, shape.layers)
+    if layout.recompute != "selective:2":
+        return layers * activations(shape, layout, framework)
+    # The model's first layer keeps all, the second its input, and so on: of an odd number in a
+    # stage the larger half, where the stage begins with one that keeps all.
+    whole = math.ceil(layers / layout.interleave / 2) * layout.interleave
+    every, inputs = (
+        activations(shape, replace(layout, recompute=how), framework) for how in ("none", "full")
+    )
+    return whole * every + (layers - whole) * inputs
 
 
 def _attended(shape: Shape, layout: Layout, framework: Framework | None) -> float:
@@ -125,11 +137,10 @@ def memory(shape: Shape, layout: Layout, framework: Framework) -> Parts:
 
 
 def _stage(shape: Shape, layout: Layout, framework: Framework, stage: int) -> Parts:
-    layers = stage_layers(layout, shape.layers)
     tokens = layout.micro_batch * shape.seq / layout.cp
     parameters, trained = stage_parameters(shape, layout, stage)
     weights, gradients, optimizer = states(layout, framework, parameters, trained)
-    kept_bytes = layers * kept(layout, stage) * activations(shape, layout, framework)
+    kept_bytes = kept(layout, stage) * _of_layers(shape, layout, framework)
     kept_bytes *= 1 - shape.still
     if layout.recompute != "none":  # the layer that is being computed again has all of its own
         whole = activations(shape, replace(layout, recompute="none"), framework)

@@ -130,8 +130,13 @@ class Target:
         return any(word.partition("=")[0] == option for word in self.words)
 
 
-def find(target: str | None, args: Sequence[str], sizes: Sizes) -> Target:
+def find(
+    target: str | None, args: Sequence[str], sizes: Sizes, kept: Mapping[str, Any] | None = None
+) -> Target:
     """Return the model that TARGET, the words behind it and sizes by flags mean.
+
+    Args:
+        kept: `Job.kept` of a run of the recipe that has begun.
 
     Raises:
         UserError: it is not known, cannot be read, or has sizes that do not go together.
@@ -141,7 +146,7 @@ def find(target: str | None, args: Sequence[str], sizes: Sizes) -> Target:
     if target.startswith("-"):
         raise UserError(f"{target}: no option of `rankup plan`; see rankup plan --help")
     if target in recipes.RECIPES:
-        return _recipe(target, args, sizes)
+        return _recipe(target, args, sizes, kept)
     if not Path(target).exists():
         gone.refuse(target)
     if args:
@@ -196,8 +201,8 @@ def _by_flags(sizes: Sizes) -> Target:
     return Target(shape, notes=tuple(notes))
 
 
-def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
-    options = recipes.find(name).parse(args)
+def _recipe(name: str, args: Sequence[str], sizes: Sizes, kept: Mapping[str, Any] | None) -> Target:
+    options = recipes.find(name).parse(args, kept)
     if given := sizes.given():
         raise UserError(
             f"{_flag(next(iter(given)))} is no option of {name}; its sizes are "
@@ -236,6 +241,11 @@ def _recipe(name: str, args: Sequence[str], sizes: Sizes) -> Target:
             "--documents mask: counted as if documents were joined, for which FlashAttention takes "
             "no mask from Ampere on; in float32 and under --cp with a mask, at half of its speed, "
             "which is not measured"
+        )
+    if options.optimizer == "muon":
+        notes.append(
+            "--optimizer muon is counted as adamw: with two states of each parameter, and without "
+            "the time to orthogonalise matrices"
         )
     return Target(shape, (name, *args), options, tuple(notes))
 

@@ -1,10 +1,10 @@
 """Whether the ranks still do the same: steps taken, and learning rates.
 
 A rank whose plateau has come earlier than the others' trains on with another learning rate, and
-nothing says so. What a rank has of both goes with the small all-reduce of each backward as one
-number, beside its square: where the ranks' numbers are equal, and only there, the sum of the
-squares times the ranks is the square of the sum. The sums are read when the next backward begins,
-so that no host waits for its GPU.
+nothing says so. What a rank has had of both at its last step goes with the small all-reduce of each
+backward as one number, beside its square: where the ranks' numbers are equal, and only there, the
+sum of the squares times the ranks is the square of the sum. The sums are read when the next
+backward begins, so that no host waits for its GPU.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Agreement:
         # Of the optimizers seen so far, whether they count.
         self._counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool]
         self._counts = weakref.WeakKeyDictionary()
-        # Those that have stepped since the last backward, in this order: when Python collects one
-        # that is no longer used, each rank decides by itself.
-        self._stepped: dict[torch.optim.Optimizer, None] = {}
+        # The rates of those that have stepped since the last backward, in this order; they stay
+        # when Python collects one that is no longer used: when, each rank decides by itself.
+        self._stepped: dict[weakref.ref[torch.optim.Optimizer], tuple[float, ...]] = {}
         self._state: State = (0, ())
         # What came of the last backward's all-reduce, and what this rank had put into it.
         self._sent: tuple[torch.Tensor, torch.cuda.Event | None, State] | None = None
@@ -52,7 +52,7 @@ class Agreement:
         """
         self._compare()
         self._backwards += 1
-        self._state = (self._steps, tuple(_rates(optimizer) for optimizer in self._stepped))
+        self._state = (self._steps, tuple(self._stepped.values()))
         self._stepped.clear()
         digest = hashlib.blake2b(repr(self._state).encode(), digest_size=4).digest()
         mark = int.from_bytes(digest, "little") >> (32 - _BITS)
@@ -77,7 +77,7 @@ class Agreement:
             self._counts[optimizer] = _trains_wrapped(optimizer)
         if self._counts[optimizer]:
             self._steps += 1
-            self._stepped[optimizer] = None
+            self._stepped[weakref.ref(optimizer)] = _rates(optimizer)
 
     def _compare(self) -> None:
         sent, self._sent = self._sent, None
@@ -139,19 +139,21 @@ def _difference(states: Sequence[State], backward: int) -> str:
     steps = [steps for steps, _ in states]
     rates = [", ".join(f"{r!r}" for group in groups for r in group) for _, groups in states]
     if len({*steps}) > 1:
+        where = "behind"
         what = f"the number of optimizer steps ({_by_rank([str(number) for number in steps])})"
         remedy = (
             "Some ranks have left out a step that others have taken: let all decide by one value, "
             "as in `if rankup.broadcast(skip): continue`"
         )
     else:
+        where = "at"  # the rates are those of the last step
         what = f"the learning rate ({_by_rank(rates)})"
         remedy = (
             "A number that each rank has by itself has set it: give all ranks one, as in "
             "`scheduler.step(rankup.broadcast(metric))`"
         )
     return (
-        f"backward: since backward {backward}, behind optimizer step {min(steps)}, the ranks "
+        f"backward: since backward {backward}, {where} optimizer step {min(steps)}, the ranks "
         f"differ in {what}. {remedy}; and go on from a checkpoint of before"
     )
 

@@ -31,6 +31,8 @@ from .world import is_root_process, several
 # What a rank may wish for, so that a sum over ranks still tells the two apart.
 GO_ON = 1.0  # stop, and go on in a next attempt
 END = float(1 << 20)  # stop; somebody ended the run
+# Seconds in which a second signal is the first one's: Slurm and torchrun both hand one on.
+_ONE_WISH = 1.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by which a run is ended
 
 
@@ -47,6 +49,7 @@ class Deadline:
     The end comes from `RANKUP_END_TIME` (seconds since 1970, exported by rankup's job script), else
     from Slurm; outside a job there is none. SIGUSR1 brings it forward to now, and so does SIGTERM,
     by which `scancel` and `rankup cancel` end a run: no next attempt follows then.
+    SIGTERM once more, a second later or more, ends the process at once.
 
     Args:
         margin: seconds before the end at which to stop; by default twice the longest save and step
@@ -83,6 +86,7 @@ class Deadline:
         self._calls = 0
         self._pending: tuple[torch.Tensor, dist.Work | None] | None = None
         self._wish = self._agreed = 0.0
+        self._asked = math.inf  # when somebody ended the run
         self._pid = os.getpid()
         if threading.current_thread() is threading.main_thread():
             for number in signals:
@@ -170,9 +174,10 @@ class Deadline:
             self._wish = self._wish or GO_ON
 
     def _wish_to_end(self, number: int, frame: object) -> None:
-        if os.getpid() == self._pid:
-            self._wish = END
-        else:  # a process that this one has forked ends, as it would without a handler
+        now = time.monotonic()
+        if os.getpid() == self._pid and now < self._asked + _ONE_WISH:
+            self._asked, self._wish = min(self._asked, now), END
+        else:  # asked again; or forked by this process. It ends, as it would without a handler
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

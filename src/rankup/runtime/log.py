@@ -32,7 +32,7 @@ def print0(*values: Any, **options: Any) -> None:
 def print_once(message: str) -> None:
     """Print a note on rank 0's standard error, each message once in a process.
 
-    `quiet(notices=False)` or `RANKUPNOTICES=0` leaves it unsaid.
+    `quiet(notices=False)` or `RANKUP_NOTICES=0` leaves it unsaid.
     """
     if os.environ.get(NOTICES) != "0" and is_root_process() and message not in _PRINTED:
         _PRINTED.add(message)
@@ -87,7 +87,7 @@ def quiet(notices: bool = True) -> None:
 
     Args:
         notices: rank 0 says once what rankup has noticed in the run, such as the parts of a batch
-            that batch norm sees; False leaves that unsaid, as does `RANKUPNOTICES=0`.
+            that batch norm sees; False leaves that unsaid, as does `RANKUP_NOTICES=0`.
     """
     if not notices:
         os.environ[NOTICES] = "0"  # data workers inherit it

@@ -123,6 +123,13 @@ class RandomStreams:
         if token not in self._open:
             return
         self._open.discard(token)
+        if together:
+            others = [False] * dist.get_world_size()
+            dist.all_gather_object(others, bool(self._open))
+            if not all(
+                others
+            ):  # left early, and each rank's Python collects it at a time of its own
+                self._open.clear()
         if self._open or self._common is None:
             return
         self._own = capture()

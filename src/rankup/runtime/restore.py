@@ -21,10 +21,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.optim import optimizer as of_torch
 
 from .checkpoint import HASH, MARKER, MODEL, OPTIMIZER, Marker, cause, hash_of_text, without_group
-from .model import unwrap
 from .state import (
     DamagedError,
     NamedTensors,
@@ -166,7 +165,7 @@ def allocated(
 ) -> Iterator[NamedTensors]:
     """Give the optimizer all the state that it will ever have, for a file to be read into.
 
-    Torch allocates it by a step on gradients of zeros at a rate of zero. Where the block fails,
+    A step on gradients of zeros allocates it, of which nothing else stays. Where the block fails,
     here or on another rank, the optimizer has what it had before. Collective.
 
     Raises:
@@ -174,16 +173,14 @@ def allocated(
     """
     before = dict(optimizer.state)
     try:
-        yield everywhere(partial(_allocate, optimizer, model, held))
+        yield everywhere(partial(_allocate, optimizer, held))
     except BaseException:
         optimizer.state.clear()
         optimizer.state.update(before)
         raise
 
 
-def _allocate(
-    optimizer: torch.optim.Optimizer, model: nn.Module, held: NamedTensors
-) -> NamedTensors:
+def _allocate(optimizer: torch.optim.Optimizer, held: NamedTensors) -> NamedTensors:
     of_optimizer(optimizer, held)  # refuses parameters of another model
     kind = type(optimizer)
     if any(
@@ -195,24 +192,60 @@ def _allocate(
             f"{kind.__name__} cannot be loaded: its step takes arguments (a closure), and what it "
             "keeps is known after one step only; load the model alone"
         )
-    groups = optimizer.param_groups
-    trained = [p for group in groups for p in group["params"] if p.requires_grad]
-    if all(optimizer.state.get(parameter) for parameter in trained):
-        return of_optimizer(optimizer, held)
-    gradients = [parameter.grad for parameter in trained]
-    rates = [group.get("lr") for group in groups]
-    optimizer.state.clear()
-    for parameter in trained:
-        parameter.grad = None
-    try:
-        get_optimizer_state_dict(unwrap(model), optimizer)
-    finally:
-        for parameter, gradient in zip(trained, gradients, strict=True):
-            parameter.grad = gradient
-        for group, rate in zip(groups, rates, strict=True):
-            if rate is not None:
-                group["lr"] = rate
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not all(optimizer.state.get(p) for p in parameters if p.requires_grad):
+        with _nothing_but_state(optimizer, parameters):
+            kind.step(optimizer)  # not its own `step`, which a scheduler may count
     return of_optimizer(optimizer, held)
+
+
+@contextlib.contextmanager
+def _nothing_but_state(
+    optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]
+) -> Iterator[None]:
+    """Let a step make new state from gradients of zeros; all else is afterwards as it was."""
+    groups = [dict(group) for group in optimizer.param_groups]
+    gradients = [parameter.grad for parameter in parameters]
+    weights = [_local(parameter) for parameter in parameters]
+    hooks: list[dict[int, Any]] = [
+        of_torch._global_optimizer_pre_hooks,
+        of_torch._global_optimizer_post_hooks,
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+    ]
+    hooks_before = [dict(kind) for kind in hooks]
+    before: list[torch.Tensor] = []
+    try:
+        # A step may shrink weights whatever its rate. They wait in host memory.
+        before += [weight.to("cpu", copy=True) for weight in weights]
+        for group in optimizer.param_groups:
+            if "lr" in group:
+                rate = group["lr"]
+                group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        sparse = isinstance(optimizer, torch.optim.SparseAdam)
+        for parameter in parameters:
+            zeros = torch.zeros_like(parameter) if parameter.requires_grad else None
+            parameter.grad = zeros.to_sparse(1) if sparse and zeros is not None else zeros
+        for kind in hooks:
+            kind.clear()
+        optimizer.state.clear()
+        yield
+    finally:
+        for kind, own in zip(hooks, hooks_before, strict=True):
+            kind.update(own)
+        for group, numbers in zip(optimizer.param_groups, groups, strict=True):
+            group.clear()
+            group.update(numbers)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        for weight, value in zip(weights, before, strict=False):  # fewer where memory was short
+            weight.copy_(value)
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part, in the parameter's own memory."""
+    parameter = parameter.detach()
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def settle_optimizer(

@@ -15,6 +15,7 @@ import os
 import pickle
 import re
 import secrets
+import time
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
@@ -39,6 +40,8 @@ from .state import (
     union,
 )
 from .world import is_root_process, rank_and_size, setup
+
+_LIVES = 600.0  # seconds within which who writes a file has come further
 
 
 def save0(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) -> None:
@@ -97,11 +100,16 @@ def write(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) ->
 
 
 def _sweep(path: Path) -> None:
-    """Remove what killed saves of this file have left; who is alive holds a lock on his."""
+    """Remove what killed saves of this file have left.
+
+    Who is alive has written lately, or holds a lock on his, which other nodes may not see.
+    """
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        if pattern.fullmatch(left.name):
-            with contextlib.suppress(OSError), left.open("ab") as file:
+        with contextlib.suppress(OSError):
+            if not pattern.fullmatch(left.name) or time.time() - left.stat().st_mtime < _LIVES:
+                continue
+            with left.open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 left.unlink()
 
@@ -232,8 +240,7 @@ def load_full_model(
 
     Raises:
         ValueError: the file is damaged, of another model (the message names what differs), or has
-            no optimizer. On every rank; model and optimizer are unchanged, where the optimizer
-            moves nothing at a learning rate of 0.
+            no optimizer. On every rank; model and optimizer are unchanged.
         TypeError: the optimizer keeps what cannot be loaded, or its step needs a closure.
         OSError: there is no such file, or a rank cannot read it. On every rank.
     """

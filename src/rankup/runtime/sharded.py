@@ -95,7 +95,7 @@ def load_sharded_model(
     Raises:
         ValueError: the folder is of another model (the message names what differs), has no
             optimizer, or a file in it is missing or has changed. On every rank; model and optimizer
-            are unchanged, where the optimizer moves nothing at a learning rate of 0.
+            are unchanged.
         TypeError: the optimizer keeps what cannot be loaded, or its step needs a closure.
         OSError: a rank cannot read it. On every rank.
     """

@@ -43,6 +43,12 @@ def write_final(built: Built, directory: Path, say: Callable[[str], None]) -> st
     except OSError as error:
         say(f"{FOLDER if shared else FILE} could not be written ({error})")
         return FOLDER if shared else FILE
+    former = FILE if shared else FOLDER  # of an attempt on other ranks, and of an older step
+    try:
+        if is_root_process():
+            _remove(directory, former)
+    except OSError as error:
+        say(f"{former}, the model of an earlier attempt, could not be removed ({error})")
     return ""
 
 
@@ -87,8 +93,9 @@ def _write_shards(built: Built, folder: Path) -> None:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weights}
         everywhere(lambda: _commit(folder, index) if is_root_process() else None)
     except BaseException:
-        with contextlib.suppress(OSError):
-            (folder / names.get(rank, "")).unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):  # of an index that nobody can read it stays
+            if rank in names and names[rank] not in _named(folder):
+                (folder / names[rank]).unlink(missing_ok=True)
         raise
 
 
@@ -123,7 +130,27 @@ def _write_shard(tensors: dict[str, torch.Tensor], path: Path) -> None:
 def _commit(folder: Path, index: dict[str, object]) -> None:
     """Let the shards of an index count, and remove all others."""
     write_atomic(folder / INDEX, json.dumps(index, indent=2) + "\n")
-    named = {*index["weight_map"].values()}  # type: ignore[attr-defined]
+    named = _named(folder)
     for path in folder.glob("model-*.safetensors"):
         if path.name not in named:
+            with contextlib.suppress(OSError):  # it takes room, and no index names it
+                path.unlink(missing_ok=True)
+
+
+def _named(folder: Path) -> set[str]:
+    """Return the shards that count."""
+    if not (folder / INDEX).exists():
+        return set()
+    return {*json.loads((folder / INDEX).read_text())["weight_map"].values()}
+
+
+def _remove(directory: Path, name: str) -> None:
+    """Remove the model in the form that it no longer has."""
+    if name == FILE:
+        (directory / FILE).unlink(missing_ok=True)
+    elif (directory / FOLDER).is_dir():
+        (directory / FOLDER / INDEX).unlink(missing_ok=True)  # first: it counts no more
+        for path in (directory / FOLDER).glob("model-*.safetensors"):
             path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody has put more there
+            (directory / FOLDER).rmdir()

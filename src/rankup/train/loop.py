@@ -17,9 +17,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..base.errors import RunFailed
-from ..runtime.collectives import all_gather_object
+from ..runtime.collectives import all_gather_object, broadcast
 from ..runtime.deadline import END, Deadline, ask_for_next_attempt
-from ..runtime.state import gather, local
+from ..runtime.state import everywhere, gather, local
 from ..runtime.world import World, after_first_step
 from .checkpoint import Carried, CheckpointManager, Saved
 from .ema import Average
@@ -136,7 +136,9 @@ class Attempt:
         self.built = start(task, options, world)
         # Before the optimizer and copies of the model take what it begins with.
         root = directory / "checkpoints"
-        if not (again and candidates(root)[0]):
+        # Rank 0 looks: to another node the folder may look other, and filling is collective.
+        there = everywhere(lambda: again and world.is_root and bool(candidates(root)[0]))
+        if not broadcast(there):
             fill(task, self.built)
         self.optimizer = task.build_optimizer(self.built.model)
         self.trainer = Trainer(task, options, self.built, self.optimizer, self.last)

@@ -95,7 +95,9 @@ class TrainOptions:
     outer_lr: float = flag(0.7, "step size of diloco's outer optimizer", least=0)
     outer_momentum: float = flag(0.9, "Nesterov momentum of diloco's outer optimizer", least=0)
     compress: str = flag(
-        "none", "what is sent of gradients: none (all of them), bf16, or powersgd[:RANK] under ddp"
+        "none",
+        "what is sent of gradients: none (all of them), bf16 (sharded or of a model in 16 bits: in "
+        "every micro-batch), or powersgd[:RANK] under ddp",
     )
 
     tiny: bool = flag(False, "a smaller run of a minute, for what is not said otherwise")

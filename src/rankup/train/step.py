@@ -171,6 +171,7 @@ class StepResult:
         """Time that the step took on the device's own clock; ask once its numbers are read."""
         began, ended = self._began, self._ended
         if isinstance(began, torch.cuda.Event) and isinstance(ended, torch.cuda.Event):
+            ended.synchronize()  # it lies behind the numbers: averages of weights come between
             return began.elapsed_time(ended) / 1000
         assert isinstance(began, float)
         assert isinstance(ended, float)

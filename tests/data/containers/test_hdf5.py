@@ -170,6 +170,15 @@ def test_members_of_a_table_are_columns(tmp_path: Path, how: dict[str, Any]) -> 
         scanned(path)
 
 
+def test_a_record_beside_a_table_hides_none_of_its_members(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["about"] = np.array((9, 9.0), [("a", "u1"), ("b", "f4")])
+        file["table"] = np.array([(row, row / 2) for row in range(5)], [("a", "u1"), ("b", "f4")])
+    index = scanned(path)
+    assert b"".join(values(path, index, "a")) == bytes(range(5))
+
+
 def test_what_is_not_taken_may_have_other_rows(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:

@@ -149,7 +149,7 @@ class _Member:
     def of(cls, group: h5py.Group, name: str) -> _Member | None:
         """The member that is a column of this name in a group."""
         for table, data in members(group):
-            if isinstance(data, h5py.Dataset) and data.dtype.names:
+            if isinstance(data, h5py.Dataset) and data.ndim and _dtype(data).names:
                 for member in data.dtype.names:
                     if name in (member, f"{table}.{member}"):
                         return cls(data, member)

@@ -112,7 +112,7 @@ def frame_of(tokenizer: Tokenizer, end: int, path: Path) -> Frame:
     """Return what the tokenizer's own template puts around a text, without the end token.
 
     Raises:
-        UserError: it puts nothing there.
+        UserError: it puts nothing there, or the end token in front.
     """
     inner = tokenizer.encode("a", add_special_tokens=False).ids
     whole = tokenizer.encode("a", add_special_tokens=True).ids
@@ -123,6 +123,13 @@ def frame_of(tokenizer: Tokenizer, end: int, path: Path) -> Frame:
             f"--special-tokens: the template of {path} puts none around a text; leave it away"
         )
     front, behind = whole[:at], whole[at + len(inner) :]
+    if front[:1] == [end]:
+        token = tokenizer.id_to_token(end)
+        raise UserError(
+            f"--special-tokens: the template of {path} begins with {token}, which stands behind "
+            "each document already, and two would part them; leave --special-tokens away, or name "
+            "another token by --end-token"
+        )
     return front, behind[:-1] if behind[-1:] == [end] else behind
 
 

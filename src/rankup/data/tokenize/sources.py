@@ -343,7 +343,9 @@ def _parquet(source: Source, field: str) -> _Rows:
                     / max(1, file.metadata.row_group(group).num_rows)
                 )
                 for batch in file.iter_batches(1024, row_groups=[group], columns=[".".join(names)]):
-                    yield _inside(batch.column(0), names), share * len(batch)
+                    # A column `a.b` and a part of a structure are both of this path.
+                    at = batch.schema.get_field_index(names[0])
+                    yield _inside(batch.column(at), names), share * len(batch)
 
     with _reading(source) as reading:
         yield from _packed(arrays(reading))
