@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import random
 from collections.abc import Callable, Iterator
@@ -349,3 +350,32 @@ def _deprecated(world: World) -> Draw:
 
 def test_same_random_is_still_there(ranks: RankPool) -> None:
     assert len(set(ranks.run(2, _deprecated))) == 1
+
+
+def _held_by_a_circle(world: World) -> list[Draw]:
+    """What is drawn behind a pass, before which Python has collected another on one rank alone."""
+    circles: list[Any] = []
+    drawn = []
+    gc.disable()
+    try:
+        for _ in range(2):
+            batches = iter(rankup.shard(DataLoader(Drawing(12), batch_size=4), train=True))
+            next(batches)
+            if world.rank == 0:
+                circles.append(batches)
+            del batches
+            for _ in rankup.shard(DataLoader(Drawing(12), batch_size=4, shuffle=True), train=True):
+                draw()
+            drawn.append(draw())
+        circles.clear()
+        drawn.append(draw())
+    finally:
+        gc.enable()
+    return drawn
+
+
+def test_a_pass_that_one_rank_has_not_let_go_yet_parts_nobody(ranks: RankPool) -> None:
+    """One that was left early hangs in a circle until Python collects it, each rank's by itself."""
+    one, other = ranks.run(2, _held_by_a_circle)
+    assert one == other
+    assert len({*one}) == 3
