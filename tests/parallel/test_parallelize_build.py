@@ -12,6 +12,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from rankup.base.errors import UserError
+from rankup.parallel.build import build
+from rankup.parallel.choices import Choices
+from rankup.parallel.layout import Layout
+from rankup.parallel.mesh import Mesh
 from rankup.parallel.user.forward import map_tensors
 from rankup.parallel.user.parallelize import Parallel, parallelize
 from rankup.runtime.save import full_state
@@ -90,10 +94,113 @@ def test_half_precision_inside_and_single_outside(ranks: RankPool, asked: dict[s
     ranks.run(2, _half, asked)
 
 
+class Mixed(nn.Module):
+    """A buffer, an input and a tensor of its own of float32 meet its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((6,), 1.5))
+        self.norms = nn.ModuleList([nn.LayerNorm(6), nn.GroupNorm(2, 6)])
+        self.up, self.down = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.seen: list[float] = []
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.seen.append(float(y.detach()))
+        x = self.up(x * self.scale)
+        for norm in self.norms:
+            x = norm(x + torch.linspace(0, 1, 6, device=x.device))
+        return self.down(x) + y
+
+
+def _mixed(world: World, asked: dict[str, Any]) -> None:
+    forget()
+    model, optimizer = parallelize(Mixed, sgd, precision="bf16", **asked)
+    y = torch.tensor(1000.7)
+    output = model(torch.ones(2, 6), y)
+    assert model.seen == [float(y)]  # in bfloat16 it were 1000
+    assert output.dtype == torch.float32
+    output.square().mean().backward()
+    optimizer.step()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("size", "asked"),
+    [
+        (1, {}),
+        (2, {"strategy": "ddp"}),
+        (2, {"strategy": "fsdp"}),
+        (2, {"strategy": "fsdp", "activation_checkpointing": "full"}),
+    ],
+    ids=["one", "ddp", "fsdp", "recomputed"],
+)
+def test_float32_beside_half_precision_as_under_autocast(
+    ranks: RankPool, size: int, asked: dict[str, Any]
+) -> None:
+    ranks.run(size, _mixed, asked)
+
+
+class Blockless(nn.Module):
+    def __init__(self, tower: nn.Module | None = None) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 6) if tower is None else tower
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.up(x)
+        return y
+
+
+def one_block() -> nn.Module:
+    return Blockless(nn.Sequential(nn.Linear(6, 6)))
+
+
+def _recomputes_nothing(world: World, build_model: Any, how: Any) -> tuple[list[str], list[str]]:
+    """What `parallelize` warns of, with DDP and by FSDP, and what `build` refuses."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for precision in ("fp32", "bf16"):
+            forget()
+            parallelize(build_model, sgd, "ddp", precision=precision, activation_checkpointing=how)
+    said = []
+    try:
+        build(
+            build_model,
+            Mesh(Layout(dp_replicate=world.world_size), world),
+            0,
+            Choices(recompute=how),
+        )
+    except UserError as error:
+        said.append(str(error))
+    return [str(w.message) for w in caught if "has no effect" in str(w.message)], said
+
+
+@pytest.mark.parametrize(
+    ("build_model", "how", "why"),
+    [
+        (Blockless, "full", "Blockless has no blocks"),
+        (one_block, "selective:2", "Blockless has one block"),
+        (one_block, "full", ""),
+    ],
+    ids=["no blocks", "every second of one", "one"],
+)
+def test_blocks_that_are_not_there_are_not_recomputed(
+    ranks: RankPool, build_model: Any, how: str, why: str
+) -> None:
+    (warned, refused), (quiet, everywhere) = ranks.run(2, _recomputes_nothing, build_model, how)
+    times = 1 if why else 0
+    assert len(warned) == 2 * times
+    assert quiet == []
+    assert all(f"activation_checkpointing={how!r} has no effect" in text for text in warned)
+    assert refused == everywhere
+    assert len(refused) == times
+    assert all(f"--activation-checkpointing {how} has no effect" in text for text in refused)
+    assert all(why in text for text in warned + refused)
+
+
 def _refusals(world: World) -> list[str]:
     said = []
     stranger = nn.Linear(1, 1)
-    for more, build in (
+    for more, made_by in (
         ({"precision": "fp8"}, sgd),
         ({"activation_checkpointing": "some"}, sgd),
         ({"strategy": "3d"}, sgd),
@@ -106,7 +213,7 @@ def _refusals(world: World) -> list[str]:
     ):
         forget()
         with pytest.raises(UserError) as error:
-            parallelize(stack, build, **more)  # type: ignore[arg-type]
+            parallelize(stack, made_by, **more)  # type: ignore[arg-type]
         said.append(str(error.value))
     return said
 

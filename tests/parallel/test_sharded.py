@@ -203,9 +203,9 @@ def test_nobody_trains_on_behind_a_backward_that_failed(ranks: RankPool, reentra
     ranks.run(2, _after_a_failure, reentrant)
 
 
-def _types(world: World, layout: Layout, float_outputs: bool) -> tuple[str, str]:
+def _types(world: World, layout: Layout, autocast: bool) -> tuple[str, str]:
     """Types of what a block gives, and of what the model does."""
-    choices = Choices(half="bfloat16", float_outputs=float_outputs)
+    choices = Choices(half="bfloat16", autocast=autocast)
     built = build(InOneDict, Mesh(layout, world), 0, choices)
     inner: list[str] = []
     block: Any = built.model.get_submodule("transformer.h.1")

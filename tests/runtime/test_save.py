@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rankup.parallel.user.parallelize import parallelize
+from rankup.runtime.context import CONTEXT
 from rankup.runtime.model import wrap
 from rankup.runtime.save import save0
 from rankup.runtime.world import World
@@ -87,6 +91,62 @@ def _unwraps(world: World, folder: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_are_saved_as_the_users_own(ranks: RankPool, tmp_path: Path, kind: str) -> None:
     ranks.run(1, _unwraps, tmp_path, kind)
+
+
+def _split(world: World, folder: Path, asked: dict[str, Any]) -> str:
+    """Save a model of `parallelize` and its optimizer; returns what was refused."""
+    CONTEXT.__init__()  # type: ignore[misc]
+    model, optimizer = parallelize(
+        lambda: nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2)),
+        lambda model: torch.optim.AdamW(model.parameters()),
+        **asked,
+    )
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    try:
+        save0(state, folder / "state.pt")
+        save0(model, folder / "model.pt")
+        save0([model.state_dict()["0.weight"]], folder / "list.pt")
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+_FRESH = """
+import sys, torch
+from torch import nn
+state = torch.load(sys.argv[1] + "/state.pt", weights_only=True)
+model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+model.load_state_dict(state["model"], strict=True)
+torch.optim.AdamW(model.parameters()).load_state_dict(state["optimizer"])
+model.load_state_dict(torch.load(sys.argv[1] + "/model.pt", weights_only=True), strict=True)
+[weight] = torch.load(sys.argv[1] + "/list.pt", weights_only=True)
+assert type(weight) is torch.Tensor and torch.equal(weight, model[0].weight)
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "asked"),
+    [
+        (1, {"precision": "bf16"}),
+        (2, {"strategy": "ddp", "precision": "bf16"}),
+    ],
+    ids=["one", "copies"],
+)
+def test_what_rank_0_holds_whole_is_saved_as_ordinary_tensors(
+    ranks: RankPool, tmp_path: Path, size: int, asked: dict[str, Any]
+) -> None:
+    assert ranks.run(size, _split, tmp_path, asked) == [""] * size
+    subprocess.run([sys.executable, "-c", _FRESH, str(tmp_path)], check=True)
+
+
+def test_what_is_spread_over_ranks_is_refused(ranks: RankPool, tmp_path: Path) -> None:
+    said, other = ranks.run(2, _split, tmp_path, {"strategy": "fsdp"})
+    assert "0.weight is spread over 2 ranks" in said
+    assert "rankup.save_full_model" in said
+    assert other == ""
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_child_called_module_keeps_its_name(tmp_path: Path) -> None:

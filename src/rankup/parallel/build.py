@@ -33,7 +33,7 @@ from torch.utils.checkpoint import (
 from ..base.errors import RunFailed, UserError
 from ..runtime.compression import Compression
 from ..runtime.model import exchange_by, no_buffer_sync
-from .choices import Choices, Recompute, check
+from .choices import Choices, Recompute, as_flag, as_keyword, check
 from .context import PACKS, SharedSequence, share
 from .gradients import finish_gradients
 from .initial import Initial, materialize
@@ -42,7 +42,7 @@ from .mesh import Mesh
 from .pipeline.cut import costs, cut, links
 from .pipeline.run import Pipeline, model_args, placement, samples
 from .pipeline.stage import StageModule, Ties, carve, copies, find_ties
-from .sharded import beside_blocks, blocks, has_statistics, shard
+from .sharded import beside_blocks, blocks, has_statistics, keep_norms, shard
 from .tensor.apply import apply, loss_context, plain
 from .tensor.plan import Plan, named, plan_of
 from .tensor.plan import check as check_plan
@@ -258,10 +258,12 @@ def split(
     # Torch 2.13 mixes up what a compiled block keeps for its backward where tensors are cut and
     # random states are among it; on GPUs these are no tensors, and all is well.
     keep_draws = bool(choices.compiled) and layout.tp > 1 and mesh.world.device.type == "cpu"
+    half = None if choices.half is None else getattr(torch, choices.half)
+    if half is not None:
+        keep_norms(model, choices.autocast)
     prepare(model, units, choices, built.uncompiled, keep_draws)
     if choices.compiled:
         _await_outputs(model, built.plan, units)
-    half = None if choices.half is None else getattr(torch, choices.half)
     several = mesh.at_step.dp_replicate * layout.shard_size > 1
     built.every_micro_batch = several and bool(choices.compression)
     if (several and not layout.only_replicas) or half is not None or choices.offload:
@@ -271,7 +273,7 @@ def split(
             beside,
             mesh,
             half=half,
-            float_outputs=choices.float_outputs,
+            autocast=choices.autocast,
             sums=torch.bfloat16 if built.every_micro_batch else torch.float32,
             offload=choices.offload,
             reshard=built.zero == 3,
@@ -292,6 +294,8 @@ def prepare(
         uncompiled: where the kinds of those are noted that run as they are all the same.
         keep_draws: see `recompute`.
     """
+    if choices.recompute != "none" and not computed_again(units, choices.recompute):
+        _say_nothing_is_recomputed(model, units, choices)
     recompute(units, choices.recompute, keep_draws)
     if choices.compiled:
         _compile(units or [model], choices, uncompiled)
@@ -312,8 +316,33 @@ def recompute(units: Sequence[nn.Module], how: Recompute, keep_draws: bool = Fal
     if kept or keep_draws:
         policy = functools.partial(_policy, kept, keep_draws)
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
-    for unit in units[1::2] if how == "selective:2" else units:
+    for unit in computed_again(units, how):
         unit.forward = _recomputed(unit.forward, options)  # type: ignore[method-assign]
+
+
+def computed_again(units: Sequence[nn.Module], how: Recompute) -> Sequence[nn.Module]:
+    """The units that compute something again in the backward, where `how` is not `none`."""
+    return units[1::2] if how == "selective:2" else units
+
+
+def _say_nothing_is_recomputed(
+    model: nn.Module, units: Sequence[nn.Module], choices: Choices
+) -> None:
+    """UserError, or a warning of the first rank where a script goes on without."""
+    spell = as_flag if choices.strict else as_keyword
+    name = type(model).__name__
+    has = (
+        f"{name} has one block, of which every second one is none"
+        if units
+        else f"{name} has no blocks (what its nn.ModuleList, nn.ModuleDict or nn.Sequential hold)"
+    )
+    asked = spell("activation_checkpointing", choices.recompute)
+    text = f"{asked} has no effect: it computes blocks again in the backward, and {has}; "
+    if choices.strict:
+        raise UserError(text + "leave it out" + (", or give full" if units else ""))
+    if not (dist.is_initialized() and dist.get_rank()):
+        way = "give 'full'" if units else "put its layers into such a list, or leave it out"
+        warnings.warn(text + way, stacklevel=2)
 
 
 def _recomputed(inner: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -341,8 +370,8 @@ def _compile(units: Sequence[nn.Module], choices: Choices, uncompiled: set[str])
     """Compile each part by itself, in place: parameter names stay."""
     for unit in units:
         kind = type(unit).__name__
-        unit.forward = _watched(unit.forward, kind, uncompiled, choices.unbroken)  # type: ignore[method-assign]
-        unit.compile(mode=choices.compiled, fullgraph=choices.unbroken)
+        unit.forward = _watched(unit.forward, kind, uncompiled, choices.strict)  # type: ignore[method-assign]
+        unit.compile(mode=choices.compiled, fullgraph=choices.strict)
     # Each block that differs from the others is another graph, in training and in evaluation. Torch
     # keeps 8, and would leave the rest of the model as it is.
     config = torch._dynamo.config
@@ -357,7 +386,7 @@ def _why_not() -> str:
 
 
 def _watched(
-    inner: Callable[..., Any], kind: str, uncompiled: set[str], unbroken: bool
+    inner: Callable[..., Any], kind: str, uncompiled: set[str], strict: bool
 ) -> Callable[..., Any]:
     """Return a forward that notes when Python runs it: a graph has no such line.
 
@@ -368,7 +397,7 @@ def _watched(
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling() and kind not in uncompiled:
             uncompiled.add(kind)
-            if not unbroken and not (dist.is_initialized() and dist.get_rank()):
+            if not strict and not (dist.is_initialized() and dist.get_rank()):
                 warnings.warn(
                     f"compile=True: torch made no graph of a {kind} as a whole ({_why_not()}), so "
                     "that it may run as it is",

@@ -48,12 +48,14 @@ class Choices:
         half: torch's name of a type of 16 bits to compute in: parameters are gathered in it, and
             everything a model does is in it, as after `model.bfloat16()`. Weights and sums of
             gradients are float32.
-        float_outputs: cast what a model returns to float32, as the loss of a script expects; the
-            loss of a task casts by itself, and a few rows of logits at a time.
+        autocast: for a script's own model: inputs stay as they are given, torch's autocast chooses
+            the type of each operator, and what the model returns is cast to float32. A recipe's
+            model and loss cast by themselves, and a few rows of logits at a time.
         compiled: mode in which torch compiles each block, or a model that has none; None leaves
             them as they are.
-        unbroken: what breaks the graph of a block, or keeps torch from making one, is an error;
-            else such a block runs in several, and a warning names those that have none.
+        strict: what was asked for and cannot be had of this model is an error: one graph for each
+            compiled block, blocks to compute again. Else such a block runs in several graphs, and
+            a warning says what has no effect.
         recompute: what the backward computes again.
         offload: see `sharded.shard`.
         zero: what is shared out of a sharded model beside the optimizer's state, and gathered or
@@ -68,9 +70,9 @@ class Choices:
     """
 
     half: Half | None = None
-    float_outputs: bool = False
+    autocast: bool = False
     compiled: str | None = None
-    unbroken: bool = True
+    strict: bool = True
     recompute: Recompute = "none"
     offload: bool = False
     zero: int = 3

@@ -85,7 +85,7 @@ def shard(
     mesh: Mesh,
     *,
     half: torch.dtype | None,
-    float_outputs: bool = False,
+    autocast: bool = False,
     sums: torch.dtype = torch.float32,
     offload: bool,
     reshard: bool,
@@ -99,8 +99,9 @@ def shard(
             stays whole between its forward and its backward, as the backward begins with it.
         units, beside: its blocks, and other parts that are gathered one at a time.
         half: gather and compute in this type.
-        float_outputs: cast what the roots return to float32. Logits of a large vocabulary take 12
-            bytes each in place of 4 then, with their gradient.
+        autocast: leave inputs as they are, compute the roots' forwards within torch's autocast to
+            `half`, and cast what they return to float32. Logits of a large vocabulary take 12 bytes
+            each in place of 4 then, with their gradient.
         sums: the type in which gradients are sent and added up.
         offload: keep parts, gradients and optimizer state in host memory.
         reshard: give a part's memory back between its forward and its backward. In a pipeline all
@@ -116,8 +117,8 @@ def shard(
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.world.device.type == "cuda")
     last: dict[str, Any] = {}
     if half is not None or sums != torch.float32:
-        options["mp_policy"] = MixedPrecisionPolicy(half, sums)
-        if float_outputs:
+        options["mp_policy"] = MixedPrecisionPolicy(half, sums, cast_forward_inputs=not autocast)
+        if autocast:
             last["mp_policy"] = replace(options["mp_policy"], output_dtype=torch.float32)
     for root in roots:
         inside = list(root.modules())[1:]
@@ -135,8 +136,8 @@ def shard(
             root.register_forward_hook(_after_forward)
         for part in sharded_parts(root):
             _sum_gradients(part)
-        for module in filter(has_statistics, root.modules()) if half else ():
-            _compute_in_float(module)
+        if half is not None and autocast:
+            _autocast(root, mesh.world.device.type, half)
 
 
 def _after_forward(root: nn.Module, *_: Any) -> None:
@@ -161,12 +162,40 @@ def has_statistics(module: nn.Module) -> bool:
     return isinstance(module, _NormBase) and module.track_running_stats
 
 
-def _compute_in_float(norm: nn.Module) -> None:
-    """Let a batch norm multiply in float32, the type of its statistics: another one is refused."""
+def _autocast(root: nn.Module, device_type: str, half: torch.dtype) -> None:
+    """Let torch choose the type of each operator of a forward, where float32 and 16 bits meet."""
+    forward = root.forward
+
+    @functools.wraps(forward)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, half):
+            return forward(*args, **kwargs)
+
+    root.forward = chosen  # type: ignore[method-assign]
+
+
+def keep_norms(model: nn.Module, autocast: bool) -> None:
+    """Let norms multiply in float32 where torch refuses weights of 16 bits; before they recompute.
+
+    Batch norms always do, as their statistics are float32. With `autocast` others may be given
+    float32, which on a GPU is the type that it computes them in, and on a CPU is refused.
+    """
+    for module in model.modules():
+        if has_statistics(module):
+            _compute_in_float(module, always=True)
+        elif autocast and isinstance(module, _NormBase | nn.LayerNorm | nn.GroupNorm):
+            _compute_in_float(module, always=False)
+
+
+def _compute_in_float(norm: nn.Module, always: bool) -> None:
+    """Let a norm multiply in float32, always or where its input is of that type."""
     forward = norm.forward
 
     @functools.wraps(forward)
     def in_float(*args: Any, **kwargs: Any) -> Any:
+        given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        if not (always or any(value.dtype == torch.float32 for value in given)):
+            return forward(*args, **kwargs)
         gathered = dict(norm._parameters)
         whole = {name: p.float() for name, p in gathered.items() if p is not None}
         norm._parameters.update(whole)  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from .collectives import all_gather_object, broadcast
 from .model import strip_prefixes, unwrap
@@ -47,8 +48,9 @@ def save0(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) ->
     """`torch.save` on rank 0 alone, old-or-new, of something that loads with `weights_only=True`.
 
     Models, wherever they stand in nested dictionaries, are saved as the state dict of the user's
-    own model; names that DDP or `torch.compile` have prefixed lose the prefix. No collective: other
-    ranks return at once. The file is a zip archive with a CRC-32 of each record, which
+    own model; names that DDP or `torch.compile` have prefixed lose the prefix, and tensors of
+    `parallelize` of which rank 0 holds all become ordinary ones. No collective: other ranks return
+    at once. The file is a zip archive with a CRC-32 of each record, which
     `load_full_model` and `python -m zipfile -t` compare; `torch.load` does not.
 
     Args:
@@ -57,7 +59,7 @@ def save0(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) ->
 
     Raises:
         TypeError: `value` holds something that only an unsafe load would bring back, and is not
-            `pickled`.
+            `pickled`; or a tensor that is spread over ranks, which `save_full_model` saves.
         OSError: the file could not be written; what was there before is unchanged.
     """
     if is_root_process():
@@ -112,14 +114,41 @@ def _sweep(path: Path) -> None:
                 left.unlink()
 
 
-def _plain(value: Any, pickled: bool) -> Any:
+def _plain(value: Any, pickled: bool, name: str = "") -> Any:
     if isinstance(value, nn.Module):
-        return unwrap(value) if pickled else unwrap(value).state_dict()
+        return unwrap(value) if pickled else _owned(unwrap(value).state_dict())
+    if isinstance(value, DTensor):
+        return _own(value, name)
     if isinstance(value, Mapping):
         if value and all(isinstance(item, torch.Tensor) for item in value.values()):
-            return strip_prefixes(value)
-        return {key: _plain(item, pickled) for key, item in value.items()}
+            return _owned(strip_prefixes(value))
+        return {key: _plain(item, pickled, f"{key}") for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(item, pickled, name) for item in value)
     return value
+
+
+def _owned(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not any(isinstance(item, DTensor) for item in state.values()):
+        return state
+    return {
+        key: _own(item, f"{key}") if isinstance(item, DTensor) else item
+        for key, item in state.items()
+    }
+
+
+def _own(value: DTensor, name: str) -> torch.Tensor:
+    """An ordinary tensor of what this rank holds, where that is all of it."""
+    mesh = value.device_mesh
+    for axis, placement in enumerate(value.placements):
+        if mesh.size(axis) > 1 and not placement.is_replicate():
+            raise TypeError(
+                f"save0: {name or 'the tensor'} is spread over {mesh.size(axis)} ranks, of which "
+                f"rank 0 holds a part; rankup.save_full_model(model, path, optimizer) on every "
+                f"rank saves it whole"
+            )
+    own: torch.Tensor = value.to_local()
+    return own.detach()
 
 
 def _offender(message: str) -> str:

@@ -90,9 +90,10 @@ def parallelize(
         seed: of the constructor's draws and, from here on, of torch's generators on each rank; with
             None these stay as the script has them, for a model that is there already (`lambda:
             model`).
-        precision: fp32, or bf16: compute in bfloat16, with weights and outputs in float32. Copies
-            go by FSDP then, too.
-        activation_checkpointing: none, selective, selective:2 (every second block) or full.
+        precision: fp32, or bf16: compute in bfloat16 within torch's autocast, with weights, inputs
+            and outputs in float32. Copies go by FSDP then, too.
+        activation_checkpointing: none, selective, selective:2 (every second block) or full. Where
+            a model has no blocks for it a warning says so.
         compile: compile each block, or a model without blocks. What breaks a graph makes several;
             of what torch does not compile at all a warning says so.
         offload: under FSDP, keep all in host memory.
@@ -113,9 +114,9 @@ def parallelize(
     layout = choose(world.world_size, world.local_world_size, strategy, dp=dp, shard=shard, tp=tp)
     choices = Choices(
         half="bfloat16" if precision == "bf16" else None,
-        float_outputs=True,
+        autocast=True,
         compiled="default" if compile else None,
-        unbroken=False,
+        strict=False,
         recompute=activation_checkpointing,
         offload=offload,
         zero=zero,
