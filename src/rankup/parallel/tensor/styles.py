@@ -55,7 +55,11 @@ class Replicated(ParallelStyle):
             _replicate(owner, device_mesh)
         gradient: Placement = Partial() if self.parts and not self.deferred else Replicate()
         if type(module) in (nn.LayerNorm, nn.RMSNorm):
-            module.forward = functools.partial(_norm, module, gradient)  # type: ignore[method-assign]
+            # A function of Python's: of a `partial` Dynamo makes a graph for each block.
+            def normalize(x: torch.Tensor) -> torch.Tensor:
+                return _norm(module, gradient, x)
+
+            module.forward = normalize  # type: ignore[assignment, method-assign]
             return module
         inner = module.forward
 
