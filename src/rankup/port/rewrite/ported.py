@@ -284,7 +284,8 @@ def _finish(port: list[Context]) -> Ported:
         by_line = sorted(context.notes, key=lambda note: note.line)
         fixed = tuple(note for note in by_line if note.fix)
         left = [note for note in by_line if not note.fix]
-        left += _of_parts(file, text, left)
+        if len(port) == 1:  # else the modules that are read beside it are not yet ported
+            left += _of_parts(file, text, left)
         left.sort(key=lambda note: note.line)
         done.append(Ported(file.path, target, file.text, text, fixed, tuple(left)))
     changed = tuple(one for one in done[1:] if one.text != one.original)
