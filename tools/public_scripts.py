@@ -84,7 +84,7 @@ def look(entry: dict[str, Any], folder: Path, seconds: float, known: Sequence[Ro
         path = _copy(entry, source, Path(temporary, "copy"))
         codes: tuple[str, ...] = ()
         try:
-            codes = tuple(sorted({one.code for one in check([path])}))
+            codes = tuple(sorted({one.code for one in check([path], ["RK"])}))
             ported = port(path)
         except UserError as error:
             why = str(error).replace(f"{path.parent}/", "")
