@@ -19,6 +19,8 @@ def _command(typed: str) -> list[str]:
     words = typed.split()
     if words[0] == "rankup.toml":
         return ["run", "--local", next(iter(RECIPES))]
+    if typed.startswith("RK"):
+        return ["check", "--ignore", typed, "."]
     if not words[0].startswith("-"):
         return words
     return ["run", "--local", next(iter(RECIPES)), *words, "x"]

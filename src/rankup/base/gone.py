@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from .errors import UserError
 
-# A verb's option stands behind the verb, a key behind its file, an option of a recipe or a value of
-# one by itself.
+# A verb's option stands behind the verb, a key behind its file, an option of a recipe, a value of
+# one or the code of a rule by itself.
 GONE: dict[str, str] = {
     "--schedule step": "give cosine, wsd or constant; a script of your own has torch's StepLR",
     "--schedule one-cycle": "give cosine with --warmup; a script of your own has torch's OneCycleLR",
@@ -42,6 +42,17 @@ GONE: dict[str, str] = {
     "image-classification": "classify.py trains a residual network on class folders or a pack, a script for one GPU that `rankup port` takes to many; `rankup demo --files .` writes it",
     "mesh": "`rankup plan --gpus N --explain TARGET` shows who holds what, of a recipe, a Hugging Face model and a model of your own",
     "plan --calibrate": "`rankup plan --measured RUN` takes the pace of this machine from the metrics.jsonl of a run on it",
+    "RK108": "it fired on no script; Python itself says what setup() cannot be unpacked into",
+    "RK109": "it fired on no script; Python itself says which names torch has not",
+    "RK126": "RK121 finds what is of a rank's part",
+    "RK136": "it fired on no script of others",
+    "RK137": "it fired on no script of others",
+    "RK171": "give --cpus-per-task where ranks have data workers; `rankup run` asks for a node's cores by itself",
+    "RK172": "nothing is to be changed: `rankup port` keeps the whole batch's size, --batch per-gpu gives each rank as much",
+    "RK173": "`rankup verify` tells whether a port with such batches is the same run",
+    "RK178": "it fired on no script; torch itself warns of too many workers",
+    "RK187": "it is part of RK186",
+    "RK189": "it fired on no script; `rankup verify` compares the parameters of all ranks",
     "generate --beams": "only summarization searched by beams; summarize.py has --beams, and `rankup demo --files .` writes it",
 }
 

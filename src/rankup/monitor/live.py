@@ -40,7 +40,7 @@ _GIB = 2.0**30
 
 @dataclass(frozen=True)
 class Run:
-    """What a launcher knows of a run.
+    """A run as its launcher knows it.
 
     Attributes:
         attempt: its newest; None where nobody knows of one.
@@ -97,7 +97,7 @@ def small(run_dir: Path, steps: int | None = None) -> str:
 
 
 class _Picture:
-    """What Rich draws: as large as its console is at that moment."""
+    """The picture that Rich draws, as large as its console is at that moment."""
 
     def __init__(self, run_dir: Path, run: Run) -> None:
         self.run_dir, self.run = run_dir, run

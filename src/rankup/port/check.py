@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from ..base import gone
 from ..base.errors import UserError, nearest
 from ..base.findings import Finding, silenced
 from ..base.text import clean, clean_lines
@@ -228,6 +229,7 @@ def _known(wanted: str) -> None:
     from .rules import RULES
 
     codes = {SYNTAX, *(rule.code for rule in RULES), *(rule.code for rule in batch.RULES)}
+    gone.refuse(wanted)
     prefixed = re.fullmatch(r"RK[123]?\d{0,2}", wanted)
     if not prefixed or (wanted.startswith("RK1") and not any(c.startswith(wanted) for c in codes)):
         raise UserError(f"{wanted!r} is no code of a rule; {nearest(wanted, codes)}")
